@@ -4,7 +4,7 @@ Counts only indispensable arrays at their minimum size. `metaloom train RECIPE -
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from metaloom.flows.rollouts.workers import SamplerSpec
@@ -18,6 +18,7 @@ from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.shown import size
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan
 from metaloom.stages.memory.replay import plan_of
+from metaloom.storage.format.settings import dotted
 
 _LOG = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ def _evaluation_arrays(config: RunConfig, test_tasks: int, of_step: int) -> dict
 
 def _refusal(config: RunConfig, least: Callable[[RunConfig], int], memory: int, what: str) -> str:
     """Describe the refusal, naming the setting whose reduction saves the most memory."""
-    numbers = {path: n for path, n in _whole_numbers(config.model_dump()) if n > 1}
+    numbers = {name: n for name, n in dotted(config.model_dump()) if type(n) is int and n > 1}
     path = min(numbers, key=lambda path: least(_with(config, path, 1)))
     fits, too_large = 0, numbers[path]
     while too_large - fits > 1:
@@ -111,23 +112,15 @@ def _refusal(config: RunConfig, least: Callable[[RunConfig], int], memory: int, 
         fits, too_large = (middle, too_large) if least(_with(config, path, middle)) <= memory else (fits, middle)
     required = f"at most {fits}" if fits else "less of it and of other sizes"
     return (
-        f"{'.'.join(path)}: found {numbers[path]}, with which {what} take at least {size(least(config))} of memory, of "
+        f"{path}: found {numbers[path]}, with which {what} take at least {size(least(config))} of memory, of "
         f"which there are {size(memory)}; required {required}"
     )
 
 
-def _whole_numbers(settings: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _whole_numbers(cast(Mapping[str, Any], value), (*path, name))
-        elif isinstance(value, int) and not isinstance(value, bool):
-            yield (*path, name), value
-
-
-def _with(settings: Any, path: tuple[str, ...], value: int) -> Any:
-    name, *rest = path
+def _with(settings: Any, path: str, value: int) -> Any:
+    name, _, rest = path.partition(".")
     inner = settings[name] if isinstance(settings, Mapping) else getattr(settings, name)
-    changed = {name: _with(inner, tuple(rest), value) if rest else value}
+    changed = {name: _with(inner, rest, value) if rest else value}
     if isinstance(settings, Mapping):  # options of an environment or a network
         return {**cast(Mapping[str, Any], settings), **changed}
     return settings.model_copy(update=changed)

@@ -15,10 +15,11 @@ from typing import Any
 from metaloom.pipeline.shown import size as size
 from metaloom.storage import StageRef
 from metaloom.storage.format import settings
-from metaloom.storage.format.stages import StageTable
+from metaloom.storage.format.stages import EARLIER
 
 TRIAL_RETURNS = ("first_episode_return", "last_episode_return")
 """Metrics of algorithms that learn from trials; equal if a trial is one episode."""
+_ONCE = {stage.name for table in EARLIER.values() for stage in table.stages if not stage.stepped}
 
 
 def stage_name(ref: StageRef) -> str:
@@ -27,8 +28,8 @@ def stage_name(ref: StageRef) -> str:
 
 
 def stage_label(stage: str, step: int) -> str:
-    """Format a stage by name and inner step: "adapt k=0", "meta_optimize"."""
-    return f"{stage} k={step}" if stage in StageTable.stepped or step else stage
+    """Format a stage by name and inner step: "adapt k=0"; a built-in one without steps by name: "meta_optimize"."""
+    return stage if stage in _ONCE and not step else f"{stage} k={step}"
 
 
 def adaptation_returns(metrics: Mapping[str, float]) -> list[float]:

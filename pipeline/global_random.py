@@ -24,7 +24,7 @@ log: logging.Logger = logging.getLogger(__name__)
 _LIBRARIES = ("random", "numpy", "torch", "metaloom")
 _RANDOM = cast(Any, random.random).__self__
 _MOST_FRUITLESS = 3
-SEEDED = "metaloom.pipeline.seeding.generator(run_seed, stream, *position)"
+SEEDED = "metaloom.pipeline.seeding.own_generator(run_seed, NAME, *position)"
 """Advice: the generator from which plug-ins must draw."""
 _CURE = f"{SEEDED}, or in a policy's sample from torch's own generator, which is seeded for it"
 _CURE_OF_TORCH = (

@@ -37,13 +37,6 @@ def collect_rollouts(
     return rollouts.collect(acting_params(learner, params, at, len(tasks)), tasks, position(at))
 
 
-def collect_transitions(
-    learner: Learner[Any, Any], rollouts: Rollouts, at: At, *, state: Update, tasks: TaskBatch
-) -> EpisodeBatch:
-    """Collect episodes for the replay buffer."""
-    return rollouts.collect(acting_params(learner, state, at, len(tasks)), tasks, position(at))
-
-
 def collect_round(
     learner: Learner[Any, Any],
     config: RunConfig,
@@ -70,21 +63,14 @@ COLLECT_ROLLOUTS = Stage(
     samples=True,
     thinnable=True,
 )
-COLLECT_TRANSITIONS = Stage(
-    collect_transitions,
-    ITERATION,
-    name="collect_rollouts",
-    reads={"state": "learner", "tasks": "tasks"},
-    group="rollouts_{step}",
-    samples=True,
+COLLECT_TRANSITIONS = replace(
+    COLLECT_ROLLOUTS, per=ITERATION, reads={"params": "learner", "tasks": "tasks"}, thinnable=False
 )
-COLLECT_ROUND = Stage(
-    collect_round,
-    ROUND,
-    name="collect_rollouts",
+COLLECT_ROUND = replace(
+    COLLECT_TRANSITIONS,
+    run=collect_round,
+    per=ROUND,
     reads={"state": "learner", "tasks": "tasks", "posterior": "posterior"},
-    group="rollouts_{step}",
-    samples=True,
 )
 
 

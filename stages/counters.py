@@ -55,15 +55,6 @@ def require_params(
     return found
 
 
-def initialized(learner: Learner[Any, Any], *, run_seed: int, like: Params | None = None) -> LearnerState:
-    """Initialize a learner; see Learner.initialize, and `require_state` for `like`.
-
-    Raises:
-        StageFault: the result is not a learner state of arrays, or its parameters have other dtypes.
-    """
-    return require_state(learner.initialize(run_seed=run_seed), learner, "initialize of", like)
-
-
 def require_state(found: object, learner: Learner[Any, Any], what: str, like: Params | None = None) -> LearnerState:
     """Return a learner's state after checking that it holds arrays.
 
@@ -97,6 +88,21 @@ def require_state(found: object, learner: Learner[Any, Any], what: str, like: Pa
     return found
 
 
+def require_counters(update: object, where: str) -> None:
+    """Refuse the end of an iteration that lost the counters of a run.
+
+    Raises:
+        StageFault: naming the first that is missing.
+    """
+    assert isinstance(update, Update)
+    for name in no_steps():
+        if name not in update.metrics or name not in update.learner.extra:
+            raise StageFault(
+                f"{where}: the stage lost the counter {name}; required it in the metrics and in learner.extra, "
+                "as metaloom.stages.counters.updated returns them"
+            )
+
+
 def updated(
     learner: Learner[Any, Any],
     at: At,
@@ -117,7 +123,7 @@ def updated(
     found: object = learner.update(before, experience, run_seed=at.run_seed, iteration=at.iteration, parallel=parallel)
     match found:
         case (LearnerState() as after, Mapping() as described):
-            require_state(after, learner, "the update of", before.params)
+            require_state(after, learner, "the update of")
             of_update = {name: _number(name, value) for name, value in described.items()}
         case _:
             kinds = f"({', '.join(type(part).__name__ for part in found)})" if isinstance(found, tuple) else ""

@@ -1,9 +1,10 @@
 """Evaluation of a learner: fresh episodes for every adaptation step, and fresh test episodes after it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -12,13 +13,12 @@ from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.stage import EVALUATION, At, Stage
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks
-from metaloom.pipeline.types import Array, EpisodeBatch, Evaluation, TaskBatch, TaskParams, Update
+from metaloom.pipeline.types import Array, EpisodeBatch, Evaluation, Update
 from metaloom.stages.memory.replay import plan_of
 from metaloom.stages.rollouts.faults import RolloutError, RolloutPosition, describe
 from metaloom.stages.tools import Adaptation, Rollouts, Tested
 
-Collect = Callable[[TaskParams, TaskBatch, RolloutPosition], EpisodeBatch]
-
+_Outcome = tuple[Mapping[str, Array], Mapping[str, Array]]
 _ADAPTATION, _TEST = 0, 1
 """Value in place of the iteration number in the positions of evaluation episodes."""
 
@@ -33,38 +33,59 @@ def evaluate(
     at: At,
     *,
     state: Update,
+    inferring: bool = False,
 ) -> Evaluation:
     """Measure returns after 0 ... K adaptation steps, on episodes not used for adaptation.
 
-    Adaptation episodes draw their actions even if test episodes are deterministic. For policies with memory, the
-    settings decide.
+    Actions are drawn in the episodes to adapt to, even if test episodes are deterministic. For policies with memory the
+    settings decide; where tasks are inferred, drawing possible tasks explores. The random streams of step k do not
+    depend on K, so more steps extend a curve without changing it.
     """
-    drawn = config.algorithm.trial is None or config.evaluation.remembered == "drawn"
-    return _evaluated(learner, config, env, rollouts, adaptation, tested, at, state, drawn, _total_rewards)
+    draws_actions = not inferring and (config.algorithm.trial is None or config.evaluation.remembered == "drawn")
 
-
-def evaluate_inference(
-    learner: Learner[Any, Any],
-    config: RunConfig,
-    env: MetaEnv,
-    rollouts: Rollouts,
-    adaptation: Adaptation,
-    tested: Tested,
-    at: At,
-    *,
-    state: Update,
-) -> Evaluation:
-    """Measure returns under the prior, and after inferring each task from 1 ... K rollout batches.
-
-    If test episodes are deterministic, so are the episodes used for inference: they explore by sampling latents, not
-    actions.
-    """
-
-    def sparse(episodes: EpisodeBatch) -> Array:
+    def returns(episodes: EpisodeBatch) -> Array:
+        if not (inferring and plan_of(config).scores_sparse_rewards):
+            return episodes.episode_returns
         return (env.sparse_rewards(episodes.rewards) * episodes.mask).sum(axis=2, dtype=np.float64)
 
-    returns = sparse if plan_of(config).scores_sparse_rewards else _total_rewards
-    return _evaluated(learner, config, env, rollouts, adaptation, tested, at, state, False, returns)
+    plan, before = EvaluationPlan.of(config), state.learner
+    tasks = evaluation_tasks(config, env, at.iteration + 1)
+    adaptation_rollouts = rollouts.sampling(
+        plan.episodes,
+        deterministic=plan.deterministic and not draws_actions,
+        one_trial=config.algorithm.trial is not None,
+    )
+    test_rollouts = rollouts.sampling(plan.test_episodes, deterministic=plan.deterministic)
+    params = learner.acting_params(before, len(tasks))
+    # Keep outcomes, and of earlier batches only the data for inference: one batch can fill much of the memory.
+    tests, adaptations, rounds = list[_Outcome](), list[_Outcome](), list[EpisodeBatch]()
+    for k in range(plan.adaptation_steps + 1):
+        with _told_as(f"test episodes after {k} adaptation steps"):
+            episodes = test_rollouts.collect(params, tasks, test_position(plan.run_seed, k))
+        tested(k, episodes)
+        tests.append(_outcome(episodes, returns(episodes)))
+        del episodes
+        if k < plan.adaptation_steps:
+            with _told_as(f"episodes of adaptation step {k + 1}"):
+                position = RolloutPosition(plan.run_seed, _ADAPTATION, k)
+                rounds.append(adaptation_rollouts.collect(params, tasks, position))
+            params = adaptation.adapt(before, params, rounds, run_seed=plan.run_seed)
+            adaptations.append(_outcome(rounds[-1], returns(rounds[-1])))
+            rounds[-1] = replace(rounds[-1], behavior={}, reward_terms={}, facts={})
+    measured, facts = (_stacked([one[n] for one in tests], {}) for n in (0, 1))
+    adapted, adaptation_facts = (
+        _stacked([one[n] for one in adaptations], like) for n, like in ((0, measured), (1, facts))
+    )
+    return Evaluation(
+        task_params=tasks.params,
+        task_ids=tasks.ids,
+        names=tasks.names,
+        units=tasks.units,
+        **{f"test_{name}": values for name, values in measured.items()},
+        **{f"adaptation_{name}": values for name, values in adapted.items()},
+        test_facts=facts,
+        adaptation_facts=adaptation_facts,
+    )
 
 
 def evaluation_position(config: RunConfig, i: int, k: int) -> tuple[int, ...]:
@@ -73,22 +94,14 @@ def evaluation_position(config: RunConfig, i: int, k: int) -> tuple[int, ...]:
 
 
 EVALUATE = Stage(
-    evaluate,
+    partial(evaluate, inferring=False),
     EVALUATION,
     reads={"state": "updated"},
     group="evaluation",
     samples=True,
     seed_position=evaluation_position,
 )
-EVALUATE_INFERENCE = Stage(
-    evaluate_inference,
-    EVALUATION,
-    name="evaluate",
-    reads={"state": "updated"},
-    group="evaluation",
-    samples=True,
-    seed_position=evaluation_position,
-)
+EVALUATE_INFERENCE = replace(EVALUATE, run=partial(evaluate, inferring=True))
 
 
 def unseen(k: int, episodes: EpisodeBatch) -> None:
@@ -100,84 +113,10 @@ def test_position(run_seed: int, k: int) -> RolloutPosition:
     return RolloutPosition(run_seed, _TEST, k)
 
 
-def _total_rewards(episodes: EpisodeBatch) -> Array:
-    return episodes.episode_returns
-
-
-def _evaluated(
-    learner: Learner[Any, Any],
-    config: RunConfig,
-    env: MetaEnv,
-    rollouts: Rollouts,
-    adaptation: Adaptation,
-    tested: Tested,
-    at: At,
-    update: Update,
-    draws_actions: bool,
-    returns: Callable[[EpisodeBatch], Array],
-) -> Evaluation:
-    """Evaluate the learner after the update of an iteration.
-
-    The random streams of step k do not depend on K, so more steps extend a curve without changing it.
-    """
-    plan, state = EvaluationPlan.of(config), update.learner
-    tasks = evaluation_tasks(config, env, at.iteration + 1)
-    adaptation_rollouts = rollouts.sampling(
-        plan.episodes,
-        deterministic=plan.deterministic and not draws_actions,
-        one_trial=config.algorithm.trial is not None,
-    )
-    test_rollouts = _shown(rollouts.sampling(plan.test_episodes, deterministic=plan.deterministic).collect, tested)
-    params = learner.acting_params(state, len(tasks))
-    # Keep outcomes, and only the inference data of earlier batches: one batch can fill much of the memory.
-    tests: list[_Outcome] = []
-    adaptations: list[_Outcome] = []
-    rounds: list[EpisodeBatch] = []
-    for k in range(plan.adaptation_steps + 1):
-        with _told_as(f"test episodes after {k} adaptation steps"):
-            tests.append(_outcome(test_rollouts(params, tasks, test_position(plan.run_seed, k)), returns))
-        if k < plan.adaptation_steps:
-            with _told_as(f"episodes of adaptation step {k + 1}"):
-                position = RolloutPosition(plan.run_seed, _ADAPTATION, k)
-                rounds.append(adaptation_rollouts.collect(params, tasks, position))
-            params = adaptation.adapt(state, params, rounds, run_seed=plan.run_seed)
-            adaptations.append(_outcome(rounds[-1], returns))
-            rounds[-1] = replace(rounds[-1], behavior={}, reward_terms={}, facts={})
-    return Evaluation(
-        task_params=tasks.params,
-        task_ids=tasks.ids,
-        names=tasks.names,
-        units=tasks.units,
-        **_outcomes("test", tests, len(tasks)),
-        **_outcomes("adaptation", adaptations, len(tasks)),
-        test_facts=(facts := _facts(tests, {})),
-        adaptation_facts=_facts(adaptations, {name: values[:, :0, :0] for name, values in facts.items()}),
-    )
-
-
-def _shown(collect: Collect, tested: Tested) -> Collect:
-    def collected(params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
-        episodes = collect(params, tasks, position)
-        tested(position.step, episodes)
-        return episodes
-
-    return collected
-
-
-class _Outcome(NamedTuple):
-    """Outcomes of a rollout batch, shape [B, E] each."""
-
-    returns: Array
-    lengths: Array
-    terminated: Array
-    facts: Mapping[str, Array]
-
-
-_COLUMNS = ("returns", "lengths", "terminated")
-
-
-def _outcome(episodes: EpisodeBatch, returns: Callable[[EpisodeBatch], Array]) -> _Outcome:
-    return _Outcome(returns(episodes), episodes.lengths, episodes.terminated, episodes.episode_facts)
+def _outcome(episodes: EpisodeBatch, returns: Array) -> _Outcome:
+    """Return the measurements kept from a rollout batch, [B, E] each, and its facts."""
+    kept = {"returns": returns, "lengths": episodes.lengths, "terminated": episodes.terminated}
+    return kept, episodes.episode_facts
 
 
 @contextmanager
@@ -190,18 +129,8 @@ def _told_as(episodes: str) -> Iterator[None]:
         raise RolloutError(describe(about), about, fault.arrays) from fault
 
 
-def _outcomes(kind: str, rounds: Sequence[_Outcome], num_tasks: int) -> dict[str, Array]:
-    """Join the outcomes by name, shape [B, steps, E] each."""
-    if not rounds:
-        empty = np.zeros((num_tasks, 0, 0))
-        columns = [empty, empty.astype(np.int32), empty.astype(np.bool_)]
-    else:
-        columns = [np.stack([getattr(round, name) for round in rounds], axis=1) for name in _COLUMNS]
-    return {f"{kind}_{name}": column for name, column in zip(_COLUMNS, columns, strict=True)}
-
-
-def _facts(rounds: Sequence[_Outcome], without: Mapping[str, Array]) -> dict[str, Array]:
-    """Join the facts by name, shape [B, steps, E] each. `without` is returned if there are no outcomes."""
-    if not rounds:
-        return dict(without)
-    return {name: np.stack([round.facts[name] for round in rounds], axis=1) for name in rounds[0].facts}
+def _stacked(batches: Sequence[Mapping[str, Array]], otherwise: Mapping[str, Array]) -> dict[str, Array]:
+    """Join the arrays of rollout batches by name, [B, steps, E] each; without batches, empty ones as `otherwise`."""
+    if not batches:
+        return {name: values[:, :0, :0] for name, values in otherwise.items()}
+    return {name: np.stack([batch[name] for batch in batches], axis=1) for name in batches[0]}

@@ -1,13 +1,22 @@
 """Errors of stages, with the data to reproduce them, and the check for finite values."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.outputs import OutputError, OutputSchema
-from metaloom.pipeline.types import EACH_EPISODE, Array, EpisodeBatch, Evaluation, Samples, TaskBatch, TaskParams
+from metaloom.pipeline.types import (
+    EACH_EPISODE,
+    Array,
+    EpisodeBatch,
+    Evaluation,
+    Samples,
+    TaskBatch,
+    TaskParams,
+    Update,
+)
 
 
 class StageFault(RuntimeError):
@@ -37,13 +46,15 @@ class NotFinite(StageFault):
     """Raised for non-finite values in a stage's output; `arrays` holds the whole output."""
 
 
-def require_finite(value: object, *, stage: str, iteration: int, step: int) -> None:
-    """Raise unless every value in a stage's output is finite. Metrics may be NaN.
+def require_finite(ref: StageRef, value: object, arrays: Mapping[str, Array]) -> None:
+    """Raise unless all arrays of a stage's output are finite. Metrics may be NaN.
 
     Raises:
         NotFinite: names the first such array and, if it has these axes, the task, episode and step.
     """
-    for name, array in _arrays(value):
+    if isinstance(value, Update):
+        arrays = {name: array for name, array in arrays.items() if not name.startswith("metrics.")}
+    for name, array in arrays.items():
         # Facts may be NaN where the environment declares it: the collecting stage has checked them.
         is_fact = name.partition(".")[0].endswith("facts") and isinstance(value, EpisodeBatch | Evaluation)
         if array.dtype.kind != "f" or is_fact:
@@ -58,25 +69,12 @@ def require_finite(value: object, *, stage: str, iteration: int, step: int) -> N
         count, found = int((~finite).sum()), str(array[index])
         words = [f"{'step' if axis == 't' else axis} {n}" for axis, n in place.items()]
         raise NotFinite(
-            f"iteration {iteration}, {stage} k={step}: {name} holds {found} at "
+            f"{ref.where}: {name} holds {found} at "
             f"{', '.join([*words, f'index {list(index)}'])} ({count} of {array.size} values are not finite); required "
             "finite numbers",
-            {"stage": stage, "iteration": iteration, "step": step, **place}
-            | {"array": name, "index": list(index), "found": found, "count": count},
-            dict(_arrays(value)),
+            {**ref.document(), **place, "array": name, "index": list(index), "found": found, "count": count},
+            arrays,
         )
-
-
-def _arrays(value: object) -> Iterator[tuple[str, Array]]:
-    assert is_dataclass(value)
-    for f in fields(value):
-        part = getattr(value, f.name)
-        if isinstance(part, np.ndarray):
-            yield f.name, part
-        elif is_dataclass(part):
-            yield from ((f"{f.name}.{name}", array) for name, array in _arrays(part))
-        elif isinstance(part, Mapping):
-            yield from ((f"{f.name}.{name}", array) for name, array in part.items() if isinstance(array, np.ndarray))
 
 
 def _axes_of(value: object, name: str, array: Array) -> Sequence[str]:

@@ -1,5 +1,6 @@
 """The first episodes of an off-policy run, which fill its replay buffer before the first update."""
 
+from dataclasses import replace
 from typing import Any, cast
 
 from metaloom.pipeline.algorithms.contract import Learner
@@ -43,9 +44,7 @@ def fill_memory_of_all_tasks(
 
 
 FILL_MEMORY = Stage(fill_memory, ONCE, reads={"state": "initial"}, group="memory_fill", samples=True)
-FILL_MEMORY_OF_ALL_TASKS = Stage(
-    fill_memory_of_all_tasks, ONCE, name="fill_memory", reads={"state": "initial"}, group="memory_fill", samples=True
-)
+FILL_MEMORY_OF_ALL_TASKS = replace(FILL_MEMORY, run=fill_memory_of_all_tasks)
 
 
 def _before(at: At) -> RolloutPosition:

@@ -8,7 +8,7 @@ from metaloom.pipeline.dataflow.stage import ONCE, At, Stage
 from metaloom.pipeline.estimation.normalization import PREFIX
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, LearnerState, Params, Update
-from metaloom.stages.counters import initialized, no_steps
+from metaloom.stages.counters import no_steps, require_state
 from metaloom.stages.tools import WarmStart
 
 CRITICS = ("critic.", "q1.", "q2.", "v.", "target_", "decoder.")
@@ -24,7 +24,7 @@ def initialize(learner: Learner[Any, Any], at: At, warm_start: WarmStart) -> Upd
     Raises:
         ConfigError: the parameters of the warm start do not fit this run's policy or critic.
     """
-    state, start = initialized(learner, run_seed=at.run_seed), warm_start()
+    state, start = require_state(learner.initialize(run_seed=at.run_seed), learner, "initialize of"), warm_start()
     if start is not None:
         needed, given = (
             {name: value for name, value in of.extra.items() if name.startswith(CRITICS)} for of in (state, start)

@@ -1,5 +1,6 @@
 """The update of the meta-parameters that ends an iteration."""
 
+from dataclasses import replace
 from typing import Any
 
 from metaloom.pipeline.algorithms.contract import Learner
@@ -59,11 +60,8 @@ META_OPTIMIZE = Stage(
     group="learner",
     ends_iteration=True,
 )
-META_OPTIMIZE_WITH_TRIALS = Stage(
-    meta_optimize_with_trials,
-    ITERATION,
-    name="meta_optimize",
+META_OPTIMIZE_WITH_TRIALS = replace(
+    META_OPTIMIZE,
+    run=meta_optimize_with_trials,
     reads={"state": "learner", "episodes": "rollouts", "samples": "samples", "rounds": "history"},
-    group="learner",
-    ends_iteration=True,
 )

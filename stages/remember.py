@@ -1,10 +1,12 @@
 """Adaptation through the actor's memory of each task's episodes."""
 
+from dataclasses import replace
 from typing import Any
 
 from metaloom.pipeline.algorithms.contract import Learner
-from metaloom.pipeline.dataflow.stage import AFTER_TRAINING, At, Stage
+from metaloom.pipeline.dataflow.stage import AFTER_TRAINING, At
 from metaloom.pipeline.types import EpisodeBatch, TaskParams, Update
+from metaloom.stages.adapt import ADAPT
 from metaloom.stages.counters import require_params
 from metaloom.stages.tools import acting_params
 
@@ -21,11 +23,9 @@ def remember(
     return require_params(found, len(episodes.lengths), learner, "adaptation by")
 
 
-REMEMBER = Stage(
-    remember,
-    AFTER_TRAINING,
-    name="adapt",
+REMEMBER = replace(
+    ADAPT,
+    run=remember,
+    per=AFTER_TRAINING,
     reads={"state": "learner", "params": "acting", "episodes": "rollouts"},
-    group="adapted_{step}",
-    thinnable=True,
 )

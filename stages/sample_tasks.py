@@ -1,5 +1,6 @@
 """Sampling of an iteration's tasks."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -25,7 +26,7 @@ def sample_training_tasks(env: MetaEnv, config: RunConfig, at: At) -> TaskBatch:
 
 
 SAMPLE_TASKS = Stage(sample_tasks, ITERATION, group="tasks")
-SAMPLE_TRAINING_TASKS = Stage(sample_training_tasks, ITERATION, name="sample_tasks", group="tasks")
+SAMPLE_TRAINING_TASKS = replace(SAMPLE_TASKS, run=sample_training_tasks)
 
 
 def draw_tasks(env: MetaEnv, *, num_tasks: int, run_seed: int, iteration: int, balanced: bool = False) -> TaskBatch:

@@ -1,6 +1,7 @@
 """Choice of the stored transitions for an iteration's gradient steps."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -71,13 +72,8 @@ def _drawn(config: RunConfig, view: ReplayView, at: At, num_env_steps: int, task
 SAMPLE_TRANSITIONS = Stage(
     sample_transitions, ITERATION, reads={"rounds": "history"}, group="minibatches", thinnable=True
 )
-SAMPLE_TRANSITIONS_OF_TASKS = Stage(
-    sample_transitions_of_tasks,
-    ITERATION,
-    name="sample_transitions",
-    reads={"rounds": "history", "tasks": "all_tasks"},
-    group="minibatches",
-    thinnable=True,
+SAMPLE_TRANSITIONS_OF_TASKS = replace(
+    SAMPLE_TRANSITIONS, run=sample_transitions_of_tasks, reads={"rounds": "history", "tasks": "all_tasks"}
 )
 
 

@@ -99,26 +99,22 @@ def read_histories(
 
 
 def scored(
-    metric: str,
-    runs: Sequence[Run],
-    histories: Sequence[History],
-    groups: Mapping[str, RunGroup],
-    common: float,
-    last: int,
+    metric: str, histories: Sequence[History], groups: Mapping[str, RunGroup], common: float, last: int
 ) -> dict[str, Scores]:
     """Return the scores of groups after `common` environment steps, by task if the tasks are known."""
+    runs = {run.path: run for group in groups.values() for run in group.runs}
     rows: dict[Path, Array] = {}
     tasks: dict[Path, tuple[str, bytes] | None] = {}
-    for run, history in zip(runs, histories, strict=True):
-        done = history.before(common)
+    for history in histories:
+        path, done = history.path, history.before(common)
         if metric == EVALUATION:
-            rows[run.path], about = _by_task(run, int(done[-1]))
-            tasks[run.path] = history.environment, about
+            rows[path], about = _by_task(runs[path], int(done[-1]))
+            tasks[path] = history.environment, about
         else:
-            rows[run.path] = history.values[: len(done)][-last:]
-            tasks[run.path] = None
+            rows[path] = history.values[: len(done)][-last:]
+            tasks[path] = None
     if metric == AFTER_ADAPTATION:
-        by_task = {h.path: _training_returns(r, h, common, last) for r, h in zip(runs, histories, strict=True)}
+        by_task = {h.path: _training_returns(runs[h.path], h, common, last) for h in histories}
         if all(row is not None for row in by_task.values()):
             rows = {path: row for path, row in by_task.items() if row is not None}
     strata = {history.path: history.environment for history in histories}
@@ -291,7 +287,7 @@ def compare(
     notes = (*notes, *kin_notes(members))
     notes = notes if group else (*notes, *difference_notes(members.values()))
     steps = _curve_steps(scores_of_runs, common)  # refuses runs without a score by then, so before `scored`
-    scores = scored(metric, runs, scores_of_runs, members, common, last)
+    scores = scored(metric, scores_of_runs, members, common, last)
     resampled = Resampled(scores, seed, resamples)
     values = np.concatenate([run for group in scores.values() for run in group.runs])
     thresholds = np.linspace(values.min(), values.max(), PROFILE_POINTS)

@@ -65,21 +65,13 @@ class DryRun:
     probe: Probe | None = None
     refusal: str | None = None
 
-    @property
-    def run_bytes(self) -> int | None:
-        """Disk usage of the run before thinning; None if not measured."""
-        sample = self.probe and self.probe.sample
-        return sample and sample.disk_bytes(self.iterations)
-
-    @property
-    def run_seconds(self) -> float | None:
-        """Duration of the run in seconds, without evaluations; None if not measured."""
-        sample = self.probe and self.probe.sample
-        return sample and sample.seconds(self.iterations)
-
     def document(self) -> dict[str, Any]:
-        """Return the estimate as JSON data."""
-        return asdict(self) | {"run_bytes": self.run_bytes, "run_seconds": self.run_seconds}
+        """Return the estimate as JSON data: also the disk usage of the run before thinning, and its duration."""
+        sample = self.probe and self.probe.sample
+        disk, seconds = (
+            (sample.disk_bytes(self.iterations), sample.seconds(self.iterations)) if sample else (None, None)
+        )
+        return asdict(self) | {"run_bytes": disk, "run_seconds": seconds}
 
     def table(self) -> Table:
         """Return the estimate as a table."""

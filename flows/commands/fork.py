@@ -13,6 +13,7 @@ from metaloom.flows.commands.train import environment
 from metaloom.flows.estimate import check_sizes
 from metaloom.flows.graph.changes import tell_changed_sources
 from metaloom.flows.graph.recomputed import Recomputed
+from metaloom.flows.graph.rehearsal import rehearse
 from metaloom.flows.graph.run_stages import config_of, require_stored_outputs, stages_of, stages_of_run
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.rehearsal import settled
@@ -56,10 +57,12 @@ def fork(
         require_stored_outputs(run, stages.graph)
         problem = next(_misfits(run, iteration, old, stages), None)
         facts = environment(stages)
-    if problem:
-        raise ConfigError(
-            f"{problem.rstrip('.')}. A fork's iterations are one run with its parent's; train a new run instead"
-        )
+        if problem:
+            raise ConfigError(
+                f"{problem.rstrip('.')}. A fork's iterations are one run with its parent's; train a new run instead"
+            )
+        if overrides:
+            rehearse(stages)
     tell_changed_sources(run, run.learner_ref(iteration), facts.get("plugins", {}))
     made = storage.fork_run(
         run,

@@ -53,8 +53,16 @@ def train_runs(
     Returns:
         Outcomes of all started runs.
     """
+    outcomes: list[Outcome] = []
     if parallel == 1:
-        return _train_one_by_one(jobs, backend, observer, logs)
+        for run, config, folder in jobs:
+            if observer.should_stop():
+                break
+            observer.begun(run)
+            watching = Observer(iteration_done=partial(observer.iteration_done, run), should_stop=observer.should_stop)
+            outcomes.append(Outcome(run, *_train_or_resume(config, folder, backend, watching, logs)))
+            observer.ended(outcomes[-1])
+        return outcomes
     # Resolve what depends on this process's folder and environment, which may differ in others.
     waiting = [(run, pinned(config), folder.absolute()) for run, config, folder in jobs]
     context = multiprocessing.get_context("forkserver")
@@ -69,7 +77,6 @@ def train_runs(
     if is_default:
         del os.environ[_ALLOCATOR]
     stop, working = context.Event(), dict[Connection, tuple[PlannedRun, ForkServerProcess]]()
-    outcomes: list[Outcome] = []
     try:
         while working or (waiting and not stop.is_set()):
             if observer.should_stop():
@@ -145,20 +152,6 @@ def _train_or_resume(
             raise
         return "failed", str(error)
     return ("stopped" if result.stopped else "complete"), ""
-
-
-def _train_one_by_one(jobs: Sequence[Job], backend: Backend, observer: SweepObserver, logs: LogPlan) -> list[Outcome]:
-    """Train runs in sequence, until asked to stop."""
-    outcomes: list[Outcome] = []
-    for run, config, folder in jobs:
-        if observer.should_stop():
-            break
-        observer.begun(run)
-        told = Observer(iteration_done=partial(observer.iteration_done, run), should_stop=observer.should_stop)
-        outcome = Outcome(run, *_train_or_resume(config, folder, backend, told, logs))
-        outcomes.append(outcome)
-        observer.ended(outcome)
-    return outcomes
 
 
 def was_stopped(jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> bool:

@@ -1,6 +1,7 @@
 """The training loop, from a run's first missing stage to its last, for new and resumed runs."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -15,7 +16,7 @@ from metaloom import storage
 from metaloom.flows.estimate import check_sizes
 from metaloom.flows.formatting import plural
 from metaloom.flows.graph.changes import tell_changed_sources
-from metaloom.flows.graph.faults import compute_checked, explained, require_repeatable
+from metaloom.flows.graph.faults import compute_checked, explained, require_sound
 from metaloom.flows.graph.recomputed import require_resumable
 from metaloom.flows.graph.rehearsal import rehearse
 from metaloom.flows.graph.run_stages import changed_since, config_of, stages_of, stages_of_run
@@ -173,6 +174,8 @@ def resuming(
             facts = environment(stages.own())
             if refs := run.refs():
                 tell_changed_sources(run, refs[-1], facts.get("plugins", {}))
+            else:  # it was stopped in its rehearsal
+                rehearse(stages.own(), observer.should_stop)
             writer.describe(facts)
             require_resumable(run, stages)
             with kept_usage(writer.run, config.iterations, kept.observing(observer, writer)) as watching:
@@ -294,7 +297,7 @@ def _train(
     path, iterations, stop = writer.run.path, config.iterations, config.stop
     for line in (*config.algorithm.warnings(), *_idle_iterations(config, writer.run)):
         log.warning("%s", line)
-    history: list[Metrics] = []
+    history, warned = list[Metrics](), set[str]()
     began, computed = time.perf_counter(), 0
     for iteration in range(iterations):
         if stop is not None and (reasons := stop.reasons(history)):
@@ -334,6 +337,10 @@ def _train(
             _check_limit(config, (writer.load(ref) for ref in order(0)))
         update = _update(writer, iteration)
         history.append(update.metrics)
+        for name in sorted({*_not_finite(stages_for(missing[-1]), update.metrics)} - warned):
+            # Metrics decide nothing, so training continues.
+            log.warning("metrics: %s is %s, and stored so; required a finite number", name, update.metrics[name])
+            warned.add(name)
         now, evaluating = time.perf_counter(), sum(seconds.get(f"{ref.stage}.{ref.step}", 0.0) for ref in evaluations)
         report = IterationReport(
             iteration=iteration,
@@ -353,6 +360,14 @@ def _train(
         observer.iteration_done(report)
         yield report
     return TrainResult(path, iterations, stopped=False, computed=computed)
+
+
+def _not_finite(stages: Runner, metrics: Metrics) -> Iterator[str]:
+    """Name the metrics that are not finite, besides means of facts, which may be missing."""
+    facts = {f"average_{fact.name}" for fact in declared_facts(stages.context.env)}
+    for name, value in metrics.items():
+        if not math.isfinite(value) and name.partition(".")[2] not in facts:
+            yield name
 
 
 def _check_limit(config: RunConfig, outputs: Iterable[object]) -> None:
@@ -400,7 +415,7 @@ def run_once(stages: Runner, writer: RunWriter, ref: StageRef, seconds: dict[str
             took, start = time.perf_counter() - began, writer.run.learner_ref(ref.iteration)
             # Check the first two iterations under these settings, since in the second a learner may have state.
             if ref.iteration <= 1 or writer.run.config_of(start) != writer.run.config_of(ref):
-                require_repeatable(stages, ref, writer, value)
+                require_sound(stages, ref, writer, value)
         seconds[f"{ref.stage}.{ref.step}"] = took
         writer.put(
             ref,

@@ -28,12 +28,13 @@ class GraphAdaptation:
         Raises:
             GraphError: a stage needs an input or tool that exists only in training.
         """
-        if self.graph.adapted is None or self.graph.collecting is None:
+        if self.graph.adaptation is None:
             return params
+        collecting, adapted = self.graph.adaptation
         k = len(rounds) - 1
         at = At(run_seed, 0, k, training=False)
         outputs: dict[StageRef, Any] = {self.graph.learner_ref(0): Update(state, {})}
-        outputs |= {self.graph.collecting.at(0, n): episodes for n, episodes in enumerate(rounds)}
+        outputs |= {collecting.at(0, n): episodes for n, episodes in enumerate(rounds)}
         for stage in self.graph.adapting:
             inputs = self.graph.inputs_of_adaptation(self.config, stage, k)
             given: dict[str, Any] = {}
@@ -50,4 +51,4 @@ class GraphAdaptation:
                 )
             outputs[stage.at(0, k)] = call(stage, tools, given, self.tools["parallel"])
         # Parameters that a stage does not return, such as PEARL's besides the posterior, stay the same.
-        return TaskParams({**params.params, **outputs[self.graph.adapted.at(0, k)].params})
+        return TaskParams({**params.params, **outputs[adapted.at(0, k)].params})

@@ -19,7 +19,7 @@ from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.policies.acting import check_actor_params
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import BatchError, LearnerState, ParallelMap, Update
-from metaloom.stages.counters import initialized
+from metaloom.stages.counters import require_state
 from metaloom.stages.evaluate import unseen
 from metaloom.stages.tools import acting_params
 
@@ -81,7 +81,7 @@ class Context:
         config = self.config
         with normal_numerics(config.device), float32_alone():
             learner = config.algorithm.build(self.setup)
-            state = initialized(learner, run_seed=config.seed, like={})
+            state = require_state(learner.initialize(run_seed=config.seed), learner, "initialize of", like={})
             params = acting_params(learner, Update(state, {}), At(config.seed, 0), 1).params
             try:
                 check_actor_params(config.algorithm.actor, config.policy, params, self.setup)

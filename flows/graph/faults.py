@@ -23,6 +23,7 @@ from metaloom.pipeline.global_random import SEEDED
 from metaloom.pipeline.plugin_files import own_paths
 from metaloom.pipeline.plugins import is_installed
 from metaloom.pipeline.types import BatchError
+from metaloom.stages.counters import require_counters
 from metaloom.stages.faults import StageFault, require_finite
 from metaloom.storage import StageRef
 from metaloom.storage.format.codec import Value, array_digests, differing, flatten
@@ -60,10 +61,11 @@ def run_checked(stages: Runner, ref: StageRef, inputs: dict[str, Any]) -> Value:
         )
     if (schema := table_of(stages.graph)[ref.stage].schema) and (problem := schema.problem_of(value)):
         raise StageFault(f"{ref.where}: {problem}")
-    for name, array in flatten(value).items():
+    arrays = flatten(value)
+    for name, array in arrays.items():
         if type(array) is not np.ndarray:  # further data, such as a mask, would not be stored
             raise StageFault(f"{ref.where}: {name} is {type(array).__name__}; required a plain NumPy array")
-    require_finite(value, stage=ref.stage, iteration=ref.iteration, step=ref.step)
+    require_finite(ref, value, arrays)
     return value
 
 
@@ -87,16 +89,18 @@ def _mistake(error: Exception, config: RunConfig) -> str | None:
     return found
 
 
-def require_repeatable(stages: Runner, ref: StageRef, outputs: Outputs, value: Value) -> None:
-    """Reject an output that plug-ins compute differently with a new learner and the same inputs.
+def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value) -> None:
+    """Reject an update of plug-ins without counters, and an output that they compute differently with a new learner.
 
     Stages that run environments are not recomputed; the witness replays one of their episodes.
 
     Raises:
-        StageFault: names the first array that differs.
+        StageFault: names the counter, or the first array that differs.
     """
-    own = own_paths(plugin_paths(stages.config))
-    if not own or stages.graph[ref.stage].samples:
+    own, stage = own_paths(plugin_paths(stages.config)), stages.graph[ref.stage]
+    if own and stage.ends_iteration:
+        require_counters(value, ref.where)
+    if not own or stage.samples:
         return
     again = replace(stages, context=stages.context.with_new_learner())
     second = again.run(ref, again.load_inputs(ref, outputs, witness=False))
@@ -127,13 +131,17 @@ def explained(run: Path, ref: StageRef, seed_position: Sequence[int] | None = No
         yield
     except FAULTS as error:
         kept = "" if seed_position is None else f" {_keep(error, run, ref, seed_position)}."
-        message = f"{run}: {str(error).removesuffix('.')}.{kept} {debug}"
-        # Keep the type, because callers and exit codes distinguish faults by it.
-        about = (error.about, error.arrays) if isinstance(error, StageFault) else ()
-        raise type(error)(message, *about) from error
+        raise reworded(error, f"{run}: {str(error).removesuffix('.')}.{kept} {debug}") from error
     except Exception as error:  # a bug, such as one in a plug-in
         error.add_note(f"{run}: in {ref.where}. {debug}")
         raise
+
+
+def reworded(error: Exception, message: str) -> Exception:
+    """Return an error with the same class and attributes, whatever its constructor takes, and another message."""
+    again = type(error).__new__(type(error), message)
+    vars(again).update(vars(error))
+    return again
 
 
 def debug_command(run: Path, ref: StageRef) -> str:

@@ -1,34 +1,35 @@
 """The rehearsal of a run with plug-ins: small iterations in memory, before the run has a folder."""
 
-import time
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
 from metaloom.flows.errors import WorkersError
-from metaloom.flows.graph.faults import FAULTS, require_repeatable, run_checked
+from metaloom.flows.graph.faults import FAULTS, require_sound, reworded, run_checked
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import SamplerSpec, close_samplers
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import plugin_paths
+from metaloom.pipeline.envs.answers import last_line
 from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.envs.rehearsal import SECONDS, stopwatch
 from metaloom.pipeline.plugin_files import acting_paths, own_paths
 from metaloom.pipeline.tasks.evaluation import evaluation_tasks
-from metaloom.pipeline.types import Array, EpisodeBatch, Update
-from metaloom.stages.counters import no_steps
-from metaloom.stages.faults import StageFault
+from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.stages.rollouts.faults import RolloutError
 from metaloom.storage import StageRef
 
-ITERATIONS, SECONDS = 2, 2.0
-"""Number of iterations (in the second, a learner may have state), and a limit of processor time, or of a tenth of the
-elapsed time, after which no stage begins."""
-_EVALUATED = {"evaluation.every": 1}
+log: logging.Logger = logging.getLogger(__name__)
+
+ITERATIONS = 2
+"""In the second iteration, a learner may have state."""
+_OWN_SECONDS = 5 * SECONDS
 _SMALL = {
-    **_EVALUATED,
+    "evaluation.every": 1,
     "num_tasks": 2,
     "min_rollouts": 1,
     "min_steps": 1,
@@ -46,8 +47,8 @@ _OPEN = ("evaluation.num_tasks", "algorithm.num_init_memory_steps", "algorithm.n
 """Settings whose null means a large number."""
 
 
-def rehearse(stages: Runner, should_stop: Callable[[], bool]) -> None:
-    """Reject plug-ins that fail in small iterations and at the run's own sizes.
+def rehearse(stages: Runner, should_stop: Callable[[], bool] = lambda: False) -> None:
+    """Reject plug-ins that fail in small iterations and again in iterations of the run itself.
 
     Faults of environments are left to the training, which quarantines them.
 
@@ -57,21 +58,23 @@ def rehearse(stages: Runner, should_stop: Callable[[], bool]) -> None:
     config = stages.config
     if {*own_paths(plugin_paths(config))} <= {*acting_paths(config.env, config.policy)}:
         return
-    used, elapsed = time.process_time() + SECONDS, time.monotonic() + 10 * SECONDS
-
-    def is_over() -> bool:
-        return time.process_time() > used or time.monotonic() > elapsed or should_stop()
-
-    small = _at_most(stages, {**_SMALL, "episodes_per_task": config.algorithm.trial or 2})
-    if found := _first_fault(stages, small, is_over):
+    if found := _first_fault(stages, _small(stages), SECONDS, should_stop):
         # The small sizes may be the cause, for example of an average over more steps than there are.
-        found = _first_fault(stages, _at_most(stages, _EVALUATED), should_stop, last=found[0])
-    close_samplers()  # caused by sizes that the run does not have
+        ref, error = found
+        log.warning(
+            "rehearsal: %s failed in a small iteration (%s); the run's own sizes are rehearsed, for %g s at most, and "
+            "decide",
+            ref.where,
+            last_line(error),
+            10 * _OWN_SECONDS,
+        )
+        found = _first_fault(stages, config, _OWN_SECONDS, should_stop, last=ref)
+    close_samplers()  # of sizes that the run does not have
     if found is None:
         return
     ref, error = found
     if isinstance(error, FAULTS):
-        raise type(error)(f"before the run: {error}") from error
+        raise reworded(error, f"before the run: {error}") from error
     error.add_note(f"before the run: in {ref.where}")
     raise error
 
@@ -89,10 +92,10 @@ class _Memory(dict[StageRef, Any]):
         return self[ref]
 
 
-def _at_most(stages: Runner, sizes: Mapping[str, int]) -> RunConfig:
+def _small(stages: Runner) -> RunConfig:
     """Return the configuration with reduced sizes, as far as settings and plug-ins accept them."""
     config, env = stages.config, stages.context.env
-    for name, size in sizes.items():
+    for name, size in {**_SMALL, "episodes_per_task": config.algorithm.trial or 2}.items():
         with suppress(Exception):  # plug-ins may raise anything at other sizes
             found = attrgetter(name)(config)
             if not (name in _OPEN if found is None else found > size):
@@ -107,34 +110,37 @@ def _at_most(stages: Runner, sizes: Mapping[str, int]) -> RunConfig:
 
 
 def _first_fault(
-    stages: Runner, config: RunConfig, should_stop: Callable[[], bool], last: StageRef | None = None
+    stages: Runner,
+    config: RunConfig,
+    seconds: float,
+    should_stop: Callable[[], bool],
+    last: StageRef | None = None,
 ) -> tuple[StageRef, Exception] | None:
-    """Return the first stage that fails, up to `last`, with its error; None if none fails."""
-    workers, memory = stages.context.rollouts, _Memory()
-    workers = replace(workers, spec=SamplerSpec.of(config, workers.spec.threads))
-    runner = Runner.build(config, workers, stages.context.parallel)
+    """Return the first stage that fails, with its error; None if none does in time.
+
+    Args:
+        stages: The run's own stages, for the workers.
+        config: Settings of the iterations.
+        seconds: Limit of processor time, or of a tenth of the elapsed time, after which no stage begins.
+        should_stop: Asked before every stage.
+        last: Last stage to compute, in this iteration or in the first later one that has it; None: two iterations.
+    """
+    workers, memory, spent = stages.context.rollouts, _Memory(), stopwatch()
+    runner = Runner.build(
+        config, replace(workers, spec=SamplerSpec.of(config, workers.spec.threads)), stages.context.parallel
+    )
+    iterations = min(ITERATIONS, config.iterations) if last is None else config.iterations
     with closing(runner.context.env):
-        for ref in (ref for i in range(min(ITERATIONS, config.iterations)) for ref in runner.order(i)):
-            if should_stop():
+        for ref in (ref for i in range(iterations) for ref in runner.order(i)):
+            if spent() > seconds or should_stop():
                 return None
             try:
                 memory[ref] = run_checked(runner, ref, runner.load_inputs(ref, memory, witness=False))
-                require_repeatable(runner, ref, memory, memory[ref])
-                if runner.graph[ref.stage].ends_iteration:
-                    _require_counters(ref, memory[ref])
+                require_sound(runner, ref, memory, memory[ref])
             except (RolloutError, EnvError, WorkersError):
                 return None
             except Exception as error:
                 return ref, error
-            if ref == last:
+            if last is not None and ref == replace(last, iteration=max(last.iteration, ref.iteration)):
                 return None
     return None
-
-
-def _require_counters(ref: StageRef, update: Update) -> None:
-    for name in no_steps():
-        if name not in update.metrics or name not in update.learner.extra:
-            raise StageFault(
-                f"{ref.where}: the stage lost the counter {name}; required it in the metrics and in learner.extra, "
-                "as metaloom.stages.counters.updated returns them"
-            )

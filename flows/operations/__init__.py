@@ -169,7 +169,7 @@ _BUILT_IN = (
         "compare",
         "Compare",
         f"{HERE}.compare:compare",
-        view=f"{_VIEWS}.run_comparison:comparison_view",
+        view=f"{_VIEWS}.tables:comparison_view",
         terminal=f"{_CLI}.terminal:compare",
         of_terminal={"plot": "`compare(...).plot()`"},
     ),

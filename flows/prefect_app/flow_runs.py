@@ -25,7 +25,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import PrefectException
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import AwaitingRetry, Cancelled, Cancelling
 
 from metaloom.flows.prefect_app.flow_process import MODULE
@@ -49,6 +49,8 @@ UNFINISHED = ("PENDING", "RUNNING", "CANCELLING")
 LOOK_SECONDS = 1.0
 # Longer than the 30 s that Prefect leaves a cancelled flow run to end by itself.
 CANCEL_SECONDS = 40.0
+# What Prefect's client raises of a server that it cannot reach, or that is too busy.
+_AWAY = (HTTPError, PrefectException, RuntimeError)
 
 
 class Caretaker:
@@ -218,8 +220,8 @@ def serve_parts(home: Path, address: Address, listening: socket.socket, stop: St
 
 def _keep_running(stop: Event, server: Part, worker: Part, home: Path) -> None:
     """Restart flow runs that lose their process, until Ctrl-C or the end of a part."""
-    # Prefect's client would ask a server that has ended for a minute.
-    at_once: dict[Any, Any] = {PREFECT_CLIENT_MAX_RETRIES: 0}
+    # Prefect's client would ask a server that has ended for minutes.
+    at_once: dict[Any, Any] = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: 10.0}
     caretaker, database = Caretaker(home, _tell), home / "prefect.db"
     opened = _identity(database)
     while not stop.wait(LOOK_SECONDS):
@@ -233,11 +235,7 @@ def _keep_running(stop: Event, server: Part, worker: Part, home: Path) -> None:
         server.require()
         worker.require()
         # a busy server is asked again shortly
-        with (
-            suppress(HTTPError, PrefectException),
-            temporary_settings(at_once),
-            get_client(sync_client=True) as client,
-        ):
+        with suppress(*_AWAY), temporary_settings(at_once), get_client(sync_client=True) as client:
             caretaker.look(client)
 
 
@@ -278,7 +276,7 @@ def _end_runs(stop: Stop, server: Part, listening: socket.socket, stop_worker: C
     if server.code is not None:
         Thread(target=_refuse, args=(listening,), daemon=True).start()
     else:
-        with suppress(HTTPError), get_client(sync_client=True) as client:
+        with suppress(*_AWAY), get_client(sync_client=True) as client:
             if stop.for_good:
                 cancel_all(client, CANCEL_SECONDS)
             else:

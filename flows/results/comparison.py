@@ -171,6 +171,17 @@ class Comparison(Shown):
         """Return one row per group and number of environment steps: interquartile mean over runs, with an interval."""
         return self._bands("env_steps", self.curve_steps, [group.curve for group in self.groups], "iqm")
 
+    @property
+    def conditions(self) -> str:
+        """Description of the metric, and the number of steps after which runs are compared."""
+        return f"{self.about}; after {count(float(self.env_steps))} environment steps"
+
+    @property
+    def intervals(self) -> str:
+        """Description of the intervals."""
+        resamples = f"{plural(self.resamples, 'bootstrap resample')} of whole runs, seed {self.seed}"
+        return f"intervals: 95 % over seeds, {resamples}; Student's t"
+
     @cached_property
     def verdicts(self) -> tuple[str, ...]:
         """One sentence per pair about its order, or the reason why there is none."""

@@ -1,4 +1,4 @@
-"""Output of `metaloom compare`: tables for the terminal, and the figure. Nothing here prints."""
+"""The figure of `metaloom compare --plot`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,12 +6,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from rich.console import Group, RenderableType
-from rich.table import Table
 
-from metaloom.flows.formatting import count, interval, number, plural
 from metaloom.flows.views import charts
-from metaloom.flows.views.parts import as_text, heading, new_table
 from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN, Series
 from metaloom.pipeline.comparison.groups import Band, Estimate
 
@@ -22,22 +18,12 @@ COLORS = (AFTER, BEFORE, *BETWEEN, charts.INK)
 MOST_PAIRS = 12
 
 
-def comparison_view(found: "Comparison") -> RenderableType:
-    """Show groups, pairs, and the conclusions on their order."""
-    parts: list[RenderableType] = [_groups_table(found)]
-    if found.pairs:
-        parts += [heading("pairs"), _pairs_table(found)]
-    parts += [heading("order"), *(as_text(line) for line in found.verdicts)]
-    if found.notes:
-        parts += [heading("notes"), *(as_text(line) for line in found.notes)]
-    return Group(*parts)
-
-
 def comparison_figure(found: "Comparison") -> Figure:
     """Draw four panels: interquartile means, curves over environment steps, profiles, probabilities of improvement."""
     figure = Figure(figsize=(11, 7.6), layout="constrained")
-    told = f"{found.about}; after {count(float(found.env_steps))} environment steps\n{_band_note(found)}"
-    figure.suptitle(told, x=0.01, ha="left", fontsize=9, color="#57606a", parse_math=False)
+    figure.suptitle(
+        f"{found.conditions}\n{found.intervals}", x=0.01, ha="left", fontsize=9, color="#57606a", parse_math=False
+    )
     (means, curves), (profiles, improvements) = figure.subplots(2, 2)
     names = [group.name for group in found.groups]
     colors = [COLORS[place % len(COLORS)] for place in range(len(names))]
@@ -58,46 +44,6 @@ def comparison_figure(found: "Comparison") -> Figure:
     look: dict[str, Any] = {"ncols": min(3, len(names)), "frameon": False, "fontsize": 9}
     charts.plain_legend(figure, [*curves.lines], names, loc="outside lower center", **look)
     return figure
-
-
-def _groups_table(found: "Comparison") -> Table:
-    table = new_table(
-        *("group", ">runs", ">interquartile mean", "95 % interval", ">mean", "its 95 % interval"),
-        "lowest to highest run",
-        drop=("lowest to highest run", "its 95 % interval", "mean"),
-    )
-    for group in found.groups:
-        means = group.scores.run_means
-        estimates = (text for e in (group.iqm, group.mean) for text in (number(e.value), interval(e.low, e.high)))
-        ends = f"{number(float(means.min()))} to {number(float(means.max()))}"
-        table.add_row(group.name, len(group.scores), *estimates, ends)
-    table.title = as_text(f"{found.about}; after {count(float(found.env_steps))} environment steps")
-    table.caption = as_text(_band_note(found))
-    return table
-
-
-def _pairs_table(found: "Comparison") -> Table:
-    columns = ("a", "b", ">a - b", "95 % interval", ">P(a > b)", "its 95 % interval", ">p")
-    table = new_table(*columns, drop=("its 95 % interval", "P(a > b)", "p"))
-    for pair in found.pairs:
-        difference, better = pair.difference, pair.improvement
-        table.add_row(
-            *(pair.a, pair.b, number(difference.value), interval(difference.low, difference.high)),
-            *(f"{better.value:.2f}", interval(better.low, better.high), f"{pair.adjusted_p:.2g}"),
-        )
-    unit = "of one task" if found.groups[0].scores.same_tasks else "by their mean scores"
-    table.caption = as_text(
-        f"a - b: of interquartile means; P(a > b): that a run of a is higher than one of b, {unit}; p: adjusted for "
-        "all pairs"
-    )
-    return table
-
-
-def _band_note(found: "Comparison") -> str:
-    return (
-        f"intervals: 95 % over seeds, {plural(found.resamples, 'bootstrap resample')} of whole runs, "
-        f"seed {found.seed}; Student's t"
-    )
 
 
 def _estimates(axes: Axes, title: str, labels: list[str], values: list[Estimate], colors: list[str]) -> None:

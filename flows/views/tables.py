@@ -38,6 +38,7 @@ from metaloom.storage import Run, argument, location, url_of
 
 if TYPE_CHECKING:
     # Listing runs should not wait for torch.
+    from metaloom.flows.results.comparison import Comparison
     from metaloom.flows.results.counterfactual import Counterfactual
     from metaloom.flows.results.diff import RunDiff
     from metaloom.flows.results.doctor import Check
@@ -479,8 +480,8 @@ def diff_view(diff: "RunDiff") -> RenderableType:
         parts += [difference_table(diff.arrays, ("a", "b"))]
     outputs = f"{plural(diff.compared, 'output')} that both have"
     words = f"equal: all {outputs}" if diff.equal else f"{diff.different} of {outputs} differ"
-    for run, count in ((diff.a, diff.only_a), (diff.b, diff.only_b)):
-        words += f"; {count} {'is' if count == 1 else 'are'} in {run} only" if count else ""
+    for run, missing in ((diff.a, diff.only_a), (diff.b, diff.only_b)):
+        words += f"; {missing} {'is' if missing == 1 else 'are'} in {run} only" if missing else ""
     return Group(*parts, as_text(words))
 
 
@@ -614,3 +615,46 @@ def _numbers(value: Any) -> str:
         return "-" if value is None else number(value)
     shown = ", ".join(_numbers(component) for component in value[:_MOST_COMPONENTS])
     return shown if len(value) <= _MOST_COMPONENTS else f"{shown}, ... ({len(value)})"
+
+
+def comparison_view(found: "Comparison") -> RenderableType:
+    """`metaloom compare`: groups, pairs, and the conclusions on their order."""
+    parts: list[RenderableType] = [_groups_table(found)]
+    if found.pairs:
+        parts += [heading("pairs"), _pairs_table(found)]
+    parts += [heading("order"), *(as_text(line) for line in found.verdicts)]
+    if found.notes:
+        parts += [heading("notes"), *(as_text(line) for line in found.notes)]
+    return Group(*parts)
+
+
+def _groups_table(found: "Comparison") -> Table:
+    table = new_table(
+        *("group", ">runs", ">interquartile mean", "95 % interval", ">mean", "its 95 % interval"),
+        "lowest to highest run",
+        drop=("lowest to highest run", "its 95 % interval", "mean"),
+    )
+    for group in found.groups:
+        means = group.scores.run_means
+        estimates = (text for e in (group.iqm, group.mean) for text in (number(e.value), interval(e.low, e.high)))
+        ends = f"{number(float(means.min()))} to {number(float(means.max()))}"
+        table.add_row(group.name, len(group.scores), *estimates, ends)
+    table.title, table.caption = as_text(found.conditions), as_text(found.intervals)
+    return table
+
+
+def _pairs_table(found: "Comparison") -> Table:
+    columns = ("a", "b", ">a - b", "95 % interval", ">P(a > b)", "its 95 % interval", ">p")
+    table = new_table(*columns, drop=("its 95 % interval", "P(a > b)", "p"))
+    for pair in found.pairs:
+        difference, better = pair.difference, pair.improvement
+        table.add_row(
+            *(pair.a, pair.b, number(difference.value), interval(difference.low, difference.high)),
+            *(f"{better.value:.2f}", interval(better.low, better.high), f"{pair.adjusted_p:.2g}"),
+        )
+    unit = "of one task" if found.groups[0].scores.same_tasks else "by their mean scores"
+    table.caption = as_text(
+        f"a - b: of interquartile means; P(a > b): that a run of a is higher than one of b, {unit}; p: adjusted for "
+        "all pairs"
+    )
+    return table

@@ -33,9 +33,11 @@ NUM_UPDATES = "num_updates"
 _NORMALIZING_LEARNER = "metaloom.pipeline.algorithms.normalizing:NormalizingLearner"
 
 Evidence = TypeVar("Evidence", contravariant=True)
-"""Input of one adaptation step: a Step of samples, episodes, or the rollout batches used for inference."""
+"""Input of one adaptation step: a Step (graph on_policy), an EpisodeBatch (trials, trial_inference), or the
+ContextRounds that tasks are inferred from (task_inference)."""
 Experience = TypeVar("Experience", contravariant=True)
-"""Input of an update: the steps 0 ... K of an iteration, or minibatches of stored transitions."""
+"""Input of an update: the Steps 0 ... K of an iteration (graphs on_policy, trials), a TrialExperience
+(trial_inference), or Minibatches of stored transitions (off_policy, task_inference)."""
 
 
 @dataclass(frozen=True)

@@ -132,8 +132,14 @@ class Graph:
     # Adaptation after training
 
     @cached_property
-    def _of_adaptation(self) -> tuple[Stage, Stage] | None:
-        """The stage that collects episodes for adaptation, and the one whose output tasks act with next."""
+    def adaptation(self) -> tuple[Stage, Stage] | None:
+        """The stage that collects episodes to adapt to, and the one whose output tasks act with in the next step.
+
+        None in a graph that does not adapt.
+
+        Raises:
+            GraphError: tasks act with an output that is computed before the episodes of the same step.
+        """
         for stage in self.stages:
             for edge in map(self.edges.__getitem__, stage.edges.values() if self._collects(stage) else ()):
                 if edge.word == "last_step" and self[edge.stages[0]].output is TaskParams:
@@ -147,25 +153,11 @@ class Graph:
                         )
         return None
 
-    @property
-    def adapted(self) -> Stage | None:
-        """The stage whose output tasks act with in the next inner step; None in a graph that does not adapt.
-
-        Raises:
-            GraphError: tasks act with an output of the same step.
-        """
-        return None if self._of_adaptation is None else self._of_adaptation[1]
-
-    @property
-    def collecting(self) -> Stage | None:
-        """The stage that collects episodes for adaptation; see `adapted` for None and errors."""
-        return None if self._of_adaptation is None else self._of_adaptation[0]
-
     @cached_property
     def adapting(self) -> tuple[Stage, ...]:
         """The stages of one adaptation step, in order, up to the one whose output tasks act with next."""
         needed: set[str] = set()
-        waiting = [] if self.adapted is None else [self.adapted]
+        waiting = [*(self.adaptation or ())[1:]]
         while waiting:
             stage = waiting.pop()
             needed.add(stage.name)
@@ -189,11 +181,13 @@ class Graph:
         Raises:
             GraphError: the stage reads an output that exists in training only.
         """
+        assert self.adaptation is not None, "what adapts is of such a graph"
+        collecting, adapted = self.adaptation
         there = {self.learner_ref(0), *(one.at(0, k) for one in self.adapting)}
-        there |= {self.collecting.at(0, n) for n in range(k + 1)} if self.collecting else set()
+        there |= {collecting.at(0, n) for n in range(k + 1)}
         found = dict[str, StageRef | tuple[StageRef, ...] | None]()
         for name, edge in stage.edges.items():
-            if self.edges[edge].word == "last_step" and self[self.edges[edge].stages[0]] is self.adapted:
+            if self.edges[edge].word == "last_step" and self[self.edges[edge].stages[0]] is adapted:
                 found[name] = None
                 continue
             wanted = self._resolved(self.edges[edge], config, 0, k, training=False)

@@ -1,7 +1,7 @@
 """Stages that compute each task separately: inputs are split by task and outputs joined."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ def call(stage: Stage, tools: Mapping[str, Any], inputs: Mapping[str, Any], para
     positional = [tools[name] for name in stage.tools]
     if stage.over is None:
         return stage.run(*positional, **inputs)
-    sizes = {size for value in inputs.values() for size in _sizes(value)}
+    sizes = set[int]().union(*map(_sizes, inputs.values()))
     if len(sizes) != 1:
         raise GraphError(
             f"stage {stage.name} is over tasks, but its inputs are of {sorted(sizes) or 'no'} tasks; required "
@@ -35,57 +35,53 @@ def call(stage: Stage, tools: Mapping[str, Any], inputs: Mapping[str, Any], para
     return _joined(stage, [*parallel(one, range(*sizes))])
 
 
-def _sizes(value: Any) -> Iterator[int]:
-    for one in value if isinstance(value, tuple) else (value,):
-        for name in fields_of_tasks(type(one)):
-            part = getattr(one, name)
-            arrays = [*part.values()] if isinstance(part, Mapping) else [part]
-            yield from (len(array) for array in arrays if array is not None)
+def _arrays(value: Any) -> dict[tuple[str, str | None], Array]:
+    """Return the arrays whose first axis is tasks, by field and, in a mapping, name."""
+    found = dict[tuple[str, str | None], Array]()
+    for name in fields_of_tasks(type(value)):
+        part = getattr(value, name)
+        if isinstance(part, Mapping):
+            found |= {(name, key): array for key, array in part.items()}
+        elif part is not None:
+            found[name, None] = part
+    return found
+
+
+def _with(value: Any, arrays: Mapping[tuple[str, str | None], Array]) -> Any:
+    parts = dict[str, Any]()
+    for (name, key), array in arrays.items():
+        if key is None:
+            parts[name] = array
+        else:
+            parts.setdefault(name, {})[key] = array
+    return replace(value, **parts) if parts else value
+
+
+def _sizes(value: Any) -> set[int]:
+    return {len(array) for one in (value if isinstance(value, tuple) else (value,)) for array in _arrays(one).values()}
 
 
 def _cut(value: Any, b: int) -> Any:
     if isinstance(value, tuple):
         return tuple(_cut(one, b) for one in value)
-    found = dict[str, Any]()
-    for name in fields_of_tasks(type(value)):
-        part = getattr(value, name)
-        if isinstance(part, Mapping):
-            found[name] = {key: array[b : b + 1] for key, array in part.items()}
-        else:
-            found[name] = None if part is None else part[b : b + 1]
-    return replace(value, **found) if found else value
+    return _with(value, {path: array[b : b + 1] for path, array in _arrays(value).items()})
 
 
 def _joined(stage: Stage, values: Sequence[Any]) -> Any:
+    parts = list[dict[tuple[str, str | None], Array]]()
     for b, value in enumerate(values):
-        _require_one_task(stage, b, value, values[0])
-    first, parts = values[0], dict[str, Any]()
-    for name in (f.name for f in fields(stage.output)):
-        given: list[Any] = [getattr(value, name) for value in values]
-        if isinstance(given[0], Mapping):
-            arrays: Mapping[str, Array] = given[0]
-            parts[name] = {key: np.concatenate([part[key] for part in given]) for key in arrays}
-        else:
-            parts[name] = None if given[0] is None else np.concatenate(given)
-    return replace(first, **parts)
-
-
-def _require_one_task(stage: Stage, b: int, value: Any, first: Any) -> None:
-    where = f"stage {stage.name} is over tasks, and for task {b} returned"
-    if not isinstance(value, stage.output):
-        raise GraphError(f"{where} {type(value).__name__}; required {stage.output.__name__}, as it declares")
-    if sizes := {size for size in _sizes(value) if size != 1}:
-        raise GraphError(
-            f"{where} arrays of {max(sizes)} tasks; required arrays of this task alone: a first axis of length 1"
-        )
-    if (found := _names(value)) != (known := _names(first)):
-        raise GraphError(
-            f"{where} other arrays than for task 0: only one has {', '.join(sorted(found ^ known))}; required the "
-            "same arrays for every task"
-        )
-
-
-def _names(value: Any) -> set[str]:
-    parts = {name: getattr(value, name) for name in fields_of_tasks(type(value))}
-    named = {f"{name}[{key!r}]" for name, part in parts.items() if isinstance(part, Mapping) for key in part}
-    return named | {name for name, part in parts.items() if part is not None and not isinstance(part, Mapping)}
+        where = f"stage {stage.name} is over tasks, and for task {b} returned"
+        if not isinstance(value, stage.output):
+            raise GraphError(f"{where} {type(value).__name__}; required {stage.output.__name__}, as it declares")
+        if sizes := _sizes(value) - {1}:
+            raise GraphError(
+                f"{where} arrays of {max(sizes)} tasks; required arrays of this task alone: a first axis of length 1"
+            )
+        parts.append(_arrays(value))
+        if other := parts[b].keys() ^ parts[0].keys():
+            names = sorted(name if key is None else f"{name}[{key!r}]" for name, key in other)
+            raise GraphError(
+                f"{where} other arrays than for task 0: only one has {', '.join(names)}; required the same arrays for "
+                "every task"
+            )
+    return _with(values[0], {path: np.concatenate([part[path] for part in parts]) for path in parts[0]})

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -109,7 +109,7 @@ class Rehearsal:
         answers = [[Answer(-1, "observations", row)] for row in batch.reset(tasks, seeds).copy()]
         self._end_copies()
         rows = np.arange(len(episodes))
-        began = 0.0
+        spent = stopwatch()
         for t in range(self.steps):
             # Act like a new policy: discrete actions are equally likely, continuous ones exceed the box.
             if isinstance(self.space, Discrete):
@@ -128,8 +128,8 @@ class Rehearsal:
             if not len(rows):
                 break
             if t == 0:
-                began = _seconds()  # exclude one-time costs up to the first step
-            elif self.hurries and _seconds() - began > SECONDS / LEAST_ROUNDS / 2:
+                spent = stopwatch()  # exclude one-time costs up to the first step
+            elif self.hurries and spent() > SECONDS / LEAST_ROUNDS / 2:
                 self.steps: int = t + 1
                 break
         faulthandler.cancel_dump_traceback_later()
@@ -148,7 +148,7 @@ class Rehearsal:
         self.hurries: bool = True
         used = make_batch_env(self.config, ROWS)
         alone: list[list[Answer]] = []
-        past, began = "", _seconds()
+        past, spent = "", stopwatch()
         for number in range(ROUNDS):
             episodes = range(number * ROWS, (number + 1) * ROWS)
             for n, answers in zip(episodes, self.play(used, episodes), strict=True):
@@ -162,7 +162,7 @@ class Rehearsal:
                         who = f"a copy beside another one, and one alone ({where} of episode {n}),"
                         return {"refusal": refusal(who, self._draw(n))}
                     past = f"{where} of episode {n}"
-            if past or (number + 1 >= LEAST_ROUNDS and _seconds() - began > SECONDS):
+            if past or (number + 1 >= LEAST_ROUNDS and spent() > SECONDS):
                 break
         used.close()
         return {
@@ -213,12 +213,13 @@ def digest(answers: Iterable[Answer]) -> str:
     return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
 
 
-def _seconds() -> float:
-    """Return processor time, or a tenth of the elapsed time for a simulator in another process."""
-    return max(time.process_time(), time.monotonic() / 10 - _STARTED)
+def stopwatch() -> Callable[[], float]:
+    """Return a function that returns the processor time since this call, or a tenth of the elapsed time if greater.
 
-
-_STARTED = time.monotonic() / 10 - time.process_time()
+    The elapsed time counts where a simulator runs in another process.
+    """
+    processor, began = time.process_time(), time.monotonic()
+    return lambda: max(time.process_time() - processor, (time.monotonic() - began) / 10)
 
 
 def missed_box(space: gymnasium.Space[Any]) -> str:

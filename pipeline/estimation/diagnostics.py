@@ -1,8 +1,6 @@
 """Metrics of rollout batches by stored name: built-in, from an environment, and custom."""
 
-import functools
 import inspect
-import logging
 import math
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,8 +14,6 @@ from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.plugins import Plugins, load
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, EpisodeBatch, Metrics, Samples, Step
-
-log: logging.Logger = logging.getLogger(__name__)
 
 METRICS = Plugins("metric", "metaloom.metrics", {})
 """Registry of functions that return metrics of an EpisodeBatch or a Step; the annotation decides which."""
@@ -73,16 +69,13 @@ class Measures:
 
 
 def with_own(metrics: Metrics, own: Metrics) -> Metrics:
-    """Join standard and custom metrics; warn about custom metrics that are not finite.
+    """Join standard and custom metrics.
 
     Raises:
         ConfigError: a custom metric has the name of a standard one.
     """
     if taken := sorted(metrics.keys() & own.keys()):
         raise ConfigError(f"metrics: found {', '.join(taken)}, which every run has; return it under another name")
-    for name, value in own.items():
-        if not math.isfinite(value):
-            _tell(name, str(value))
     return metrics | own
 
 
@@ -112,12 +105,6 @@ def _checked(source: str, numbers: object) -> dict[str, float]:
         raise ConfigError(
             f"metrics: {source} returned {numbers!r}: {problem}; required a mapping from names to floats"
         ) from problem
-
-
-@functools.cache  # warn once, not in every iteration
-def _tell(name: str, value: str) -> None:
-    # Training continues: it does not depend on metrics.
-    log.warning("metrics: %s is %s, and stored so; required a finite number", name, value)
 
 
 def fact_means(facts: Mapping[str, Array]) -> Metrics:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from metaloom.pipeline import types
 from metaloom.pipeline.dataflow.refs import StageOrder, StageRef
@@ -59,9 +59,6 @@ class StoredStage:
 class StageTable(StageOrder):
     """The stages of a run in data-flow order.
 
-    Attributes:
-        stepped: Names of stages that may have several outputs per iteration.
-
     Args:
         stages: The stages. One ends iterations, and an earlier one outputs the first learner.
 
@@ -69,8 +66,6 @@ class StageTable(StageOrder):
         ValueError: names are not unique, a group's name is not valid for a folder, or not exactly one stage ends
             iterations.
     """
-
-    stepped: ClassVar[set[str]] = set()
 
     def __init__(self, stages: Iterable[StoredStage]) -> None:
         self.stages: tuple[StoredStage, ...] = tuple(stages)
@@ -89,7 +84,6 @@ class StageTable(StageOrder):
             )
         self.first: str = starts[0]
         self.last: str = ends[0]
-        StageTable.stepped.update(stage.name for stage in self.stages if stage.stepped)
         super().__init__((stage.name, stage.stepped) for stage in self.stages)
 
     def __contains__(self, name: str) -> bool:

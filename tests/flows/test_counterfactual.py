@@ -46,6 +46,11 @@ def test_with_settings_unchanged_every_stage_gives_the_stored_bits(stored, stage
     assert "digests=" not in repr(result.changed)
 
 
+def test_a_stage_that_ends_no_iteration_leads_to_no_learner(stored):
+    with pytest.raises(UsageError, match="found a Samples; required the stage that ends an iteration"):
+        _ = optimize(stored, 1, stage="process_samples").changed.learner
+
+
 def test_naming_the_settings_that_the_run_has_changes_nothing(stored):
     assert optimize(stored, 1, ["algorithm.clip_eps=0.3", "processing.discount=0.99"]).changed.identical
 

@@ -7,7 +7,7 @@ import sys
 import threading
 from contextlib import nullcontext
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,8 +18,10 @@ import torch
 import metaloom
 from metaloom import storage
 from metaloom.flows import cli
+from metaloom.flows.commands.fork import fork
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
+from metaloom.flows.observer import Observer
 from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline import global_random
@@ -49,7 +51,10 @@ from metaloom.pipeline.dataflow.stage import EACH_STEP, EVALUATION, INNER_STEP, 
 from metaloom.pipeline.nn.distributions import DiagGaussian
 from metaloom.pipeline.policies.contract import OwnPolicy
 from metaloom.pipeline.types import EpisodeBatch, Evaluation, Samples, TaskBatch, TaskParams, Update
+from metaloom.pipeline.dataflow.outputs import SpanOutputs
 from metaloom.stages.collect_rollouts import COLLECT_ROLLOUTS
+from metaloom.stages.evaluate import EVALUATE, evaluate
+from metaloom.stages.faults import StageFault
 from metaloom.stages.graphs.on_policy import ON_POLICY
 from metaloom.stages.meta_optimize import META_OPTIMIZE
 
@@ -138,6 +143,13 @@ def noisy(at, *, samples: Samples) -> Samples:
     return replace(samples, advantages=samples.advantages + noise)
 
 
+def of_two_updates(
+    learner, config, env, rollouts, adaptation, tested, at, *, state: Update, learners: SpanOutputs
+) -> Evaluation:
+    learners.refs(at.iteration - 1)
+    return evaluate(learner, config, env, rollouts, adaptation, tested, at, state=state)
+
+
 def evaluate_later(*, learned: Update) -> Evaluation:
     return None
 
@@ -195,6 +207,9 @@ GRAPHS = {
     "OfFourTasks": graph(replace(HALVE, run=of_four_tasks)),
     "InTrainingAlone": samples_by(in_training_alone),
     "Noisily": samples_by(noisy),
+    "OfTwoUpdates": ON_POLICY.edge(learners=since_start("meta_optimize")).replace(
+        "evaluate", replace(EVALUATE, run=of_two_updates, reads={"state": "updated", "learners": "learners"})
+    ),
     "Uncounted": ON_POLICY.named("own").replace("meta_optimize", replace(META_OPTIMIZE, run=uncounted)),
     "NoEnd": ON_POLICY.replace("meta_optimize", replace(META_OPTIMIZE, ends_iteration=False)),
     "EndsBySamples": ON_POLICY.insert(Stage(halve, ITERATION, ends_iteration=True), after="process_samples"),
@@ -268,6 +283,10 @@ class RandomBaseline(BaselineSettings):
 
 def measure(episodes: EpisodeBatch) -> dict[str, float]:
     return {"drawn": random.gauss(0, 1)}
+
+
+def spread(episodes: EpisodeBatch) -> dict[str, float]:
+    return {"spread": 1.0 if len(episodes.rewards) > 2 else float("nan")}
 
 
 class Drift(gymnasium.Env):
@@ -488,6 +507,16 @@ class NumpyPolicy(OfGaussian):
 own("Float32", update=measured(np.array(0.1, np.float32)))
 own("Whole", update=measured(3))
 own("Dividing", update=lambda learner, *state, **options: 1 / 0)
+class OddFault(StageFault):
+    def __init__(self, *, code):
+        super().__init__(f"code {code}", {"code": code})
+
+
+def odd(learner, *state, **options):
+    raise OddFault(code=7)
+
+
+own("Odd", update=odd)
 own("String", update=measured("0.1"))
 own("Missing", update=measured(None))
 own("Many", update=measured(np.zeros(2)))
@@ -673,7 +702,10 @@ OF_DATA = {
         of("UpdatesShorter"),
         r"params\['log_std'\] as float32\[1\]; required float32\[2\], as it",
     ),
-    "update in float64": (of("UpdatesDouble"), r"returned params\['mean_.*'\] as float64; required float32"),
+    "update in float64": (
+        of("UpdatesDouble"),
+        r"params\['log_std'\] as float64\[2\]; required float32\[2\], as it was",
+    ),
     "update without a parameter": (
         of("UpdatesLess"),
         r"params\['mean_.*'\] as absent; required float32\[2, 8\], as it w",
@@ -733,7 +765,7 @@ def test_a_stored_run_whose_network_gives_float64_replays_identical(flow, tiny_c
 
 def test_a_stored_run_whose_parameters_are_float64_replays_identical_and_resumes(flow, tiny_config, monkeypatch):
     with monkeypatch.context() as earlier:
-        earlier.setattr("metaloom.stages.counters.require_state", lambda state, *others: state)
+        earlier.setattr("metaloom.flows.graph.context.require_state", lambda state, *others, **like: state)
         train(tiny_config(iterations=1, algorithm="own_flow:DoubleStates"), Path("run"), backend=SERIAL)
     assert {value.dtype for value in storage.open_run("run")[0].learner().params.values()} == {np.dtype(np.float64)}
     assert all(outcome.identical for outcome in replay(Path("run")))
@@ -777,17 +809,70 @@ def test_a_size_that_is_refused_is_no_size_of_the_rehearsal_which_finds_mistakes
 def test_no_stage_of_the_rehearsal_begins_after_ten_times_its_seconds_of_waiting(flow, tiny_config, monkeypatch):
     """As where a simulator in another process is slow."""
     clock = SimpleNamespace(process_time=lambda: 0.0, monotonic=count(0, 6).__next__)
-    monkeypatch.setattr("metaloom.flows.graph.rehearsal.time", clock)
+    monkeypatch.setattr("metaloom.pipeline.envs.rehearsal.time", clock)
     with pytest.raises(StageFault, match=r"^run: iteration 1, meta_optimize k=0: two computations"):
         train(tiny_config(iterations=2, algorithm="own_flow:Counting"), Path("run"), backend=SERIAL)
     assert 20 < clock.monotonic() < 40
+
+
+def test_the_rehearsal_says_that_it_goes_on_at_the_sizes_of_the_run_and_not_for_long(
+    flow, tiny_config, monkeypatch, caplog
+):
+    clock = SimpleNamespace(process_time=lambda: 0.0, monotonic=chain(range(12), count(100, 60)).__next__)
+    monkeypatch.setattr("metaloom.pipeline.envs.rehearsal.time", clock)
+    with pytest.raises(ZeroDivisionError):
+        train(tiny_config(algorithm="own_flow:Dividing"), Path("run"), backend=SERIAL)
+    assert Path("run").exists()
+    said = "rehearsal: iteration 0, meta_optimize k=0 failed in a small iteration (ZeroDivisionError: division by zero)"
+    assert [record.message.startswith(said) for record in caplog.records] == [True]
+
+
+def test_a_run_that_was_stopped_in_its_rehearsal_is_rehearsed_when_it_is_resumed(flow, tiny_config):
+    stopped = Observer(should_stop=lambda: True)
+    assert train(tiny_config(algorithm="own_flow:Dividing"), Path("run"), backend=SERIAL, observer=stopped).stopped
+    with pytest.raises(ZeroDivisionError) as caught:
+        resume(Path("run"), backend=SERIAL)
+    assert caught.value.__notes__ == ["before the run: in iteration 0, meta_optimize k=0"]
+    assert not storage.open_run("run").refs()
+
+
+def test_a_fork_with_other_settings_is_rehearsed_before_its_folder_exists(flow, tiny_config):
+    train(tiny_config(iterations=1), Path("run"), backend=SERIAL)
+    with pytest.raises(StageFault, match=r"before the run: .*:RandomBaseline.fit_predict, line \d+ drew from"):
+        fork(Path("run"), 1, Path("new"), ["baseline=own_flow:RandomBaseline", "iterations=2"])
+    assert not Path("new").exists()
 
 
 def test_the_rehearsal_evaluates_as_the_run_will(flow, tiny_config):
     config = tiny_config(algorithm="own_flow:InTrainingAlone", evaluation={"every": 3}, iterations=3)
     with pytest.raises(KeyError) as caught:
         train(config, Path("run"), backend=SERIAL)
-    assert caught.value.__notes__ == ["before the run: in iteration 0, evaluate k=0"]
+    assert caught.value.__notes__ == ["before the run: in iteration 2, evaluate k=0"]
+    config = tiny_config(algorithm="own_flow:OfTwoUpdates", evaluation={"every": 2}, iterations=2)
+    train(config, Path("late"), backend=SERIAL)
+    assert storage.open_run("late")[1].evaluation() is not None
+
+
+def test_a_metric_that_is_not_finite_in_the_rehearsal_alone_is_not_warned_of(flow, tiny_config, caplog):
+    train(tiny_config(iterations=1, metrics=["own_flow:spread"]), Path("run"), backend=SERIAL)
+    assert storage.open_run("run")[0].metrics()["step_0.spread"] == 1
+    assert not caplog.records
+
+
+def test_counters_are_required_where_no_rehearsal_reached_the_end_of_an_iteration(flow, tiny_config, monkeypatch):
+    monkeypatch.setattr("metaloom.flows.commands.train.rehearse", lambda *given: None)
+    with pytest.raises(StageFault, match=r"^run: iteration 0, meta_optimize k=0: the stage lost the counter env_steps"):
+        train(tiny_config(algorithm="own_flow:Uncounted"), Path("run"), backend=SERIAL)
+    assert not storage.open_run("run").iterations
+
+
+@pytest.mark.parametrize("rehearsed", [True, False])
+def test_a_fault_whose_class_takes_other_arguments_keeps_its_class(flow, tiny_config, monkeypatch, rehearsed):
+    if not rehearsed:
+        monkeypatch.setattr("metaloom.flows.commands.train.rehearse", lambda *given: None)
+    with pytest.raises(flow.OddFault, match=r"^before the run: code 7$" if rehearsed else r"^run: code 7\. ") as caught:
+        train(tiny_config(algorithm="own_flow:Odd"), Path("run"), backend=SERIAL)
+    assert caught.value.about == {"code": 7}
 
 
 def test_an_error_in_a_plug_in_is_raised_with_its_place(flow, tiny_config):

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.changes import _few
 from metaloom.flows.operations import options
 from metaloom.flows.references.archive import pack
+from metaloom.flows.references.index import INDEX, Reference, find, write_index
 from metaloom.flows.rollouts.workers import code_digest
 from metaloom.flows.run_groups import _refuse_repeated
 from metaloom.flows.trained.files import digest_of
@@ -90,6 +92,17 @@ def test_runs_with_the_same_settings_are_told_whatever_the_order_of_these() -> N
         _refuse_repeated([runs], settings)
     _refuse_repeated([runs[:1], runs[1:]], settings)
     _refuse_repeated([runs], settings | {runs[0].path: settings[runs[0].path] | {"seed": "2"}})
+
+
+def test_an_index_of_references_has_the_same_bytes_and_names_what_it_has(tmp_path: Path) -> None:
+    references = [Reference(**{field.name: name for field in fields(Reference)}) for name in NAMES]
+    write_index(tmp_path, references)
+    raw = (tmp_path / INDEX).read_bytes()
+    write_index(tmp_path, shuffled(references, 1))
+    assert (tmp_path / INDEX).read_bytes() == raw
+    write_index(tmp_path, [])
+    with pytest.raises(UsageError, match=r"found no reference .name_a. in .*lists all$"):
+        find(tmp_path, "name_a")
 
 
 @pytest.fixture(params=[False, True], ids=["ascending", "descending"])

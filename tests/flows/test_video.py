@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -154,6 +155,66 @@ def test_a_camera_that_looks_up_sees_no_ground():
     camera.lookat[2], camera.elevation = 5, 80
     picture = FlatPainter(model, mujoco.MjData(model), camera, 32, 24).draw()
     assert len(np.unique(picture.reshape(-1, 3), axis=0)) == 1
+
+
+def flat(geoms):
+    """A picture [64, 64, 3] along y of geoms, each as (position, type and size, color)."""
+    geoms = "".join(f"<geom pos='{pos}' {form} rgba='{color} 1'/>" for pos, form, color in geoms)
+    eye = "<camera name='track' pos='0 -3 1' xyaxes='1 0 0 0 0 1'/>"
+    model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{eye}{geoms}</worldbody></mujoco>")
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    return FlatPainter(model, data, _camera(model), 64, 64).draw().astype(int)
+
+
+def test_what_is_near_hides_what_is_behind_it_whatever_their_order():
+    ball = "type='sphere' size='0.3'"
+    red, green, low = ("0 0 1", ball, "1 0 0"), ("0 2 1", ball, "0 1 0"), ("0.6 1 0.4", ball, "0 0 1")
+    pictures = [flat(order) for order in ((red, green, low), (green, low, red))]
+    np.testing.assert_array_equal(*pictures)
+    assert pictures[0][32, 32].tolist() == [255, 0, 0]
+    ys, xs = np.nonzero(pictures[0][:, :, 2] > pictures[0][:, :, 1] + 50)  # the blue one: lower, and to the right
+    assert ys.mean() > 36
+    assert xs.mean() > 36
+
+
+def test_a_box_shows_its_near_face_alone_whatever_the_order_of_faces(monkeypatch):
+    box = [("0 0 1", "type='box' size='0.5 0.5 0.5'", "1 0 0")]
+    picture = flat(box)
+    assert (picture[20:44, 20:44] == [255, 0, 0]).all()  # no edges of the far one
+    assert (picture[:, :, 0] - picture[:, :, 2] > 100).sum() > 24 * 24
+    monkeypatch.setattr(painters, "_FACES", painters._FACES[::-1])
+    np.testing.assert_array_equal(flat(box), picture)
+
+
+@pytest.mark.parametrize(
+    ("picture", "told"),
+    [
+        (None, "gave object of shape ()"),
+        (np.zeros((2, 3), np.uint8), "gave uint8 of shape (2, 3)"),
+        (np.zeros((2, 3, 4), np.uint8), "gave uint8 of shape (2, 3, 4)"),
+        (np.zeros((2, 3, 3)), "gave float64 of shape (2, 3, 3)"),
+        (OSError("no screen"), "raised no screen"),
+        (np.zeros((2, 3, 3), np.uint8), None),
+    ],
+)
+def test_an_environment_that_draws_itself_gives_a_picture(picture, told):
+    class Drawing:
+        @property
+        def unwrapped(self):
+            return self
+
+        def render(self):
+            if isinstance(picture, Exception):
+                raise picture
+            return picture
+
+    painter = painters.painter_of(Drawing(), (8, 8))
+    if told is None:
+        assert painter.draw() is picture
+        return
+    with pytest.raises(UsageError, match=re.escape(f"Drawing.render {told}")):
+        painter.draw()
 
 
 @pytest.mark.parametrize(

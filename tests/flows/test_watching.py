@@ -300,6 +300,17 @@ class TestLog:
         assert len(sizes) == 5
         assert max(sizes) < 11_000  # a file that holds but one message, which is cut
 
+    def test_it_begins_with_the_newest_lines_of_before_it_had_a_run(self, copy_tiny_run, tmp_path):
+        path = copy_tiny_run(tmp_path / "run")
+        before = len(lines(path))
+        with kept_log() as log:
+            for n in range(102):
+                logging.getLogger("early").warning("line %d", n)
+            with storage.open_writer(path) as writer, log.of(writer, "x"):
+                pass
+        assert [line.message for line in lines(path)[before : before + 100]] == [f"line {n}" for n in range(2, 102)]
+        assert lines(path)[before + 100].message.startswith("session 1 begins")
+
     def test_a_log_that_cannot_be_written_stops_nothing(self, tmp_path, tiny_config, caplog):
         path = tmp_path / "run"
         training.train(tiny_config(iterations=1), path, backend=SERIAL)

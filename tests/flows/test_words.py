@@ -13,7 +13,8 @@ from metaloom.flows.formatting import (
     stage_name,
 )
 from metaloom.pipeline.shown import printable
-from metaloom.storage import StageRef
+from metaloom.storage import StageRef, StageTable, StoredStage
+from metaloom.storage.format.stages import LEARNER, STEP
 
 
 @pytest.mark.parametrize(
@@ -54,9 +55,21 @@ def test_short_times_are_in_seconds_or_milliseconds():
     assert [short_time(seconds) for seconds in (1.934, 0.0172, 0.000221)] == ["1.93 s", "17.2 ms", "0.221 ms"]
 
 
-def test_only_stages_that_run_once_per_inner_step_are_named_with_it():
-    assert stage_name(StageRef(3, "adapt", 1)) == "adapt k=1"
-    assert stage_name(StageRef(3, "meta_optimize")) == "meta_optimize"
+def test_only_built_in_stages_that_run_once_per_iteration_are_named_without_a_step_whatever_tables_were_read():
+    def table(group):
+        learners = StoredStage("initialize", LEARNER, "Update"), StoredStage("evolve", LEARNER, "Update", False, True)
+        return StageTable((*learners, StoredStage("halve", group, "Samples")))
+
+    def labels():
+        refs = StageRef(3, "adapt"), StageRef(3, "adapt", 1), StageRef(3, "meta_optimize"), StageRef(3, "halve")
+        return [stage_name(ref) for ref in refs]
+
+    expected = ["adapt k=0", "adapt k=1", "meta_optimize", "halve k=0"]
+    assert labels() == expected
+    for groups in (("halve", "halve_{step}"), ("halve_{step}", "halve")):
+        tables = [*map(table, groups)]
+        assert [one["halve"].stepped for one in tables] == [STEP in group for group in groups]
+        assert labels() == expected
 
 
 def test_adaptation_returns_come_in_the_order_of_rounds_and_end_at_the_first_missing_one():

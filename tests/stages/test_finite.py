@@ -6,6 +6,8 @@ import pytest
 
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Samples, TaskBatch, TaskParams, Update
 from metaloom.stages.faults import NotFinite, require_finite
+from metaloom.storage import StageRef
+from metaloom.storage.format.codec import flatten
 
 B, E, T, O, A, S, Z = 2, 3, 4, 5, 6, 4, 4  # S == Z == T, so that shapes alone do not tell their axes apart
 
@@ -73,7 +75,7 @@ def test_the_first_bad_number_is_named_by_array_task_episode_and_step(make, name
     value = make()
     part(value, name)[index] = bad
     with pytest.raises(NotFinite) as caught:
-        require_finite(value, stage="adapt", iteration=3, step=1)
+        require_finite(StageRef(3, "adapt", 1), value, flatten(value))
     about = caught.value.about
     assert {axis: about[axis] for axis in ("task", "episode", "t") if axis in about} == place
     assert (about["array"], tuple(about["index"]), about["count"]) == (name, index, 1)
@@ -84,30 +86,31 @@ def test_the_first_bad_number_is_named_by_array_task_episode_and_step(make, name
 
 @pytest.mark.parametrize("make", dict.fromkeys(make for make, *_ in CASES if make.__name__ != "<lambda>"))
 def test_finite_numbers_pass(make):
-    require_finite(make(), stage="adapt", iteration=0, step=0)
+    value = make()
+    require_finite(StageRef(0, "adapt"), value, flatten(value))
 
 
 def test_metrics_may_be_nan_because_they_decide_nothing():
-    require_finite(update(), stage="meta_optimize", iteration=0, step=0)
+    require_finite(StageRef(0, "meta_optimize"), update(), flatten(update()))
 
 
 def test_finite_numbers_whose_sum_overflows_pass():
     huge = dataclasses.replace(samples(), returns=np.full((B, E, T), 3e38, np.float32))
-    require_finite(huge, stage="process_samples", iteration=0, step=0)
+    require_finite(StageRef(0, "process_samples"), huge, flatten(huge))
 
 
 def test_opposite_infinities_do_not_hide_each_other():
     value = samples()
     value.returns[0, 0, 0], value.returns[1, 1, 1] = np.inf, -np.inf
     with pytest.raises(NotFinite, match=r"returns holds inf at task 0, episode 0, step 0.*\(2 of 24 values"):
-        require_finite(value, stage="process_samples", iteration=0, step=0)
+        require_finite(StageRef(0, "process_samples"), value, flatten(value))
 
 
 def test_the_fault_keeps_place_and_arrays_on_its_way_from_a_worker():
     value = samples()
     value.values[0, 0, 0] = np.nan
     with pytest.raises(NotFinite) as caught:
-        require_finite(value, stage="process_samples", iteration=0, step=0)
+        require_finite(StageRef(0, "process_samples"), value, flatten(value))
     received = pickle.loads(pickle.dumps(caught.value))
     assert (type(received), str(received), received.about) == (NotFinite, str(caught.value), caught.value.about)
     assert received.arrays.keys() == caught.value.arrays.keys()

@@ -1,5 +1,6 @@
 """Parts of the format by themselves: in one order whatever the order they come in, and refused beyond their limits."""
 
+import io
 import json
 import random
 from collections.abc import Callable
@@ -7,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from metaloom.storage import DamagedRun, StageRef
@@ -26,7 +29,7 @@ from metaloom.storage.format.segments import (
     segment_name,
     shard_index,
 )
-from metaloom.storage.format.sessions import Head, stray_sessions
+from metaloom.storage.format.sessions import Head, SessionFacts, stray_sessions
 from metaloom.storage.format.stages import ON_POLICY
 from metaloom.storage.format.thinning import (
     marker_path,
@@ -36,6 +39,8 @@ from metaloom.storage.format.thinning import (
     render_marker,
     render_packed_marker,
 )
+from metaloom.storage.read import history, parquet
+from metaloom.storage.read.history import describe_missing, missing_positions
 from metaloom.storage.read.segments import Segment, Segments
 
 TOKEN = "0123456789abcdef"
@@ -160,3 +165,90 @@ def test_what_is_no_regular_file_is_not_read(make: Callable[[Path], object], pro
     make(path)
     with pytest.raises(DamagedRun, match=problem):
         read_file(path, limit=10)
+
+
+def test_names_of_sessions_may_leap_by_a_thousand(tmp_path: Path) -> None:
+    names = ["000003.claim", "001003.claim", f"002004-{TOKEN}"]
+    assert [*stray_sessions(tmp_path, names)] == [(names[2], 1003)]
+    (tmp_path / names[2]).mkdir()
+    (tmp_path / names[2] / "session.json").touch()  # it describes itself
+    assert [*stray_sessions(tmp_path, names)] == []
+
+
+def test_a_file_of_the_largest_size_is_read_and_one_byte_more_is_not(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    assert read_file(tmp_path / "file", limit=5) == b"12345"
+    with pytest.raises(DamagedRun, match="holds 5 bytes, more than the 4 allowed"):
+        read_file(tmp_path / "file", limit=4)
+
+
+def test_missing_positions_are_those_of_no_link_up_to_a_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = links(7, 3, 2)
+    assert missing_positions(tmp_path, chain, 9) == [0, 1, 4, 5, 6, 8]
+    assert missing_positions(tmp_path, chain, 5) == [0, 1, 4]
+    assert "positions 0 to 1, 4 of the history" in describe_missing([0, 1, 4], None)
+    known = SessionFacts(5, TOKEN, frozenset(), 9, chain[2].head, sealed=True)
+    assert describe_missing([7], known).endswith("; the newest that session 5 knew of is adapt(i=7, k=0)")
+    assert describe_missing([6], known).endswith("are missing")
+    monkeypatch.setattr(history, "_MOST_MISSING", 3)
+    assert missing_positions(tmp_path, chain, 8) == [0, 1, 4, 5, 6]
+    monkeypatch.setattr(history, "_MOST_MISSING", 2)
+    with pytest.raises(DamagedRun, match="ends at position 8, with no records before it"):
+        missing_positions(tmp_path, chain, 8)
+
+
+def parquet_of(**columns: Any) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("limit", ["_MOST_CELLS", "_MOST_TABLE_BYTES"])
+def test_a_table_at_its_limit_is_read_and_one_beyond_is_not(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = parquet_of(iteration=[0, 1, 2], value=[0.0, 1.0, 2.0])
+    size = pq.ParquetFile(io.BytesIO(raw)).metadata.row_group(0).total_byte_size
+    most = 6 if limit == "_MOST_CELLS" else size
+    monkeypatch.setattr(parquet, limit, most)
+    assert parquet.parse_table(raw, Path("file"))["value"].to_pylist() == [0, 1, 2]
+    monkeypatch.setattr(parquet, limit, most - 1)
+    with pytest.raises(DamagedRun, match=f"claims 3 rows of 2 columns in {size} bytes"):
+        parquet.parse_table(raw, Path("file"))
+    assert parquet.parse_table(raw, Path("file"), scale=2).num_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ({"iteration": ["a"]}, "has the column 'iteration' of BYTE_ARRAY"),
+        ({"iteration": [0], "x": [[0]]}, "has the column 'element' of lists"),
+        ({"iteration": [0.5]}, "has no column of iterations"),
+        ({"other": [0]}, "has no column of iterations"),
+    ],
+)
+def test_a_table_of_other_columns_is_refused(columns: Any, problem: str) -> None:
+    with pytest.raises(DamagedRun, match=problem):
+        parquet.parse_table(parquet_of(**columns), Path("file"))
+    with pytest.raises(DamagedRun, match="is no table"):
+        parquet.parse_table(b"PAR1", Path("file"))
+
+
+def test_records_at_their_limits_are_read_and_beyond_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = parquet_of(document=["abc", "abc", "de"])
+    size = pq.ParquetFile(io.BytesIO(raw)).metadata.row_group(0).total_byte_size
+
+    def read() -> list[list[object]]:
+        return parquet.read_columns(parquet.open_records(raw, Path("file")), ["document"], Path("file"))
+
+    for limit, most in (("MOST_RECORDS", 3), ("_MOST_TEXT_BYTES", size)):
+        with monkeypatch.context() as patch:
+            patch.setattr(parquet, limit, most)
+            assert read() == [["abc", "abc", "de"]]
+            patch.setattr(parquet, limit, most - 1)
+            with pytest.raises(DamagedRun, match=f"claims 3 rows, and up to {size} bytes at once"):
+                read()
+    opened = parquet.open_records(raw, Path("file"))
+    monkeypatch.setattr(parquet, "_MOST_TEXT_BYTES", 8)  # three texts of three, three and two bytes
+    assert parquet.read_columns(opened, ["document"], Path("file")) == [["abc", "abc", "de"]]
+    monkeypatch.setattr(parquet, "_MOST_TEXT_BYTES", 7)
+    with pytest.raises(DamagedRun, match="has a column of 8 bytes"):
+        parquet.read_columns(opened, ["document"], Path("file"))

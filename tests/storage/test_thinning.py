@@ -7,6 +7,7 @@ import pytest
 
 from metaloom import storage
 from metaloom.storage import Retention, StageRef
+from metaloom.storage.format.codec import flatten
 from metaloom.storage.format.thinning import marker_path
 from metaloom.storage.keep.thinner import Thinner
 from metaloom.storage.write.sessions import Session
@@ -286,6 +287,24 @@ def test_a_run_stops_before_it_holds_more_than_its_limit_and_goes_on_after_thinn
         put(writer, [output for output in big.iteration(done) if not writer.contains(output[0])])
     assert len(storage.open_run(path).iterations) == done + 1
     assert storage.verify_run(path) == []
+
+
+def test_a_limit_counts_what_is_used_reserved_and_needed_to_the_byte(tmp_path, batches, caplog):
+    tasks, refs = batches.tasks(), [StageRef(i, "sample_tasks") for i in range(3)]
+    need = sum(array.nbytes for array in flatten(tasks).values()) + 64 * 2**10
+    budget = Budget(tmp_path, 10 + 2 * need, 10)
+    for ref in refs[:2]:
+        budget.reserve(ref, tasks)
+    with pytest.raises(storage.BudgetReached, match=f": 10 bytes, and up to {need} more"):
+        budget.reserve(refs[2], tasks)
+    budget.release(refs[0], -10)
+    budget.reserve(refs[2], tasks)
+    full = Budget(tmp_path, 1000, 0)
+    full.release(refs[0], 900)
+    assert caplog.text == ""
+    full.release(refs[0], 1)
+    full.release(refs[0], 1)
+    assert caplog.text.count("holds 901 bytes, 90 % of its limit") == len(caplog.records) == 1
 
 
 def test_nine_tenths_of_the_limit_bring_one_warning(tmp_path, batches, caplog):

@@ -80,13 +80,13 @@ def test_a_replaced_or_renamed_stage_takes_its_edges_along():
     renamed = graph.rename("climb", "ascend")
     assert str(renamed.edges["acting"]) == "last_step(ascend, first=learner)"
     assert renamed["ascend"].group == "climb_{step}"
-    assert renamed.adapted is renamed["ascend"]
+    assert renamed.adaptation == (renamed["collect_rollouts"], renamed["ascend"])
 
 
 def test_a_removed_stage_takes_the_edges_that_nobody_reads_along():
     graph = ON_POLICY.edge(acting=this_step("initialize")).remove(ADAPT)
     assert "adapt" not in names(graph)
-    assert graph.adapted is None
+    assert graph.adaptation is None
     assert "evaluate" not in names(ON_POLICY.remove("evaluate"))
 
 

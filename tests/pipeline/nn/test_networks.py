@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.nn.networks import activation, build_network
-from metaloom.pipeline.nn.spec import ACTIVATIONS, TORCH_ACTIVATIONS, NetworkSpec, Spaces, parameter_shapes
+from metaloom.pipeline.nn.spec import ACTIVATIONS, TORCH_ACTIVATIONS, NetworkSpec, Spaces, is_image, parameter_shapes
 from metaloom.pipeline.policies.config import PolicyConfig
 
 IMAGES = NetworkSpec("cnn", (9, 8, 3), 4, (6,), "relu", input_scale=255.0)
@@ -205,3 +205,11 @@ def test_what_earlier_versions_had_is_plain_and_counts_in_no_digest():
     assert PolicyConfig().network_spec(Spaces((3,), 1.0, 2, 0), 2, activation="relu").activation == "relu"
     assert PolicyConfig().decisive().keys() == {"hidden_sizes", "init_std", "min_std", "learn_std"}
     assert PolicyConfig(network="residual").decisive()["network"] == "residual"
+
+
+@pytest.mark.parametrize(
+    ("shape", "scale", "image"),
+    [((5,), 1, False), ((5,), 255, False), ((8, 9), 1, False), ((8, 9), 255, True), ((8, 9, 3), 1, True)],
+)
+def test_images_have_three_axes_or_two_of_bytes(shape, scale, image):
+    assert is_image(shape, scale) == image

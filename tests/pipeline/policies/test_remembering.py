@@ -84,7 +84,7 @@ class Sums(nn.Module):
         return torch.tanh(self.scale * state), state
 
     def sequence(self, inputs, state):
-        if self.wrong == "raises":
+        if self.wrong == "raises" or (self.wrong == "long" and len(inputs) > 64):
             raise ValueError("of a sequence")
         added, ends = self.layer(inputs.relu() if self.wrong == "negative" else inputs), inputs[..., -1].cumsum(0)
         if self.wrong == "resets":
@@ -106,6 +106,21 @@ class Sums(nn.Module):
             power = features.exp()
             features = power.log() + 0 * power.add_(0)
         return features if self.wrong == "shape" else (features, states[0 if self.wrong == "last" else -1])
+
+class Positions(nn.Module):
+    def __init__(self, input_size, positions):
+        super().__init__()
+        self.state_size, self.feature_size = 6, 5
+        self.layer, self.table = nn.Linear(input_size, 5), nn.Parameter(torch.rand(positions, 5))
+
+    def forward(self, inputs, state):
+        features, state = self.sequence(inputs[None], state)
+        return features[0], state
+
+    def sequence(self, inputs, state):
+        at = state[:, -1] + torch.arange(len(inputs))[:, None]
+        sums = state[:, :-1] + (self.layer(inputs) * self.table[at.round().long()]).cumsum(0)
+        return sums.tanh(), torch.cat([sums[-1], at[-1, :, None] + 1], -1)
 
 class LayerNamedSequence(nn.Module):
     def __init__(self, input_size):
@@ -331,6 +346,7 @@ def test_a_cell_that_does_not_keep_to_the_contract_is_refused(name, reason):
         ("single", r"Sums.sequence gives features .* at \(0, 0, .*\), but step by step"),
         ("shape", r"Sums.sequence gives \['Tensor'|sequence gives \[\(2, 4, 5\)\]; required \[\(2, 4, 5\), \(4, 5\)\]"),
         ("raises", r"Sums.sequence raised ValueError on inputs of shape \(2, 4, 7\) .* float64: of a sequence"),
+        ("long", r"Sums.sequence, unlike 70 single steps, raised ValueError on inputs of shape \(70, 4, 7\)"),
         ("writes", "Sums.sequence writes into the inputs that it is given, which others read; required a copy"),
         ("backward", "the gradient of own_cells:Sums.sequence raised RuntimeError .* by an inplace operation"),
         ("steps", "Sums, called step by step, raised RuntimeError .* both float64: .* same dtype"),
@@ -340,6 +356,13 @@ def test_a_sequence_that_is_not_the_steps_of_its_cell_is_refused_with_both_value
     config = PolicyConfig(network="own_cells:Sums", network_options={"wrong": wrong})
     with pytest.raises(ConfigError, match=reason):
         RecurrentPolicy(CONTINUOUS, config)
+
+
+@pytest.mark.parametrize("positions", [50, 100, 300])
+def test_a_sequence_is_compared_on_no_more_steps_than_single_steps_take(positions):
+    RecurrentPolicy(CONTINUOUS, PolicyConfig(network="own_cells:Positions", network_options={"positions": positions}))
+    with pytest.raises(ConfigError, match=r"Positions, called step by step, raised IndexError"):
+        RecurrentPolicy(CONTINUOUS, PolicyConfig(network="own_cells:Positions", network_options={"positions": 2}))
 
 
 def test_learning_calls_the_sequence_that_a_cell_offers_and_acting_its_steps(monkeypatch):
