@@ -89,7 +89,7 @@ def train(
 
     Raises:
         ConfigError, EnvError: A setting is wrong.
-        storage.RunExists: There is such a run already.
+        storage.RunExists: The run exists already.
     """
     check_log(log, film_every)
     config = new_settings(recipe, changes(overrides, settings), iterations=iterations, seed=seed, device=device)
@@ -188,7 +188,7 @@ def iterate(
 
     Raises:
         ConfigError, EnvError: A setting is wrong.
-        storage.RunExists: There is such a run already.
+        storage.RunExists: The run exists already.
     """
     check_log(log, None)
     if isinstance(recipe, storage.Run):

@@ -281,9 +281,7 @@ def load_policy(path: str | Path, *, trust: bool = False) -> TrainedPolicy:
         required |= {TRIAL_STATE, TRIAL_LAST}  # what it remembers
     if found.params.params.keys() != required:
         wrong = ", ".join(sorted(found.params.params.keys() ^ required))
-        raise UsageError(
-            f"{path}: found {wrong} either too much or missing among the parameters; save the policy again"
-        )
+        raise UsageError(f"{path}: found {wrong} unexpected or missing among the parameters; save the policy again")
     return policy
 
 
