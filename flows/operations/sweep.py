@@ -96,7 +96,7 @@ def sweep(
 
     Raises:
         ConfigError, EnvError, UsageError: Settings are wrong, or the stored sweep of this name has others; nothing was
-        begun. Or a run failed, or all runs of a search; the others are trained in any case.
+            begun. Or a run failed, or all runs of a search; the others are trained in any case.
     """
     check_log(log, film_every)
     settings_given = changes(overrides, settings)
