@@ -250,7 +250,7 @@ class SAC(ReplaySettings, AlgorithmSettings):
     critic_hidden_sizes: tuple[LayerSize, ...] = (256, 256)
     """Units in each hidden layer of the Q-functions."""
     tau: float = Field(default=0.995, ge=0, lt=1)
-    """Weight of the old target in a change of the target networks."""
+    """Weight of the old target in an update of the target networks."""
     ent_coeff_init: float = Field(default=0.2, gt=0)
     """Initial temperature α."""
     learn_ent_coeff: bool = True
