@@ -186,7 +186,7 @@ def train_sweep(
     """Train the missing runs of a sweep. After an interruption, the same call continues it."""
     if sweep.search is not None and parallel > len(sweep.seeds):
         raise UsageError(
-            f"found --parallel {parallel} of a search whose trials are {plural(len(sweep.seeds), 'run')} each; "
+            f"found --parallel {parallel} for a search whose trials are {plural(len(sweep.seeds), 'run')} each; "
             "required at most that, because every trial is suggested by the scores of those before it"
         )
     check_loggers(logs.names, logs.film_every)

@@ -198,7 +198,7 @@ def require_stored_outputs(run: Run, graph: Graph) -> None:
                 run.path / "run.json",
                 found=f"stage {stage.name}: {'; '.join(different)}",
                 required="what the run stores",
-                action="Bring the class back as it was when the run began, or train a new run with this one",
+                action="Restore the class as it was when the run began, or train a new run with this one",
             )
 
 

@@ -120,7 +120,7 @@ class FlatNetwork:
                 differ. The bias must follow its kernel in `flat`. Only for relu, which maps one to one.
         """
         if fold_bias and activation != "relu":
-            raise ValueError(f"fold_bias is for relu, which leaves a one as it is; found {activation}")
+            raise ValueError(f"fold_bias is for relu, which maps 1 to 1; found {activation}")
         pairs = [flat.layer(layer, fold_bias=fold_bias) for layer in layers]
         self._layers, self._gradients = [layer for layer, _ in pairs], [gradient for _, gradient in pairs]
         self._activate, self._times_slope = _ACTIVATIONS[activation]

@@ -62,7 +62,7 @@ def read_info(path: Path) -> dict[str, Any]:
         raise _incompatible(where, f"stages that are no table ({error})", "a table of stages") from None
     if unknown:
         raise _incompatible(
-            where, f"stages that give {', '.join(sorted(map(str, unknown)))}", f"outputs of {', '.join(KINDS)}"
+            where, f"stages that output {', '.join(sorted(map(str, unknown)))}", f"outputs of {', '.join(KINDS)}"
         )
     return info
 

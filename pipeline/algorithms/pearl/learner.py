@@ -117,7 +117,7 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
     def _shown(self, context: Transitions | None) -> Transitions:
         """Replace rewards by sparse rewards if enabled."""
         if context is None:
-            raise ValueError("update: a minibatch has no context; PEARL requires one to infer its tasks from")
+            raise ValueError("update: a minibatch has no context; PEARL requires one to infer its tasks")
         if not self.settings.sparse_rewards:
             return context
         return replace(context, rewards=self._setup.sparse_rewards(context.rewards))
