@@ -67,6 +67,13 @@ def test_a_process_that_dies_before_it_samples_says_so(tmp_path):
     assert read_recordings(tmp_path, "b")[0].at.env_step == RESET
 
 
+def test_a_call_that_returns_when_it_was_found_too_long_ends_its_process_all_the_same(tmp_path):
+    notice = "(folder / f'{os.getpid()}-0.timeout').write_text('Timeout: ended from outside')"
+    ended = leave(tmp_path, f"with recorded(folder, 'a', 9): {notice}\nprint('went on')")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert read_recordings(tmp_path, "a")[0].timed_out
+
+
 @pytest.mark.slow
 def test_a_thread_that_hangs_is_found_although_another_goes_on_and_only_it_is_blamed(tmp_path):
     ended = leave(
