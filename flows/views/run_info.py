@@ -11,9 +11,8 @@ from metaloom import storage
 from metaloom.flows.formatting import adaptation_returns, by_inner_step, dotted, finite
 from metaloom.flows.results.class_returns import class_rows, classes_of, headline_returns, returns_by_class
 from metaloom.flows.runs import require_settings
-from metaloom.pipeline.envs import ENVS
-from metaloom.pipeline.envs.config import REPRODUCED
-from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.envs import ENVS, REPRODUCED
+from metaloom.pipeline.refusals import ConfigError
 from metaloom.pipeline.shown import error_text
 from metaloom.storage import Run, StageRef
 from metaloom.storage.format.settings import changed
