@@ -4,13 +4,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
-from metaloom.flows.loggers import LogPlan
 from metaloom.flows.operations import late
 from metaloom.flows.operations.options import FilmEvery, Log, Overrides, Positive, PythonOnly, changes, complete_recipes
 from metaloom.flows.operations.train import Shown, check_log
@@ -106,7 +106,8 @@ def sweep(
 
     def start(observer: "SweepObserver") -> "SweepResult":
         how: dict[str, Any] = {"extend": extend, "parallel": parallel, "backend": backend}
-        return late.train_sweep(planned, configs, **how, observer=observer, logs=LogPlan(tuple(log), film_every))
+        logged = partial(late.logging_to, tuple(log), film_every=film_every)
+        return late.train_sweep(planned, configs, **how, observer=observer, logged=logged)
 
     if callable(progress):
         return progress(planned, start)
