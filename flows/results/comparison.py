@@ -173,12 +173,12 @@ class Comparison(Shown):
 
     @property
     def conditions(self) -> str:
-        """What was compared, and after how many steps."""
+        """Description of the metric, and the number of steps after which runs are compared."""
         return f"{self.about}; after {count(float(self.env_steps))} environment steps"
 
     @property
     def intervals(self) -> str:
-        """How the intervals were computed."""
+        """Description of the intervals."""
         resamples = f"{plural(self.resamples, 'bootstrap resample')} of whole runs, seed {self.seed}"
         return f"intervals: 95 % over seeds, {resamples}; Student's t"
 

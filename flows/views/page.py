@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from html import escape
 from pathlib import Path
 
@@ -17,45 +16,6 @@ from metaloom.flows.views.series import Chart, chart_data
 
 _VIEWER = Path(__file__).parents[1] / "viewer" / "static"
 _REPORT = Path(__file__).parent / "static" / "report.js"
-
-
-@dataclass(frozen=True)
-class Drawings:
-    """Charts with everything a browser needs to draw them.
-
-    Attributes:
-        charts: Charts to draw.
-        plotly: Source text of plotly.js.
-    """
-
-    charts: Sequence[Chart]
-    plotly: str
-
-    @cached_property
-    def script(self) -> str:
-        """Return the drawing script, without plotly.js."""
-        text = (_VIEWER / "traces.js").read_text(encoding="utf-8") + "\n" + _REPORT.read_text(encoding="utf-8")
-        # A page opened from a folder cannot import modules, so join both files in one script.
-        return "\n" + re.sub(r"^export ", "", text, flags=re.MULTILINE)
-
-    @property
-    def policy(self) -> str:
-        """Return the Content-Security-Policy of a page with these charts: two scripts, no network."""
-        digests = (hashlib.sha256(text.encode()).digest() for text in (self.script, self.plotly))
-        scripts = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-        # plotly.js saves a chart as a picture through a blob.
-        return f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {scripts}"
-
-    @property
-    def html(self) -> str:
-        """Return scripts and data as HTML."""
-        data = json.dumps([chart_data(chart) for chart in self.charts], allow_nan=False, separators=(",", ":"))
-        packed = base64.b64encode(gzip.compress(self.plotly.encode(), 6, mtime=0)).decode()
-        # Scripts are not escaped; only "<" could end one.
-        return (
-            f'<script type="application/json" id="charts">{data.replace("<", chr(92) + "u003c")}</script>\n'
-            f'<script type="application/gzip" id="plotly">{packed}</script>\n<script>{self.script}</script>'
-        )
 
 
 def plotly_file() -> Path:
@@ -114,7 +74,7 @@ class Page:
         sections: (heading, figures) in order.
         tables: (heading, rows of name and value); folded unless in `unfolded`.
         unfolded: Headings of the tables that are shown open.
-        drawings: Charts drawn by scripts; None for a page without scripts.
+        plotly: Source text of plotly.js, which draws the charts; empty for a page of pictures, without scripts.
     """
 
     title: str
@@ -124,7 +84,7 @@ class Page:
     sections: Sequence[tuple[str, Sequence[Figure]]]
     tables: Mapping[str, Sequence[tuple[str, str]]]
     unfolded: Sequence[str] = ()
-    drawings: Drawings | None = None
+    plotly: str = ""
 
     def html(self) -> str:
         """Render the page as one HTML document."""
@@ -141,7 +101,9 @@ class Page:
             card = f'<details class="card"{" open" if heading in self.unfolded else ""}>'
             tables.append(f'{card}<summary>{escape(heading)}</summary><table class="facts">{body}</table></details>')
         style = (_VIEWER / "style.css").read_text(encoding="utf-8").strip()
-        policy = POLICY if self.drawings is None else self.drawings.policy
+        figures = (self.main_figure, *(figure for _, figures in self.sections for figure in figures))
+        charts = [figure for figure in figures if isinstance(figure, Chart)]
+        policy, scripts = _scripts(charts, self.plotly) if self.plotly else (POLICY, "")
         return "\n".join(
             [
                 '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -150,14 +112,32 @@ class Page:
                 f"<title>{escape(self.title)}</title>\n<style>\n{style}\n</style>\n</head>\n<body>\n<main>",
                 f'<h1>{escape(self.title)}</h1>\n<p class="quiet">{escape(self.subtitle)}</p>',
                 f'<div class="tiles">{"".join(tiles)}</div>',
-                "" if self.drawings is None else CONTROLS,
+                CONTROLS if self.plotly else "",
                 f'<div class="wide">{_figure(self.main_figure, "h2")}</div>',
                 *sections,
                 "<h2>Details</h2>",
                 *tables,
-                f"</main>\n{self.drawings.html if self.drawings else ''}\n</body>\n</html>\n",
+                f"</main>\n{scripts}\n</body>\n</html>\n",
             ]
         )
+
+
+def _scripts(charts: Sequence[Chart], plotly: str) -> tuple[str, str]:
+    """Return the Content-Security-Policy of a page with charts, and the HTML of its two scripts and their data."""
+    text = (_VIEWER / "traces.js").read_text(encoding="utf-8") + "\n" + _REPORT.read_text(encoding="utf-8")
+    # A page opened from a folder cannot import modules, so join both files in one script.
+    script = "\n" + re.sub(r"^export ", "", text, flags=re.MULTILINE)
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, plotly))
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    # plotly.js saves a chart as a picture through a blob.
+    policy = f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {allowed}"
+    # Scripts are not escaped; only "<" could end one.
+    data = json.dumps([*map(chart_data, charts)], allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    packed = base64.b64encode(gzip.compress(plotly.encode(), 6, mtime=0)).decode()
+    return policy, (
+        f'<script type="application/json" id="charts">{data}</script>\n'
+        f'<script type="application/gzip" id="plotly">{packed}</script>\n<script>{script}</script>'
+    )
 
 
 def _figure(figure: Figure, heading: str = "h3") -> str:

@@ -14,7 +14,7 @@ from metaloom.flows.results.class_returns import headline_returns, named_estimat
 from metaloom.flows.runs import require_settings
 from metaloom.flows.views import charts
 from metaloom.flows.views.history import STEPS, History, load_history, stage_seconds
-from metaloom.flows.views.page import Drawings, Figure, Page, Picture, plotly_file
+from metaloom.flows.views.page import Figure, Page, Picture, plotly_file
 from metaloom.flows.views.run_charts import learning_chart, run_charts
 from metaloom.flows.views.series import Chart
 from metaloom.pipeline.types import Array
@@ -120,7 +120,7 @@ def report_page(
             "Versions and machine": list(dotted(made | info["system"])),
         },
         unfolded=["Configuration", CLASS_TABLE],
-        drawings=None if static else Drawings(shown, plotly_file().read_text(encoding="utf-8")),
+        plotly="" if static else plotly_file().read_text(encoding="utf-8"),
     )
 
 

@@ -66,14 +66,9 @@ def curves(name: str, history: History, evaluations: Mapping[int, tuple[float, E
         history: Its history.
         evaluations: Its evaluations, as `evaluation_after` reads them, by the iteration that each follows.
     """
-    return [
-        learning_chart(name, history),
-        *trial_lines(history),
-        *class_lines(history),
-        *success_lines(history),
-        *(evaluation_lines(name, evaluations, history.classes) if evaluations else ()),
-        *optimization_lines(history),
-    ]
+    tests = evaluation_lines(name, evaluations, history.classes) if evaluations else ()
+    charts = [learning_chart(name, history), *class_lines(history), *metric_lines(history), *tests]
+    return sorted(charts, key=lambda chart: SECTIONS.index(chart.section))
 
 
 def _over_training(
@@ -190,92 +185,80 @@ def _by_kind(names: Sequence[str], kinds: Array, values: Array) -> tuple[Panel, 
     return alone(series)
 
 
-def success_lines(history: History) -> Iterator[Chart]:
-    """Yield the share of successful episodes, if the environment reports success."""
-    note = f"Episodes with at least one step that the environment reported as success{steps_note(history.last_step)}."
-    steps = _of_steps(history, "success_rate")
-    yield from _of_metrics(history, "Success", "success_rate", "Success rate", "share of episodes", steps, note)
+def metric_lines(history: History) -> Iterator[Chart]:
+    """Yield the curves of metrics that the run has: ends of trials, successes, and what updates did."""
+    metrics, last, shown = history.metrics, history.last_step, steps_note(history.last_step)
 
+    def of_steps(metric: str) -> dict[str, tuple[str, str]]:
+        return {f"step_{k}.{metric}": (adaptation_label(k, last), color) for k, color in shown_steps(last).items()}
 
-def trial_lines(history: History) -> Iterator[Chart]:
-    """Yield the returns of the first and the last episodes of trials, where trials have several."""
-    first, last = (history.metrics.get(name) for name in TRIAL_RETURNS)
-    if first is None or last is None or np.array_equal(first, last, equal_nan=True):
-        return
-    note = "Over all trials of an iteration; the gap is what the policy gains by remembering earlier episodes."
-    ends: dict[str, tuple[str, str]] = dict(
-        zip(TRIAL_RETURNS, (("first episode", BEFORE), ("last episode", AFTER)), strict=True)
-    )
-    title = "First and last episode of a trial"
-    yield from _of_metrics(history, "Trials", "trial_returns", title, "average episode return", ends, note)
-
-
-def optimization_lines(history: History) -> Iterator[Chart]:
-    """Yield curves of the updates, if the algorithm has such metrics."""
-    shown = steps_note(history.last_step)
-    gained = "; the gap is what the update gained on them" if "loss_before" in history.metrics else ""
-    norm = {"meta_gradient_norm": ("meta-gradient", AFTER)}
-    noise = (
+    first, final = (metrics.get(name) for name in TRIAL_RETURNS)
+    ends = dict(zip(TRIAL_RETURNS, (("first episode", BEFORE), ("last episode", AFTER)), strict=True))
+    if first is None or final is None or np.array_equal(first, final, equal_nan=True):
+        ends = {}  # trials are of one episode
+    gained = "; the gap is what the update gained on them" if "loss_before" in metrics else ""
+    norm, noise = (
         "Norm of the meta-gradient",
-        norm,
         "How much of it is noise a run records with algorithm.gradient_noise=true.",
     )
-    if "meta_gradient_standard_error" in history.metrics:
-        error = {"meta_gradient_standard_error": ("its standard error over tasks", BEFORE)}
-        note = "Where the norm is no larger than its standard error, other tasks would have led elsewhere."
-        noise = ("Signal and noise of the meta-gradient", {**norm, **error}, note)
+    if "meta_gradient_standard_error" in metrics:
+        norm = "Signal and noise of the meta-gradient"
+        noise = "Where the norm is no larger than its standard error, other tasks would have led elsewhere."
     charts = (
         (
-            *("kl_divergence", "KL divergence of the update", "KL divergence (nats)"),
+            *("Trials", "trial_returns", "First and last episode of a trial", "average episode return"),
+            ends,
+            "Over all trials of an iteration; the gap is what the policy gains by remembering earlier episodes.",
+        ),
+        (
+            *("Success", "success_rate", "Success rate", "share of episodes"),
+            of_steps("success_rate"),
+            f"Episodes with at least one step that the environment reported as success{shown}.",
+        ),
+        (
+            *("Optimization", "kl_divergence", "KL divergence of the update", "KL divergence (nats)"),
             {"inner_kl": ("before adaptation (inner)", BEFORE), "outer_kl": ("after adaptation (outer)", AFTER)},
             "How far an iteration's update moved the policy from the one that collected its episodes.",
         ),
         (
-            *("entropy", "Policy entropy", "entropy (nats)", _of_steps(history, "entropy")),
+            *("Optimization", "entropy", "Policy entropy", "entropy (nats)"),
+            of_steps("entropy"),
             f"Falls as the policy grows certain of its actions{shown}.",
         ),
         (
-            *("loss", "Loss of the update", "surrogate loss"),
+            *("Optimization", "loss", "Loss of the update", "surrogate loss"),
             {"loss_before": ("before the update", BEFORE), "loss_after": ("after the update", AFTER)},
             f"On the iteration's episodes{gained}.",
         ),
-        ("meta_gradient", noise[0], "norm", noise[1], noise[2]),
         (
-            *("gradient_norm", "Norm of the gradient", "norm"),
+            *("Optimization", "meta_gradient", norm, "norm"),
+            {
+                "meta_gradient_norm": ("meta-gradient", AFTER),
+                "meta_gradient_standard_error": ("its standard error over tasks", BEFORE),
+            },
+            noise,
+        ),
+        (
+            *("Optimization", "gradient_norm", "Norm of the gradient", "norm"),
             {"gradient_norm": ("of the loss", AFTER), "q_gradient_norm": ("of the value function's loss", BEFORE)},
             "Of the updates of an iteration, before any clipping.",
         ),
         (
-            *("meta_gradient_agreement", "Agreement of two halves of the tasks", "cosine of their meta-gradients"),
+            *("Optimization", "meta_gradient_agreement", "Agreement of two halves of the tasks"),
+            "cosine of their meta-gradients",
             {"meta_gradient_split_cosine": ("cosine", AFTER)},
             "1: both halves lead the same way; around 0: the direction of the update is noise.",
         ),
         (
-            *("explained_variance", "Explained variance of the baseline", "share of variance"),
-            _of_steps(history, "explained_variance"),
+            *("Optimization", "explained_variance", "Explained variance of the baseline", "share of variance"),
+            of_steps("explained_variance"),
             f"1: the baseline predicts the returns exactly; 0: no better than their mean{shown}.",
         ),
     )
-    for name, title, y_label, lines, note in charts:
-        yield from _of_metrics(history, "Optimization", name, title, y_label, lines, note)
-
-
-def _of_steps(history: History, metric: str) -> dict[str, tuple[str, str]]:
-    last = history.last_step
-    return {f"step_{k}.{metric}": (adaptation_label(k, last), color) for k, color in shown_steps(last).items()}
-
-
-def _of_metrics(
-    history: History, section: str, name: str, title: str, y_label: str, lines: Mapping[str, tuple[str, str]], note: str
-) -> Iterator[Chart]:
-    """Yield the lines of metrics, name -> (label, colour), if the run has any of them."""
-    series = tuple(  # a chart without lines is none
-        Series(label, color, history.metrics[metric])
-        for metric, (label, color) in lines.items()
-        if metric in history.metrics
-    )
-    if series:
-        yield _over_training(history, section, name, title, y_label, alone(series), note)
+    for section, chart, title, y_label, lines, note in charts:
+        series = [Series(label, color, metrics[name]) for name, (label, color) in lines.items() if name in metrics]
+        if series:
+            yield _over_training(history, section, chart, title, y_label, alone(series), note)
 
 
 def evaluation_lines(

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from metaloom.flows.views.page import Drawings, Page, Picture
+from metaloom.flows.views.page import Page, Picture
 from metaloom.flows.views.series import Chart, Panel, Series
 
 HOSTILE = '"><script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)>'
@@ -49,8 +49,7 @@ def drawn_page_with(text: str) -> Page:
     chart = Chart(
         "one", text, "lines", text, text, text, text, text, np.arange(2.0), (Panel(text, series),), None, (text,)
     )
-    drawings = Drawings([chart], "window.Plotly = {};")
-    return Page(text, text, [], chart, [(text, [replace(chart, name="two")])], {}, (), drawings)
+    return Page(text, text, [], chart, [(text, [replace(chart, name="two")])], {}, (), "window.Plotly = {};")
 
 
 def test_no_text_of_a_chart_can_end_its_data_or_add_an_element():

@@ -9,7 +9,7 @@ from driving import open_page
 
 from metaloom import storage
 from metaloom.flows.views.history import load_history
-from metaloom.flows.views.page import Drawings, Page, plotly_file
+from metaloom.flows.views.page import Page, plotly_file
 from metaloom.flows.views.report import write_report
 from metaloom.flows.views.run_charts import run_charts
 from metaloom.flows.views.series import Chart, Panel, Series
@@ -50,9 +50,9 @@ def test_a_chart_of_more_points_than_a_call_takes_arguments_is_drawn(tmp_path):
     x = np.arange(130_000.0)  # V8 takes 125 thousand
     panels = (Panel("", (Series("tasks", "#0072b2", np.where(x < 2, x, np.nan)),)),)  # two of them are drawn
     chart = Chart("many", "Tasks", "points", "t", "x", "y", "", "", x, panels, diagonal=True)
-    drawings = Drawings([chart], plotly_file().read_text("utf-8"))
+    plotly = plotly_file().read_text("utf-8")
     html = tmp_path / "many.html"
-    html.write_text(Page("t", "", [], chart, [], {}, drawings=drawings).html(), "utf-8")
+    html.write_text(Page("t", "", [], chart, [], {}, plotly=plotly).html(), "utf-8")
     page, _ = look(html.as_uri(), tmp_path / "browser")
     assert 'id="trouble" hidden=""' in page
 
