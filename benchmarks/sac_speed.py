@@ -28,6 +28,7 @@ from threadpoolctl import threadpool_limits
 from metaloom.pipeline.algorithms.contract import KernelName, Setup
 from metaloom.pipeline.algorithms.off_policy.settings import SAC
 from metaloom.pipeline.baselines import BaselineConfig
+from metaloom.pipeline.dataflow.stage import At
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.replay.buffer import ReplayBuffer, TransitionColumns
@@ -122,7 +123,7 @@ def _metaloom(experience: EpisodeBatch, steps: int, parallel: ParallelMap, kerne
         device="cpu",
         sparse_rewards=lambda rewards: rewards,
     )
-    learner = settings.build(setup)
+    learner, plan = settings.build(setup), settings.plan(episodes_per_task=1, max_episode_steps=LENGTH)
     columns = TransitionColumns(OBSERVATION, ACTION)
     room = 2 * EPISODES * LENGTH
     tasks, buffer = TaskIndex(), ReplayBuffer(columns, cache_bytes=room * columns.row_bytes, max_rows=room)
@@ -132,18 +133,8 @@ def _metaloom(experience: EpisodeBatch, steps: int, parallel: ParallelMap, kerne
 
     def block() -> None:
         nonlocal state, iteration
-        chosen = draw_transitions(
-            tasks.as_of(0),
-            num_updates=steps,
-            max_updates=steps,
-            task_ids=[0],
-            num_tasks=1,
-            batch_size=same.BATCH_SIZE,
-            context_size=0,
-            buffer_size=same.MEMORY_SIZE,
-            run_seed=1,
-            iteration=iteration,
-        )
+        at = At(1, iteration)
+        chosen = draw_transitions(tasks.as_of(0), plan, at, [0], num_updates=steps, max_updates=steps)
         minibatches = buffer.minibatches(chosen, lambda number: experience)
         state, _ = learner.update(state, minibatches, run_seed=1, iteration=iteration, parallel=parallel)
         iteration += 1
