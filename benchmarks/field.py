@@ -39,7 +39,8 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.exports import export
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.run import build_config
-from metaloom.pipeline.envs.config import REPRODUCED, EnvConfig, WrapperConfig
+from metaloom.pipeline.envs import REPRODUCED
+from metaloom.pipeline.envs.config import EnvConfig, WrapperConfig
 from metaloom.pipeline.envs.facts import class_path
 from metaloom.pipeline.envs.wrappers import action_map
 from metaloom.stages.rollouts.faults import RolloutPosition

@@ -26,7 +26,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from metaloom.pipeline.algorithms.contract import KernelName, Setup
-from metaloom.pipeline.algorithms.off_policy.settings import SAC
+from metaloom.pipeline.algorithms.off_policy.settings import SAC, Filling, OffPolicyPlan
 from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.dataflow.stage import At
 from metaloom.pipeline.estimation.config import ProcessingConfig
@@ -123,17 +123,18 @@ def _metaloom(experience: EpisodeBatch, steps: int, parallel: ParallelMap, kerne
         device="cpu",
         sparse_rewards=lambda rewards: rewards,
     )
-    learner, plan = settings.build(setup), settings.plan(episodes_per_task=1, max_episode_steps=LENGTH)
+    learner = settings.build(setup)
     columns = TransitionColumns(OBSERVATION, ACTION)
     room = 2 * EPISODES * LENGTH
     tasks, buffer = TaskIndex(), ReplayBuffer(columns, cache_bytes=room * columns.row_bytes, max_rows=room)
     tasks.append(-1, [0], experience.lengths, in_context=False)
     buffer.append(experience.lengths)
     state, iteration = learner.initialize(run_seed=1), 0
+    plan = OffPolicyPlan(Filling("uniform"), (), None, 1, same.BATCH_SIZE, context_size=0, memory_size=same.MEMORY_SIZE)
 
     def block() -> None:
         nonlocal state, iteration
-        at = At(1, iteration)
+        at = At(run_seed=1, iteration=iteration)
         chosen = draw_transitions(tasks.as_of(0), plan, at, [0], num_updates=steps, max_updates=steps)
         minibatches = buffer.minibatches(chosen, lambda number: experience)
         state, _ = learner.update(state, minibatches, run_seed=1, iteration=iteration, parallel=parallel)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from metaloom.flows.rollouts.backend import Traffic
-from metaloom.pipeline.envs.config import REPRODUCED
+from metaloom.pipeline.envs import REPRODUCED
 from metaloom.pipeline.estimation.statistics import ClassReturns
 from metaloom.pipeline.types import Array, Evaluation
 from metaloom.stages.faults import StageFault

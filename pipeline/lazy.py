@@ -5,6 +5,7 @@ Help, listings and errors should not wait seconds for torch. A module with slow 
 """
 
 import ast
+import gc
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
@@ -18,7 +19,13 @@ def lazily(module: str) -> Callable[[str], Any]:
     def found(name: str) -> Any:
         if (place := lazy_names(module).get(name)) is None:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        return getattr(import_module(place[0]), place[1])
+        collects = gc.isenabled()
+        gc.disable()  # of the objects of an import all stay; to look for garbage among them takes a tenth of the time
+        try:
+            return getattr(import_module(place[0]), place[1])
+        finally:
+            if collects:
+                gc.enable()
 
     return found
 

@@ -18,17 +18,12 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast, get_args
-
-from pydantic import BaseModel, GetJsonSchemaHandler, TypeAdapter, ValidationError
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, InitErrorDetails, core_schema
+from typing import Any, TypeVar, cast
 
 from metaloom.pipeline.installed import installed
-from metaloom.pipeline.schema import ConfigError, refusal, suggestion
+from metaloom.pipeline.refusals import ConfigError, suggestion
 
 T = TypeVar("T")
-S = TypeVar("S", bound=BaseModel)
 
 INSTALLED = "installed"
 
@@ -63,10 +58,10 @@ class Plugins:
             return name
         if (path := self._installed().get(name)) is not None:
             return path
-        names = self.names()
+        names, kind = self.names(), a_or_an(self.kind)
         known, hint = f"one of {', '.join(names)}; or " if names else "", suggestion(name, names)
         raise ConfigError(
-            f"found {name!r}{hint}{' Required' if hint else '; required'} {known}module:Class for {_a(self.kind)} of "
+            f"found {name!r}{hint}{' Required' if hint else '; required'} {known}module:Class for {kind} of "
             f"your own, or a name among the entry points {self.group} of an installed package"
         )
 
@@ -191,75 +186,12 @@ def path_of(found: Callable[..., object]) -> str:
     return f"{found.__module__}:{found.__qualname__}"
 
 
-@dataclass(frozen=True, eq=False)
-class ByName(Generic[S]):
-    """Annotation of a field that holds settings of any plug-in of a kind, selected by `name`.
-
-    A bare string selects the settings with defaults.
-
-    Attributes:
-        plugins: Registry where names are looked up.
-        base: Base class or group of the settings.
-        default: Default name.
-    """
-
-    plugins: Plugins
-    base: type[S]
-    default: str | None = None
-
-    def validate(self, value: object) -> S:
-        """Build settings from a name, a mapping with a name, or settings.
-
-        Raises:
-            ValidationError: the settings are invalid.
-            ConfigError: the class of the settings cannot be found by their name.
-        """
-        if isinstance(value, self.base):
-            return self._findable(value)
-        given = {"name": value} if isinstance(value, str) else value
-        if not isinstance(given, Mapping) or not isinstance(name := given.get("name", self.default), str):
-            raise ConfigError(f"required the name of {_a(self.plugins.kind)}, or a mapping that has it as name")
-        try:
-            found = self.plugins.find(name, self.base)
-            names = get_args(found.model_fields["name"].annotation)
-            if names and name not in names:
-                raise ConfigError(
-                    f"found {name!r}, whose field name takes only {', '.join(map(repr, names))}; required a class "
-                    + ("that leaves the field out" if len(names) == 1 else f"derived from {path_of(self.base)}")
-                )
-        except ConfigError as problem:
-            line = InitErrorDetails(type=refusal(str(problem)), loc=("name",), input=name)
-            raise ValidationError.from_exception_data(self.plugins.kind, [line]) from problem
-        return found.model_validate(given)
-
-    def _findable(self, value: S) -> S:
-        """Return the settings with a name by which other processes find their class."""
-        given = getattr(value, "name", "")
-        name = given or path_of(type(value))
-        found = self.plugins.find(name, self.base)
-        if found is not type(value):
-            raise ConfigError(
-                f"found an object of {path_of(type(value))} whose name is {name!r}, which stands for {path_of(found)}; "
-                "leave the field name out in your class"
-            )
-        return value if given else value.model_copy(update={"name": name})
-
-    def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
-        """Accept any settings derived from `base`, dumped with all fields of their class."""
-        return core_schema.no_info_plain_validator_function(self.validate)
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Describe the union of the built-in settings."""
-        found = (load(path) for path in self.plugins.builtin.values())
-        builtin: dict[Any, None] = dict.fromkeys(cls for cls in found if issubclass(cls, self.base))
-        return handler(core_schema.union_schema([TypeAdapter(cls).core_schema for cls in builtin]))
-
-
 def _told(found: object) -> str:
     if inspect.isclass(found):
         return f"the class {path_of(found)}"
-    return "a function" if isinstance(found, types.FunctionType) else f"{_a(type(found).__name__)}"
+    return "a function" if isinstance(found, types.FunctionType) else f"{a_or_an(type(found).__name__)}"
 
 
-def _a(noun: str) -> str:
+def a_or_an(noun: str) -> str:
+    """Return a noun with its article."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

@@ -1,13 +1,13 @@
-"""Pydantic base classes of settings, and the error for invalid ones."""
+"""Pydantic base classes of settings."""
 
 import ast
-import difflib
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from textwrap import dedent
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -16,27 +16,23 @@ from pydantic import (
     GetJsonSchemaHandler,
     JsonValue,
     ModelWrapValidatorHandler,
+    TypeAdapter,
     ValidationError,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError, core_schema
+
+from metaloom.pipeline.plugins import Plugins, a_or_an, load, path_of
+from metaloom.pipeline.refusals import ConfigError as ConfigError
+from metaloom.pipeline.refusals import suggestion as suggestion
+
+S = TypeVar("S", bound=BaseModel)
 
 LATER = "later"
 REFUSAL = "refusal"
 MOST_REPEATS = 1_000_000
 """Upper bound of the number of passes over an iteration's data."""
-
-
-class ConfigError(ValueError):
-    """Raised for an invalid configuration; names each field, the value found and the allowed values."""
-
-
-def suggestion(found: str, names: Iterable[str]) -> str:
-    """Return `; did you mean X?` for a name that resembles others, otherwise ""."""
-    by_small_letters = {name.lower(): name for name in names}
-    close = difflib.get_close_matches(found.lower(), by_small_letters, n=1)
-    return f"; did you mean {by_small_letters[close[0]]}?" if close else ""
 
 
 def told(problem: ErrorDetails) -> str:
@@ -129,7 +125,7 @@ class Settings(BaseModel):
         }
 
 
-class PluginSettings(BaseModel, use_attribute_docstrings=True):
+class PluginSettings(BaseModel):
     """Settings selected by `name`: built-in, an entry point, or module:Class.
 
     Settings classes are composed of groups such as this one by inheritance.
@@ -166,3 +162,67 @@ def _with_suggestion(problem: ErrorDetails, keys: Iterable[str]) -> InitErrorDet
     elif kind == REFUSAL:
         kind = refusal(context["message"])
     return InitErrorDetails(type=kind, loc=problem["loc"], input=problem["input"], ctx=context)
+
+
+@dataclass(frozen=True, eq=False)
+class ByName(Generic[S]):
+    """Annotation of a field that holds settings of any plug-in of a kind, selected by `name`.
+
+    A bare string selects the settings with defaults.
+
+    Attributes:
+        plugins: Registry where names are looked up.
+        base: Base class or group of the settings.
+        default: Default name.
+    """
+
+    plugins: Plugins
+    base: type[S]
+    default: str | None = None
+
+    def validate(self, value: object) -> S:
+        """Build settings from a name, a mapping with a name, or settings.
+
+        Raises:
+            ValidationError: the settings are invalid.
+            ConfigError: the class of the settings cannot be found by their name.
+        """
+        if isinstance(value, self.base):
+            return self._findable(value)
+        given = {"name": value} if isinstance(value, str) else value
+        if not isinstance(given, Mapping) or not isinstance(name := given.get("name", self.default), str):
+            raise ConfigError(f"required the name of {a_or_an(self.plugins.kind)}, or a mapping that has it as name")
+        try:
+            found = self.plugins.find(name, self.base)
+            names = get_args(found.model_fields["name"].annotation)
+            if names and name not in names:
+                raise ConfigError(
+                    f"found {name!r}, whose field name takes only {', '.join(map(repr, names))}; required a class "
+                    + ("that leaves the field out" if len(names) == 1 else f"derived from {path_of(self.base)}")
+                )
+        except ConfigError as problem:
+            line = InitErrorDetails(type=refusal(str(problem)), loc=("name",), input=name)
+            raise ValidationError.from_exception_data(self.plugins.kind, [line]) from problem
+        return found.model_validate(given)
+
+    def _findable(self, value: S) -> S:
+        """Return the settings with a name by which other processes find their class."""
+        given = getattr(value, "name", "")
+        name = given or path_of(type(value))
+        found = self.plugins.find(name, self.base)
+        if found is not type(value):
+            raise ConfigError(
+                f"found an object of {path_of(type(value))} whose name is {name!r}, which stands for {path_of(found)}; "
+                "leave the field name out in your class"
+            )
+        return value if given else value.model_copy(update={"name": name})
+
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
+        """Accept any settings derived from `base`, dumped with all fields of their class."""
+        return core_schema.no_info_plain_validator_function(self.validate)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Describe the union of the built-in settings."""
+        found = (load(path) for path in self.plugins.builtin.values())
+        builtin: dict[Any, None] = dict.fromkeys(cls for cls in found if issubclass(cls, self.base))
+        return handler(core_schema.union_schema([TypeAdapter(cls).core_schema for cls in builtin]))

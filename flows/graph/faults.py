@@ -18,7 +18,7 @@ from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.config.sources import plugin_paths
 from metaloom.pipeline.dataflow.outputs import Outputs
 from metaloom.pipeline.device import asks_for_gpu
-from metaloom.pipeline.envs.config import REPRODUCED
+from metaloom.pipeline.envs import REPRODUCED
 from metaloom.pipeline.global_random import SEEDED
 from metaloom.pipeline.plugin_files import own_paths
 from metaloom.pipeline.plugins import is_installed

@@ -19,7 +19,7 @@ from metaloom.pipeline.dataflow.outputs import Outputs, SpanOutputs, read_only
 from metaloom.pipeline.dataflow.refs import Span, StageRef
 from metaloom.pipeline.dataflow.stage import At, GraphError, Input, Stage
 from metaloom.pipeline.dataflow.tasks import call
-from metaloom.pipeline.envs.config import REPRODUCED
+from metaloom.pipeline.envs import REPRODUCED
 from metaloom.pipeline.global_random import GlobalRandomWatch
 from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.plugin_files import own_paths

@@ -53,7 +53,7 @@ def function_named(name: str) -> "Callable[[FinishedIteration], Any]":
     """
     from metaloom.pipeline.installed import installed
     from metaloom.pipeline.plugins import load
-    from metaloom.pipeline.schema import suggestion
+    from metaloom.pipeline.refusals import suggestion
 
     added = {point.name: point.value for point in installed("metaloom.loggers")}
     path = added.get(name, name)

@@ -11,6 +11,7 @@ import math
 import mmap
 import os
 import re
+import select
 import shutil
 import socket
 import tempfile
@@ -191,10 +192,11 @@ class FlightRecorder(RolloutWatch):
         if self._is_copy:
             self._end_copy()
         line = self._line
-        closed = identity(self._report) != self._report_identity
-        if closed or (line is not None and identity(line) != self._line_identity):
-            # Dask marks what it closes as closed, but does not notice what others close.
-            why = _ALONE if line is not None and line.fileno() < 0 else _CLOSED
+        # Dask marks what it closes as closed, but does not notice what others close, nor soon what they shut down.
+        same = line is None or identity(line) == self._line_identity
+        alone = line is not None and (_is_shut_down(line) if same else line.fileno() < 0)
+        if alone or not same or identity(self._report) != self._report_identity:
+            why = _ALONE if alone else _CLOSED
             # Written by path, because descriptors may have been reused; missing if the run ended.
             with suppress(OSError):
                 _crash_file(self._folder, os.getpid()).write_text(f"{why}\n", encoding="utf-8")
@@ -284,6 +286,13 @@ def _scheduler_socket() -> socket.socket | None:
     except ValueError:
         return None
     return cast(socket.socket | None, getattr(getattr(comm, "stream", None), "socket", None))
+
+
+def _is_shut_down(line: socket.socket) -> bool:
+    """Return True if both directions of a connection are shut down, as nobody but its own process does."""
+    poll = select.poll()
+    poll.register(line, 0)
+    return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
 def _attempts(folder: Path, key: str) -> list[Path]:

@@ -7,8 +7,8 @@ from pydantic import Field, model_validator
 from metaloom.pipeline.baselines.contract import Baseline
 from metaloom.pipeline.baselines.linear import LinearFeatureBaseline, LinearTimeBaseline, ZeroBaseline
 from metaloom.pipeline.baselines.value_network import ValueNetworkBaseline
-from metaloom.pipeline.plugins import ByName, Plugins
-from metaloom.pipeline.schema import MOST_REPEATS, PluginSettings, Settings
+from metaloom.pipeline.plugins import Plugins
+from metaloom.pipeline.schema import MOST_REPEATS, ByName, PluginSettings, Settings
 from metaloom.pipeline.types import Array, ParallelMap, Params
 
 _NETWORK_OPTIONS = ("hidden_sizes", "num_epochs", "learning_rate", "steps_per_minibatch", "shared")

@@ -17,9 +17,8 @@ from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.spec import RECURRENT_NETWORKS, SIZED_NETWORKS, WITHOUT_MEMORY
-from metaloom.pipeline.plugins import ByName
 from metaloom.pipeline.policies import PolicyConfig
-from metaloom.pipeline.schema import Settings, later
+from metaloom.pipeline.schema import ByName, Settings, later
 
 MOST_ITERATIONS, MOST_STEPS = 10**8, 10**4
 """Maximum numbers of iterations and inner steps that stored names allow."""

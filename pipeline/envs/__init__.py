@@ -42,3 +42,6 @@ ENVS: dict[str, str] = {
 """module:Class by name. The module is imported when an environment is made."""
 
 PLUGINS = Plugins("environment", "metaloom.envs", ENVS)
+
+REPRODUCED = "witness_reproduced"
+"""Metric of an iteration: 1 if its witness episode was reproduced bit for bit, otherwise 0."""

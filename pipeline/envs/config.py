@@ -49,10 +49,6 @@ class WrapperConfig(Settings):
         return self.name if ":" in self.name else f"gymnasium.wrappers:{self.name}"
 
 
-REPRODUCED = "witness_reproduced"
-"""Metric of an iteration: 1 if its witness episode was reproduced bit for bit, otherwise 0."""
-
-
 class EnvConfig(Settings):
     """An environment by name, with its options.
 

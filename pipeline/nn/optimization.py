@@ -65,7 +65,7 @@ LrSchedule = Annotated[
 """Schedule of step sizes; the bare name of a scheduler of torch selects it with its default options."""
 
 
-class LearningRate(BaseModel, use_attribute_docstrings=True):
+class LearningRate(BaseModel):
     """Settings of algorithms with one step size and a schedule."""
 
     learning_rate: float = Field(default=5e-4, gt=0)
@@ -83,7 +83,7 @@ class LearningRate(BaseModel, use_attribute_docstrings=True):
         return self
 
 
-class ScheduledSteps(BaseModel, use_attribute_docstrings=True):
+class ScheduledSteps(BaseModel):
     """Settings of a schedule, for algorithms with their own step sizes, which had none in version 0.1."""
 
     lr_schedule: LrSchedule = later("constant")
@@ -99,7 +99,7 @@ class ScheduledSteps(BaseModel, use_attribute_docstrings=True):
         return self
 
 
-class NaturalSteps(BaseModel, use_attribute_docstrings=True):
+class NaturalSteps(BaseModel):
     """Settings of TRPO's natural-gradient steps, Schulman et al. 2015, arXiv:1502.05477."""
 
     max_kl: float = Field(default=0.01, gt=0)

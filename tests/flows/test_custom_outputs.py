@@ -46,8 +46,6 @@ from metaloom.pipeline.outputs import Axes
 from metaloom.pipeline.types import EpisodeBatch, Samples
 from metaloom.stages.graphs.on_policy import ON_POLICY
 
-# Pydantic would look for the source of every class that is made without one.
-UNREAD = {"use_attribute_docstrings": False}
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ class Smoothed(ProMP):
 for _name, _graph in GRAPHS.items():
     globals()[f"{_name}Graph"] = _graph
     _body = {"__module__": __name__, "__annotations__": {"graph": ClassVar[str]}, "graph": f"own_outputs:{_name}Graph"}
-    globals()[_name] = type(_name, (ProMP,), _body, **UNREAD)
+    globals()[_name] = type(_name, (ProMP,), _body)
 '''
 
 

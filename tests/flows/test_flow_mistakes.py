@@ -58,8 +58,6 @@ from metaloom.stages.faults import StageFault
 from metaloom.stages.graphs.on_policy import ON_POLICY
 from metaloom.stages.meta_optimize import META_OPTIMIZE
 
-# Pydantic would look for the source of every class that is made without one.
-UNREAD = {"use_attribute_docstrings": False}
 
 
 class HasAdvantages(Protocol):  # an annotation that is not judged
@@ -220,14 +218,14 @@ GRAPHS = {
 for _name, _graph in GRAPHS.items():
     globals()[f"{_name}Graph"] = _graph
     _body = {"__module__": __name__, "__annotations__": {"graph": ClassVar[str]}, "graph": f"own_flow:{_name}Graph"}
-    globals()[_name] = type(_name, (ProMP,), _body, **UNREAD)
+    globals()[_name] = type(_name, (ProMP,), _body)
 
 
 def own(name, **body):
     """Settings of ProMP with a learner that does otherwise."""
     globals()[f"{name}Learner"] = type(f"{name}Learner", (ProMPLearner,), {"__module__": __name__, **body})
     settings = {"__module__": __name__, "__annotations__": {"learner": ClassVar[str]}}
-    globals()[name] = type(name, (ProMP,), {**settings, "learner": f"own_flow:{name}Learner"}, **UNREAD)
+    globals()[name] = type(name, (ProMP,), {**settings, "learner": f"own_flow:{name}Learner"})
 
 
 def moved(learner, way, state, experience, **options):
@@ -319,7 +317,7 @@ def __getattr__(name):
 
 for _name in ("UnknownProducer", "ArgumentName"):
     _body = {"__module__": __name__, "__annotations__": {"graph": ClassVar[str]}, "graph": f"own_flow:{_name}Graph"}
-    globals()[_name] = type(_name, (ProMP,), _body, **UNREAD)
+    globals()[_name] = type(_name, (ProMP,), _body)
 
 
 class NoLearner(AlgorithmSettings):
@@ -360,7 +358,7 @@ def of_long_episodes(learner, settings, setup):
 own("OfLongEpisodes", __init__=of_long_episodes)
 
 
-class OfGroups(ProMP, **UNREAD):
+class OfGroups(ProMP):
     def problems(self, run):
         if run.num_tasks % (run.num_tasks // 4):
             yield "required a number of tasks that makes groups"

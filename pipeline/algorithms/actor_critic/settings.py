@@ -11,9 +11,8 @@ from metaloom.pipeline.algorithms import ALGORITHMS
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
 from metaloom.pipeline.estimation.config import processing_problems
 from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig
-from metaloom.pipeline.plugins import ByName
 from metaloom.pipeline.policies.config import LayerSize, PolicyConfig
-from metaloom.pipeline.schema import MOST_REPEATS, later
+from metaloom.pipeline.schema import MOST_REPEATS, ByName, later
 
 RUN_DEFAULTS: Mapping[str, Any] = {
     "num_tasks": 1,

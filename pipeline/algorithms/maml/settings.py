@@ -15,7 +15,7 @@ from metaloom.pipeline.schema import MOST_REPEATS, later
 DEFAULT_TARGET_INNER_KL = 0.01
 
 
-class GradientBased(BaseModel, use_attribute_docstrings=True):
+class GradientBased(BaseModel):
     """Settings of adaptation by gradient steps on each task's samples."""
 
     graph: ClassVar[str] = "on_policy"

@@ -82,7 +82,7 @@ class OffPolicyPlan:
         return min(self.memory_size * all_tasks, filled + iterations * collected)
 
 
-class OffPolicySettings(BaseModel, use_attribute_docstrings=True):
+class OffPolicySettings(BaseModel):
     """Settings of an algorithm that learns from transitions of all iterations so far."""
 
     graph: ClassVar[str] = "off_policy"

@@ -20,7 +20,7 @@ from metaloom.pipeline.policies.config import ActorKind
 from metaloom.pipeline.schema import MOST_REPEATS, later
 
 
-class TrialSettings(BaseModel, use_attribute_docstrings=True):
+class TrialSettings(BaseModel):
     """Settings of a policy that adapts to a task through the history of its episodes."""
 
     decides_episodes: ClassVar[tuple[str, ...]] = ("episodes_per_trial",)
@@ -96,7 +96,7 @@ class TrialSteps(TrialSettings, LearningRate):
         return None
 
 
-class TrialClipping(BaseModel, use_attribute_docstrings=True):
+class TrialClipping(BaseModel):
     """Settings of PPO, Schulman et al. 2017, arXiv:1707.06347, on whole trials."""
 
     clip_eps: float = Field(default=0.2, gt=0)
