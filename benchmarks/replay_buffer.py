@@ -22,6 +22,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 from metaloom import storage
+from metaloom.pipeline.algorithms.off_policy.settings import Filling, OffPolicyPlan
+from metaloom.pipeline.dataflow.stage import At
 from metaloom.pipeline.replay.buffer import ReplayBuffer, TransitionColumns
 from metaloom.pipeline.replay.index import RowIndex, TaskIndex
 from metaloom.pipeline.types import Array, EpisodeBatch, Minibatches
@@ -62,10 +64,9 @@ def _measure_drawing() -> None:
         tasks = np.random.default_rng(i).permutation(100)[:5]
         for k in range(3):
             index.append(i, tasks, np.full((5, 2), 200), in_context=k < 2)
-    draw = partial(
-        draw_transitions, index.as_of(499), num_updates=2000, max_updates=2000, task_ids=range(100), num_tasks=16,
-        batch_size=256, context_size=100, buffer_size=10**6, run_seed=0, iteration=499,
-    )  # fmt: skip
+    plan = OffPolicyPlan(Filling("uniform"), (), None, 16, batch_size=256, context_size=100, memory_size=10**6)
+    view, at = index.as_of(499), At(run_seed=0, iteration=499)
+    draw = partial(draw_transitions, view, plan, at, range(100), num_updates=2000, max_updates=2000)
     seconds = median(_seconds(draw) for _ in range(5))
     print(f"draw 2000 x 16 x (256 + 100) rows: {seconds:.2f} s, {seconds / 2000 * 1e6:.0f} us per gradient step")
 

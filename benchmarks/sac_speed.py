@@ -26,8 +26,9 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from metaloom.pipeline.algorithms.contract import KernelName, Setup
-from metaloom.pipeline.algorithms.off_policy.settings import SAC
+from metaloom.pipeline.algorithms.off_policy.settings import SAC, Filling, OffPolicyPlan
 from metaloom.pipeline.baselines import BaselineConfig
+from metaloom.pipeline.dataflow.stage import At
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.replay.buffer import ReplayBuffer, TransitionColumns
@@ -129,21 +130,12 @@ def _metaloom(experience: EpisodeBatch, steps: int, parallel: ParallelMap, kerne
     tasks.append(-1, [0], experience.lengths, in_context=False)
     buffer.append(experience.lengths)
     state, iteration = learner.initialize(run_seed=1), 0
+    plan = OffPolicyPlan(Filling("uniform"), (), None, 1, same.BATCH_SIZE, context_size=0, memory_size=same.MEMORY_SIZE)
 
     def block() -> None:
         nonlocal state, iteration
-        chosen = draw_transitions(
-            tasks.as_of(0),
-            num_updates=steps,
-            max_updates=steps,
-            task_ids=[0],
-            num_tasks=1,
-            batch_size=same.BATCH_SIZE,
-            context_size=0,
-            buffer_size=same.MEMORY_SIZE,
-            run_seed=1,
-            iteration=iteration,
-        )
+        at = At(run_seed=1, iteration=iteration)
+        chosen = draw_transitions(tasks.as_of(0), plan, at, [0], num_updates=steps, max_updates=steps)
         minibatches = buffer.minibatches(chosen, lambda number: experience)
         state, _ = learner.update(state, minibatches, run_seed=1, iteration=iteration, parallel=parallel)
         iteration += 1

@@ -1,9 +1,11 @@
-"""Adaptation of every task's parameters by one inner step on the task's episodes."""
+"""Adaptation of every task's parameters to the task's episodes: by an inner step, or by the actor's memory of them."""
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from metaloom.pipeline.algorithms.contract import Learner
-from metaloom.pipeline.dataflow.stage import INNER_STEP, At, Stage
+from metaloom.pipeline.dataflow.stage import AFTER_TRAINING, INNER_STEP, At, Stage
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap, Samples, Step, TaskParams, Update
 from metaloom.stages.counters import require_params
 from metaloom.stages.tools import acting_params
@@ -17,14 +19,18 @@ def adapt(
     state: Update,
     params: Update | TaskParams,
     episodes: EpisodeBatch,
-    samples: Samples,
+    samples: Samples | None,
 ) -> TaskParams:
-    """Return the parameters of every task after one inner step on its own samples, [B, ...]."""
+    """Return the parameters of every task after one inner step on its own samples, [B, ...].
+
+    Without samples, the parameters have the actor's memory of a rollout batch that holds one trial per task. Training
+    does not need this: there an actor keeps its memory through the episodes of a trial.
+    """
     num_tasks = len(episodes.lengths)
     before = acting_params(learner, params, at, num_tasks)
-    evidence = Step(episodes, samples, at.step)
+    evidence = episodes if samples is None else Step(episodes, samples, at.step)
     found = learner.adapt(learner.at_start(state.learner, run_seed=at.run_seed), before, evidence, parallel=parallel)
-    return require_params(found, num_tasks, learner, "adaptation by", like=before)
+    return require_params(found, num_tasks, learner, "adaptation by", like=None if samples is None else before)
 
 
 ADAPT = Stage(
@@ -33,4 +39,10 @@ ADAPT = Stage(
     reads={"state": "learner", "params": "acting", "episodes": "rollouts", "samples": "samples"},
     group="adapted_{step}",
     thinnable=True,
+)
+REMEMBER = replace(
+    ADAPT,
+    run=partial(adapt, samples=None),
+    per=AFTER_TRAINING,
+    reads={"state": "learner", "params": "acting", "episodes": "rollouts"},
 )

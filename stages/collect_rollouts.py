@@ -27,14 +27,15 @@ from metaloom.stages.rollouts.sampler import (
     episodes_together,
     tasks_together,
 )
-from metaloom.stages.tools import Rollouts, acting_params, position
+from metaloom.stages.tools import Rollouts, acting_params
 
 
 def collect_rollouts(
     learner: Learner[Any, Any], rollouts: Rollouts, at: At, *, params: Update | TaskParams, tasks: TaskBatch
 ) -> EpisodeBatch:
     """Collect complete episodes of every task, with adapted parameters after the first inner step."""
-    return rollouts.collect(acting_params(learner, params, at, len(tasks)), tasks, position(at))
+    position = RolloutPosition(at.run_seed, at.iteration, at.step)
+    return rollouts.collect(acting_params(learner, params, at, len(tasks)), tasks, position)
 
 
 def collect_round(
@@ -52,7 +53,7 @@ def collect_round(
     if posterior is not None:
         params = TaskParams({**params.params, **posterior.params})
     of_round = rollouts.sampling(plan_of(config).rounds[at.step].episodes, deterministic=False)
-    return of_round.collect(params, tasks, position(at))
+    return of_round.collect(params, tasks, RolloutPosition(at.run_seed, at.iteration, at.step))
 
 
 COLLECT_ROLLOUTS = Stage(

@@ -73,9 +73,7 @@ def evaluate(
             adaptations.append(_outcome(rounds[-1], returns(rounds[-1])))
             rounds[-1] = replace(rounds[-1], behavior={}, reward_terms={}, facts={})
     measured, facts = (_stacked([one[n] for one in tests], {}) for n in (0, 1))
-    adapted, adaptation_facts = (
-        _stacked([one[n] for one in adaptations], like) for n, like in ((0, measured), (1, facts))
-    )
+    adapted = _stacked([one[0] for one in adaptations], measured)
     return Evaluation(
         task_params=tasks.params,
         task_ids=tasks.ids,
@@ -84,13 +82,8 @@ def evaluate(
         **{f"test_{name}": values for name, values in measured.items()},
         **{f"adaptation_{name}": values for name, values in adapted.items()},
         test_facts=facts,
-        adaptation_facts=adaptation_facts,
+        adaptation_facts=_stacked([one[1] for one in adaptations], facts),
     )
-
-
-def evaluation_position(config: RunConfig, i: int, k: int) -> tuple[int, ...]:
-    """Return the position of an evaluation. All evaluations are comparable: same tasks, same seeds."""
-    return (config.seed, config.evaluation.seed)
 
 
 EVALUATE = Stage(
@@ -99,7 +92,8 @@ EVALUATE = Stage(
     reads={"state": "updated"},
     group="evaluation",
     samples=True,
-    seed_position=evaluation_position,
+    # All evaluations are comparable: same tasks, same seeds.
+    seed_position=lambda config, i, k: (config.seed, config.evaluation.seed),
 )
 EVALUATE_INFERENCE = replace(EVALUATE, run=partial(evaluate, inferring=True))
 

@@ -24,7 +24,9 @@ def fill_memory(
     if filling.actor != "uniform":
         params = cast(OffPolicyLearner[Any, Any], learner).filling_params(state.learner, len(tasks))
     assert filling.steps is not None, "the buffer of a single task is filled by steps"
-    return rollouts.filling(filling.steps, actor=filling.actor).collect(params, tasks, _before(at))
+    return rollouts.filling(filling.steps, actor=filling.actor).collect(
+        params, tasks, RolloutPosition(at.run_seed, BEFORE_ITERATIONS, at.step)
+    )
 
 
 def fill_memory_of_all_tasks(
@@ -40,12 +42,10 @@ def fill_memory_of_all_tasks(
     episodes = plan_of(config).filling.episodes
     assert episodes is not None, "the buffers of training tasks are filled by episodes"
     params = acting_params(learner, state, at, len(training_tasks))
-    return rollouts.sampling(episodes, deterministic=False).collect(params, training_tasks, _before(at))
+    return rollouts.sampling(episodes, deterministic=False).collect(
+        params, training_tasks, RolloutPosition(at.run_seed, BEFORE_ITERATIONS, at.step)
+    )
 
 
 FILL_MEMORY = Stage(fill_memory, ONCE, reads={"state": "initial"}, group="memory_fill", samples=True)
 FILL_MEMORY_OF_ALL_TASKS = replace(FILL_MEMORY, run=fill_memory_of_all_tasks)
-
-
-def _before(at: At) -> RolloutPosition:
-    return RolloutPosition(at.run_seed, BEFORE_ITERATIONS, at.step)

@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 
+from metaloom.pipeline.algorithms.off_policy.settings import OffPolicyPlan
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.outputs import SpanOutputs
 from metaloom.pipeline.dataflow.refs import StageRef
@@ -55,18 +56,8 @@ def sample_transitions_of_tasks(
 
 def _drawn(config: RunConfig, view: ReplayView, at: At, num_env_steps: int, task_ids: Sequence[int]) -> Minibatches:
     plan = plan_of(config)
-    return draw_transitions(
-        view,
-        num_updates=plan.gradient_steps(num_env_steps),
-        max_updates=plan.gradient_steps(config.episodes_per_task * config.max_episode_steps),
-        task_ids=task_ids,
-        num_tasks=plan.tasks_per_gradient_step,
-        batch_size=plan.batch_size,
-        context_size=plan.context_size,
-        buffer_size=plan.memory_size,
-        run_seed=at.run_seed,
-        iteration=at.iteration,
-    )
+    most = plan.gradient_steps(config.episodes_per_task * config.max_episode_steps)
+    return draw_transitions(view, plan, at, task_ids, num_updates=plan.gradient_steps(num_env_steps), max_updates=most)
 
 
 SAMPLE_TRANSITIONS = Stage(
@@ -78,17 +69,7 @@ SAMPLE_TRANSITIONS_OF_TASKS = replace(
 
 
 def draw_transitions(
-    view: ReplayView,
-    *,
-    num_updates: int,
-    max_updates: int,
-    task_ids: Sequence[int],
-    num_tasks: int,
-    batch_size: int,
-    context_size: int,
-    buffer_size: int,
-    run_seed: int,
-    iteration: int,
+    view: ReplayView, plan: OffPolicyPlan, at: At, task_ids: Sequence[int], *, num_updates: int, max_updates: int
 ) -> Minibatches:
     """Draw K different tasks per gradient step, and for each N transitions to learn from and C for inference.
 
@@ -98,20 +79,16 @@ def draw_transitions(
 
     Args:
         view: The replay buffers at the iteration.
+        plan: K, N, C, and the capacity of a task's replay buffer; older transitions are not drawn.
+        at: Position of the gradient steps.
+        task_ids: Tasks to choose from.
         num_updates: Number of gradient steps to draw for.
         max_updates: U of the result; gradient steps after `num_updates` are -1.
-        task_ids: Tasks to choose from.
-        num_tasks: K.
-        batch_size: N.
-        context_size: C; 0 without inference.
-        buffer_size: Capacity of a task's replay buffer; older transitions are not drawn.
-        run_seed: Seed of the run.
-        iteration: Iteration of the gradient steps.
 
     Raises:
         ReplayError: there are fewer tasks than K or more gradient steps than U, or a task has nothing to draw from.
     """
-    where = f"sample_transitions of iteration {iteration}"
+    where, num_tasks = f"sample_transitions of iteration {at.iteration}", plan.tasks_per_gradient_step
     if len(set(task_ids)) < num_tasks:
         raise ReplayError(
             f"{where}: {len(set(task_ids))} train tasks; required at least {num_tasks}, the tasks of a gradient step. "
@@ -119,20 +96,20 @@ def draw_transitions(
         )
     if not 1 <= num_updates <= max_updates:
         raise ReplayError(f"{where}: {num_updates} gradient steps; required 1 to {max_updates}")
-    buffers = {task: view.rows(task, buffer_size) for task in task_ids}
-    contexts = {task: view.context(task) for task in task_ids if context_size}
+    buffers = {task: view.rows(task, plan.memory_size) for task in task_ids}
+    contexts = {task: view.context(task) for task in task_ids if plan.context_size}
     _require_rows(where, "replay buffer", buffers)
     _require_rows(where, "context", contexts)
 
     # Each gradient step's tasks [u, K] are the first K of a random order.
-    order = generator(run_seed, "minibatches", iteration, 0).random((num_updates, len(task_ids)))
+    order = generator(at.run_seed, "minibatches", at.iteration, 0).random((num_updates, len(task_ids)))
     chosen = order.argsort(axis=1, kind="stable")[:, :num_tasks]
     drawn = np.asarray(task_ids)[chosen].astype(np.int64)
 
     def draw(
         purpose: int, count: int, choices: dict[int, DrawableRows], pick: Callable[[Array, DrawableRows], Array]
     ) -> Array:
-        uniforms = generator(run_seed, "minibatches", iteration, purpose).random((num_updates, num_tasks, count))
+        uniforms = generator(at.run_seed, "minibatches", at.iteration, purpose).random((num_updates, num_tasks, count))
         rows = np.full((max_updates, num_tasks, count), -1, np.int64)
         for task in np.unique(drawn).tolist():
             of_task = drawn == task
@@ -140,9 +117,9 @@ def draw_transitions(
         return rows
 
     return Minibatches(
-        rows=draw(1, batch_size, buffers, _with_replacement),
+        rows=draw(1, plan.batch_size, buffers, _with_replacement),
         task_ids=np.concatenate([drawn, np.full((max_updates - num_updates, num_tasks), -1)]),
-        context_rows=draw(2, context_size, contexts, _distinct_if_possible) if context_size else None,
+        context_rows=draw(2, plan.context_size, contexts, _distinct_if_possible) if plan.context_size else None,
     )
 
 

@@ -64,8 +64,3 @@ def acting_params(learner: Learner[Any, Any], acting: Update | TaskParams, at: A
     stored = acting.learner
     state = require_state(learner.at_start(stored, run_seed=at.run_seed), learner, "at_start of", stored.params)
     return require_params(learner.acting_params(state, num_tasks), num_tasks, learner, "acting_params of")
-
-
-def position(at: At) -> RolloutPosition:
-    """Return the rollout position of a stage."""
-    return RolloutPosition(at.run_seed, at.iteration, at.step)

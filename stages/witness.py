@@ -35,20 +35,18 @@ def _differences(stored: EpisodeBatch, at: tuple[int, int], again: EpisodeBatch)
     """Yield each differing array's name and first differing step; -1 is the reset."""
     length = min(int(stored.lengths[at]), int(again.lengths[0, 0]))
     by_step: Mapping[str, tuple[Array, Array]] = {
+        "observations": (stored.observations, again.observations),
         "rewards": (stored.rewards, again.rewards),
         **{f"reward term {name}": (term, again.reward_terms[name]) for name, term in stored.reward_terms.items()},
         **{f"fact {name}": (fact, again.facts[name]) for name, fact in stored.facts.items() if fact.ndim > 2},
     }
-    # Observations have one more entry: the first comes from the reset.
-    pairs = [("observations", -1, stored.observations[at][: length + 1], again.observations[0, 0, : length + 1])]
-    pairs += [(name, 0, one[at][:length], other[0, 0, :length]) for name, (one, other) in by_step.items()]
-    for name, first, one, other in pairs:
-        differs = [t for t, (a, b) in enumerate(zip(one, other, strict=True)) if a.tobytes() != b.tobytes()]
-        if differs:
-            yield first + differs[0], name
+    for name, (one, other) in by_step.items():
+        more = name == "observations"  # of which the first comes from the reset
+        pairs = zip(one[at][: length + more], other[0, 0, : length + more], strict=True)
+        if differs := [t for t, (a, b) in enumerate(pairs) if a.tobytes() != b.tobytes()]:
+            yield differs[0] - more, name
     if stored.initial_state[at].tobytes() != again.initial_state[0, 0].tobytes():
         yield -1, "initial_state"
-    ends = ("lengths", "terminated")
-    last = [(name, getattr(stored, name), getattr(again, name)) for name in ends]
+    last = [(name, getattr(stored, name), getattr(again, name)) for name in ("lengths", "terminated")]
     last += [(f"fact {name}", fact, again.facts[name]) for name, fact in stored.facts.items() if fact.ndim == 2]
     yield from ((length, name) for name, one, other in last if one[at].tobytes() != other[0, 0].tobytes())

@@ -17,7 +17,7 @@ from metaloom.flows.commands.replay import require_known
 from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.changes import tell_changed_sources
 from metaloom.flows.graph.faults import compute_checked, run_checked
-from metaloom.flows.graph.run_stages import config_at, config_of, require_stored_outputs, stages_of
+from metaloom.flows.graph.run_stages import config_of, require_stored_outputs, stages_of
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.results.counterfactual import Counterfactual, Outcome
@@ -57,7 +57,7 @@ def sweep(
     run = storage.open_run(path)
     if iteration < 0:
         (iteration,) = run.select(iteration)
-    config = config_at(run, iteration)
+    config = config_of(run, run.last_ref(iteration))
     settings = tuple(settings)
     points = [
         tuple(f"{key}={value}" for key, value in zip(grid, point, strict=True))
@@ -146,7 +146,8 @@ class _Again:
         """Return the parameters before the update."""
         if not self.stages.graph[self.ref.stage].ends_iteration:
             return {}
-        return dict(self.stages.context.start(self._stored_update()).params)
+        learner, stored = self.stages.context.learner, self._stored_update().learner
+        return dict(learner.at_start(stored, run_seed=self.stages.config.seed).params)
 
     def _stored_update(self) -> Update:
         value = self.run.load(self.run.learner_ref(self.ref.iteration))

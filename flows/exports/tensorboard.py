@@ -6,7 +6,7 @@ from metaloom.flows.exports import ExportFormat
 from metaloom.flows.formatting import seconds_of
 from metaloom.flows.loggers.tensorboard import EventFile
 from metaloom.flows.views.stored_reports import StoredReports
-from metaloom.storage import Run, StageRef
+from metaloom.storage import Run
 from metaloom.storage.export import Export
 from metaloom.storage.run import Iterations
 
@@ -15,14 +15,11 @@ def export_tensorboard(run: Run, folder: Path, done: Export, *, iterations: Iter
     """Write scalars and histograms of every iteration, with its end as wall time."""
     events, reports = EventFile(run, folder), StoredReports(run)
     chosen = run.select(iterations)
-    refs: dict[int, list[StageRef]] = {i: [] for i in chosen}
-    for ref in run.refs():
-        refs.get(ref.iteration, []).append(ref)
     try:
         for i in chosen:
             done.progress(done.iterations, len(chosen))
             record = run.record(run.last_ref(i))
-            done.rows += events.iteration(reports.of(i, refs[i]), seconds_of(record.started, 0.0) + record.seconds)
+            done.rows += events.iteration(reports.of(i), seconds_of(record.started, 0.0) + record.seconds)
             done.iterations += 1
     finally:
         events.close()

@@ -33,16 +33,14 @@ class GraphAdaptation:
         collecting, adapted = self.graph.adaptation
         k = len(rounds) - 1
         at = At(run_seed, 0, k, training=False)
-        outputs: dict[StageRef, Any] = {self.graph.learner_ref(0): Update(state, {})}
+        outputs: dict[StageRef | None, Any] = {None: params, self.graph.learner_ref(0): Update(state, {})}
         outputs |= {collecting.at(0, n): episodes for n, episodes in enumerate(rounds)}
         for stage in self.graph.adapting:
             inputs = self.graph.inputs_of_adaptation(self.config, stage, k)
-            given: dict[str, Any] = {}
-            for name, wanted in inputs.items():
-                if isinstance(wanted, tuple):
-                    given[name] = tuple(outputs[ref] for ref in wanted)
-                else:
-                    given[name] = params if wanted is None else outputs[wanted]
+            given = {
+                name: tuple(outputs[ref] for ref in wanted) if isinstance(wanted, tuple) else outputs[wanted]
+                for name, wanted in inputs.items()
+            }
             tools = {**self.tools, "at": at}
             if missing := [name for name in stage.tools if name not in tools]:
                 raise GraphError(

@@ -18,7 +18,7 @@ from metaloom.pipeline.estimation.diagnostics import Measures
 from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.policies.acting import check_actor_params
 from metaloom.pipeline.schema import ConfigError
-from metaloom.pipeline.types import BatchError, LearnerState, ParallelMap, Update
+from metaloom.pipeline.types import BatchError, ParallelMap, Update
 from metaloom.stages.counters import require_state
 from metaloom.stages.evaluate import unseen
 from metaloom.stages.tools import acting_params
@@ -28,18 +28,7 @@ _ADAPTING = ("config", "setup", "learner", "env", "rollouts", "parallel")
 
 @dataclass(frozen=True)
 class Context:
-    """Tools of a run's stages, by name.
-
-    Attributes:
-        graph: Graph of the run.
-        config: Settings of the run.
-        setup: Problem dimensions that the learner was built for.
-        learner: Algorithm, built for the run.
-        env: One environment of the run, for its spaces and tasks.
-        rollouts: Collector of episodes.
-        parallel: Map over chunks of tasks; results do not depend on it.
-        measures: Additional measurements of every rollout batch.
-    """
+    """Tools of a run's stages, by name, as `metaloom.pipeline.dataflow.stage.TOOLS` describes them."""
 
     graph: Graph
     config: RunConfig
@@ -99,10 +88,6 @@ class Context:
         ours = {make for graph in GRAPHS.values() for make in graph.shared.values()}
         shared = {name: value for name, value in self._shared.items() if self.graph.shared[name] in ours}
         return replace(self, learner=self.config.algorithm.build(self.setup), _shared=shared)
-
-    def start(self, update: Update) -> LearnerState:
-        """Return the state used in the iteration after an update."""
-        return self.learner.at_start(update.learner, run_seed=self.config.seed)
 
     def tool(self, name: str) -> Any:
         """Return a tool by name."""

@@ -14,12 +14,12 @@ from metaloom.flows.rollouts.workers import SamplerSpec, close_samplers
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import plugin_paths
+from metaloom.pipeline.dataflow.outputs import Outputs
 from metaloom.pipeline.envs.answers import last_line
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.rehearsal import SECONDS, stopwatch
 from metaloom.pipeline.plugin_files import acting_paths, own_paths
 from metaloom.pipeline.tasks.evaluation import evaluation_tasks
-from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.stages.rollouts.faults import RolloutError
 from metaloom.storage import StageRef
 
@@ -79,16 +79,10 @@ def rehearse(stages: Runner, should_stop: Callable[[], bool] = lambda: False) ->
     raise error
 
 
-class _Memory(dict[StageRef, Any]):
-    """Outputs of the iterations so far; see `metaloom.pipeline.dataflow.outputs.Outputs`."""
+class _Memory(dict[StageRef, Any], Outputs):
+    """Outputs of the iterations so far."""
 
     def load(self, ref: StageRef) -> Any:
-        return self[ref]
-
-    def lengths(self, ref: StageRef) -> Array:
-        return self[ref].lengths
-
-    def experience(self, ref: StageRef) -> EpisodeBatch:
         return self[ref]
 
 
@@ -110,11 +104,7 @@ def _small(stages: Runner) -> RunConfig:
 
 
 def _first_fault(
-    stages: Runner,
-    config: RunConfig,
-    seconds: float,
-    should_stop: Callable[[], bool],
-    last: StageRef | None = None,
+    stages: Runner, config: RunConfig, seconds: float, should_stop: Callable[[], bool], last: StageRef | None = None
 ) -> tuple[StageRef, Exception] | None:
     """Return the first stage that fails, with its error; None if none does in time.
 
@@ -126,9 +116,8 @@ def _first_fault(
         last: Last stage to compute, in this iteration or in the first later one that has it; None: two iterations.
     """
     workers, memory, spent = stages.context.rollouts, _Memory(), stopwatch()
-    runner = Runner.build(
-        config, replace(workers, spec=SamplerSpec.of(config, workers.spec.threads)), stages.context.parallel
-    )
+    workers = replace(workers, spec=SamplerSpec.of(config, workers.spec.threads))
+    runner = Runner.build(config, workers, stages.context.parallel)
     iterations = min(ITERATIONS, config.iterations) if last is None else config.iterations
     with closing(runner.context.env):
         for ref in (ref for i in range(iterations) for ref in runner.order(i)):

@@ -28,12 +28,8 @@ from metaloom.storage import IncompatibleFormat, Run, StageRef
 from metaloom.storage.read.sessions import mapping
 
 
-def no_check() -> None:
-    """Accept everything."""
-
-
 @contextmanager
-def stages_of(config: RunConfig, backend: Backend, check: Callable[[], object] = no_check) -> Iterator[Runner]:
+def stages_of(config: RunConfig, backend: Backend, check: Callable[[], object] = lambda: None) -> Iterator[Runner]:
     """Yield the stages of a run with their workers, during the block.
 
     `check` may reject the settings after workers, which can survive a hanging environment, have tried it.
@@ -75,7 +71,7 @@ class RunStages:
         backend: Backend,
         stack: ExitStack,
         config: RunConfig | None = None,
-        check: Callable[[], object] = no_check,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
         self._run = run
         self._backend = backend
@@ -89,12 +85,8 @@ class RunStages:
 
     def order(self, iteration: int) -> list[StageRef]:
         """Return the stages of an iteration in the order in which they run."""
-        config = self.config_at(iteration)
+        config = self.config(self._run.last_ref(iteration))
         return graph_of(config).order(config, iteration)
-
-    def config_at(self, iteration: int) -> RunConfig:
-        """Return the settings that decide an iteration."""
-        return self.config(self._run.last_ref(iteration))
 
     def config(self, ref: StageRef) -> RunConfig:
         """Return the settings that decide an output."""
@@ -105,13 +97,12 @@ class RunStages:
         key, config = self._configured(ref)
         if key not in self._known:
             self._known[key] = self._stack.enter_context(
-                stages_of(config, self._backend, self._check if config is self._own else no_check)
+                stages_of(config, self._backend, self._check if config is self._own else (lambda: None))
             )
-            self._sources[key] = plugin_sources(config)
             require_stored_sizes(self._run, self._known[key].context.learner)
             require_stored_outputs(self._run, self._known[key].graph)
         if self._run.contains(ref):
-            self._told |= tell_changed_sources(self._run, ref, self._sources[key], self._told)
+            self._told |= tell_changed_sources(self._run, ref, self.plugins(ref), self._told)
         return self._known[key]
 
     def renew_learners(self) -> None:
@@ -145,7 +136,7 @@ class RunStages:
 
 @contextmanager
 def stages_of_run(
-    run: Run, backend: Backend, config: RunConfig | None = None, check: Callable[[], object] = no_check
+    run: Run, backend: Backend, config: RunConfig | None = None, check: Callable[[], object] = lambda: None
 ) -> Iterator[RunStages]:
     """Yield the stages of a stored run with their workers, during the block."""
     with ExitStack() as stack:
@@ -164,11 +155,6 @@ def config_of(run: Run, ref: StageRef | None = None) -> RunConfig:
     require_trust(run)
     settings = run.config if ref is None else run.config_of(ref)
     return build_stored({**settings, "iterations": run.capacity})
-
-
-def config_at(run: Run, iteration: int) -> RunConfig:
-    """Return the configuration of a past or future iteration."""
-    return config_of(run, run.last_ref(iteration))
 
 
 def require_stored_sizes(run: Run, learner: Learner[Any, Any]) -> None:

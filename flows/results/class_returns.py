@@ -6,7 +6,7 @@ and task of every episode.
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,28 +27,19 @@ _RARE = 0.01
 """Maximum share of iterations without a task of some class for class-balanced returns."""
 
 
-class Headline(NamedTuple):
-    """Returns of an iteration as shown in all lists and charts.
-
-    Attributes:
-        returns: Mean return of every inner step, the first before adaptation.
-        statistic: Name of the statistic.
-    """
-
-    returns: Sequence[float]
-    statistic: str
-
-
-def headline_returns(drawn: Sequence[float], by_step: ByStep) -> Headline:
+def headline_returns(drawn: Sequence[float], by_step: ByStep) -> tuple[Sequence[float], str]:
     """Choose the mean that represents an iteration; see `count_alike`.
 
     Args:
         drawn: Mean over all tasks, of every inner step.
         by_step: Returns by class of task; empty without classes.
+
+    Returns:
+        The mean of every inner step, the first before adaptation, and its name.
     """
     if by_step and min(by_step[0].num_tasks) and count_alike([by_step]):
-        return Headline([returns.balanced.mean for returns in by_step], "class-balanced mean")
-    return Headline(drawn, "mean over tasks")
+        return [returns.balanced.mean for returns in by_step], "class-balanced mean"
+    return drawn, "mean over tasks"
 
 
 def count_alike(iterations: Sequence[ByStep]) -> bool:

@@ -5,23 +5,36 @@ repeat finished work when a worker dies.
 """
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import pairwise
 from typing import TypeVar, cast
 
-from distributed import KilledWorker
+from distributed import Future, KilledWorker
 
 from metaloom.flows.errors import WorkersError
 from metaloom.flows.rollouts.backend import Backend, Traffic
-from metaloom.flows.rollouts.connection import Connection, connected, wait_for
+from metaloom.flows.rollouts.connection import (
+    Connection,
+    NoWorkerError,
+    Patience,
+    connected,
+    no_worker_for,
+    wait_for,
+)
 from metaloom.flows.rollouts.flight_recorder import Recording, recordings_folder, remove_recordings
 from metaloom.flows.rollouts.guard import NOT_YET, tell_who_trains
 from metaloom.flows.rollouts.local_cluster import ending_of
-from metaloom.flows.rollouts.rounds import Piece, Rounds, ShardDied, pieces_of
-from metaloom.flows.rollouts.supervised import Collected, Shard, Supervision, fingerprint, try_environment
+from metaloom.flows.rollouts.supervised import (
+    Collected,
+    Shard,
+    Supervision,
+    collect_watched,
+    fingerprint,
+    num_bytes,
+    try_environment,
+)
 from metaloom.flows.rollouts.workers import RolloutWorkers, SamplerSpec
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
@@ -53,121 +66,129 @@ def tasks_per_shard(num_tasks: int, seconds_per_task: float, threads: int = 0) -
     return 1 << max(0, int(most).bit_length() - 1)
 
 
+_MOST_PARDONS = 10
+
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class DaskWorkers(RolloutWorkers):
-    """Rollouts on Dask workers.
+@dataclass
+class Piece:
+    """A shard with its parameters, the attempt at it, and how often it was wrongly blamed.
 
-    Attributes:
-        rounds: Connection to the workers' scheduler, and rollout batches so far.
-        elsewhere: True if workers may be on other machines.
-        costs: Measured seconds per task in the last rollout batch of every kind.
+    Its result stays on a worker while there is a reference to its future.
     """
 
-    rounds: Rounds
+    shard: Shard
+    params: TaskParams
+    watch: Supervision
+    future: "Future[Collected] | None" = None
+    pardons: int = 0
+    answer: Collected | None = None
+
+
+@dataclass(frozen=True)
+class Session:
+    """State shared by the rollout batches of a run.
+
+    Attributes:
+        connection: Connection to the workers' scheduler.
+        watch: Supervision of pieces of work, each of which has another key.
+        elsewhere: True if workers may be on other machines.
+        traffic: Traffic so far.
+        costs: Seconds per task in the last rollout batch of every kind, as workers reported.
+    """
+
+    connection: Connection
+    watch: Supervision
     elsewhere: bool
+    traffic: Traffic = field(default_factory=Traffic)
     costs: dict[str, float] = field(default_factory=dict[str, float])
 
-    @classmethod
-    @contextmanager
-    def started(cls, spec: SamplerSpec, backend: Backend) -> Iterator["DaskWorkers"]:
-        """Start the workers of a backend; remove their recordings at the end.
+    def supervise(self) -> Supervision:
+        """Return the supervision of a piece of work."""
+        return replace(self.watch, key=secrets.token_hex(8))
 
-        Raises:
-            WorkersError: The connection failed; see `connected`.
-            EnvError: The workers cannot build the environment.
-        """
-        session, elsewhere, timeout = secrets.token_hex(8), backend.scheduler is not None, backend.step_timeout_seconds
-        assert timeout is not None
-        try:
-            with connected(backend, spec, session) as connection:
-                versions = fingerprint(spec)
+    def recordings(self, watch: Supervision) -> list[Recording]:
+        """Collect the recordings of dead processes, on this machine or on the workers' machines."""
+        found = [watch.recordings()]
+        if self.elsewhere:
+            with suppress(Exception):
+                everywhere = self.connection.client.run(watch.recordings, on_error="ignore")
+                found.extend(cast(dict[str, list[Recording]], everywhere).values())
+        # Workers of the same machine give the same result.
+        return max(found, key=len)
 
-                def supervise() -> Supervision:
-                    return Supervision(session, secrets.token_hex(8), timeout, versions)
-
-                rounds = Rounds(connection, session, supervise, partial(_recordings, connection, elsewhere))
-                workers = cls(spec, rounds, elsewhere)
-                tell_who_trains(recordings_folder(session), session, spec.env.name)
-                try:
-                    if not spec.env.is_built_in:  # local workers are not tried in advance
-                        workers.try_environment()
-                    yield workers
-                finally:
-                    if elsewhere:
-                        with suppress(Exception):
-                            connection.client.run(remove_recordings, session, on_error="ignore")
-        finally:
-            # After the local workers have ended, since one may just have begun to record.
-            remove_recordings(session)
-
-    def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
-        """Return Return E complete episodes of every task.
+    def collect(self, pieces: Sequence[Piece]) -> list[Collected]:
+        """Return the shards' results in order.
 
         Raises:
             RolloutError: the environment failed, hung, or killed its workers.
-            WorkersError: workers died at different steps, or there are no workers, or the scheduler is lost.
+            WorkersError: there has been no worker for too long, one has other versions, or several died at different
+                steps.
+            CancelledError: the scheduler was lost.
         """
-        bounds = self.bounds(len(tasks))
-        pieces: list[Piece] = []
-
-        def collect() -> list[Collected]:
-            pieces[:] = pieces_of(Shard(self.spec, tasks, position), params, bounds, self.rounds.supervise)
-            return self.rounds.collect(pieces)
-
         try:
-            answers = self.uninterrupted(collect, f"iteration {position.iteration}, inner step {position.step}")
-        except ShardDied as death:
-            raise self._death(death.shard, death.watch) from death.__cause__
-        self.costs[self.spec.model_dump_json()] = sum(answer.cost for answer in answers) / len(tasks)
-        return tasks_together([answer.episodes for answer in answers])
+            for piece in pieces:
+                self._submit(piece)
+            patience = Patience(self.connection.client, pieces[0].watch.step_timeout_seconds)
+            while waiting := [piece for piece in pieces if piece.answer is None]:  # results are fetched as they arrive
+                if patience.any_done([cast(Future[Collected], piece.future) for piece in waiting]):
+                    self._gather_done(waiting)
+        finally:
+            # After an error, cancel the other work, which would occupy workers.
+            self.connection.client.cancel([p.future for p in pieces if p.answer is None and p.future is not None])
+        return [cast(Collected, piece.answer) for piece in pieces]
 
-    def bounds(self, num_tasks: int) -> list[tuple[int, int]]:
-        """Return the first and last + 1 task of every shard, in order."""
-        seconds = self.costs.get(self.spec.model_dump_json()) or most_steps(self.spec) / _STEPS_PER_SECOND
-        size = tasks_per_shard(num_tasks, seconds, self.rounds.connection.num_threads)
-        return list(pairwise([*range(0, num_tasks, size), num_tasks]))
+    def _submit(self, piece: Piece) -> None:
+        self.traffic.submitted += 1
+        self.traffic.sent_bytes += num_bytes((piece.shard.tasks, piece.params))
+        piece.future = self.connection.client.submit(
+            collect_watched,
+            piece.shard,
+            piece.params,
+            piece.watch,
+            # Keys must be unique across runs and attempts, since a scheduler may remember results.
+            key=f"{piece.shard.name}-{self.watch.session}-{self.traffic.submitted}",
+            # Dask derives keys of pure work from its arguments; avoid hashing megabytes.
+            pure=False,
+        )
 
-    def uninterrupted(self, work: Callable[[], T], where: str) -> T:
-        """Run work at the scheduler and return its result; repeat it if the scheduler was lost and comes back.
-
-        Raises:
-            WorkersError: the scheduler does not come back, or is lost repeatedly.
-        """
-        return self.rounds.connection.repeat_where_lost(work, where)
-
-    def traffic(self) -> Traffic:
-        """Return the totals of the traffic between this process and its workers."""
-        return replace(self.rounds.traffic, threads=self.rounds.connection.num_threads)
-
-    def try_environment(self) -> None:
-        """Make the environment once on a worker."""
-        watch, client = self.rounds.supervise(), self.rounds.client
-        future = client.submit(try_environment, self.spec, watch, key=f"try_environment-{watch.key}", pure=False)
-        name = self.spec.env.name
+    def _gather_done(self, waiting: Sequence[Piece]) -> None:
+        """Fetch the answers that are there; submit shards again that Dask wrongly blames, and raise other failures."""
+        done: list[Piece] = []
+        for piece in waiting:
+            assert piece.future is not None
+            if (status := piece.future.status) in ("error", "cancelled"):
+                self._after_failure(piece, piece.future)
+            elif status == "finished":
+                done.append(piece)
         try:
-            wait_for(client, [future], watch.step_timeout_seconds)
-            unusable = future.result()
-        except TimeoutError as error:
-            raise EnvError(
-                f"env.name is {name!r}: its constructor or sample_tasks did not return within "
-                f"{watch.step_timeout_seconds:g} s; if it needs longer, give it longer: --step-timeout SECONDS\n{error}"
-            ) from None
+            answers = cast(list[Collected], self.connection.client.gather([piece.future for piece in done]))
+        except KilledWorker:  # an answer went with its worker; such an attempt has failed, which is seen next time
+            return
+        for piece, answer in zip(done, answers, strict=True):
+            piece.answer = answer
+            self.traffic.received_bytes += num_bytes(answer)
+
+    def _after_failure(self, piece: Piece, future: Future[Collected]) -> None:
+        try:
+            future.result()
         except KilledWorker as error:
-            told = "\n".join(recording.traceback for recording in self.rounds.recordings(watch)[-1:])
-            raise EnvError(
-                f"env.name is {name!r}: its constructor or sample_tasks killed every process that tried it\n{told}"
-            ) from error
-        if unusable is not None:
-            raise unusable
+            # Dask blames all tasks assigned to a dead worker, including waiting ones.
+            begun = len(self.recordings(piece.watch))
+            if begun > error.allowed_failures or piece.pardons >= _MOST_PARDONS:
+                raise self._death(piece.shard, piece.watch) from error
+            piece.pardons += 1
+            self.traffic.repeated += 1
+            self._submit(piece)
+        except NoWorkerError as error:  # the scheduler gave up
+            raise no_worker_for(error.timeout) from None
 
     def _death(self, shard: Shard, watch: Supervision) -> Exception:
         """Build the error for a shard that killed every worker that tried it."""
-        recordings = self.rounds.recordings(watch)
+        recordings = self.recordings(watch)
         ending = ending_of(recordings[-1].at.pid) if recordings and not self.elsewhere else None
-        recordings = self.rounds.recordings(watch)  # again: it may have been cut off before it said why it ended
+        recordings = self.recordings(watch)  # again: it may have been cut off before it said why it ended
         # An attempt may be cut short before it gets there, by what the one before has left of its worker's connections.
         recordings = [recording for recording in recordings if recording.at.env_step != NOT_YET] or recordings
         if recordings and len({recording.place for recording in recordings}) == 1:
@@ -182,12 +203,97 @@ class DaskWorkers(RolloutWorkers):
         )
 
 
-def _recordings(connection: Connection, elsewhere: bool, watch: Supervision) -> list[Recording]:
-    """Collect the recordings of dead processes, on this machine or on the workers' machines."""
-    found = [watch.recordings()]
-    if elsewhere:
-        with suppress(Exception):
-            everywhere = connection.client.run(watch.recordings, on_error="ignore")
-            found.extend(cast(dict[str, list[Recording]], everywhere).values())
-    # Workers of the same machine give the same result.
-    return max(found, key=len)
+@dataclass(frozen=True)
+class DaskWorkers(RolloutWorkers):
+    """Rollouts on Dask workers.
+
+    Attributes:
+        session: Connection to the workers' scheduler, and what rollout batches share.
+    """
+
+    session: Session
+
+    @classmethod
+    @contextmanager
+    def started(cls, spec: SamplerSpec, backend: Backend) -> Iterator["DaskWorkers"]:
+        """Start the workers of a backend; remove their recordings at the end.
+
+        Raises:
+            WorkersError: The connection failed; see `connected`.
+            EnvError: The workers cannot build the environment.
+        """
+        session, elsewhere, timeout = secrets.token_hex(8), backend.scheduler is not None, backend.step_timeout_seconds
+        assert timeout is not None
+        try:
+            with connected(backend, spec, session) as connection:
+                watch = Supervision(session, "", timeout, fingerprint(spec))
+                workers = cls(spec, Session(connection, watch, elsewhere))
+                tell_who_trains(recordings_folder(session), session, spec.env.name)
+                try:
+                    if not spec.env.is_built_in:  # local workers are not tried in advance
+                        workers.try_environment()
+                    yield workers
+                finally:
+                    if elsewhere:
+                        with suppress(Exception):
+                            connection.client.run(remove_recordings, session, on_error="ignore")
+        finally:
+            # After the local workers have ended, since one may just have begun to record.
+            remove_recordings(session)
+
+    def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
+        """Return E complete episodes of every task.
+
+        Raises:
+            RolloutError: the environment failed, hung, or killed its workers.
+            WorkersError: workers died at different steps, or there are no workers, or the scheduler is lost.
+        """
+        whole, bounds = Shard(self.spec, tasks, position), self.bounds(len(tasks))
+
+        def collect() -> list[Collected]:
+            return self.session.collect(
+                [Piece(whole.part(*ends), params.slice(*ends), self.session.supervise()) for ends in bounds]
+            )
+
+        answers = self.uninterrupted(collect, f"iteration {position.iteration}, inner step {position.step}")
+        self.session.costs[self.spec.model_dump_json()] = sum(answer.cost for answer in answers) / len(tasks)
+        return tasks_together([answer.episodes for answer in answers])
+
+    def bounds(self, num_tasks: int) -> list[tuple[int, int]]:
+        """Return the first and last + 1 task of every shard, in order."""
+        seconds = self.session.costs.get(self.spec.model_dump_json()) or most_steps(self.spec) / _STEPS_PER_SECOND
+        size = tasks_per_shard(num_tasks, seconds, self.session.connection.num_threads)
+        return list(pairwise([*range(0, num_tasks, size), num_tasks]))
+
+    def uninterrupted(self, work: Callable[[], T], where: str) -> T:
+        """Run work at the scheduler and return its result; repeat it if the scheduler was lost and comes back.
+
+        Raises:
+            WorkersError: the scheduler does not come back, or is lost repeatedly.
+        """
+        return self.session.connection.repeat_where_lost(work, where)
+
+    def traffic(self) -> Traffic:
+        """Return the totals of the traffic between this process and its workers."""
+        return replace(self.session.traffic, threads=self.session.connection.num_threads)
+
+    def try_environment(self) -> None:
+        """Make the environment once on a worker."""
+        watch, client = self.session.supervise(), self.session.connection.client
+        future = client.submit(try_environment, self.spec, watch, key=f"try_environment-{watch.key}", pure=False)
+        name = self.spec.env.name
+        try:
+            wait_for(client, [future], watch.step_timeout_seconds)
+            unusable = future.result()
+        except TimeoutError as error:
+            raise EnvError(
+                f"env.name is {name!r}: its constructor or sample_tasks did not return within "
+                f"{watch.step_timeout_seconds:g} s; if it needs longer, give it longer: --step-timeout SECONDS\n{error}"
+            ) from None
+        except KilledWorker as error:
+            told = "\n".join(recording.traceback for recording in self.session.recordings(watch)[-1:])
+            raise EnvError(
+                f"env.name is {name!r}: its constructor or sample_tasks killed every process that tried it\n{told}"
+            ) from error
+        if unusable is not None:
+            raise unusable

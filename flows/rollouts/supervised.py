@@ -179,6 +179,11 @@ class Shard:
         at = self.position
         return f"collect_rollouts-i{at.iteration}-k{at.step}-tasks{at.first_task}:{at.first_task + len(self.tasks)}"
 
+    def part(self, first: int, stop: int) -> "Shard":
+        """Return the shard of some of the tasks."""
+        position = replace(self.position, first_task=self.position.first_task + first)
+        return replace(self, tasks=self.tasks.slice(first, stop), position=position)
+
     def death(
         self, recordings: Sequence[Recording], supervision: Supervision, ending: str | None = None
     ) -> RolloutError:

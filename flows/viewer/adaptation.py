@@ -1,6 +1,6 @@
 """Data about adaptation in an iteration for the page: paths of point robots, and adapted parameters."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,16 @@ def adaptation_page(run: Run, iteration: int) -> dict[str, Any]:
 
     An unreadable part is replaced by the reason, under `problem`.
     """
-    parts: dict[str, Any] = {}
-    for name, read in (("ways", _ways), ("policies", _policies)):
-        try:
-            parts[name] = read(run, iteration)
-        except StoreError as problem:
-            parts[name] = {"problem": error_text(problem)}
-    return {"iteration": iteration, **parts}
+    ways, policies = either(lambda: _ways(run, iteration)), either(lambda: _policies(run, iteration))
+    return {"iteration": iteration, "ways": ways, "policies": policies}
+
+
+def either(read: Callable[[], Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
+    """Return the data, or the reason why they are unreadable."""
+    try:
+        return read()
+    except StoreError as problem:
+        return {"problem": error_text(problem)}
 
 
 def compared_steps(steps: Sequence[int]) -> dict[str, Any]:

@@ -5,10 +5,12 @@ contains OpenGL and crashes of the simulator.
 """
 
 import io
+import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 
@@ -23,49 +25,23 @@ MOST_FRAMES = 120
 KEPT = 12
 SECONDS = 300
 _COLUMNS = 10
+_ONE_AT_A_TIME = Lock()
 _SIZE = "320x240"
 
 
-@dataclass(frozen=True)
-class Sheet:
-    """Frames of an episode in one image, row by row.
+def sheet(run: Run, iteration: int, step: int, task: int, episode: int, length: int) -> tuple[bytes, Mapping[str, str]]:
+    """Return the frames of an episode in one image, row by row, as WebP, and headers that describe it.
 
-    Attributes:
-        image: Image data as WebP.
-        frames: Number of frames.
-        columns: Frames per row.
-        every: Steps between frames.
-        told: Message of the command about agreement with stored observations.
+    They say the numbers of frames, of frames per row and of steps between frames, and what the command said of the
+    agreement with stored observations. Films are made one at a time, and the last ones are cached.
     """
-
-    image: bytes
-    frames: int
-    columns: int
-    every: int
-    told: str
+    chosen = ("--task", str(task), "--episode", str(episode), "--step", str(step))
+    with _ONE_AT_A_TIME:
+        return _film(run.info["sha256"], f"{run.location}@{iteration}", chosen, -(-length // (MOST_FRAMES - 1)))
 
 
-class FilmStudio:
-    """Makes sheets, one at a time, and caches the last ones."""
-
-    def __init__(self) -> None:
-        self._sheets: dict[tuple[object, ...], Sheet] = {}
-        self._lock = Lock()
-
-    def sheet(self, run: Run, iteration: int, step: int, task: int, episode: int, length: int) -> Sheet:
-        """Return the sheet of an episode, from the cache if possible."""
-        key = (run.info["sha256"], run.location, iteration, step, task, episode)
-        with self._lock:
-            if key not in self._sheets:
-                every = -(-length // (MOST_FRAMES - 1))
-                at = ["--task", str(task), "--episode", str(episode), "--step", str(step)]
-                self._sheets[key] = _film(f"{run.location}@{iteration}", at, every)
-                while len(self._sheets) > KEPT:
-                    del self._sheets[next(iter(self._sheets))]
-            return self._sheets[key]
-
-
-def _film(run_at: str, chosen: list[str], every: int) -> Sheet:
+@lru_cache(KEPT)
+def _film(identity: str, run_at: str, chosen: tuple[str, ...], every: int) -> tuple[bytes, Mapping[str, str]]:
     with tempfile.TemporaryDirectory(prefix="metaloom-view-") as folder:
         out = Path(folder) / "film.webp"
         # Safe path: the working folder is searched last, only for trusted modules of the run.
@@ -80,10 +56,11 @@ def _film(run_at: str, chosen: list[str], every: int) -> Sheet:
         with Image.open(out) as pictures:
             frames, (width, height) = int(getattr(pictures, "n_frames", 1)), pictures.size
             columns = min(_COLUMNS, frames)
-            sheet = Image.new("RGB", (width * columns, height * -(-frames // columns)))
+            whole = Image.new("RGB", (width * columns, height * -(-frames // columns)))
             for n in range(frames):
                 pictures.seek(n)
-                sheet.paste(pictures.convert("RGB"), (n % columns * width, n // columns * height))
-    image, told = io.BytesIO(), done.stdout.strip().splitlines()
-    sheet.save(image, "WEBP", quality=80)
-    return Sheet(image.getvalue(), frames, columns, every, printable(told[-1] if told else ""))
+                whole.paste(pictures.convert("RGB"), (n % columns * width, n // columns * height))
+    image, told = io.BytesIO(), done.stdout.strip().splitlines() or [""]
+    whole.save(image, "WEBP", quality=80)
+    about = {"X-Frames": str(frames), "X-Columns": str(columns), "X-Every": str(every)}
+    return image.getvalue(), about | {"X-Told": json.dumps(printable(told[-1]))}

@@ -1,7 +1,7 @@
 """Data of a run for the page: the run, its iterations, and outputs of stages."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -11,7 +11,7 @@ from metaloom import storage
 from metaloom.flows.formatting import dotted, plural, program, short_time, size, stage_name, trial_length
 from metaloom.flows.results.class_returns import classes_of
 from metaloom.flows.runs import require_iteration
-from metaloom.flows.viewer.adaptation import compared_steps
+from metaloom.flows.viewer.adaptation import compared_steps, either
 from metaloom.flows.views.boxes import Arrow, Box, draw
 from metaloom.flows.views.run_info import arrays_of, class_returns_of, iteration_metrics, run_info, stage_info, state_of
 from metaloom.flows.views.series import class_color, numbers
@@ -235,11 +235,3 @@ def _command(name: str, run: Run, iteration: int | None = None, ref: StageRef | 
     if ref is not None:
         words += ["--stage", ref.stage, *(["--step", str(ref.step)] if run.stages[ref.stage].stepped else [])]
     return shlex.join(words)
-
-
-def either(read: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the data, or the reason why they are unreadable."""
-    try:
-        return dict(read())
-    except StoreError as problem:
-        return {"problem": error_text(problem)}

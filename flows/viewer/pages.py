@@ -28,7 +28,7 @@ from metaloom.flows.errors import UsageError, exit_code
 from metaloom.flows.formatting import program
 from metaloom.flows.viewer.adaptation import adaptation_page
 from metaloom.flows.viewer.curves import Curves, spark
-from metaloom.flows.viewer.filming import FilmStudio
+from metaloom.flows.viewer.filming import sheet
 from metaloom.flows.viewer.gate import token_gate
 from metaloom.flows.viewer.outputs import iteration_page, live, output_page, run_page
 from metaloom.flows.viewer.values import episode, episode_length, names_along, slice_of
@@ -153,7 +153,6 @@ class Pages:
     def __init__(self, shelf: Shelf, plotly: Path) -> None:
         self._shelf = shelf
         self._plotly = plotly
-        self._studio = FilmStudio()
 
     def routes(self) -> list[Route]:
         """Return every route below the token."""
@@ -224,10 +223,8 @@ class Pages:
         with opened.lock:
             length = episode_length(opened.run, ref, task, index)
         # Without the lock, since filming takes seconds.
-        sheet = self._studio.sheet(opened.run, ref.iteration, ref.step, task, index, length)
-        about = {"X-Frames": sheet.frames, "X-Columns": sheet.columns, "X-Every": sheet.every}
-        headers = {**FRESH, **{name: str(value) for name, value in about.items()}, "X-Told": json.dumps(sheet.told)}
-        return Response(sheet.image, media_type="image/webp", headers=headers)
+        image, about = sheet(opened.run, ref.iteration, ref.step, task, index, length)
+        return Response(image, media_type="image/webp", headers={**FRESH, **about})
 
     def _opened(self, request: Request) -> OpenRun:
         return self._shelf.open(request.path_params["run"])

@@ -1,7 +1,7 @@
 """Facts about stored runs, as plain data for JSON and for `flows/views/tables.py`. Needs no torch."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from metaloom import storage
 from metaloom.flows.formatting import adaptation_returns, by_inner_step, dotted, finite
-from metaloom.flows.results.class_returns import Headline, class_rows, classes_of, headline_returns, returns_by_class
+from metaloom.flows.results.class_returns import class_rows, classes_of, headline_returns, returns_by_class
 from metaloom.flows.runs import require_settings
 from metaloom.pipeline.envs import ENVS, REPRODUCED
 from metaloom.pipeline.refusals import ConfigError
@@ -102,7 +102,7 @@ def session_changes(run: Run) -> list[dict[str, Any]]:
 
 def iteration_info(run: Run, iteration: int) -> dict[str, Any]:
     """List the stored stages of an iteration in the order of their writing, and its metrics if it is complete."""
-    refs = [ref for ref in run.refs() if ref.iteration == iteration]
+    refs = run.refs_of([iteration])
     if not refs:
         run.record(run.last_ref(iteration))  # raises StageMissing with what there is
     records = sorted((run.record(ref) for ref in refs), key=lambda record: record.sequence)
@@ -167,14 +167,14 @@ def iteration_metrics(run: Run, iteration: int) -> dict[str, float | None]:
     return {name: finite(value) for name, value in metrics.items()}
 
 
-def headline_return(run: Run) -> Headline:
+def headline_return(run: Run) -> tuple[Sequence[float], str]:
     """Return the mean returns of a run's last complete iteration by inner step, and their statistic.
 
     All views show the last of these as the run's return. If a task table is damaged, this is the plain mean from the
     metrics.
     """
     if not (iterations := run.iterations):
-        return Headline((), "")
+        return (), ""
     last = iterations[-1]
     try:
         by_step = returns_by_class(run, [last], classes_of(run)).get(last, ())

@@ -1,11 +1,9 @@
 """Reports of a stored run's iterations, as during training."""
 
-from collections.abc import Sequence
-
 from metaloom.flows.formatting import seconds_of
 from metaloom.flows.observer import IterationReport, mean_test_returns
 from metaloom.flows.results.class_returns import classes_of, mean_returns, returns_by_class
-from metaloom.storage import Run, StageRef
+from metaloom.storage import Run
 
 
 class StoredReports:
@@ -16,13 +14,10 @@ class StoredReports:
         self._classes = classes_of(run)
         self._base: float | None = None
 
-    def of(self, iteration: int, refs: Sequence[StageRef]) -> IterationReport:
-        """Return the report of a complete iteration with the outputs `refs`.
-
-        Elapsed time counts from the first requested iteration.
-        """
+    def of(self, iteration: int) -> IterationReport:
+        """Return the report of a complete iteration. Elapsed time counts from the first requested one."""
         run = self._run
-        records = [run.record(ref) for ref in refs if ref.stage != run.stages.first]
+        records = [run.record(ref) for ref in run.refs_of([iteration]) if ref.stage != run.stages.first]
         first = min(seconds_of(record.started, 0.0) for record in records)
         last = max(seconds_of(record.started, 0.0) + record.seconds for record in records)
         if self._base is None:

@@ -89,13 +89,11 @@ class Watch:
             self.num_bytes, self._weighed = self.run.files.num_bytes(), time.monotonic()
         done = len(self.run.iterations)
         new, self._next = range(self._next, done), max(self._next, done)
-        refs = self.run.refs() if new else []
-        return [self._reports.of(i, [ref for ref in refs if ref.iteration == i]) for i in new]
+        return [*map(self._reports.of, new)]
 
     def newest(self) -> StageRef | None:
         """Return the newest stored stage of the current iteration."""
-        now = len(self.run.iterations)
-        refs = [ref for ref in self.run.refs() if ref.iteration == now]
+        refs = self.run.refs_of([len(self.run.iterations)])
         return max(refs, key=lambda ref: self.run.record(ref).sequence, default=None)
 
     def ending(self) -> Ending:

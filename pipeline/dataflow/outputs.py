@@ -23,11 +23,11 @@ class Outputs(Protocol):
 
     def lengths(self, ref: StageRef) -> Array:
         """Return the number of steps of each episode of a batch, [B, E]."""
-        ...
+        return self.load(ref).lengths
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
         """Load a batch of episodes; behavior and reward terms may be missing."""
-        ...
+        return self.load(ref)
 
 
 class SpanOutputs:

@@ -88,22 +88,14 @@ class Per:
     stepped: bool = False
 
 
-def _after_evaluated(config: RunConfig, i: int) -> Sequence[int]:
-    every = config.evaluation.every
-    return (0,) if every is not None and (i + 1) % every == 0 else ()
-
-
 ONCE = Per("once per run", lambda config, i: () if i else (0,))
 ITERATION = Per("per iteration", lambda config, i: (0,))
 INNER_STEP = Per("k = 0 ... K-1", lambda config, i: range(config.algorithm.adaptation_steps), stepped=True)
 EACH_STEP = Per("k = 0 ... K", lambda config, i: range(config.algorithm.adaptation_steps + 1), stepped=True)
 AFTER_TRAINING = Per("after training", lambda config, i: (), stepped=True)
-EVALUATION = Per("every n iterations", _after_evaluated)
-
-
-def by_position(config: RunConfig, i: int, k: int) -> tuple[int, ...]:
-    """Return the position in the run's random streams at which a stage draws by default."""
-    return (config.seed, i, k)
+EVALUATION = Per(
+    "every n iterations", lambda config, i: (0,) if (n := config.evaluation.every) and not (i + 1) % n else ()
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +134,7 @@ class Stage:
     samples: bool = False
     thinnable: bool = False
     ends_iteration: bool = False
-    seed_position: Callable[[RunConfig, int, int], tuple[int, ...]] = by_position
+    seed_position: Callable[[RunConfig, int, int], tuple[int, ...]] = lambda config, i, k: (config.seed, i, k)
 
     def __post_init__(self) -> None:
         # As in earlier versions, whose first argument was the name.

@@ -2,13 +2,12 @@
 
 from metaloom.pipeline.dataflow.edges import every_step, last_iteration, last_step, this_step
 from metaloom.pipeline.dataflow.graph import Graph
-from metaloom.stages.adapt import ADAPT
+from metaloom.stages.adapt import ADAPT, REMEMBER
 from metaloom.stages.collect_rollouts import COLLECT_ROLLOUTS
 from metaloom.stages.evaluate import EVALUATE
 from metaloom.stages.initialize import INITIALIZE
 from metaloom.stages.meta_optimize import META_OPTIMIZE
 from metaloom.stages.process_samples import PROCESS_SAMPLES
-from metaloom.stages.remember import REMEMBER
 from metaloom.stages.sample_tasks import SAMPLE_TASKS
 
 ON_POLICY = Graph(

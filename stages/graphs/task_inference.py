@@ -6,7 +6,7 @@ A task is inferred from its episodes in the current iteration. Learning uses the
 import numpy as np
 
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.dataflow.edges import every_step, last_iteration, last_step, since_start, steps_so_far, this_step
+from metaloom.pipeline.dataflow.edges import last_step, since_start, steps_so_far
 from metaloom.pipeline.dataflow.graph import Graph
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.schema import ConfigError
@@ -14,6 +14,7 @@ from metaloom.pipeline.tasks.samplers import fixed_tasks
 from metaloom.stages.collect_rollouts import COLLECT_ROUND
 from metaloom.stages.evaluate import EVALUATE_INFERENCE
 from metaloom.stages.fill_memory import FILL_MEMORY_OF_ALL_TASKS
+from metaloom.stages.graphs.off_policy import OFF_POLICY
 from metaloom.stages.infer_task import IN_CONTEXT, INFER_TASK
 from metaloom.stages.initialize import INITIALIZE
 from metaloom.stages.memory.replay import plan_of, replay_of_all_tasks, training_tasks
@@ -59,17 +60,10 @@ TASK_INFERENCE = Graph(
         EVALUATE_INFERENCE,
     ),
     edges={
-        "learner": last_iteration(UPDATE, first=INITIALIZE),
-        "initial": this_step(INITIALIZE),
-        "fill": this_step(FILL_MEMORY_OF_ALL_TASKS),
-        "tasks": this_step(SAMPLE_TRAINING_TASKS),
+        **OFF_POLICY.edges,
         "posterior": last_step(INFER_TASK),
         "context": steps_so_far(COLLECT_ROUND, among=IN_CONTEXT),
-        "all_rollouts": every_step(COLLECT_ROUND),
         "all_tasks": since_start(SAMPLE_TRAINING_TASKS),
-        "history": since_start(FILL_MEMORY_OF_ALL_TASKS, COLLECT_ROUND),
-        "drawn": this_step(SAMPLE_TRANSITIONS_OF_TASKS),
-        "updated": this_step(UPDATE),
     },
     shared={"replay": replay_of_all_tasks, "training_tasks": training_tasks},
     remembers_by_task=True,

@@ -76,11 +76,8 @@ def _with_places(episodes: EpisodeBatch, num_places: int) -> EpisodeBatch:
     """Truncate or pad to `num_places` episode slots per task."""
 
     def resized(parts: Sequence[Array]) -> Array:
-        (values,) = parts
-        kept = values[:, :num_places]
-        places = np.zeros((len(values), num_places, *values.shape[2:]), values.dtype)
-        places[:, : kept.shape[1]] = kept
-        return places
+        kept = parts[0][:, :num_places]
+        return np.pad(kept, ((0, 0), (0, num_places - kept.shape[1]), *((0, 0),) * (kept.ndim - 2)))
 
     if episodes.rewards.shape[1] == num_places:
         return episodes

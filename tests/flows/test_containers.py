@@ -145,7 +145,10 @@ def test_a_composition_trains_on_though_its_parts_are_killed_and_its_server_star
     ]
     for service, word in killed:
         composition.require_progress()
+        serving = composition("logs", "serve").count("started!")
         composition.kill(service, word)
+        if word.endswith(".server"):  # which ends the container, and it is started again
+            wait_for(lambda n=serving: composition("logs", "serve").count("started!") > n, "it serves", seconds=300)
     composition.require_progress()
     composition("restart", "serve")
     composition.require_progress()

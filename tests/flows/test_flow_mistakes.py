@@ -666,7 +666,7 @@ STRUCTURAL = {
     ),
     "an input of another type": (
         of("OtherType"),
-        "samples from .* gives EpisodeBatch; required .*Samples, by which its",
+        r"samples from .* gives EpisodeBatch; required .*Samples \| None, by which its",
     ),
 }
 """Mistakes that are refused before the run has a folder: settings, and the sentence."""

@@ -215,15 +215,16 @@ def test_an_environment_that_kills_the_trainer_is_named_and_nothing_is_left_of_i
 def test_nobody_else_can_use_the_workers_of_a_run(hostile):
     config = hostile("none")
     with DaskWorkers.started(SamplerSpec.of(config, 1), Backend(workers=1).for_tasks(2)) as ours:
-        addresses = [ours.client.scheduler_info()["address"], *ours.client.scheduler_info()["workers"]]
+        client = ours.session.connection.client
+        addresses = [client.scheduler_info()["address"], *client.scheduler_info()["workers"]]
         assert all(address.startswith("tls://127.0.0.1:") for address in addresses)
         for address in addresses:
             attacker = Security.temporary()
-            attacker.tls_ca_file = ours.client.security.tls_ca_file  # anybody who connects is shown it
+            attacker.tls_ca_file = client.security.tls_ca_file  # anybody who connects is shown it
             for protocol, security in (("tcp", Security()), ("tls", attacker)):
                 with pytest.raises(OSError, match=r"Timed out|closed|SSL|reset|certificate"):
                     Client(f"{protocol}://{address[6:]}", security=security, timeout=1)
-        assert ours.client.submit(os.getpid).result() in {worker.pid for worker in workers()}
+        assert client.submit(os.getpid).result() in {worker.pid for worker in workers()}
 
 
 @pytest.mark.dask

@@ -15,6 +15,7 @@ from metaloom.flows.commands.train import Observer, resume, train
 from metaloom.flows.recipes import new_config
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.viewer.adaptation import principal_components
+from metaloom.flows.viewer.curves import Curves
 from metaloom.flows.views.history import load_history
 from metaloom.flows.views.run_charts import BAND_NOTE
 from metaloom.storage import StageRef
@@ -351,6 +352,14 @@ def test_an_iteration_whose_table_is_damaged_is_left_out_of_curves_until_it_is_m
     assert viewer.get("run", "tiny", "iteration", 1)["returns"].keys() == {"problem"}
     table.write_bytes(sound)
     assert viewer.get("run", "tiny", "curves") == whole
+
+
+def test_what_curves_leave_out_is_told_in_the_order_of_iterations(runs, monkeypatch):
+    curves = Curves(storage.open_run(runs / "tiny"))
+    # As of an evaluation and of an earlier table that are damaged: evaluations are read first.
+    monkeypatch.setattr(curves, "_read_on", lambda: curves._problems.update({2: "its evaluation", 0: "its table"}))
+    told = [{"iteration": 0, "message": "its table"}, {"iteration": 2, "message": "its evaluation"}]
+    assert curves.data()["problems"] == told
 
 
 def test_another_run_under_the_same_name_is_opened_anew(runs, viewer, tiny_config):

@@ -173,6 +173,15 @@ def test_every_wrong_setting_is_reported_at_once():
     with pytest.raises(ConfigError) as refusal:
         build_config(override(MINIMAL, ["iterations=0", "num_tasks=0"]))
     assert len(str(refusal.value).splitlines()) == 2
+    with pytest.raises(ConfigError) as refusal:
+        build_config(
+            override(MINIMAL, ["num_tasks=1", "algorithm.gradient_noise=true", "algorithm.num_minibatches=9999"])
+        )
+    told = str(refusal.value).splitlines()
+    assert [line.partition(" is ")[0] for line in told] == [
+        "config: algorithm.gradient_noise",
+        "config: algorithm.num_minibatches",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,9 @@ def test_balanced_tasks_are_held_out_from_what_was_drawn_balanced():
     directions = config(env="half-cheetah-dir", evaluation=asked)
     of_set = evaluation_tasks(directions, make_env(directions.env), 3)
     assert sorted(np.bincount(of_set.ids)) == [3, 4]
+    given = {"tasks": [[0.1], [0.2], [0.3], [1.5], [2.9]], "task_sampling": "balanced", "num_tasks": 6}
+    of_list = evaluation_tasks(config(evaluation=given), env, 3)
+    assert [*np.bincount(env.task_classes.of(of_list.params, of_list.names))] == [2, 2, 2]
 
 
 def test_balanced_evaluation_is_refused_without_classes_and_beside_evenly_by():

@@ -6,6 +6,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from metaloom.pipeline import arithmetic, shown
 from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.comparison.scores import Scores
 from metaloom.pipeline.config.input import override
@@ -84,3 +85,28 @@ def test_what_is_at_the_limit_is_taken() -> None:
     assert minibatches(1, 1, 1).rows.shape == (*tasks(["x"], ["m"]).params.shape, 1)
     noisy(2)
     assert override({}, ["a.b=1"]) == {"a": {"b": 1}}
+
+
+def test_facts_of_machine_code_have_one_order_and_no_twins(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries = [
+        {"user_api": api, "internal_api": api, "architecture": code}
+        for api, code in (("blas", "Zen"), ("openmp", None), ("blas", "Haswell"), ("blas", "Zen"))
+    ]
+    monkeypatch.setattr(arithmetic, "threadpool_info", lambda: libraries)
+    assert arithmetic._blas_facts.__wrapped__(0) == ("blas Haswell", "blas Zen")
+    monkeypatch.setattr(arithmetic, "blas_facts", lambda: ("zlib", "blas Zen"))
+    monkeypatch.setattr(arithmetic, "numpy_facts", lambda: "AVX2")
+    assert arithmetic.acting_facts() == ("blas Zen", "numpy AVX2", "zlib")
+    assert arithmetic.lacking("torch", "AVX2", {"f16c"}) == "the processor lacks avx2 fma"
+    assert arithmetic.lacking("torch", "AVX2", {"avx2", "fma"}) == ""
+
+
+def test_text_is_cut_in_the_middle_and_only_beyond_its_most() -> None:
+    most = shown._MOST_CHARACTERS
+    assert shown.error_text(ValueError("x" * most)) == "x" * most
+    text = "".join(f"{n:05d}" for n in range(most))
+    first, more, last = shown.error_text(ValueError(text)).split(" ... ")
+    assert more == f"({len(text) - most:,} more characters)"
+    assert text.startswith(first)
+    assert text.endswith(last)
+    assert len(first) + len(last) == most

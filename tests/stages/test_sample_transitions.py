@@ -3,7 +3,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from metaloom.pipeline.algorithms.off_policy.settings import Filling, OffPolicyPlan
 from metaloom.pipeline.dataflow.refs import StageRef
+from metaloom.pipeline.dataflow.stage import At
 from metaloom.pipeline.replay.buffer import ReplayBuffer, TransitionColumns
 from metaloom.pipeline.replay.index import ReplayError, TaskIndex
 from metaloom.pipeline.types import Minibatches
@@ -20,18 +22,12 @@ def filled(tasks: int = 6, steps: int = 20) -> TaskIndex:
 
 
 def draw(index: TaskIndex, **changes):
-    iteration = changes.pop("iteration", 0)
-    settings = {
-        "num_updates": 8,
-        "max_updates": 8,
-        "task_ids": range(6),
-        "num_tasks": 4,
-        "batch_size": 16,
-        "context_size": 5,
-        "buffer_size": 1000,
-        "run_seed": 3,
-    }
-    return draw_transitions(index.as_of(iteration), iteration=iteration, **(settings | changes))
+    at = At(changes.pop("run_seed", 3), changes.pop("iteration", 0))
+    task_ids, steps = changes.pop("task_ids", range(6)), {"num_updates": 8, "max_updates": 8}
+    steps |= {name: changes.pop(name) for name in steps if name in changes}
+    sizes = {"tasks_per_gradient_step": 4, "batch_size": 16, "context_size": 5, "memory_size": 1000}
+    plan = OffPolicyPlan(Filling("uniform"), (), None, **(sizes | changes))
+    return draw_transitions(index.as_of(at.iteration), plan, at, task_ids, **steps)
 
 
 def test_rows_are_from_the_buffer_of_their_task() -> None:
@@ -51,7 +47,7 @@ def test_the_tasks_of_a_gradient_step_are_different_and_all_tasks_have_their_tur
 
 def test_rows_are_uniform_over_the_newest_buffer_size_rows() -> None:
     index = filled(tasks=1, steps=60)
-    rows = draw(index, task_ids=[0], num_tasks=1, context_size=0, buffer_size=50, batch_size=2500).rows
+    rows = draw(index, task_ids=[0], tasks_per_gradient_step=1, context_size=0, memory_size=50, batch_size=2500).rows
     counts = np.bincount(rows.ravel(), minlength=60)
     assert not counts[:10].any()
     # 85.35 is exceeded with probability 0.001 at 49 degrees of freedom.

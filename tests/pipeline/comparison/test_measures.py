@@ -77,6 +77,12 @@ def test_every_environment_counts_the_same_however_many_runs_and_tasks_it_has():
     np.testing.assert_allclose(scores.even_weights, [1 / 6, 1 / 6, 1 / 6, 1 / 2])
 
 
+def test_environments_are_in_one_order_whichever_runs_come_first():
+    names = [f"env-{letter}" for letter in "gbadfceh"]
+    for order in (names, names[::-1]):
+        assert Scores((np.zeros(1),) * 8, tuple(order)).stratum_names == [f"env-{letter}" for letter in "abcdefgh"]
+
+
 def test_a_profile_is_the_fraction_of_scores_above():
     profile = performance_profile(Scores.of([[1.0, 2.0], [3.0, 4.0]]), np.array([0.0, 1.0, 2.5, 4.0]))
     np.testing.assert_allclose(profile, [1, 0.75, 0.5, 0])  # a score at a threshold is not above it

@@ -2,12 +2,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.acting import check_actor_params
 from metaloom.pipeline.policies.actors.on_policy import GaussianActor
 from metaloom.pipeline.policies.config import PolicyConfig
-from metaloom.pipeline.policies.inference import MEAN_NETWORK, Inference, network_inference
+from metaloom.pipeline.policies.inference import MEAN_NETWORK, Inference, log_softmax, network_inference
 from metaloom.pipeline.types import Params, TaskParams
 
 
@@ -114,3 +115,9 @@ def test_parameters_that_are_not_finite_are_refused_by_name_and_task() -> None:
     params["mean_network.output.kernel"][2, 0, 0] = np.nan
     with pytest.raises(ValueError, match=r"mean_network.output.kernel of task 2 is not finite"):
         check_actor_params("policy", PolicyConfig(hidden_sizes=(8,)), params, Spaces((3,), 1.0, 2, 0))
+
+
+def test_log_probabilities_are_finite_however_large_the_logits() -> None:
+    logits = np.array([[1000, 999, -1000], [0, 0, 0], [-1e4, 1 - 1e4, -1e4]], np.float32)
+    expected = torch.log_softmax(torch.from_numpy(logits), dim=-1).numpy()
+    np.testing.assert_allclose(log_softmax(logits), expected, rtol=1e-6, atol=1e-6)
