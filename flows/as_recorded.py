@@ -12,7 +12,7 @@ from metaloom.flows.errors import StartAgain
 from metaloom.pipeline.arithmetic import code_facts, code_for, lacking, variables_for
 from metaloom.storage import Run
 from metaloom.storage.format.provenance import system
-from metaloom.storage.read.sessions import mapping
+from metaloom.storage.read.info import mapping
 
 _NAMES = {"blas": "BLAS", "torch": "torch", "numpy": "NumPy"}
 

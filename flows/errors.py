@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 
 
 class UsageError(ValueError):
-    """Raised for a request that is not possible, with what is."""
+    """Raised for an impossible request; the message names what is possible."""
 
 
 class ExtraMissing(UsageError):

@@ -80,7 +80,7 @@ def check_comparable(runs: Sequence[Run], *, mixed: bool) -> None:
         examples = _examples({run: f"{told}={found.get(told, '-')}" for run, found in environments.items()})
         raise UsageError(
             f"found runs of different environments: {examples}; their returns mean different things. Compare those "
-            "of one, or say --mixed (in Python: mixed=True)"
+            "of one, or pass --mixed (in Python: mixed=True)"
         )
 
 

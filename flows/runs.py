@@ -150,7 +150,7 @@ def best_iteration(run: storage.Run) -> int:
     table = run.metrics()
     name = last_return(table.column_names)
     if name is None:
-        raise UsageError(f"{run.path}: found no returns among the metrics; required the number of an iteration")
+        raise UsageError(f"{run.path}: found no returns among the metrics; required an iteration number")
     returns = table[name].to_pylist()
     return int(table["iteration"].to_pylist()[returns.index(max(returns))])
 

@@ -23,7 +23,7 @@ from metaloom.flows.runs import run_folder
 from metaloom.pipeline.plugins import INSTALLED, place_of
 from metaloom.pipeline.refusals import ConfigError
 from metaloom.storage import Run
-from metaloom.storage.read.sessions import mapping
+from metaloom.storage.read.info import mapping
 
 log: logging.Logger = logging.getLogger(__name__)
 

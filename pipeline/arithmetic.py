@@ -1,6 +1,5 @@
 """The machine code that does arithmetic in this process. Imports no torch, since some workers lack it."""
 
-import sys
 from collections.abc import Set
 from functools import cache
 from typing import Any, cast
@@ -16,12 +15,6 @@ def blas_facts() -> tuple[str, ...]:
     OPENBLAS_CORETYPE. Versions are omitted: those of NumPy and torch imply them, and a separate OpenBLAS of SciPy must
     not matter.
     """
-    return _blas_facts(len(sys.modules))
-
-
-@cache
-def _blas_facts(modules: int) -> tuple[str, ...]:
-    """Search the libraries of the process; cached until more modules are imported."""
     libraries = (library for library in threadpool_info() if library["user_api"] == "blas")
     names = ("internal_api", "architecture")
     return tuple(sorted({" ".join(str(library[key]) for key in names if library.get(key)) for library in libraries}))

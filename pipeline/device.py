@@ -1,4 +1,4 @@
-"""Devices of updates, and how exactly a repetition agrees on each, as plain data."""
+"""Devices of updates, and how exactly a replay agrees on each, as plain data."""
 
 from typing import Literal
 

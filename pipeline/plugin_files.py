@@ -76,7 +76,7 @@ def _written_in(path: str) -> tuple[str, Path | None]:
     if not Path(file).is_file():
         raise ConfigError(
             f"found no {file} any more, from which {path} was imported; a run records that file's digest: "
-            "put it back, or restart Python where it is now"
+            "restore it, or restart Python"
         )
     return module, Path(file).resolve()
 

@@ -36,16 +36,18 @@ from metaloom.storage.format.sessions import newest_session
 from metaloom.storage.read import late
 from metaloom.storage.read.history import chain_problems
 from metaloom.storage.read.info import (
+    ComputedWith,
     boundaries,
     contributors,
     first_iteration,
     first_sequence,
     first_session,
+    mapping,
     origin,
     read_info,
+    read_sessions,
 )
 from metaloom.storage.read.outputs import Places, Steps, StoredOutputs, chosen_steps, whole_numbers
-from metaloom.storage.read.sessions import ComputedWith, mapping, read_sessions
 from metaloom.storage.remote.log import RemoteLog, follow
 from metaloom.storage.remote.objects import ObjectFolder
 

@@ -446,7 +446,7 @@ class Budget:
                 self._root,
                 found=f"{self._used} bytes, and up to {need} more to store {ref}",
                 required=f"at most {self._limit} bytes (retention.max_bytes)",
-                action=f"All that was committed is there. `metaloom thin {name} --keep-every 10` makes room for "
+                action=f"Committed data is intact. `metaloom thin {name} --keep-every 10` makes room for "
                 f"`metaloom resume {name}`; `metaloom resume {name} --set retention.max_bytes=...` raises the limit",
             )
         self._reserved[ref] = need

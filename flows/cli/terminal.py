@@ -327,7 +327,7 @@ def _debug(at: RunAt, stage: str | None, step: int | None, backend: Backend) -> 
 
 def _restore(at: RunAt, backend: Backend, *, whole: bool, as_json: bool) -> int:
     if not whole:
-        raise UsageError("found --materialise with --stage, --step or --until-diff; it is about whole iterations")
+        raise UsageError("found --materialise with --stage, --step or --until-diff; it restores whole iterations")
 
     refs = materialise(at.path, at.iteration, backend=backend)
     if as_json:

@@ -180,7 +180,8 @@ def _history(run: Run, metrics: pa.Table, iterations: Array, values: Array) -> H
     known = np.isfinite(values)
     if not known.all():
         raise NoFiniteScore(
-            f"{run.name}: found no finite score in iteration {iterations[~known][0]}; required one in all. Compare by "
+            f"{run.name}: found no finite score in iteration {iterations[~known][0]}; required one in every "
+            "iteration. Compare by "
             "another --metric"
         )
     return History(
@@ -250,8 +251,8 @@ def _require_same_evaluations(runs: Sequence[Run], *, mixed: bool) -> None:
             name = differ[0]
             raise UsageError(
                 f"found runs with different evaluations: {name} is {first.get(name)} in {runs[0].name} and "
-                f"{other.get(name)} in {run.name}; their returns mean different things. Compare by --metric return, or "
-                "say --mixed (in Python: mixed=True)"
+                f"{other.get(name)} in {run.name}; their returns mean different things. Compare by --metric return, "
+                "or pass --mixed (in Python: mixed=True)"
             )
 
 

@@ -282,13 +282,13 @@ def reproduce_kept(
     if len(found) != 1:
         kept = ", ".join(f"--stage {e.ref.stage} --step {e.ref.step}" for e in entries) or "nothing"
         raise UsageError(
-            f"{path}: found {len(found)} failures of iteration {iteration} in the quarantine that match; required one. "
-            f"Of this iteration it holds {kept}"
+            f"{path}: found {len(found)} failures of iteration {iteration} in the quarantine that match; required "
+            f"one. For this iteration it holds {kept}"
         )
     (entry,) = found
     if "env" not in entry.about:
         raise UsageError(
-            f"{entry.path}: {entry.message}; required a fault of an environment, whose episode can be run again. "
+            f"{entry.path}: {entry.message}; required a fault of an environment, whose episode can be rerun. "
             f"This one: {debug_command(path, entry.ref)}"
         )
     try:

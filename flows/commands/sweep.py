@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from multiprocessing import forkserver
@@ -23,7 +23,6 @@ from metaloom.flows.estimate import check_sizes
 from metaloom.flows.formatting import plural
 from metaloom.flows.graph.run_stages import stages_of
 from metaloom.flows.graph.warm_start import pinned
-from metaloom.flows.loggers import LogPlan, check_loggers
 from metaloom.flows.loggers.live import logging_to
 from metaloom.flows.observer import IterationReport, Observer
 from metaloom.flows.results.sweep import Ending, Outcome, SweepObserver, SweepResult
@@ -39,6 +38,9 @@ from metaloom.pipeline.schema import ConfigError
 
 Job = tuple[PlannedRun, RunConfig, Path]
 """A run to train, its settings and its folder."""
+Logging = Callable[[Path, Observer], AbstractContextManager[Observer]]
+"""Makes an observer of a run log too: `logging_to` with its loggers."""
+UNLOGGED: Logging = partial(logging_to, ())
 
 LOOK_SECONDS = 0.2
 _ALLOCATOR = "JE_ARROW_MALLOC_CONF"
@@ -46,7 +48,7 @@ _FOR_ALL = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 
 
 def train_runs(
-    jobs: Sequence[Job], observer: SweepObserver, *, parallel: int, backend: Backend, logs: LogPlan
+    jobs: Sequence[Job], observer: SweepObserver, *, parallel: int, backend: Backend, logged: Logging
 ) -> list[Outcome]:
     """Train runs, up to `parallel` at a time. On a stop request, every run finishes its stage.
 
@@ -60,7 +62,7 @@ def train_runs(
                 break
             observer.begun(run)
             watching = Observer(iteration_done=partial(observer.iteration_done, run), should_stop=observer.should_stop)
-            outcomes.append(Outcome(run, *_train_or_resume(config, folder, backend, watching, logs)))
+            outcomes.append(Outcome(run, *_train_or_resume(config, folder, backend, watching, logged)))
             observer.ended(outcomes[-1])
         return outcomes
     # Resolve what depends on this process's folder and environment, which may differ in others.
@@ -84,7 +86,8 @@ def train_runs(
             while waiting and len(working) < parallel and not stop.is_set():
                 run, config, folder = waiting.pop(0)
                 told, tell = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(config, folder, backend, stop, tell, logs), name=run.name)
+                work = (config, folder, backend, stop, tell, logged)
+                process = context.Process(target=_work, args=work, name=run.name)
                 process.start()
                 tell.close()  # otherwise the pipe would not end with the process
                 working[told] = run, process
@@ -111,7 +114,7 @@ def train_runs(
     return outcomes
 
 
-def _work(config: RunConfig, folder: Path, backend: Backend, stop: Event, tell: Connection, logs: LogPlan) -> None:
+def _work(config: RunConfig, folder: Path, backend: Backend, stop: Event, tell: Connection, logged: Logging) -> None:
     """Train a run in this process and report its progress."""
     for number in _FOR_ALL:
         # Child processes ignore the same signals, and are ended by SIGTERM.
@@ -124,7 +127,7 @@ def _work(config: RunConfig, folder: Path, backend: Backend, stop: Event, tell: 
             tell.send(report)
 
     observer = Observer(iteration_done=iteration_done, should_stop=stop.is_set)
-    tell.send(_train_or_resume(config, folder, backend, observer, logs))
+    tell.send(_train_or_resume(config, folder, backend, observer, logged))
 
 
 def _end_with_parent(stop: Event) -> None:
@@ -138,11 +141,11 @@ def _end_with_parent(stop: Event) -> None:
 
 
 def _train_or_resume(
-    config: RunConfig, folder: Path, backend: Backend, observer: Observer, logs: LogPlan
+    config: RunConfig, folder: Path, backend: Backend, observer: Observer, logged: Logging
 ) -> tuple[Ending, str]:
     """Train or resume a run; return expected errors as its ending."""
     try:
-        with logging_to(logs.names, folder, observer, film_every=logs.film_every) as watching:
+        with logged(folder, observer) as watching:
             if storage.run_exists(folder):
                 result = training.resume(folder, backend=backend, observer=watching)
             else:
@@ -181,22 +184,21 @@ def train_sweep(
     parallel: int = 1,
     backend: Backend = Backend(),
     observer: SweepObserver = SweepObserver(),
-    logs: LogPlan = LogPlan(),
+    logged: Logging = UNLOGGED,
 ) -> SweepResult:
     """Train the missing runs of a sweep. After an interruption, the same call continues it."""
     if sweep.search is not None and parallel > len(sweep.seeds):
         raise UsageError(
-            f"found --parallel {parallel} of a search whose trials are {plural(len(sweep.seeds), 'run')} each; "
+            f"found --parallel {parallel} for a search whose trials are {plural(len(sweep.seeds), 'run')} each; "
             "required at most that, because every trial is suggested by the scores of those before it"
         )
-    check_loggers(logs.names, logs.film_every)
     if parallel > 1 and backend.workers is None and backend.scheduler is None:
         backend = replace(backend, workers=0)  # the runs' processes are enough
     with held(sweep):
         stored = find_sweep(sweep.name)
         if stored is not None:
             check_unchanged(stored, sweep, extend=extend)
-        train = partial(train_runs, parallel=parallel, backend=backend, logs=logs)
+        train = partial(train_runs, parallel=parallel, backend=backend, logged=logged)
         if sweep.search is not None:
             if stored is None:
                 _try_settings(probe_configs(sweep, sweep.search))

@@ -137,6 +137,6 @@ def export(
     if form.holds_episodes and next(Export(out).available(run, iterations, steps or None), None) is None:
         raise UsageError(
             f"{run.path}: found no iteration whose episodes are stored; required one. "
-            f"`metaloom replay {argument(run.path)} --materialise` brings back what was thinned"
+            f"`metaloom replay {argument(run.path)} --materialise` restores thinned ones"
         )
     return form.export(run, out, on_progress, **given)

@@ -90,8 +90,8 @@ def _append(
         )
     except CommitFailedError as error:
         raise UsageError(
-            f"{folder}: found another export of the same run at the same time; required one. Run the command again, "
-            f"and it appends what is missing ({error})"
+            f"{folder}: found another export of the same run at the same time; required one. Run the command again "
+            f"to append what is missing ({error})"
         ) from error
     return new
 

@@ -193,7 +193,7 @@ class _Own:
         found = np.asarray(picture)
         if found.ndim != 3 or found.shape[-1] != 3 or found.dtype != np.uint8:
             raise UsageError(
-                f"{type(self._env.unwrapped).__name__}.render gave {found.dtype} of shape {found.shape}; required "
+                f"{type(self._env.unwrapped).__name__}.render returned {found.dtype} of shape {found.shape}; required "
                 "[height, width, 3] uint8"
             )
         return found
@@ -218,7 +218,7 @@ class _View:
         return (points - self.pos) @ self.forward
 
     def pixels(self, points: Array) -> list[Point]:
-        """Return the positions in the picture of points before the camera."""
+        """Return the pixel positions of points in front of the camera."""
         across, up, ahead = self._axes @ (points - self.pos).T
         ahead = np.maximum(ahead, 1e-3)
         places = self._center[:, None] + self.focal * np.stack([across, -up]) / ahead

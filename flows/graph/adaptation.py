@@ -45,7 +45,7 @@ class GraphAdaptation:
             if missing := [name for name in stage.tools if name not in tools]:
                 raise GraphError(
                     f"graph {self.graph.name}: {stage.name} takes {missing[0]} ({TOOLS.get(missing[0], 'shared')}), "
-                    f"which is not there when a learner adapts after training; required {', '.join(tools)} only"
+                    f"which is not available when a learner adapts after training; required {', '.join(tools)} only"
                 )
             outputs[stage.at(0, k)] = call(stage, tools, given, self.tools["parallel"])
         # Parameters that a stage does not return, such as PEARL's besides the posterior, stay the same.

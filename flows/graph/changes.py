@@ -7,7 +7,7 @@ from metaloom.pipeline.config.sources import changed_sources
 from metaloom.pipeline.nn.device import arithmetic_facts
 from metaloom.storage import Run, StageRef
 from metaloom.storage.format.provenance import system
-from metaloom.storage.read.sessions import mapping
+from metaloom.storage.read.info import mapping
 
 log: logging.Logger = logging.getLogger(__name__)
 

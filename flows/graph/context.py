@@ -76,7 +76,7 @@ class Context:
                 check_actor_params(config.algorithm.actor, config.policy, params, self.setup)
             except BatchError as problem:
                 raise ConfigError(
-                    f"algorithm {config.algorithm.name}: the policy cannot act with what its learner initializes: "
+                    f"algorithm {config.algorithm.name}: the policy cannot act with its learner's initial parameters: "
                     f"{problem}"
                 ) from problem
 

@@ -25,7 +25,7 @@ from metaloom.pipeline.config.sources import plugin_sources
 from metaloom.pipeline.dataflow.graph import Graph
 from metaloom.pipeline.numerics import normal_numerics
 from metaloom.storage import IncompatibleFormat, Run, StageRef
-from metaloom.storage.read.sessions import mapping
+from metaloom.storage.read.info import mapping
 
 
 @contextmanager
@@ -198,7 +198,7 @@ def require_stored_outputs(run: Run, graph: Graph) -> None:
                 run.path / "run.json",
                 found=f"stage {stage.name}: {'; '.join(different)}",
                 required="what the run stores",
-                action="Bring the class back as it was when the run began, or train a new run with this one",
+                action="Restore the class as it was when the run began, or train a new run with this one",
             )
 
 

@@ -155,7 +155,7 @@ class Runner:
         if len(required) != 1:
             raise GraphError(
                 f"graph {self.graph.name}: {stage.name} reads {', '.join(required) or 'nothing'}, but after training "
-                "there is the learner alone; required one input without a default"
+                "only the learner is available; required one input without a default"
             )
         found: object = self._compute(stage, at, {required[0]: Update(learner, {})}, where, tested=tested)
         if not isinstance(found, Evaluation):

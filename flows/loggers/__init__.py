@@ -6,7 +6,6 @@ error ends the logger, never the training.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -17,19 +16,6 @@ if TYPE_CHECKING:
 
 MODULES = ("mlflow", "tensorboard", "wandb")
 """Built-in loggers; each needs the package of the same name."""
-
-
-@dataclass(frozen=True)
-class LogPlan:
-    """Loggers of a training.
-
-    Attributes:
-        names: Names of loggers, or module:function.
-        film_every: Film every N-th iteration, besides the last.
-    """
-
-    names: tuple[str, ...] = ()
-    film_every: int | None = None
 
 
 def check_loggers(names: Sequence[str], film_every: int | None) -> None:

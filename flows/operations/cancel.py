@@ -88,12 +88,12 @@ def ask_to_stop(path: Path) -> Writer | None:
         return None
     if storage.url_of(path) and not writer.is_here:
         raise UsageError(
-            f"{run.location} is written by {writer}; required one on this machine, or a shared folder: nothing that "
-            f"is put under a URL reaches it. Run `metaloom cancel {storage.argument(run.path)}` on {writer.host}"
+            f"{run.location} is written by {writer}; required one on this machine, or a shared folder: files under a "
+            f"URL do not reach it. Run `metaloom cancel {storage.argument(run.path)}` on {writer.host}"
         )
     if not writer.listens:
         raise UsageError(
-            f"{run.location} is written by {writer}, of a version that takes no requests; required one that does. "
+            f"{run.location} is written by {writer}, of a version that does not support requests. "
             f"`kill -INT {writer.pid}` on {writer.host} stops it as Ctrl-C does"
         )
     with system_errors(

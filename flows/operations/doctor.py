@@ -18,12 +18,12 @@ def doctor(*, env: str | None = None, overrides: Overrides = ()) -> "Checks":
 
     Of the machine: packages, cores, disk, physics and Prefect.
 
-    Exit code 1 when something is wrong; the output says what helps.
+    Exit code 1 when something is wrong; the output names remedies.
 
     Example: `metaloom doctor --env my_envs:Thermostat --set env.options.target=20`
 
     Args:
-        env: Check this environment instead: that what it returns is sound, and the same when it is run twice.
+        env: Check this environment instead: its returned values are valid, and equal when it is run twice.
         overrides: Settings of the environment that change, as KEY=VALUE.
     """
     if env is None and overrides:

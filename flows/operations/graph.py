@@ -1,4 +1,4 @@
-"""`graph`: the stages of a run, and what each reads."""
+"""`graph`: the stages of a run and their inputs."""
 
 from typing import Annotated, Literal
 
@@ -22,7 +22,7 @@ def graph(
     overrides: Overrides = (),
     trust: Trust = False,
 ) -> str:
-    """Draw the stages and what each reads.
+    """Draw the stages and their inputs.
 
     Example: `metaloom graph promp-half-cheetah-dir --format mermaid`
 

@@ -19,13 +19,13 @@ Level = Literal["debug", "info", "warning", "error"]
 def logs(run: RunArgument, *, level: Level = "info") -> "LogLines":
     """Print what the training of a run has logged.
 
-    These are warnings, errors, iterations and the lines of your loggers.
+    These are warnings, errors, iterations and lines from your loggers.
 
     Example: `metaloom logs first --level warning`
 
     Args:
         run: The run.
-        level: Leave out what matters less; debug has every stage.
+        level: Omit less important lines; debug has every stage.
     """
     return late.LogLines(
         line for line in late.LogReader(open_run(folder_of(run)).path).new_lines() if line.is_at_least(level)

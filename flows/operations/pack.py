@@ -12,9 +12,9 @@ from metaloom.storage import open_writer
 def pack(run: RunArgument) -> Packed:
     """Put old iterations into few files.
 
-    What they hold and how it is read stays the same.
+    Their content stays the same.
 
-    All complete iterations are packed but the newest one. Training does so by itself: the oldest 500, whenever 600 are
+    All complete iterations but the newest are packed. Training does so by itself: the oldest 500, whenever 600 are
     not packed.
 
     Example: `metaloom pack first`

@@ -8,7 +8,7 @@ from metaloom.flows.operations import late
 def recipes() -> list[str]:
     """List the recipes, or print the settings of one.
 
-    The printed settings are a file to train with.
+    `metaloom train` accepts the printed settings as a file.
 
     Example: `metaloom recipes promp-half-cheetah-dir --format toml`
 

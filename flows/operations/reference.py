@@ -123,7 +123,7 @@ def extract(name: Name, /, *, run: str | Path | None = None, folder: From = None
     """
     place, found, iteration = _named(name, folder)
     if iteration is not None:
-        raise UsageError(f"{name}: found an iteration; required a reference, all of which is extracted")
+        raise UsageError(f"{name}: found an iteration; required a whole reference")
     path = run_folder(found.name if run is None else run)
     path.parent.mkdir(parents=True, exist_ok=True)
     late.extract_reference(place, found, path)
@@ -146,7 +146,7 @@ def add(
             computes up to this number of iterations.
     """
     if to is None and not (late.shipped() / late.INDEX).exists():
-        raise UsageError("found no checkout, whose references it would be among; required a folder: --to FOLDER")
+        raise UsageError("found no checkout to add the reference to; required a folder: --to FOLDER")
     place = _folder(to)
     made = late.add_reference(folder_of(run), place, name, learners=learners)
     return late.Added(made, place)

@@ -1,4 +1,4 @@
-"""`rm`: runs are removed for good."""
+"""`rm`: permanent removal of runs."""
 
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ def rm(runs: RemovedArguments = ()) -> Removed:
 
     Without RUN, it finishes removals that were interrupted.
 
-    Forks keep what they share with a run. Refused are runs that a process writes, folders that hold anything else,
-    links, and runs under object storage. Reports beside the run stay.
+    Forks keep what they share with a run. Runs in training, folders with other content, links, and runs under object
+    storage are refused. Reports beside the run stay.
 
     Example: `metaloom rm second --yes`
 

@@ -4,13 +4,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
-from metaloom.flows.loggers import LogPlan
 from metaloom.flows.operations import late
 from metaloom.flows.operations.options import FilmEvery, Log, Overrides, Positive, PythonOnly, changes, complete_recipes
 from metaloom.flows.operations.train import Shown, check_log
@@ -64,11 +64,11 @@ def sweep(
 
     Every combination is a run.
 
-    With `--optuna` and `--search` each trial's settings are suggested by the scores of the trials before it.
+    With `--optuna` and `--search`, each trial's settings depend on the scores of earlier trials.
 
-    After an interruption, the same command continues: runs that are complete are not trained again. Ctrl-C finishes
-    the current stages. Which runs there are is kept in `sweeps/NAME.json` in the runs folder. Exit code 1 when a run
-    failed, of a search when all trials did; the others are trained all the same.
+    After an interruption, the same command continues: complete runs are not trained again. Ctrl-C finishes the current
+    stages. `sweeps/NAME.json` in the runs folder lists the runs. Exit code 1 if a run failed, or all trials of a
+    search; the others are trained in any case.
 
     Example: `metaloom sweep promp-point-corner --seeds 2 --grid algorithm.inner_lr=0.05,0.1 --set iterations=2`
 
@@ -96,7 +96,7 @@ def sweep(
 
     Raises:
         ConfigError, EnvError, UsageError: Settings are wrong, or the stored sweep of this name has others; nothing was
-            begun. Or a run failed, in a search all of them; the others are trained all the same.
+            begun. Or a run failed, or all runs of a search; the others are trained in any case.
     """
     check_log(log, film_every)
     settings_given = changes(overrides, settings)
@@ -106,7 +106,8 @@ def sweep(
 
     def start(observer: "SweepObserver") -> "SweepResult":
         how: dict[str, Any] = {"extend": extend, "parallel": parallel, "backend": backend}
-        return late.train_sweep(planned, configs, **how, observer=observer, logs=LogPlan(tuple(log), film_every))
+        logged = partial(late.logging_to, tuple(log), film_every=film_every)
+        return late.train_sweep(planned, configs, **how, observer=observer, logged=logged)
 
     if callable(progress):
         return progress(planned, start)

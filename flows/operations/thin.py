@@ -1,4 +1,4 @@
-"""`thin`: batches that can be computed again are removed."""
+"""`thin`: removal of batches that can be recomputed."""
 
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ def thin(
 ) -> "ThinnedRun":
     """Remove batches that can be computed again.
 
-    The episodes, samples and adapted parameters of iterations go; everything else stays.
+    The episodes, samples and adapted parameters of iterations are removed; everything else stays.
 
     An off-policy run keeps its episodes as well, since they are its replay buffer: only minibatches and adapted
     parameters go. `metaloom replay RUN@ITERATION --materialise` recomputes what was removed, bit for bit. Iterations

@@ -89,7 +89,7 @@ def train(
 
     Raises:
         ConfigError, EnvError: A setting is wrong.
-        storage.RunExists: There is such a run already.
+        storage.RunExists: The run exists already.
     """
     check_log(log, film_every)
     config = new_settings(recipe, changes(overrides, settings), iterations=iterations, seed=seed, device=device)
@@ -188,7 +188,7 @@ def iterate(
 
     Raises:
         ConfigError, EnvError: A setting is wrong.
-        storage.RunExists: There is such a run already.
+        storage.RunExists: The run exists already.
     """
     check_log(log, None)
     if isinstance(recipe, storage.Run):
@@ -265,7 +265,7 @@ def require_witness(strict: bool, witness: bool) -> None:
     """
     if strict and not witness:
         raise UsageError(
-            "found --strict, but no episode would be played again; required a run with env.witness=true, which is the "
+            "found --strict, but no episode would be replayed; required a run with env.witness=true, which is the "
             "default of environments that are not built in, and no --dry-run"
         )
 

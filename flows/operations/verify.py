@@ -13,7 +13,7 @@ def verify(run: RunArgument) -> Verification:
     """Check every stored file against its record.
 
     Exit code 0 when all are intact, 1 when one is damaged, missing or foreign. `metaloom resume RUN --repair` repairs
-    what is damaged or missing, or computes it again; what does not belong to the run is left to you.
+    what is damaged or missing, or computes it again; files that do not belong to the run stay.
 
     Example: `metaloom verify first`
 

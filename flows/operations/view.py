@@ -31,8 +31,8 @@ def view(
 
     The page is served on this machine until Ctrl-C.
 
-    It follows runs while they are trained, changes nothing and asks no other host for anything. Only whoever
-    has the address that it prints can open it.
+    It follows runs while they are trained, changes nothing and asks no other host for anything. Only its printed
+    address opens it.
 
     Example: `metaloom view first --port 8080`
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def watch(run: RunArgument, *, lines: Annotated[bool, PythonOnly] = False) -> "Ending":
     """Follow a run while another process trains it.
 
-    It ends with the training. Ctrl-C ends it too and does not touch the training.
+    It ends with the training. Ctrl-C ends it without affecting the training.
 
     Exit code 0 when it is complete or was stopped, 1 when it failed or was killed. Without a terminal it prints a line
     for the newest iteration and each one that follows.

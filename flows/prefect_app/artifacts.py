@@ -35,7 +35,7 @@ from metaloom.flows.views.charts import rendered
 from metaloom.flows.views.history import load_history
 from metaloom.flows.views.report import ReportFiles, learning_curve, write_report
 
-# A server that does not answer within it is left alone for a while: training waits meanwhile.
+# Training waits for answers; a server that exceeds the first limit is left alone for the second.
 ANSWER_SECONDS, QUIET_SECONDS = 10.0, 30.0
 
 Cell = str | int | float | None
@@ -97,7 +97,7 @@ class TrainingPage:
         self._report(show, always=True)
 
     def _report(self, show: Callable[[], None], *, always: bool = False) -> None:
-        """Report something to the server. Warn once about what the page cannot show; training continues."""
+        """Report something to the server. Warn once about failures; training continues."""
         if self._clock() < self._quiet_until and not always:
             return
         try:
@@ -245,7 +245,7 @@ def shown(value: float) -> Cell:
 
 
 def curve_of(run: storage.Run) -> str:
-    """Draw the learning curve so far as a data URI, which the page shows wherever it is opened."""
+    """Draw the learning curve so far as a data URI, which works in any browser."""
     picture = rendered(learning_curve(run.path.name, load_history(run)), "png", dpi=80)
     return "data:image/png;base64," + base64.b64encode(picture).decode()
 

@@ -59,9 +59,9 @@ from metaloom.storage.format.settings import changed
 
 @contextmanager
 def finishing_the_stage() -> Iterator[tuple[Event, Any]]:
-    """Yield what is set once this process is asked to end, by SIGTERM as Prefect sends it, and Prefect's own handler.
+    """Yield an event that SIGTERM, as Prefect sends it, sets, and Prefect's own handler.
 
-    That gets the signal when the stage takes too long, and breaks it off.
+    If the stage takes too long, that handler gets the signal and aborts it.
     """
     asked, is_late, before = Event(), Event(), signal.getsignal(signal.SIGTERM)
     if current_thread() is not main_thread():  # a flow called from a thread; its caller handles signals
@@ -101,7 +101,7 @@ def _ended(break_off: Any, done: str) -> State:
     try:
         with get_client(sync_client=True) as client:
             state = client.read_flow_run(UUID(flow_run.get_id())).state
-    except Exception:  # a flow run that is cancelled all the same is not started again
+    except Exception:  # a cancelled flow run is not restarted
         get_run_logger().warning("Prefect's server does not answer whether this flow run is cancelled")
     if state is None or not (state.is_cancelling() or state.is_cancelled()):
         break_off(signal.SIGTERM, None)
@@ -143,21 +143,21 @@ def meta_train(
     trust: bool = False,
     overrides: list[str] = [],  # noqa: B006
 ) -> State:
-    """Meta-train a policy by named settings, or continue a run that exists.
+    """Meta-train a policy by named settings, or continue an existing run.
 
     Args:
-        recipe: Named settings, most of them from a paper; first-steps takes a minute. A run that exists keeps its own.
-        iterations: Meta-updates in the run; 0 for the number in the recipe or in the run that exists. A larger number
-            extends a run that exists.
-        seed: Seed of the run. A run that exists keeps its own.
-        run: Name under the runs folder, or a path; made from recipe and flow run if empty. A run that exists continues
+        recipe: Named settings, most of them from a paper; first-steps takes a minute. An existing run keeps its own.
+        iterations: Meta-updates in the run; 0 for the number in the recipe or in the existing run. A larger number
+            extends an existing run.
+        seed: Seed of the run. An existing run keeps its own.
+        run: Name under the runs folder, or a path; made from recipe and flow run if empty. An existing run continues
             where it stopped.
         workers: Dask worker processes for rollouts here; 0 samples in the flow's own process, as a run of one task
             always does.
         scheduler: Address of a running Dask scheduler, tcp://host:port, used instead of starting workers.
         log: Where else to log, for which an extra of Metaloom's is needed: tensorboard, wandb (offline) or mlflow;
             or module:function, called with each iteration.
-        trust: Import the modules that the settings of a run that exists name, now and later.
+        trust: Import the modules named in an existing run's settings, now and later.
         overrides: Any other settings that change, as KEY=VALUE: algorithm.inner_lr=0.05.
     """
     asked = Asked(
@@ -182,12 +182,12 @@ def meta_train_custom(
     film_every: Natural = 0,
     trust: bool = False,
 ) -> State:
-    """Meta-train a policy by custom settings, or continue a run that exists and has the same settings.
+    """Meta-train a policy by custom settings, or continue an existing run with the same settings.
 
     Args:
         config: All settings. An omitted setting has its default value.
-        run: Name under the runs folder, or a path; made from the flow run if empty. A run that exists continues where
-            it stopped.
+        run: Name under the runs folder, or a path; made from the flow run if empty. An existing run continues where it
+            stopped.
         workers: Dask worker processes for rollouts here; 0 samples in the flow's own process, as a run of one task
             always does.
         scheduler: Address of a running Dask scheduler, tcp://host:port, used instead of starting workers.
@@ -196,7 +196,7 @@ def meta_train_custom(
         log: Where else to log, for which an extra of Metaloom's is needed: tensorboard, wandb (offline) or mlflow;
             or module:function, called with each iteration.
         film_every: Log a film of every N-th iteration; 0 for one at the end.
-        trust: Import the modules that the settings of a run that exists name, now and later.
+        trust: Import the modules named in an existing run's settings, now and later.
     """
     backend = backend_of(workers, scheduler, step_timeout, retries)
     return _train(Asked(config=config), run, backend, log, film_every=film_every or None, trust=trust)

@@ -1,6 +1,6 @@
 """`metaloom serve` at work: its parts, and flow runs whose process is gone, which continue from what is stored.
 
-Prefect leaves such flow runs be: one whose process was killed stays Crashed, and one whose worker or server ended
+Prefect leaves such flow runs alone: one whose process was killed stays Crashed, and one whose worker or server ended
 before stays Running forever. This imports Prefect, which must not happen in a foreign folder.
 """
 
@@ -64,7 +64,7 @@ class Caretaker:
         self._asked: set[UUID] = set()
 
     def look(self, client: SyncPrefectClient) -> None:
-        """Restart every flow run that has crashed, and stop the cancelled ones that their worker has not stopped."""
+        """Restart crashed flow runs, and stop cancelled ones that their worker has not stopped."""
         processes = flow_processes(self._home)
         for run in [*flow_runs(client, "CANCELLING"), *flow_runs(client, "CRASHED", "CANCELLED", since=self._began)]:
             state = state_of(run)
@@ -99,9 +99,9 @@ class Caretaker:
 
 
 def go_on_with_left_over(client: SyncPrefectClient, home: Path) -> Iterator[str]:
-    """Restart flow runs that an earlier server and worker left when they ended, which nothing else would ever do.
+    """Restart flow runs left unfinished by an earlier server and worker.
 
-    Yields what it does.
+    Yields a message for each.
     """
     end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
     for run in flow_runs(client, *UNFINISHED):
@@ -198,7 +198,7 @@ def _set_cancelled(client: SyncPrefectClient, run: FlowRun) -> None:
 
 
 def serve_parts(home: Path, address: Address, listening: socket.socket, stop: Stop, ready: str) -> None:
-    """Start the parts, watch them until Ctrl-C or the end of one, and end them."""
+    """Start the parts, wait for Ctrl-C or the end of one of them, and end them all."""
     with ExitStack() as stack:
         say("starting the Prefect server ...")
         number = listening.fileno()
@@ -234,13 +234,13 @@ def _keep_running(stop: Event, server: Part, worker: Part, home: Path) -> None:
             )
         server.require()
         worker.require()
-        # A server that was too busy is asked again in a moment.
+        # a busy server is asked again shortly
         with suppress(*_AWAY), temporary_settings(at_once), get_client(sync_client=True) as client:
             caretaker.look(client)
 
 
 def _identity(database: Path) -> tuple[int, int] | None:
-    """Return device and inode of the SQLite file; None without one, or where the server has another database."""
+    """Return device and inode of the SQLite file; None if it is missing or the server has another database."""
     if DATABASE not in os.environ:
         with suppress(OSError):
             found = database.stat()
@@ -249,7 +249,7 @@ def _identity(database: Path) -> tuple[int, int] | None:
 
 
 def _wait(stop: Event, part: Part, is_ready: Callable[[], bool], seconds: float = START_SECONDS) -> None:
-    """Return when a part is ready; one may end well for it."""
+    """Return when a part is ready; a part may also end with exit code 0."""
     deadline = time.monotonic() + seconds
     while True:
         code = part.code
@@ -281,12 +281,12 @@ def _end_runs(stop: Stop, server: Part, listening: socket.socket, stop_worker: C
                 cancel_all(client, CANCEL_SECONDS)
             else:
                 leave_all(client, home, stop_worker)
-    # Those that nobody could be asked about.
+    # flow runs that could not be checked
     end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
 
 
 def _refuse(listening: socket.socket) -> None:
-    """Close connections at once instead of the server that is gone: whoever asks it would wait for an answer."""
+    """Close connections in place of the ended server, so that no client waits for an answer."""
     listening.setblocking(True)
     with suppress(OSError):  # closed
         while True:
@@ -294,5 +294,5 @@ def _refuse(listening: socket.socket) -> None:
 
 
 def _tell(words: str) -> None:
-    """Report what happened since the last look."""
+    """Print what has happened since the last call."""
     say(f"{datetime.now():%Y-%m-%d %H:%M:%S} | metaloom serve: {words}")

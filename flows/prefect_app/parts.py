@@ -1,4 +1,4 @@
-"""The processes of `metaloom serve`: commands of Prefect, each of which ends with it and ends it."""
+"""The processes of `metaloom serve`: Prefect commands. All end when one of them ends."""
 
 import ctypes
 import fcntl

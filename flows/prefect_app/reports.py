@@ -44,7 +44,7 @@ def address_of(run: Path, file: str) -> str | None:
 def served_reports(listening: socket.socket) -> Iterator[str]:
     """Serve the reports at a listening socket during the block; yield their URL.
 
-    This machine's browser gets only files that lie in the folder, whatever links lead out of it.
+    Only this machine's browser gets files, and only those in the folder; links out of it are not followed.
     """
     root, (host, port) = reports_root().resolve(), listening.getsockname()
     files = StaticFiles(directory=root, check_dir=False)

@@ -74,7 +74,7 @@ def require_answer(url: str) -> None:
     except ValueError:  # its message may contain the password
         raise UsageError(
             f"--database: {without_password(url)} cannot be read; required postgresql://USER@HOST:PORT/DATABASE, and "
-            'in a password %XX for whatever is no letter or digit, such as %2F for "/"'
+            'in a password %XX for anything but letters and digits, such as %2F for "/"'
         ) from None
     except Exception as error:  # errors of drivers and network have no common class
         raise UsageError(

@@ -130,7 +130,7 @@ def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConf
         names = [value for key, _, value in (a.partition("=") for a in assignments) if key == "algorithm.name"]
         if names and "algorithm." in str(problem) and "unknown key" in str(problem):
             raise ConfigError(
-                f"algorithm.name={names[-1]}: found settings that are another algorithm's; required "
+                f"algorithm.name={names[-1]}: found settings of another algorithm; required "
                 f"algorithm={names[-1]}, which replaces all of them by its own. Or start from its own recipe"
             ) from None
         raise

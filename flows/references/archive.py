@@ -28,7 +28,7 @@ from metaloom.storage import Run, argument
 from metaloom.storage.errors import damaged, system_errors
 from metaloom.storage.format.files import lock, make_folders, read_file, replace_file
 from metaloom.storage.format.places import check_run_name
-from metaloom.storage.read.sessions import mapping
+from metaloom.storage.read.info import mapping
 from metaloom.storage.unfinished import unfinished_folder
 
 _PATH = re.compile(r"/|~|\.\.?/")
@@ -55,13 +55,13 @@ def require_repeatable(run: Run) -> None:
     plugins = {str(name) for environment in environments for name in mapping(environment.get("plugins"))}
     if names := [*names_of_run(run), *sorted(plugins)]:
         raise UsageError(
-            f"{run.location}: found settings that name {', '.join(names)}; required a run of nothing but what Metaloom "
-            "brings, since others could not compute it again"
+            f"{run.location}: found settings that name {', '.join(names)}; required a run of built-in parts only, "
+            "since others could not recompute it"
         )
     if paths := sorted({path for info in infos for path in _paths_in(info.get("config"))}):
         raise UsageError(
             f"{run.location}: found settings that name {', '.join(paths)}, a path of this machine; required a run of "
-            "nothing but what Metaloom brings, since others could not compute it again"
+            "built-in parts only, since others could not recompute it"
         )
     # A complete iteration may lack an output, for example an evaluation.
     with stages_of_run(run, Backend(workers=0)) as stages:
@@ -153,8 +153,8 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
     if gone := _thinned_learners(run, learners):
         raise UsageError(
             f"{run.location}: found learner {gone[0]} thinned; required one every {plural(learners, 'iteration')}: "
-            f"`metaloom replay {storage.argument(run.path)} --materialise` stores them again, or say which there are: "
-            "--learners N"
+            f"`metaloom replay {storage.argument(run.path)} --materialise` stores them again, or state their "
+            "spacing: --learners N"
         )
     with _writing(folder), _scratch() as place:
         copied = place / name
@@ -211,7 +211,7 @@ def extract(folder: Path, reference: Reference, path: Path) -> Path:
     except FileNotFoundError:
         raise broken(archive, "is missing") from None
     if hashlib.sha256(raw).hexdigest() != reference.sha256:
-        raise broken(archive, "is not the archive that the index names: its SHA-256 is another")
+        raise broken(archive, "is not the archive in the index: its SHA-256 differs")
     if len(raw) != reference.size:
         raise broken(archive, f"has {len(raw)} bytes, of which the index says something else")
     # A private folder beside the target, renamed to it, so that concurrent calls do not conflict.

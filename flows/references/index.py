@@ -114,7 +114,7 @@ def read_index(folder: Path) -> list[Reference]:
             raise ValueError("several references of the same name")
         return references
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise broken(folder / INDEX, f"is no index of references ({type(error).__name__}: {error})") from None
+        raise broken(folder / INDEX, f"is not an index of references ({type(error).__name__}: {error})") from None
 
 
 def write_index(folder: Path, references: Sequence[Reference]) -> None:

@@ -14,7 +14,7 @@ from metaloom.flows.formatting import finite, number, plural
 from metaloom.pipeline.estimation.statistics import BALANCED, ClassEstimate, ClassReturns
 from metaloom.pipeline.types import Array
 from metaloom.storage import IncompatibleFormat, Run
-from metaloom.storage.read.sessions import mapping
+from metaloom.storage.read.info import mapping
 
 if TYPE_CHECKING:
     import pyarrow as pa

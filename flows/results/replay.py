@@ -61,7 +61,7 @@ class StageReplay:
 
     @property
     def proved(self) -> str:
-        """Meaning of no difference, in words; only on the CPU it is called identical."""
+        """Words for a replay without differences; only on the CPU it is called identical."""
         return EQUAL_IN_WORDS[self.equality]
 
     def as_dict(self) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Patience:
             raise no_worker_for(self._most)
         raise PausedWorkers(
             f"Dask has paused {len(paused)} of {len(workers)} workers for lack of memory, and for {self._most:g} s "
-            "they have not begun what they were given; required more memory for each, by `dask worker --memory-limit` "
+            "they have not started their work; required more memory for each, by `dask worker --memory-limit` "
             "or fewer --workers. What is stored is safe; continue with `metaloom resume`"
         )
 

@@ -76,7 +76,7 @@ def require_versions(required: Mapping[str, str], found: Mapping[str, str], work
     if differing:
         raise WorkersError(
             f"the Dask worker {worker} computes with something else: {'; '.join(differing)}; required the same as "
-            "the trainer's, or digests would differ. A worker that has it by now has to be started again"
+            "the trainer's, or digests would differ. Restart a worker that was updated meanwhile"
         )
 
 

@@ -99,8 +99,8 @@ class Sweep:
         if (found := digest_of(config)) != run.digest:
             raise UsageError(
                 f"sweep {self.name}: found settings of {run.name} with the digest {found[:12]}; required "
-                f"{run.digest[:12]}, as when the sweep began: {self.recipe} has changed since. Go on with it as it was "
-                "or begin a sweep of another --name"
+                f"{run.digest[:12]}, as when the sweep began: {self.recipe} has changed since. Continue with the "
+                "original recipe, or begin a sweep of another --name"
             )
         return config
 

@@ -20,7 +20,7 @@ from metaloom.pipeline.policies.acting import check_actor_params, make_actor
 from metaloom.pipeline.policies.actors import Actor, ActorSetup
 from metaloom.pipeline.policies.actors.off_policy import EPSILON
 from metaloom.pipeline.policies.build import RecurrentPolicy, build_policy
-from metaloom.pipeline.policies.inferring import without_posterior
+from metaloom.pipeline.policies.posterior import without_posterior
 from metaloom.pipeline.policies.remembering import Memory
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, TaskParams
@@ -115,7 +115,7 @@ class Acting:
         """
         algorithm = self.blueprint.config.algorithm
         if algorithm.trial is None:
-            raise UsageError(f"found {algorithm.name}, whose policy keeps no memory; leave `observe` out")
+            raise UsageError(f"found {algorithm.name}, whose policy has no memory; leave `observe` out")
         with self._turn:
             if not self._awaits or self._last is None:
                 raise UsageError("found rewards before actions; required `policy(observations)` before each of them")
@@ -185,8 +185,8 @@ class Acting:
             return
         if (found := steps.actor.actions.shape[1]) != (kept := self._last.actor.actions.shape[1]):
             raise UsageError(
-                f"found {found} observations for a policy that remembers {kept}; required the number of the steps "
-                "before, or `policy.reset()` to begin a trial"
+                f"found {found} observations for a policy that remembers {kept}; required the same number as in "
+                "earlier steps, or `policy.reset()` to begin a trial"
             )
         steps.actor.recall(memory)
 

@@ -111,7 +111,7 @@ class Blueprint:
             if twice := [w.name for w in wrappers if wrapper_class(w) in _layers(env)]:
                 raise ValueError(
                     f"found {twice[0]} around the environment; required the environment without it, since the run's "
-                    "env.wrappers are put around it here"
+                    "env.wrappers are added here"
                 )
             around, observed = in_wrappers(env, wrappers), self.config.env.observed
             if observed is not None and around.observation_space.shape != self.spaces.observation_shape:

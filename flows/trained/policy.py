@@ -196,13 +196,11 @@ class TrainedPolicy(Acting):
         part = path.with_name(f".{path.stem}.part{path.suffix}")
         try:
             if path.exists():
-                raise UsageError(f"{path}: found a file already; required a path where nothing is")
+                raise UsageError(f"{path}: found a file already; required a new path")
             part.touch()
             mode = part.stat().st_mode  # the usual permissions; a library may set others
         except OSError as problem:
-            raise UsageError(
-                f"{path}: cannot be written ({problem.strerror}); required a path in a folder that can"
-            ) from None
+            raise UsageError(f"{path}: cannot be written ({problem.strerror}); required a writable folder") from None
         try:
             _FORMATS[path.suffix](self, part)
             part.chmod(mode)
@@ -283,9 +281,7 @@ def load_policy(path: str | Path, *, trust: bool = False) -> TrainedPolicy:
         required |= {TRIAL_STATE, TRIAL_LAST}  # what it remembers
     if found.params.params.keys() != required:
         wrong = ", ".join(sorted(found.params.params.keys() ^ required))
-        raise UsageError(
-            f"{path}: found {wrong} either too much or missing among the parameters; save the policy again"
-        )
+        raise UsageError(f"{path}: found {wrong} unexpected or missing among the parameters; save the policy again")
     return policy
 
 

@@ -19,7 +19,7 @@ from metaloom.pipeline.shown import error_text
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run, StageRecord, StageRef, StoreError
 from metaloom.storage.format.segments import ranges
-from metaloom.storage.read.sessions import mapping
+from metaloom.storage.read.info import mapping
 
 _LONGEST_LINE = 30
 """Maximum characters of a line in a box of the graph."""

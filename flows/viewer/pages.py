@@ -309,7 +309,7 @@ def serve(place: Path, port: int, tell: Callable[[str], None]) -> None:
             listening.bind((ADDRESS, port))
         except OSError as error:
             raise UsageError(
-                f"--port {port}: {error.strerror}; required a free port of {ADDRESS}. 0 takes any that is free"
+                f"--port {port}: {error.strerror}; required a free port of {ADDRESS}. 0 selects any free port"
             ) from None
         listening.listen()  # so that the recipient of the address can connect immediately
         tell(f"http://{ADDRESS}:{listening.getsockname()[1]}/{token}/")

@@ -181,7 +181,7 @@ def plain_legend(owner: Axes | Figure, handles: Sequence[Any], labels: Sequence[
 
 
 def style(axes: Axes) -> None:
-    """Give axes the look that all charts have."""
+    """Style axes like all charts."""
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -221,7 +221,7 @@ def _scaled(x: Array) -> tuple[Array, str]:
 
 
 def check_plot_file(path: Path) -> None:
-    """Refuse a picture that could not be written, before any work is done."""
+    """Check that a plot can be written, before any work is done."""
     if path.suffix not in (".png", ".svg", ".pdf") or not path.absolute().parent.is_dir() or path.is_dir():
         raise UsageError(f"found plot file {str(path)!r}; required a .png, .svg or .pdf file in a folder that exists")
 

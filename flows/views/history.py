@@ -106,7 +106,7 @@ def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progre
 
 
 def evaluation_after(run: Run, iteration: int) -> tuple[float, Evaluation] | None:
-    """Read the environment steps of training up to an iteration, and the evaluation after it; None without one."""
+    """Read the environment steps up to an iteration and the evaluation after it; None without one."""
     ref = run.stages.in_group("evaluation", iteration)
     if ref is None or not run.contains(ref):
         return None
@@ -115,7 +115,7 @@ def evaluation_after(run: Run, iteration: int) -> tuple[float, Evaluation] | Non
 
 def stage_seconds(run: Run, num_iterations: int, on_progress: Progress = unseen) -> dict[StageRef, Array]:
     """Wall seconds of every stage, [I] each, in the order in which stages run; keys are of iteration 0."""
-    # What makes the first learner has no share in an iteration.
+    # The first learner's stage is not part of an iteration.
     refs = [ref for ref in run.refs() if ref.stage != run.stages.first and ref.iteration < num_iterations]
     seconds: dict[StageRef, Array] = {}
     written: dict[StageRef, int] = {}

@@ -1,4 +1,4 @@
-"""All charts of a run as data: each is defined here once, for the page, the view, for files and for notebooks."""
+"""All charts of a run as data, defined once for the page, the view, files and notebooks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -93,12 +93,12 @@ def _over_training(
 def learning_chart(name: str, history: History) -> Chart:
     """Average episode return before and after adaptation.
 
-    With `count_alike`, all classes count alike, so the draw of classes does not show.
+    With `count_alike`, the average is class-balanced, which removes the effect of the draw of classes.
     """
     last, is_balanced, series = history.last_step, count_alike(history.by_class), list[Series]()
     for k, color in shown_steps(last).items():
         label = adaptation_label(k, last)
-        # Between the first and the last a band would only cover the others.
+        # bands only for the first and last line, since more would overlap
         if is_balanced:
             line = estimates_series(label, color, [steps[k].balanced for steps in history.by_class])
             series.append(line if k in (0, last) else replace(line, band=None))
@@ -148,7 +148,7 @@ def _task_charts(history: History) -> Iterator[Chart]:
     last, num_tasks = history.last_step, history.task_returns.shape[2]
     if num_tasks == 1:
         return
-    # The class of every task, [I, B]; a single one without classes.
+    # class of every task, [I, B]; one class without task classes
     names, kinds = ("tasks",), np.zeros((len(history.iterations), num_tasks), int)
     if history.task_classes is not None and history.by_class:
         names, kinds = history.by_class[0][0].names, history.task_classes
@@ -186,7 +186,7 @@ def _by_kind(names: Sequence[str], kinds: Array, values: Array) -> tuple[Panel, 
 
 
 def metric_lines(history: History) -> Iterator[Chart]:
-    """Yield the curves of metrics that the run has: ends of trials, successes, and what updates did."""
+    """Yield the curves of the metrics that the run has: trials, success and updates."""
     metrics, last, shown = history.metrics, history.last_step, steps_note(history.last_step)
 
     def of_steps(metric: str) -> dict[str, tuple[str, str]]:
@@ -264,7 +264,7 @@ def metric_lines(history: History) -> Iterator[Chart]:
 def evaluation_lines(
     name: str, evaluations: Mapping[int, tuple[float, Evaluation]], classes: Classes | None
 ) -> Iterator[Chart]:
-    """Yield the test returns of evaluations during training, which are given as to `curves`.
+    """Yield the test returns of evaluations during training, given as for `curves`.
 
     First their interquartile means, after every number of adaptation steps; then the means of each class of task after
     the last one, if the environment has classes.
@@ -273,7 +273,7 @@ def evaluation_lines(
     last, summaries, series = found[0].adaptation_steps, [*map(summarize_steps, found)], list[Series]()
     for k, color in shown_steps(last).items():
         line, band = interquartile_means([steps[k] for steps in summaries])
-        # Between the first and the last a band would only cover the others.
+        # bands only for the first and last line, since more would overlap
         label = adaptation_label(k, last) if last else "test return"
         series.append(Series(label, color, line, band if k in (0, last) else None))
     x, x_label, iterations = np.array(env_steps), f"{STEPS} of training", np.array(sorted(evaluations))

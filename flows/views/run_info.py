@@ -81,7 +81,7 @@ def changed_settings(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     settings, algorithm, env = list(dotted(config)), config["algorithm"]["name"], config["env"]["name"]
     if algorithm not in ALGORITHMS.builtin:  # reading its defaults would run custom code
         return settings
-    # Replace a custom environment by a built-in one, so that its code is not run.
+    # Replace a custom environment by a built-in one, so its code is not run.
     names = {"env": env if env in ENVS else next(iter(ENVS)), "algorithm": algorithm}
     try:
         defaults = dict(dotted(build_config(names).model_dump(mode="json")))
@@ -104,7 +104,7 @@ def iteration_info(run: Run, iteration: int) -> dict[str, Any]:
     """List the stored stages of an iteration in the order of their writing, and its metrics if it is complete."""
     refs = run.refs_of([iteration])
     if not refs:
-        run.record(run.last_ref(iteration))  # raises StageMissing with what there is
+        run.record(run.last_ref(iteration))  # raises StageMissing, which names the stored stages
     records = sorted((run.record(ref) for ref in refs), key=lambda record: record.sequence)
     return {
         "run": run.path.name,
@@ -265,7 +265,7 @@ def state_of(run: Run, writer: storage.Writer | None) -> State:
         # Only for runs that have criteria: with pydantic it takes a fifth of the time in which `ls` lists runs.
         from metaloom.pipeline.config.stopping import StoppingConfig
 
-        # The last iterations are all that the criteria look at.
+        # the criteria use the last iterations only
         first = max(0, done - (stop["convergence_window"] or 1))
         if StoppingConfig(**stop).met([run[i].metrics() for i in range(first, done)]):
             return "complete"

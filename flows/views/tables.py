@@ -586,7 +586,7 @@ def minibatch_info(run: Run, iteration: int, update: int, rows: slice, *, contex
 
 
 def minibatch_view(info: Mapping[str, Any]) -> Table:
-    """Lay the same out for people."""
+    """Format the result of `minibatch_info` as a table."""
     table = new_table(
         *(">buffer", ">row", ">iteration", "stage", ">task", ">episode", ">t"),
         *("observation", "action", "reward", "next observation", "terminated"),

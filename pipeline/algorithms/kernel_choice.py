@@ -41,8 +41,8 @@ def choose_kernel(asked: KernelChoice, *, blockers: Iterable[str], fused: str) -
         return Kernel("fused", fused)
     if asked == "fused":
         raise ConfigError(
-            f"algorithm.kernel is fused, but {reasons}; the fused kernel knows plain tanh and relu "
-            "networks on the CPU: use algorithm.kernel=auto, which takes torch for all others"
+            f"algorithm.kernel is fused, but {reasons}; the fused kernel supports plain tanh and relu networks on "
+            "the CPU only: use algorithm.kernel=auto, which uses torch for all others"
         )
     return Kernel("torch", reasons)
 

@@ -17,7 +17,7 @@ from metaloom.pipeline.baselines.linear import TIME_SCALE
 from metaloom.pipeline.memory import require_room
 from metaloom.pipeline.nn.linearization import LinearizedMLP
 from metaloom.pipeline.nn.optimizers import Adam
-from metaloom.pipeline.nn.spec import layer_names
+from metaloom.pipeline.nn.spec import layer_paths
 from metaloom.pipeline.types import Array, ParallelMap, Params
 
 TASKS_PER_CHUNK = 4
@@ -151,8 +151,8 @@ def _initial(num_inputs: int, hidden_sizes: Sequence[int], rng: np.random.Genera
     params: Params = {}
     sizes = [*pairwise([num_inputs, *hidden_sizes, 1])]
     require_room({f"layer {n}": shape for n, shape in enumerate(sizes)}, setting="baseline.hidden_sizes")
-    for name, (fan_in, fan_out) in zip(layer_names(len(hidden_sizes)), sizes, strict=True):
-        limit = 0.0 if name == "output" else np.sqrt(6 / (fan_in + fan_out))
-        params[f"{PREFIX}.{name}.kernel"] = rng.uniform(-limit, limit, (fan_in, fan_out)).astype(np.float32)
-        params[f"{PREFIX}.{name}.bias"] = np.zeros(fan_out, np.float32)
+    for name, (fan_in, fan_out) in zip(layer_paths(PREFIX, len(hidden_sizes)), sizes, strict=True):
+        limit = 0.0 if name.endswith(".output") else np.sqrt(6 / (fan_in + fan_out))
+        params[f"{name}.kernel"] = rng.uniform(-limit, limit, (fan_in, fan_out)).astype(np.float32)
+        params[f"{name}.bias"] = np.zeros(fan_out, np.float32)
     return params

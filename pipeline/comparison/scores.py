@@ -70,7 +70,7 @@ class Scores:
 
     @cached_property
     def even_weights(self) -> Array:
-        """Weights [R] that add up to 1: strata count the same, and so do the runs of each."""
+        """Weights [R] that add up to 1: equal for all strata, and for the runs of a stratum."""
         names = self.stratum_names
         return np.array([1 / (len(names) * self.strata.count(name)) for name in self.strata])
 

@@ -62,9 +62,7 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[st
         try:
             target[last] = parse(text)
         except ValueError:
-            raise ConfigError(
-                f"--set {assignment}: the value is not valid YAML, in which every key stands once; quote it"
-            ) from None
+            raise ConfigError(f"--set {assignment}: the value is not valid YAML with unique keys; quote it") from None
     return merged
 
 

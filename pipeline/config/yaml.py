@@ -93,7 +93,7 @@ def _load(text: str) -> Any:
             return None
         # Aliases of aliases can expand a small text beyond the available memory.
         if (count := _num_values(node, {})) > _MOST_VALUES:
-            raise ValueError(f"its aliases stand for {count:.0f} values; at most {_MOST_VALUES} are taken")
+            raise ValueError(f"its aliases expand to {count:.0f} values; at most {_MOST_VALUES} are accepted")
         return loader.construct_document(node)
     finally:
         loader.dispose()

@@ -172,7 +172,7 @@ class Stage:
         if self.over and not fields_of_tasks(output, all_of_them=True):
             raise GraphError(
                 f"stage {name} is over tasks, but gives {output.__name__}, which is not of tasks in all its fields; "
-                "required EpisodeBatch, Samples, TaskParams, or a class of yours whose arrays all have the axis B"
+                "required EpisodeBatch, Samples, TaskParams, or a custom class whose arrays all have the axis B"
             )
         group = self.group or (f"{name}_{STEP}" if self.per.stepped else name)
         defaults = {"name": name, "output": output, "group": group}

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
@@ -259,7 +259,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         return self._row.begin([self.np_random])[0], {}
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        if self._follows_other_base:
+        if follows_other_base(type(self)):
             return cast(Any, super().step(action))
         self._take_task()
         step = self._row.step(np.array(action, self.action_space.dtype)[None], _ONLY_ROW)
@@ -267,22 +267,23 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         info = {"reward_terms": terms, "facts": {name: values[0].item() for name, values in step.facts.items()}}
         return step.observations[0], sum(terms.values()), bool(step.terminated[0]), bool(step.truncated[0]), info
 
-    @property
-    def _follows_other_base(self) -> bool:
-        """True if a later base class defines step and reset, as in `class Tasks(MetaEnv, CartPoleEnv)`."""
-        following = type(self).mro()[type(self).mro().index(MetaEnv) + 1 :]
-        steps = (vars(base)["step"] for base in following if "step" in vars(base))
-        return type(self).row_batch is MetaEnv.row_batch and next(steps) is not gymnasium.Env.step
-
     def _take_task(self) -> None:
-        if self._taken is not self.task:
-            self._row.take(self.task[None])
-            self._taken = self.task
+        if (task := self.task) is not self._taken:
+            self._row.take(task[None])
+            self._taken = task
 
     def batch(self, num_rows: int, num_threads: int) -> BatchEnv | None:
         """Return a BatchEnv that equals this env bit for bit, or None if only a loop over copies is available."""
-        with_rows = keeps_rules(self, MetaEnv) and not self._follows_other_base
+        with_rows = keeps_rules(self, MetaEnv) and not follows_other_base(type(self))
         return self.row_batch(num_rows, num_threads) if with_rows else None
+
+
+@cache
+def follows_other_base(cls: type[MetaEnv]) -> bool:
+    """Return True if a later base class defines step and reset, as in `class Tasks(MetaEnv, CartPoleEnv)`."""
+    following = cls.mro()[cls.mro().index(MetaEnv) + 1 :]
+    steps = (vars(base)["step"] for base in following if "step" in vars(base))
+    return cls.row_batch is MetaEnv.row_batch and next(steps) is not gymnasium.Env.step
 
 
 def keeps_rules(env: gymnasium.Env[Any, Any], base: type[gymnasium.Env[Any, Any]]) -> bool:

@@ -63,8 +63,8 @@ def wrapper_class(wrapper: WrapperConfig) -> type[gymnasium.Wrapper[Any, Any, An
     for statistics, setting in STATISTICS.items():
         if issubclass(cls, statistics):
             raise EnvError(
-                f"env.wrappers: found {wrapper.name}, whose statistics are of what one copy of the environment has "
-                "seen, so that results would depend on workers and resumes; required statistics that are learned: "
+                f"env.wrappers: found {wrapper.name}, whose statistics come from one copy of the environment, so "
+                "results would depend on workers and resumes; required statistics that are learned: "
                 f"leave it out and --set {setting}"
             )
     if issubclass(cls, RecordVideo):

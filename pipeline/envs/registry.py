@@ -44,7 +44,7 @@ def make_env(config: EnvConfig) -> MetaEnv:
     if config.facts:
         raise EnvError(
             f"env.facts: found {', '.join(config.facts)} for {config.name}, which is a MetaEnv; required a plain "
-            "gymnasium environment, of whose info they are read. Declare them as `facts` of its class"
+            "gymnasium environment, whose info has them. Declare them as `facts` of its class"
         )
     _check_tasks(env)
     return PolicyActions(env, config.action_scale)
@@ -120,14 +120,14 @@ def _check_tasks(env: MetaEnv) -> None:
         if tasks is not None and not _is_task_set(tasks, len(fields)):
             raise EnvError(
                 f"{name}.{which}: found {tasks!r:.100}; required a tuple with a tuple of {len(fields)} numbers for "
-                "every task, one per task field; of an array: tuple(map(tuple, array.tolist()))"
+                "every task, one per task field; from an array: tuple(map(tuple, array.tolist()))"
             )
     if classes is None:
         return
     if not isinstance(classes, Classes):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise EnvError(
             f"{name}.task_classes: found {classes!r:.100}; required what `nearest` or `bins` of "
-            "metaloom.pipeline.envs.task_classes gives, or None"
+            "metaloom.pipeline.envs.task_classes returns, or None"
         )
     if missing := [field for field in classes.fields if field not in fields]:
         raise EnvError(

@@ -120,7 +120,7 @@ class Classes:
         try:
             return _PLAIN.validate_python(facts)
         except ValidationError as problem:
-            raise ValueError(f"task_classes: found {facts!r:.200}; required what `Classes.facts` gives") from problem
+            raise ValueError(f"task_classes: found {facts!r:.200}; required what `Classes.facts` returns") from problem
 
 
 _PLAIN = TypeAdapter(Classes)

@@ -36,7 +36,7 @@ class Measures:
         """Find functions by name and add an environment's diagnostics.
 
         Raises:
-            ConfigError: a name is not such a function. Functions are not called.
+            ConfigError: a name does not refer to such a function. Functions are not called.
         """
         found = {name: _find(name) for name in names}
         of_episodes = {name: function for name, (of, function) in found.items() if of is EpisodeBatch}

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.actor_critic.gradient_steps import CRITIC, POLICY, ActorCriticSteps
+from metaloom.pipeline.algorithms.actor_critic.gradient_steps import CRITIC, ActorCriticSteps
 from metaloom.pipeline.algorithms.actor_critic.settings import ActorCriticSettings
 from metaloom.pipeline.estimation.experience import Experience, Rows
 from metaloom.pipeline.nn.distributions import LOG_2PI
-from metaloom.pipeline.nn.flat_networks import FlatDescent, FlatNetwork, FlatParams, renamed
+from metaloom.pipeline.nn.flat_networks import FlatNetwork, FlatParams, renamed
 from metaloom.pipeline.nn.spec import NetworkSpec
 from metaloom.pipeline.policies.inference import log_softmax
 from metaloom.pipeline.types import Array, LearnerState
@@ -156,18 +156,15 @@ class FusedSteps(ActorCriticSteps):
         learn_std: bool,
     ) -> None:
         """Copy the arrays that the steps change; `prefix` begins the names of the policy network's parameters."""
-        flat, judge = FlatParams(state.params), FlatParams(renamed(state.extra, f"{CRITIC}.", f"{CRITIC}."))
-        policy_descent, critic_descent = (
-            FlatDescent(settings.optimizer.name, params, renamed(state.optimizer, f"{name}.", ""))
-            for name, params in ((POLICY, flat), (CRITIC, judge))
-        )
+        self.policy_params: FlatParams = FlatParams(state.params)
+        self.critic_params: FlatParams = FlatParams(renamed(state.extra, f"{CRITIC}.", f"{CRITIC}."))
         names = state.params.items()
-        learned = np.concatenate([np.full(value.size, learn_std or name != LOG_STD) for name, value in names])
-        super().__init__(settings, policy_descent, critic_descent, learned)
-        self._policy, self._critic = flat, judge
-        self._policy_network = FlatNetwork.of(prefix, policy, flat)
-        self._critic_network = FlatNetwork.of(CRITIC, critic, judge)
-        self._head = _head(flat, min_std, learn_std)
+        learned = [np.full(value.size, learn_std or name != LOG_STD) for name, value in names]
+        self.learned: Array = np.concatenate(learned)
+        super().__init__(settings, state)
+        self._policy_network = FlatNetwork.of(prefix, policy, self.policy_params)
+        self._critic_network = FlatNetwork.of(CRITIC, critic, self.critic_params)
+        self._head = _head(self.policy_params, min_std, learn_std)
 
     def values(self, observations: Array) -> Array:
         return self._critic_network.forward(observations)[:, 0]
@@ -183,12 +180,12 @@ class FusedSteps(ActorCriticSteps):
         log_prob = self._head.log_prob(outputs, rows.actions)
         slopes = policy_slopes(log_prob, rows.old_log_prob, rows.advantages, settings.policy_clip)
         self._policy_network.backward(self._head.backward(slopes, settings.entropy_coeff))
-        return self._policy.clip_gradient(settings.max_grad_norm)
+        return self.policy_params.clip_gradient(settings.max_grad_norm)
 
     def critic_gradient(self, rows: Rows, weight: float, max_norm: float | None = None) -> None:
         slopes = value_slopes(self.values(rows.observations), rows.old_values, rows.targets, self._settings.value_clip)
         self._critic_network.backward(weight * slopes[:, None])
-        self._critic.clip_gradient(max_norm)
+        self.critic_params.clip_gradient(max_norm)
 
     def describe(self, rows: Rows, behavior: Mapping[str, Array]) -> dict[str, float]:
         clip_eps = self._settings.policy_clip

@@ -41,7 +41,7 @@ class DQLKernel(FusedGradientSteps[None]):
         gradient[rows, batch.actions] = slopes
         self._network.backward(gradient)
         norm = self._q.clip_gradient(self._settings.max_grad_norm)
-        self.descent["q"].step(self._rates["q"])
+        self._q.step(self._rates["q"])
         if self.counts_to(self._settings.target_update_intvl):
             self._target.vector[:] = self._q.vector
         return {

@@ -16,10 +16,9 @@ from typing import ClassVar
 import numpy as np
 
 from metaloom.pipeline.algorithms.off_policy.learner import FusedGradientSteps
-from metaloom.pipeline.algorithms.pearl.definition import ADAM_EPSILON, Noise
-from metaloom.pipeline.algorithms.pearl.networks import LAYOUT, TWINS, PEARLNetworks
+from metaloom.pipeline.algorithms.pearl.definition import ADAM_EPSILON, LAYOUT, TWINS, Noise, PEARLNetworks
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
-from metaloom.pipeline.kernels.tanh_gaussian import TanhGaussianActions
+from metaloom.pipeline.kernels.sac import TanhGaussianActions
 from metaloom.pipeline.nn.flat_networks import FlatNetwork, FlatParams
 from metaloom.pipeline.nn.networks import Network
 from metaloom.pipeline.types import Array, Metrics, Minibatch, Params, Transitions
@@ -129,8 +128,13 @@ class Part:
         K, self._num_rows = minibatch.transitions.rewards.shape
         self._total_rows = K * self._num_rows
         self._inference = inference(settings.use_information_bottleneck)
-        self.params: dict[str, FlatParams] = {name: flat.with_own_gradient() for name, flat in params.items()}
-        flat_networks = {name: _network(name, networks, flat) for name, flat in self.params.items()}
+        self.params: dict[str, FlatParams] = {
+            name: flat if LAYOUT[name].optimizer is None else flat.with_own_gradient() for name, flat in params.items()
+        }
+        flat_networks = {
+            name: FlatNetwork.of(LAYOUT[name].here[:-1], networks.of(name).spec, flat, fold_bias=True)
+            for name, flat in self.params.items()
+        }
         self._encoder, self._policy, self._v, self._target_v = (
             flat_networks[name] for name in ("encoder", "policy", "v", "target_v")
         )
@@ -160,7 +164,7 @@ class Part:
         for name, q in self._qs.items():
             errors = self._q(name, batch, self._rows(batch.actions)) - targets
             loss += _sum_of_squares(errors)
-            by_row = q.backward_to_inputs((errors * (2 / self._total_rows))[:, None], self._latent_columns)
+            by_row = q.input_gradient((errors * (2 / self._total_rows))[:, None], self._latent_columns, write=True)
             latent_errors += by_row.reshape(-1, self._num_rows, by_row.shape[1]).sum(1)
         encoder_errors = self._inference.backward(latent_errors, latent_noise, self._settings.kl_weight)
         self._encoder.backward(encoder_errors.reshape(-1, encoder_errors.shape[-1]))
@@ -239,10 +243,6 @@ def _sum_of_squares(values: Array) -> float:
     return float(np.square(values, dtype=np.float64).sum())
 
 
-def _network(name: str, networks: PEARLNetworks, flat: FlatParams) -> FlatNetwork:
-    return FlatNetwork.of(LAYOUT[name].here[:-1], networks.of(name).spec, flat, fold_bias=True)
-
-
 class PEARLKernel(FusedGradientSteps[Noise]):
     """Working copies of networks and optimizers during an iteration."""
 
@@ -289,7 +289,7 @@ class PEARLKernel(FusedGradientSteps[Noise]):
             np.copyto(flat.gradient, self._parts[0].params[name].gradient)
             for part in self._parts[1:]:
                 flat.gradient += part.params[name].gradient
-            self.descent[name].step(self._rates[name])
+            flat.step(self._rates[name])
 
         for _ in self._parallel(descend, names):
             pass

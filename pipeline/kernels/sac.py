@@ -5,6 +5,7 @@ Computes the same as `SACDefinition` in pipeline/algorithms/off_policy/sac.py, w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import cast
 
@@ -14,10 +15,63 @@ from metaloom.pipeline.algorithms.off_policy.learner import FusedGradientSteps, 
 from metaloom.pipeline.algorithms.off_policy.sac import LAYOUT, TWINS
 from metaloom.pipeline.algorithms.off_policy.settings import SAC
 from metaloom.pipeline.estimation.returns import EPSILON
-from metaloom.pipeline.kernels.tanh_gaussian import TanhGaussianActions
 from metaloom.pipeline.nn.flat_networks import ALL, FlatNetwork, FlatParams
 from metaloom.pipeline.nn.spec import NetworkSpec
+from metaloom.pipeline.policies.actors.off_policy import MAX_LOG_STD, MIN_LOG_STD
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap
+
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+_LOG_2 = math.log(2)
+
+
+class TanhGaussianActions:
+    """Actions tanh(u), with Gaussian u, for n rows of a network's outputs, and their reparameterized derivatives.
+
+    Haarnoja et al. 2018, arXiv:1801.01290, appendix C. Computes in the precision of the outputs.
+
+    Attributes:
+        mean: [n, A] before the tanh.
+        log_std: [n, A], clamped.
+        inside: [n, A] bool, False where log_std was clamped.
+        deviation: [n, A], std * noise.
+        u: [n, A], the actions before the tanh.
+        actions: [n, A] in (-1, 1).
+        log_prob: [n], log-densities of the actions, joint over their dimensions.
+    """
+
+    def __init__(self, outputs: Array, noise: Array) -> None:
+        """Draw u = mean + std * noise.
+
+        Args:
+            outputs: [n, 2A], means and then log standard deviations.
+            noise: [n, A] float32, standard normal.
+        """
+        A, noise = noise.shape[1], noise.astype(outputs.dtype, copy=False)
+        self.mean: Array = outputs[:, :A]
+        raw = outputs[:, A:]
+        self.log_std: Array = np.clip(raw, MIN_LOG_STD, MAX_LOG_STD)
+        self.inside: Array = self.log_std == raw
+        self.deviation: Array = np.exp(self.log_std) * noise
+        self.u: Array = (u := self.mean + self.deviation)
+        self.actions: Array = np.tanh(u)
+        # Exact, unlike log(1 - a² + 1e-6) in the paper's code, which is inaccurate for |u| > 6.
+        log_slope = 2 * (_LOG_2 - u - np.logaddexp(np.float32(0), -2 * u))
+        terms = -0.5 * np.square(noise) - self.log_std - log_slope
+        self.log_prob: Array = terms.sum(axis=1) - outputs.dtype.type(A * _HALF_LOG_2PI)
+
+    def backward(self, action_gradient: Array, log_prob_gradient: Array | float) -> Array:
+        """Return the gradient of a loss with respect to the outputs, [n, 2A], with the noise held fixed.
+
+        Args:
+            action_gradient: [n, A], gradient of the loss with respect to the actions.
+            log_prob_gradient: [n, 1] or a scalar, gradient of the loss with respect to the log-densities.
+        """
+        to_mean = action_gradient * (1 - np.square(self.actions))
+        to_mean += 2 * log_prob_gradient * self.actions
+        to_log_std = to_mean * self.deviation
+        to_log_std -= log_prob_gradient
+        to_log_std *= self.inside
+        return np.concatenate([to_mean, to_log_std], axis=1)
 
 
 class TwinQKernel(FlatParams):
@@ -35,19 +89,11 @@ class TwinQKernel(FlatParams):
     def values(self, observations: Array, actions: Array) -> Array:
         """Return values [2, n] of observations [n, O] and actions [n, A], to which later derivatives refer."""
         inputs = np.concatenate([observations, actions], axis=1)
-
-        def work(network: FlatNetwork) -> Array:
-            return network.forward(inputs)[:, 0]
-
-        return np.stack(list(self._parallel(work, self._networks)))
+        return np.stack(list(self._parallel(lambda network: network.forward(inputs)[:, 0], self._networks)))
 
     def backward(self, value_gradient: Array) -> None:
         """Write the parameter gradient of a loss, given its gradient with respect to the values, [2, n]."""
-
-        def work(network: FlatNetwork, slopes: Array) -> None:
-            network.backward(slopes[:, None])
-
-        list(self._parallel(work, self._networks, value_gradient))
+        list(self._parallel(lambda network, slopes: network.backward(slopes[:, None]), self._networks, value_gradient))
 
     def gradient_of_smaller(self, values: Array, columns: slice = ALL) -> Array:
         """Return the gradient of every row's smaller value by its inputs, [n, columns]."""
@@ -94,7 +140,7 @@ class SACKernel(FusedGradientSteps[Array]):
         temperature_loss = -float(self._log_alpha.vector[0]) * excess
         if settings.learn_ent_coeff:
             self._log_alpha.gradient[:] = -excess
-            self.descent["alpha"].step(rates["alpha"])
+            self._log_alpha.step(rates["alpha"])
         alpha = float(np.exp(self._log_alpha.vector[0]))
 
         rewards = batch.rewards.astype(self._policy.vector.dtype, copy=False)
@@ -108,14 +154,14 @@ class SACKernel(FusedGradientSteps[Array]):
         errors = values - targets
         self._q.backward(errors / np.float32(n))
         q_norm = self._q.clip_gradient(settings.max_grad_norm)
-        self.descent["q"].step(rates["q"])
+        self._q.step(rates["q"])
 
         acting_values = self._q.values(batch.observations, now.actions)
         slopes = self._q.gradient_of_smaller(acting_values, slice(batch.observations.shape[1], None))
         slopes /= np.float32(-n)
         self._network.backward(now.backward(slopes, alpha / n), slice(0, n))
         policy_norm = self._policy.clip_gradient(settings.max_grad_norm)
-        self.descent["policy"].step(rates["policy"])
+        self._policy.step(rates["policy"])
 
         if self.counts_to(settings.target_update_intvl):
             target_vector = self._targets.vector

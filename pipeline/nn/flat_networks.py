@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
+from metaloom.pipeline.nn.optimization import OptimizerConfig
 from metaloom.pipeline.nn.optimizers import IN_PLACE
-from metaloom.pipeline.nn.spec import NetworkSpec, layer_names
+from metaloom.pipeline.nn.spec import NetworkSpec, layer_paths
 from metaloom.pipeline.types import Array, Params
 
 Activation = Literal["tanh", "relu"]
@@ -29,7 +30,7 @@ class Layer(NamedTuple):
 
 
 class FlatParams:
-    """Parameters by name as views of one vector, and their gradient likewise.
+    """Parameters by name as views of one vector, their gradient likewise, and an optimizer of the vector.
 
     Attributes:
         vector: [D], all parameters in the mapping's order and precision.
@@ -83,34 +84,19 @@ class FlatParams:
             self.gradient *= max_norm / norm
         return norm
 
-
-class FlatDescent:
-    """Adam or RMSprop on a vector of parameters, resumed from a state."""
-
-    def __init__(
-        self, optimizer: str, flat: FlatParams, state: Mapping[str, Array], *, epsilon: float | None = None
-    ) -> None:
-        self.flat: FlatParams = flat
-        self._optimizer = IN_PLACE[optimizer].of(state)
+    def optimize(self, config: OptimizerConfig, state: Mapping[str, Array], *, epsilon: float | None = None) -> Self:
+        """Resume Adam or RMSprop from a state; `epsilon` replaces the customary ε."""
+        self._optimizer = IN_PLACE[config.name].of(state)
         self._optimizer.epsilon = epsilon or self._optimizer.epsilon
+        return self
 
     def step(self, learning_rate: float, direction: Array | None = None) -> None:
         """Move the parameters against their gradient, or against another direction [D]."""
-        self._optimizer.step(self.flat.vector, self.flat.gradient if direction is None else direction, learning_rate)
+        self._optimizer.step(self.vector, self.gradient if direction is None else direction, learning_rate)
 
     @property
-    def vector(self) -> Array:
-        """The parameters [D]."""
-        return self.flat.vector
-
-    @property
-    def gradient(self) -> Array:
-        """Gradient of the last loss, [D]."""
-        return self.flat.gradient
-
-    @property
-    def state(self) -> Params:
-        """Return the optimizer's state by name."""
+    def optimizer_state(self) -> Params:
+        """State of the optimizer by name."""
         return self._optimizer.state
 
 
@@ -134,7 +120,7 @@ class FlatNetwork:
                 differ. The bias must follow its kernel in `flat`. Only for relu, which maps one to one.
         """
         if fold_bias and activation != "relu":
-            raise ValueError(f"fold_bias is for relu, which leaves a one as it is; found {activation}")
+            raise ValueError(f"fold_bias is for relu, which maps 1 to 1; found {activation}")
         pairs = [flat.layer(layer, fold_bias=fold_bias) for layer in layers]
         self._layers, self._gradients = [layer for layer, _ in pairs], [gradient for _, gradient in pairs]
         self._activate, self._times_slope = _ACTIVATIONS[activation]
@@ -177,50 +163,39 @@ class FlatNetwork:
             outputs += bias
         return outputs
 
-    def backward(self, output_gradient: Array, rows: Rows = ALL) -> Array:
+    def backward(self, output_gradient: Array, rows: Rows = ALL, *, write: bool = True) -> Array:
         """Write the parameter gradient of a loss; return the gradient of the first layer's sums, [n, units].
 
         Args:
             output_gradient: [n, out], gradient of the loss with respect to the outputs.
             rows: Rows of the last `forward` to which the gradient belongs.
+            write: False to leave the parameter gradient unchanged.
         """
         errors = output_gradient
-        for index in reversed(range(len(self._layers))):
-            inputs, (kernel_gradient, bias_gradient) = _rows(self._activations[index], rows), self._gradients[index]
-            np.matmul(inputs.T, errors, out=kernel_gradient)
-            if bias_gradient is not None:
-                np.add.reduce(errors, axis=0, out=bias_gradient)
+        for index in reversed(range(0 if write else 1, len(self._layers))):
+            outputs = self._activations[index]
+            inputs = outputs[rows] if isinstance(rows, slice) else outputs.take(rows, axis=0)
+            if write:
+                kernel_gradient, bias_gradient = self._gradients[index]
+                np.matmul(inputs.T, errors, out=kernel_gradient)
+                if bias_gradient is not None:
+                    np.add.reduce(errors, axis=0, out=bias_gradient)
             if index:
-                errors = self._errors_below(index, errors, inputs)
+                kernel, whole = self._layers[index].kernel, self._errors[index - 1].first(len(errors))
+                units = whole.shape[1] - self._ones
+                below = whole[:, :units]
+                # With one column there are no sums, and matmul is three times slower.
+                (np.multiply if kernel.shape[1] == 1 else np.matmul)(errors, kernel[:units].T, out=below)
+                self._times_slope(whole, inputs)
+                errors = below
         return errors
 
-    def backward_to_inputs(self, output_gradient: Array, columns: slice = ALL, rows: Rows = ALL) -> Array:
-        """Run `backward`; also return the gradient of the inputs, or of some of their columns, [n, columns]."""
-        return self._below_first(self.backward(output_gradient, rows), columns)
-
-    def input_gradient(self, output_gradient: Array, columns: slice = ALL, rows: Rows = ALL) -> Array:
-        """Return the gradient of the inputs, [n, columns], without writing parameter gradients."""
-        errors = output_gradient
-        for index in reversed(range(1, len(self._layers))):
-            errors = self._errors_below(index, errors, _rows(self._activations[index], rows))
-        return self._below_first(errors, columns)
-
-    def _errors_below(self, index: int, errors: Array, outputs: Array) -> Array:
-        """Return the gradient of the sums of layer `index - 1`, given the gradient of the layer above."""
-        kernel, whole = self._layers[index].kernel, self._errors[index - 1].first(len(errors))
-        units = whole.shape[1] - self._ones
-        below = whole[:, :units]
-        # With one column there are no sums, and matmul is three times slower.
-        (np.multiply if kernel.shape[1] == 1 else np.matmul)(errors, kernel[:units].T, out=below)
-        self._times_slope(whole, outputs)
-        return below
-
-    def _below_first(self, errors: Array, columns: slice) -> Array:
+    def input_gradient(
+        self, output_gradient: Array, columns: slice = ALL, rows: Rows = ALL, *, write: bool = False
+    ) -> Array:
+        """Return the gradient of the inputs, or of some of their columns, [n, columns]; see `backward`."""
+        errors = self.backward(output_gradient, rows, write=write)
         return errors @ self._layers[0].kernel[: self.input_size][columns].T
-
-
-def _rows(values: Array, rows: Rows) -> Array:
-    return values[rows] if isinstance(rows, slice) else values.take(rows, axis=0)
 
 
 class _Buffer:
@@ -254,11 +229,6 @@ _ACTIVATIONS: dict[Activation, tuple[Callable[..., object], Callable[[Array, Arr
     "relu": (_relu, _times_relu_slope),
 }
 """In-place activation, and in-place product of errors with its slope, given its outputs."""
-
-
-def layer_paths(prefix: str, num_hidden: int) -> list[str]:
-    """Return the layer names in order of the network `prefix`: prefix.hidden_0, ..., prefix.output."""
-    return [f"{prefix}.{layer}" for layer in layer_names(num_hidden)]
 
 
 def renamed(arrays: Mapping[str, Array], old: str, new: str) -> Params:

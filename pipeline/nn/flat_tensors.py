@@ -6,6 +6,7 @@ With small networks, an optimizer spends more time looping over parameters than 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Self
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from metaloom.pipeline.types import Array, Params
 
 
 class FlatTensors:
-    """Parameters by name, differentiated and updated in place.
+    """Parameters by name, differentiated and updated in place; `optimize` says by which optimizer.
 
     Attributes:
         params: Parameters by name, leaves of autograd that share the memory of `vector`.
@@ -62,46 +63,29 @@ class FlatTensors:
         """Return copies of the parameters by name."""
         return {name: value.detach().cpu().numpy().copy() for name, value in self.params.items()}
 
-
-class Descent:
-    """An optimizer of a parameter vector, resumed from a state."""
-
-    def __init__(
-        self, config: OptimizerConfig, flat: FlatTensors, state: Mapping[str, Array], *, epsilon: float | None = None
-    ) -> None:
-        """Use `epsilon` for Adam and RMSprop unless the configuration sets it; see vector_optimizer."""
-        self.flat = flat
-        self._optimizer = vector_optimizer(config, flat.vector, state, epsilon=epsilon)
-        self._fixed = None if flat.learned.all() else torch.from_numpy(~flat.learned).to(flat.vector.device)
+    def optimize(self, config: OptimizerConfig, state: Mapping[str, Array], *, epsilon: float | None = None) -> Self:
+        """Resume an optimizer from a state; use `epsilon` for Adam and RMSprop unless the configuration sets it."""
+        self._optimizer = vector_optimizer(config, self.vector, state, epsilon=epsilon)
+        self._unlearned = None if self.learned.all() else torch.from_numpy(~self.learned).to(self.vector.device)
+        return self
 
     def step(self, learning_rate: float, direction: Array | None = None) -> None:
         """Move the learned parameters against their gradient, or against another direction [D]."""
-        vector = self.flat.vector
-        before = None if self._fixed is None else vector[self._fixed]
-        gradient = self.flat.gradient if direction is None else torch.from_numpy(direction).to(vector.device)
+        before = None if self._unlearned is None else self.vector[self._unlearned]
+        gradient = self.gradient if direction is None else torch.from_numpy(direction).to(self.vector.device)
         self._optimizer.step(gradient, learning_rate)
-        if self._fixed is not None and before is not None:
+        if self._unlearned is not None and before is not None:
             # Weight decay would also move fixed parameters.
-            vector[self._fixed] = before
+            self.vector[self._unlearned] = before
 
     def down(self, loss: Tensor, learning_rate: float, max_norm: float | None = None) -> Tensor:
         """Take one step on a loss, with its gradient clipped to a norm; return the norm before clipping."""
-        self.flat.backward(loss)
-        norm = self.flat.clip_gradient(max_norm)
+        self.backward(loss)
+        norm = self.clip_gradient(max_norm)
         self.step(learning_rate)
         return norm
 
     @property
-    def vector(self) -> Array:
-        """The parameters [D]."""
-        return self.flat.vector.cpu().numpy()
-
-    @property
-    def gradient(self) -> Array:
-        """Gradient of the last loss, [D]."""
-        return self.flat.gradient.cpu().numpy()
-
-    @property
-    def state(self) -> Params:
+    def optimizer_state(self) -> Params:
         """State of the optimizer by name."""
         return self._optimizer.state

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from metaloom.pipeline.nn.spec import layer_names
+from metaloom.pipeline.nn.spec import layer_paths
 from metaloom.pipeline.types import Array, Params
 
 Tangents = Mapping[str, Array]
@@ -32,7 +32,7 @@ class LinearizedMLP:
 
     def __init__(self, prefix: str, num_hidden: int, params: Tangents, inputs: Array, activation: str = "tanh") -> None:
         self.activation = activation
-        self.names: list[str] = [f"{prefix}.{layer}" for layer in layer_names(num_hidden)]
+        self.names: tuple[str, ...] = layer_paths(prefix, num_hidden)
         self.kernels: list[Array] = [params[f"{name}.kernel"] for name in self.names]
         self.inputs: list[Array] = [inputs]
         for name, kernel in zip(self.names, self.kernels, strict=True):

@@ -34,8 +34,8 @@ def learned_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: value for name, value in module.named_parameters() if value.requires_grad}
 
 
-def require_function(module: nn.Module, name: str, inputs: Sequence[Tensor], check: Callable[[Any], None]) -> None:
-    """Reject a module that is not a rowwise function of its parameters and inputs.
+def require_function(module: nn.Module, name: str, inputs: Sequence[Tensor], check: Callable[[Any], None]) -> Any:
+    """Return a module's outputs; reject one that is not a rowwise function of its parameters and inputs.
 
     Raises:
         ConfigError: names the violation.
@@ -53,6 +53,7 @@ def require_function(module: nn.Module, name: str, inputs: Sequence[Tensor], che
                 f"policy.network: what {name} gives for an input depends on the other rows, as in batch normalization; "
                 "required outputs that depend on their own row only"
             )
+    return outputs
 
 
 def require_learnable(module: nn.Module, name: str) -> None:
@@ -234,9 +235,8 @@ def _checked(
     require_learnable(module, name)
     with seeded(0):
         inputs = torch.rand(4, *shape)
-        require_function(module, name, [inputs], partial(_check_outputs, name, inputs, output_size))
-        with torch.no_grad():
-            return module, module(inputs).dtype
+        outputs = require_function(module, name, [inputs], partial(_check_outputs, name, inputs, output_size))
+    return module, outputs.dtype
 
 
 def _check_outputs(name: str, inputs: Tensor, output_size: int, outputs: Any) -> None:

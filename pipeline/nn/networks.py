@@ -7,7 +7,7 @@ each with separate parameters.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from metaloom.pipeline.memory import require_room
 from metaloom.pipeline.nn.modules import ModuleNetwork, scaled
-from metaloom.pipeline.nn.spec import NetworkSpec, check_fits, convolutions, layer_names, parameter_shapes
+from metaloom.pipeline.nn.spec import NetworkSpec, check_fits, convolutions, layer_paths, parameter_shapes
 from metaloom.pipeline.types import Params, Shapes
 
 
@@ -38,30 +38,8 @@ def initialize_shapes(shapes: Shapes, rng: np.random.Generator) -> Params:
     return params
 
 
-def mlp(
-    prefix: str,
-    num_hidden: int,
-    params: Mapping[str, Tensor],
-    inputs: Tensor,
-    activate: Callable[[Tensor], Tensor] | None = None,
-) -> Tensor:
-    """Evaluate a multilayer perceptron with a linear last layer.
-
-    Args:
-        prefix: Prefix of the names in `params`.
-        num_hidden: Number of hidden layers.
-        params: Kernels (in, out) and biases (out), or [B, in, out] and [B, out].
-        inputs: [N, in], or [B, N, in] when the parameters have a task axis.
-        activate: Activation after each hidden layer; tanh by default.
-    """
-    *hidden_layers, output_layer = layer_names(num_hidden)
-    for name in hidden_layers:
-        inputs = (activate or _tanh)(affine(f"{prefix}.{name}", params, inputs))
-    return affine(f"{prefix}.{output_layer}", params, inputs)
-
-
 def affine(name: str, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-    """Return x·K + b of one layer; see `mlp`."""
+    """Return x·K + b of inputs [N, in], or with a task axis of parameters and inputs, [B, N, in]."""
     kernel, bias = params[f"{name}.kernel"], params[f"{name}.bias"]
     if kernel.dim() == 2:
         return torch.addmm(bias, inputs, kernel)
@@ -135,6 +113,7 @@ class MLP:
 
     prefix: str
     spec: NetworkSpec
+    residual: ClassVar[bool] = False
 
     @property
     def shapes(self) -> Shapes:
@@ -149,8 +128,11 @@ class MLP:
 
     def _dense(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         activate = activation(self.spec.activation)
-        outputs = mlp(self.prefix, len(self.spec.hidden_sizes), params, x, activate)
-        return activation(self.spec.output_activation)(outputs)
+        *hidden, last = layer_paths(self.prefix, len(self.spec.hidden_sizes))
+        for name in hidden:
+            after = activate(affine(name, params, x))
+            x = x + after if self.residual and name != hidden[0] else after
+        return activation(self.spec.output_activation)(affine(last, params, x))
 
 
 class ResidualMLP(MLP):
@@ -159,13 +141,7 @@ class ResidualMLP(MLP):
     He et al. 2016, arXiv:1512.03385, with one layer per block. See Network.
     """
 
-    def _dense(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        activate = activation(self.spec.activation)
-        *hidden, last = (f"{self.prefix}.{name}" for name in layer_names(len(self.spec.hidden_sizes)))
-        for name in hidden:
-            added = activate(affine(name, params, x))
-            x = added if name == hidden[0] else x + added
-        return activation(self.spec.output_activation)(affine(last, params, x))
+    residual = True
 
 
 class CNN(MLP):

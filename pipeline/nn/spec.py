@@ -293,9 +293,9 @@ def _fitting_options(shape: tuple[int, ...]) -> str:
 
 
 @cache
-def layer_names(num_hidden: int) -> tuple[str, ...]:
-    """Name the dense layers in order: hidden_0, ..., output."""
-    return (*(f"hidden_{i}" for i in range(num_hidden)), "output")
+def layer_paths(prefix: str, num_hidden: int) -> tuple[str, ...]:
+    """Return the names of a network's dense layers in order: prefix.hidden_0, ..., prefix.output."""
+    return (*(f"{prefix}.hidden_{i}" for i in range(num_hidden)), f"{prefix}.output")
 
 
 def parameter_shapes(prefix: str, spec: NetworkSpec) -> Shapes:
@@ -310,9 +310,9 @@ def parameter_shapes(prefix: str, spec: NetworkSpec) -> Shapes:
             shapes[f"{prefix}.{layer.name}.kernel"] = (layer.channels_out, layer.channels_in, k, k)
             shapes[f"{prefix}.{layer.name}.bias"] = (layer.channels_out,)
     sizes = pairwise([inputs, *spec.hidden_sizes, spec.output_size])
-    for name, (size_in, size_out) in zip(layer_names(len(spec.hidden_sizes)), sizes, strict=True):
-        shapes[f"{prefix}.{name}.kernel"] = (size_in, size_out)
-        shapes[f"{prefix}.{name}.bias"] = (size_out,)
+    for name, (size_in, size_out) in zip(layer_paths(prefix, len(spec.hidden_sizes)), sizes, strict=True):
+        shapes[f"{name}.kernel"] = (size_in, size_out)
+        shapes[f"{name}.bias"] = (size_out,)
     return shapes
 
 

@@ -15,7 +15,7 @@ from metaloom.pipeline.policies.config import POLICIES, PolicyConfig
 from metaloom.pipeline.policies.contract import OwnPolicy, Policy
 from metaloom.pipeline.policies.inference import LOGITS_NETWORK, MEAN_NETWORK
 from metaloom.pipeline.policies.own_checks import require_policy
-from metaloom.pipeline.policies.remembering import head_name
+from metaloom.pipeline.policies.remembering import policy_prefix
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Params
 
@@ -131,7 +131,7 @@ class RecurrentPolicy:
 
     def __init__(self, spaces: Spaces, config: PolicyConfig) -> None:
         self.cell: Cell = build_cell(config.cell_spec(spaces))
-        self._config, self._spaces, self._head = config, spaces, head_name(spaces)
+        self._config, self._spaces, self._head = config, spaces, f"{policy_prefix(spaces)}.output"
 
     def initialize(self, rng: np.random.Generator, output_scale: float) -> Params:
         """Draw float32 parameters by name, in order; `output_scale` multiplies the output layer."""

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from metaloom.pipeline.nn.cells import CELL, ENCODER, GRU, LINEAR_ATTENTION, CellSpec, cell_shapes
-from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS, RECURRENT_NETWORKS, NetworkSpec, layer_names, parameter_shapes
+from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS, RECURRENT_NETWORKS, NetworkSpec, layer_paths, parameter_shapes
 from metaloom.pipeline.types import Array, BatchError, Params, Shapes, TaskParams
 
 MEAN_NETWORK = "mean_network"
@@ -48,10 +48,10 @@ class PlainInference:
     """A multilayer perceptron with a linear last layer, in NumPy. See Inference."""
 
     def __init__(self, prefix: str, spec: NetworkSpec, params: TaskParams, num_rows: int) -> None:
-        layers = layer_names(len(spec.hidden_sizes))
+        layers = layer_paths(prefix, len(spec.hidden_sizes))
         self._activate = _ACTIVATE_IN_PLACE[spec.activation]
-        self._kernels = [params.params[f"{prefix}.{layer}.kernel"] for layer in layers]
-        biases = [params.params[f"{prefix}.{layer}.bias"] for layer in layers]
+        self._kernels = [params.params[f"{layer}.kernel"] for layer in layers]
+        biases = [params.params[f"{layer}.bias"] for layer in layers]
         self._biases = [np.ascontiguousarray(bias[:, None, :]) for bias in biases]
         B, input_size, _ = self._kernels[0].shape
         self.inputs: Array = np.zeros((B, num_rows, input_size), np.float32)

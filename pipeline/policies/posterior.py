@@ -1,9 +1,10 @@
 """Acting given a posterior over the task, inferred from the trial so far by a recurrent encoder.
 
-Zintgraf et al. 2020, arXiv:1910.08348. The torch side is pipeline.policies.inferring, the actor actors.on_policy.
+Zintgraf et al. 2020, arXiv:1910.08348. The torch side is pipeline.algorithms.varibad, the actor actors.on_policy.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -11,17 +12,17 @@ from metaloom.pipeline.nn.cells import CELL, GRU, CellSpec, cell_shapes
 from metaloom.pipeline.nn.spec import Spaces, is_image
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.inference import (
-    LOGITS_NETWORK,
-    MEAN_NETWORK,
     Affine,
     GatedCell,
     check_network,
     check_shapes,
     network_inference,
 )
-from metaloom.pipeline.policies.remembering import memory_shapes
+from metaloom.pipeline.policies.remembering import memory_shapes, policy_prefix
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, Params, Shapes, TaskParams
+
+T = TypeVar("T")
 
 EMBEDDING, POSTERIOR = "encoder.embedding", "encoder.posterior"
 """Prefixes of the layers before and after the encoder's cell."""
@@ -91,11 +92,6 @@ class PosteriorNetwork:
         return self._policy.outputs(), after
 
 
-def policy_prefix(spaces: Spaces) -> str:
-    """Return the prefix of the policy's network: of logits for discrete actions, otherwise of means."""
-    return LOGITS_NETWORK if spaces.num_actions else MEAN_NETWORK
-
-
 def encoder_input_size(config: PolicyConfig, spaces: Spaces) -> int:
     """Return the size of the encoder's input: an observation, and the last action, reward and end.
 
@@ -124,3 +120,8 @@ def check_posterior(config: PolicyConfig, params: Params, spaces: Spaces) -> Non
     check_shapes(params, required)
     A = spaces.num_actions or spaces.action_size
     check_network(policy_prefix(spaces), config.network_spec(spaces, A, extra_size=2 * sizes.latent), params)
+
+
+def without_posterior(behavior: Mapping[str, T]) -> dict[str, T]:
+    """Return the recorded arrays of the action distributions only."""
+    return {name: value for name, value in behavior.items() if name not in (POSTERIOR_MEAN, POSTERIOR_LOG_STD)}

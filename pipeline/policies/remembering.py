@@ -8,7 +8,14 @@ import numpy as np
 
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.config import PolicyConfig
-from metaloom.pipeline.policies.inference import LOGITS_NETWORK, MEAN_NETWORK, cell_inference, check_shapes, shapes_of
+from metaloom.pipeline.policies.inference import (
+    LOGITS_NETWORK,
+    MEAN_NETWORK,
+    Affine,
+    cell_inference,
+    check_shapes,
+    shapes_of,
+)
 from metaloom.pipeline.types import Array, EpisodeBatch, Params, Shapes, TaskParams
 
 TRIAL_STATE, TRIAL_LAST = "trial.state", "trial.last"
@@ -55,14 +62,13 @@ class CellAndHead:
     """A dense layer on the features of a cell, as in RL2; see MemoryNetwork."""
 
     def __init__(self, config: PolicyConfig, spaces: Spaces, params: TaskParams, num_rows: int) -> None:
-        head, own = head_name(spaces), params.params
-        self._cell = cell_inference(config.cell_spec(spaces), own)
-        self._kernel, self._bias = own[f"{head}.kernel"], np.ascontiguousarray(own[f"{head}.bias"][:, None])
+        self._cell = cell_inference(config.cell_spec(spaces), params.params)
+        self._head = Affine(params.params, f"{policy_prefix(spaces)}.output")
         self.state_size: int = self._cell.state_size
 
     def step(self, inputs: Array, state: Array) -> tuple[Array, Array]:
         features, after = self._cell.step(inputs, state)
-        return np.matmul(features, self._kernel) + self._bias, after
+        return self._head(features), after
 
 
 class Remembering:
@@ -135,9 +141,9 @@ class Remembering:
         self._last_rows[rows, -1] = ended
 
 
-def head_name(spaces: Spaces) -> str:
-    """Return the prefix of the layer after a cell: logits for discrete actions, otherwise means."""
-    return f"{LOGITS_NETWORK if spaces.num_actions else MEAN_NETWORK}.output"
+def policy_prefix(spaces: Spaces) -> str:
+    """Return the prefix of the policy's network: of logits for discrete actions, otherwise of means."""
+    return LOGITS_NETWORK if spaces.num_actions else MEAN_NETWORK
 
 
 def check_remembering(config: PolicyConfig, params: Params, spaces: Spaces) -> None:
@@ -150,8 +156,8 @@ def check_remembering(config: PolicyConfig, params: Params, spaces: Spaces) -> N
     cell = cell_inference(spec, params)
     required: Shapes = {
         **shapes_of(spec),
-        f"{head_name(spaces)}.kernel": (cell.feature_size, A),
-        f"{head_name(spaces)}.bias": (A,),
+        f"{policy_prefix(spaces)}.output.kernel": (cell.feature_size, A),
+        f"{policy_prefix(spaces)}.output.bias": (A,),
     }
     if not spaces.num_actions:
         required["log_std"] = (A,)

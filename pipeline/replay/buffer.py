@@ -126,7 +126,7 @@ class ReplayBuffer:
         if fitting < 2:
             raise ReplayError(
                 f"the replay buffer may take {cache_bytes} bytes; required at least {2 * columns.row_bytes}, two "
-                "transitions. Raise the limit: what does not fit is read from the store over and over"
+                "transitions. Raise the limit: what does not fit is read from the store repeatedly"
             )
         # If not all rows fit, half of the memory is for old rows: doubling this halves the reads.
         newest = max_rows if max_rows <= 0.75 * fitting else fitting // 2

@@ -170,7 +170,7 @@ def balanced_draw(
     rare = [classes.names[c] for c, missing in left.items() if missing]
     raise EnvError(
         f"{source}: found too few tasks of the class {rare[0]!r} among {_BALANCED_ATTEMPTS * num_tasks} draws; "
-        "required classes that all come up, or task_sampling=uniform"
+        "required classes that all occur, or task_sampling=uniform"
     )
 
 
@@ -212,8 +212,8 @@ def fixed_tasks(env: MetaEnv) -> tuple[tuple[float, ...], ...]:
     """
     if env.task_set is None:
         raise EnvError(
-            f"{type(env.unwrapped).__name__} draws its tasks from a distribution; required a fixed set (`task_set`) to "
-            "collect from and to remember, as pearl-cheetah-vel has"
+            f"{type(env.unwrapped).__name__} draws its tasks from a distribution; required a fixed set of tasks "
+            "(`task_set`), as in pearl-cheetah-vel"
         )
     return env.task_set
 

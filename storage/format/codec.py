@@ -113,7 +113,7 @@ def encode(stages: StageTable, ref: StageRef, value: Value) -> list[Piece]:
         metrics = np.array([value.metrics[_checked_name(ref, name)] for name in names], np.float64)
         return [*pieces, Piece(f"{METRICS_GROUP}/values", ref.iteration, metrics, METRICS, {"names": names})]
     if value.metrics:
-        raise _mismatch(ref, f"{len(value.metrics)} metrics", "none: there is no iteration yet that they describe")
+        raise _mismatch(ref, f"{len(value.metrics)} metrics", "none: no iteration has begun")
     return pieces
 
 

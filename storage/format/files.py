@@ -66,18 +66,17 @@ def open_file(path: Path) -> FileIO:
     return FileIO(descriptor, "rb")
 
 
-def folder_entries(folder: Path) -> list[os.DirEntry[str]]:
-    """List a folder.
+def folder_entries(folder: Path) -> list[os.DirEntry[str]] | None:
+    """List a folder; None if there is no such folder.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: there is no such folder.
         StorageFailed: the system refuses the listing.
     """
     try:
         with os.scandir(folder) as entries:
             return list(entries)
     except (FileNotFoundError, NotADirectoryError):
-        raise
+        return None
     except OSError as error:
         raise _refused(folder, error, required="a folder that can be listed") from error
 

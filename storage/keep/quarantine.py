@@ -138,7 +138,7 @@ def _read_array(path: Path, form: Form) -> Array:
     except FileNotFoundError:
         raise _foreign(path, "is missing") from None
     if len(raw) != start + size or raw[:start] != header.getvalue():
-        raise _foreign(path, f"is no {form.dtype} array of shape {list(form.shape)}")
+        raise _foreign(path, f"is not a {form.dtype} array of shape {list(form.shape)}")
     return np.frombuffer(raw, dtype, offset=start).reshape(form.shape)
 
 

@@ -63,7 +63,7 @@ def check_removable(path: Path) -> Path:
         raise RunLocked(
             path,
             found=f"{writer} is writing it",
-            required="a run that nobody writes",
+            required="a run without a writer",
             action=f"`metaloom cancel {argument(path)}` stops it. If its host is dead, remove the folder with `rm -r`",
         )
     return path

@@ -62,7 +62,7 @@ class Thinner:
                     self._files.record_place(ref),
                     found=f"{ref} is stored in full",
                     required="an output that was thinned",
-                    action="Read it: there is nothing to put back",
+                    action="Read it: there is nothing to restore",
                 )
             require_same(records[ref], value)
         for ref, value in values.items():

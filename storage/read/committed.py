@@ -131,10 +131,9 @@ class CommittedFiles:
 
     def live_refs(self, iterations: Collection[int] | None = None) -> set[StageRef]:
         """Return every stored output, or some iterations', whose record is a separate file; raises like `refs`."""
-        try:
-            names = [entry.name for entry in folder_entries(self.root / "_commits")]
-        except (FileNotFoundError, NotADirectoryError):
-            raise damaged(self.root / "_commits", "is missing") from None
+        if (entries := folder_entries(self.root / "_commits")) is None:
+            raise damaged(self.root / "_commits", "is missing")
+        names = [entry.name for entry in entries]
         if iterations is not None:  # without parsing thousands of other names
             wanted = {f"{i:08d}" for i in iterations}
             names = [name for name in names if name.partition(".")[0] in wanted]
@@ -233,11 +232,8 @@ class CommittedFiles:
 
     def live_markers(self) -> list[int]:
         """List the iterations that have a separate marker."""
-        try:
-            names = [entry.name for entry in folder_entries(self.root / FOLDER)]
-        except FileNotFoundError:
-            return []
-        return sorted(i for name in names if (i := marked_iteration(name)) is not None)
+        entries = folder_entries(self.root / FOLDER) or []
+        return sorted(i for entry in entries if (i := marked_iteration(entry.name)) is not None)
 
     def thinned_iterations(self) -> list[int]:
         """List the iterations that are thinned, at least in part."""

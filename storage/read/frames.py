@@ -156,7 +156,7 @@ def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> 
     try:
         table = pa.concat_tables(parts, promote_options="default")
     except pa.ArrowException as error:
-        raise damaged(files.root / "tables", f"has tables of {name} that do not go together ({error})") from None
+        raise damaged(files.root / "tables", f"has tables of {name} with different schemas ({error})") from None
     return table if iterations else table[:0]
 
 

@@ -1,19 +1,22 @@
-"""The run.json of a run: its description and its ancestors.
+"""A run's description: its run.json, its ancestors, and the sessions that wrote it.
 
 A fork shares its parent's records. The chain consists of the first run's run.json, its records, the fork's run.json
 (which has the newest record's hash), and the fork's records. So records cannot be moved between forks.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from metaloom.pipeline.dataflow.refs import StageRef
-from metaloom.storage.errors import IncompatibleFormat, NotARun, RunNotFound, system_errors
+from metaloom.storage.errors import DamagedRun, IncompatibleFormat, NotARun, RunNotFound, system_errors
 from metaloom.storage.format.canonical import read_sealed
 from metaloom.storage.format.codec import KINDS
+from metaloom.storage.format.files import folder_entries
 from metaloom.storage.format.places import location
 from metaloom.storage.format.records import FORMATS
+from metaloom.storage.format.sessions import FOLDER, SessionName, read_session
 from metaloom.storage.format.stages import EARLIER, ON_POLICY, StageTable
 
 _MEMBERS = {
@@ -59,7 +62,7 @@ def read_info(path: Path) -> dict[str, Any]:
         raise _incompatible(where, f"stages that are no table ({error})", "a table of stages") from None
     if unknown:
         raise _incompatible(
-            where, f"stages that give {', '.join(sorted(map(str, unknown)))}", f"outputs of {', '.join(KINDS)}"
+            where, f"stages that output {', '.join(sorted(map(str, unknown)))}", f"outputs of {', '.join(KINDS)}"
         )
     return info
 
@@ -112,3 +115,51 @@ def contributors(info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         if first_sequence(run) < first_sequence(found[0]):
             found.insert(0, run)
     return found
+
+
+@dataclass(frozen=True)
+class ComputedWith:
+    """Facts about a session that affect results.
+
+    Attributes:
+        number: Number of the session.
+        token: Permanent identifier of the session; "" if it was not recorded.
+        started: Start time, UTC, ISO 8601.
+        environment: Facts that affect results besides the settings.
+        versions: Versions of the interpreter and the libraries.
+    """
+
+    number: int
+    token: str
+    started: str
+    environment: Mapping[str, Any]
+    versions: Mapping[str, Any]
+
+
+def read_sessions(root: Path, info: Mapping[str, Any]) -> list[ComputedWith]:
+    """List the sessions that computed outputs of a run, in order.
+
+    The first session is described in run.json, in a fork that of its oldest ancestor. Sessions of earlier versions
+    without a recorded environment are skipped.
+    """
+    oldest = contributors(info)[0]
+    environment, packages = mapping(oldest.get("environment")), mapping(oldest.get("versions"))
+    first = ComputedWith(0, "", str(oldest.get("created", "")), environment, packages)
+    later: list[ComputedWith] = []
+    for session in (SessionName.parse(entry.name) for entry in folder_entries(root / FOLDER) or []):
+        if session is None:
+            continue
+        try:
+            document = read_session(root / FOLDER / str(session))
+        except (FileNotFoundError, DamagedRun):  # interrupted before writing anything, or reported by `verify`
+            continue
+        if "environment" in document:
+            started, used = str(document.get("started", "")), mapping(document["environment"])
+            versions = mapping(document.get("versions"))
+            later.append(ComputedWith(session.number, session.token, started, used, versions))
+    return [first, *sorted(later, key=lambda session: session.number)]
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """Return the value if it is a mapping, otherwise {}; a run from elsewhere may contain anything."""
+    return value if isinstance(value, dict) else {}

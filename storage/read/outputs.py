@@ -16,7 +16,7 @@ from metaloom.storage.format.records import StageRecord
 from metaloom.storage.format.stages import StageTable
 from metaloom.storage.format.thinning import thinnable
 from metaloom.storage.read.committed import CommittedFiles
-from metaloom.storage.read.sessions import mapping
+from metaloom.storage.read.info import mapping
 from metaloom.storage.remote.log import RemoteLog
 
 Places = None | int | range | slice | Sequence[int]

@@ -323,10 +323,7 @@ class Segments:
             self._used.pop(0).forget()
 
     def _list(self) -> list[tuple[str, int]]:
-        try:
-            entries = folder_entries(self._root / FOLDER)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        entries = folder_entries(self._root / FOLDER) or []
         return sorted((e.name, e.inode()) for e in entries if segment_iterations(e.name) is not None)
 
     def open(self, name: str) -> Segment:

@@ -57,7 +57,7 @@ def read_transitions(run: StoredOutputs, rows: Array) -> pa.Table:
         ValueError: a number is negative.
     """
     if rows.size and rows.min() < 0:
-        raise ValueError(f"rows: found {rows.min()}; required indices from 0 on. -1 stands for no row")
+        raise ValueError(f"rows: found {rows.min()}; required indices of at least 0. -1 means no row")
     rounds, index = _index(run, int(rows.max(initial=-1)))
     found = index.locate(rows)
     of_rows = [rounds[number] for number in found.rounds]

@@ -216,11 +216,11 @@ class ObjectFolder:
         except StoreError:
             raise
         except ImportError as error:
-            raise self._failed(error, "Install what it names: pip install 'metaloom[s3]' for s3://") from error
+            raise self._failed(error, "Install the missing package: pip install 'metaloom[s3]' for s3://") from error
         # Back ends raise their own errors, not all of which are OSErrors.
         except Exception as error:
             advice = "What was committed is safe. Check bucket, network and credentials; then run the command again"
-            raise self._failed(error, f"{advice}, or `metaloom resume` what was training") from error
+            raise self._failed(error, f"{advice}, or continue the training with `metaloom resume`") from error
 
     def _failed(self, error: Exception, action: str) -> StorageFailed:
         often = f", {self._deadlines.tries} times" if may_pass(error) else ""

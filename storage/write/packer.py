@@ -67,7 +67,7 @@ class Packer:
                 self._files.root,
                 found=f"a run of format {self._format}, which versions read that know no segments",
                 required="a run of a later format",
-                action="Leave it as it is: it needs no packing to be read or gone on with",
+                action="Leave it as it is: it can be read and resumed unpacked",
             )
         packed = [*self._packable(keep=1)]
         for n, iterations in enumerate(packed):
@@ -177,8 +177,8 @@ def write_segment(files: CommittedFiles, session: Session, iterations: range, re
             raise StorageFailed(
                 part / name,
                 found="other bytes than were written",
-                required="a disk that keeps what is written",
-                action="Check the disk. Nothing was lost: what was to be packed is as it was",
+                required="a disk that keeps written data",
+                action="Check the disk. Nothing was lost: the unpacked files are unchanged",
             )
     return part
 

@@ -296,7 +296,7 @@ def _claim(sessions: Path) -> int:
     """Claim a new session number."""
     names = os.listdir(sessions)
     for name, previous in stray_sessions(sessions, names):
-        raise _too_far(sessions / name, f"session {session_number(name)}, while the last one before it is {previous}")
+        raise _too_far(sessions / name, f"session {session_number(name)}, while the previous one is {previous}")
     number = max(map(session_number, names), default=-1) + 1
     if number >= MOST_SESSIONS:
         raise _too_far(sessions, f"session {number - 1}")

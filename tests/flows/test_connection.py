@@ -64,6 +64,14 @@ def repeated(scheduler: FakeScheduler, *ends: Any) -> Any:
         return connection.repeat_where_lost(work_that(connection, ends), "iteration 3")
 
 
+@pytest.mark.parametrize("error", [ValueError("of the work"), WorkersError("told already")])
+def test_an_error_of_the_work_itself_is_not_taken_for_a_lost_scheduler(error):
+    scheduler = FakeScheduler(None)
+    with pytest.raises(type(error), match=str(error)):
+        repeated(scheduler, error, "done")
+    assert len(scheduler.opened) <= 1
+
+
 @pytest.mark.parametrize("lost", [CancelledError(), CommClosedError("in <TCP>: Stream is closed"), "disconnected"])
 def test_work_is_done_again_by_another_client_when_the_scheduler_is_back(lost, caplog):
     scheduler = FakeScheduler(None, ABSENT, ABSENT, None)

@@ -34,6 +34,12 @@ def clash(episodes: EpisodeBatch) -> dict[str, float]:
 def numbered(episodes: EpisodeBatch) -> dict[int, float]:
     return {1: 0.0}
 
+def bare(episodes):
+    return {}
+
+def misspelled(episodes: "EpisodeBath"):
+    return {}
+
 def ratio(episodes: EpisodeBatch) -> dict[str, float]:
     return {"ratio": float("nan")}
 
@@ -92,6 +98,9 @@ def test_metrics_of_ones_own_are_stored_and_replayed():
         ),
         ({"metrics": ["own_numbers:numbered"]}, r"returned \{1: 0\.0\}; required a mapping from names to floats"),
         ({"metrics": ["own_numbers:nothing"]}, "no attribute 'nothing'"),
+        ({"metrics": ["own_numbers:bare"]}, "found 'own_numbers:bare', whose parameter is annotated None; required"),
+        ({"metrics": ["own_numbers:misspelled"]}, "whose annotations say name 'EpisodeBath' is not defined; required"),
+        ({"metrics": ["own_numbers:Mean"]}, "found 'own_numbers:Mean', which is a ModelMetaclass; required"),
         (
             {"metrics": ["own_numbers:spread"], "env": "Pendulum-v1", "algorithm": {"name": "sac"}, "num_tasks": 1},
             "own_numbers:spread, of a Step, but sac has no samples; required functions of an EpisodeBatch",

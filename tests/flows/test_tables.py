@@ -2,12 +2,15 @@ import io
 import json
 import os
 import shutil
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from metaloom import storage
 from metaloom.flows import cli
@@ -19,6 +22,7 @@ from metaloom.flows.results.replay import ArrayDifference, StageReplay, differen
 from metaloom.flows.results.verification import Verification
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import run_info, tables
+from metaloom.flows.views.parts import as_text
 from metaloom.flows.views.run_info import bytes_by_group
 from metaloom.storage import Damage, StageRef
 
@@ -304,3 +308,16 @@ def test_a_run_tells_which_implementation_computes_its_updates(tmp_path, capsys)
         capsys.readouterr()
         assert cli.run(["show", path]) == 0
         assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_style_is_applied_to_text_that_is_text_already():
+    assert as_text(Text("loud"), "bold").style == "bold"
+    assert as_text(Text("as it is", "red")).style == "red"
+
+
+def test_tables_of_compared_runs_need_no_matplotlib():
+    code = (
+        "import sys; from metaloom.flows.operations import operations, resolve;"
+        "resolve(operations()['compare'].view); print('matplotlib' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

@@ -7,6 +7,7 @@ import atexit
 import io
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -216,7 +217,9 @@ def _setting(raw: bytes) -> None:
 
 def _words(raw: bytes) -> None:
     text = raw.decode(errors="surrogateescape")
-    for read in (lambda: parse_span("--iterations", text), lambda: RunAt.parse(text.replace("@best", "@latest"))):
+    # To count the iterations of a run at a URL asks its server.
+    run = re.sub("@(best|latest|-[0-9]+)$", "@1", text) if "://" in text else text.replace("@best", "@latest")
+    for read in (lambda: parse_span("--iterations", text), lambda: RunAt.parse(run)):
         try:
             read()
         except Exception as error:

@@ -18,14 +18,15 @@ _SIGNALS = [s for s in signal.Signals if s not in (signal.SIGKILL, signal.SIGSTO
 _LIBRARY_THREADS = (
     "zarr_io", "fsspecIO", "IO loop", "Profile", "TCP-Executor", "Dask-Offload", "AsyncProcess", "asyncio_",
     "GlobalEventLoopThread", "PrefectGlobal", "EventsWorker", "APILogWorkerThread", "ThreadPoolExecutor",
-    "offload", "pymoo", "tqdm_monitor", "execnet", "Dummy",
+    "offload", "pymoo", "tqdm_monitor", "execnet", "Dummy", "wandb-",
 )  # fmt: skip
-_LIBRARY_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "warm.serve()")
-# Of pytest and of libraries, which set them once. Those of Dask come with clusters that tests start themselves;
-# flows/test_local_cluster.py looks at what our own leave.
+_LIBRARY_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "warm.serve()", "wandb-core")
+# Of pytest, of libraries, and of our modules that prepare a library, which set them once. Those of Dask come with
+# clusters that tests start themselves; flows/test_local_cluster.py looks at what our own leave.
 _OTHERS_VARIABLES = (
-    "PYTEST_CURRENT_TEST", "COV_CORE_", "KMP_", "TORCHINDUCTOR_", "WANDB_SERVICE", "__DASK_PARENT_PID",
-    "MALLOC_TRIM_THRESHOLD_", "MKL_NUM_THREADS", "PYTHONHASHSEED", "_RJEM_MALLOC_CONF",
+    "PYTEST_CURRENT_TEST", "COV_CORE_", "KMP_", "TORCHINDUCTOR_", "WANDB_", "__DASK_PARENT_PID",
+    "MALLOC_TRIM_THRESHOLD_", "MKL_NUM_THREADS", "PYTHONHASHSEED", "_RJEM_MALLOC_CONF", "MLFLOW_", "MUJOCO_GL",
+    "PYOPENGL_PLATFORM",
 )  # fmt: skip
 PATIENCE_SECONDS = 5.0
 

@@ -185,10 +185,11 @@ def serve() -> None:
     named = os.environ["PYTHONPATH"].split(os.pathsep) if "PYTHONPATH" in os.environ else []
     ours = [entry for entry in sys.path[1:] if entry not in ("", *named)]
     sys.path[:] = [*named, *ours]
+    gc.disable()  # of what is imported all stays
     for module in sys.argv[2:]:
         importlib.import_module(module)
-    gc.collect()
     gc.freeze()
+    gc.enable()
     while True:
         head, descriptors, _, _ = socket.recv_fds(asks, 8, 253)
         if not head:

@@ -13,14 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from metaloom.storage import DamagedRun, StageRef
+from metaloom.storage.format.arrays import ArraySpec, render_metadata
 from metaloom.storage.format.canonical import parse_sealed, render, sealed
 from metaloom.storage.format.files import read_file
 from metaloom.storage.format.records import MOST_SESSIONS, parse_session
 from metaloom.storage.format.segments import (
     MOST_RECORDS,
     Link,
+    PackedArray,
     PackedFile,
     Seal,
+    array_document,
     index_size,
     join,
     place_in_shard,
@@ -28,6 +31,7 @@ from metaloom.storage.format.segments import (
     read_seal,
     segment_name,
     shard_index,
+    spec_in_segment,
 )
 from metaloom.storage.format.sessions import Head, SessionFacts, stray_sessions
 from metaloom.storage.format.stages import ON_POLICY
@@ -252,3 +256,13 @@ def test_records_at_their_limits_are_read_and_beyond_are_not(monkeypatch: pytest
     monkeypatch.setattr(parquet, "_MOST_TEXT_BYTES", 7)
     with pytest.raises(DamagedRun, match="has a column of 8 bytes"):
         parquet.read_columns(opened, ["document"], Path("file"))
+
+
+@pytest.mark.parametrize(("of_tasks", "in_one_file"), [(False, False), (False, True), (True, False)])
+def test_the_metadata_of_an_array_in_a_segment_says_what_it_is_outside(
+    of_tasks: bool, in_one_file: bool, tmp_path: Path
+) -> None:
+    spec = ArraySpec("rollouts_0/rewards", 9, (2, 2048), "float32", ("iteration", "task", "t"), {"unit": "1"}, of_tasks)
+    array = PackedArray(3, 4, in_one_file)
+    (tmp_path / "zarr.json").write_bytes(render_metadata(array_document(spec, array)))
+    assert spec_in_segment(tmp_path / "zarr.json", spec.path, array, 9) == spec

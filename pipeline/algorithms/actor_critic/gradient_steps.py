@@ -12,8 +12,8 @@ from torch import Tensor
 from metaloom.pipeline.algorithms.actor_critic.settings import ActorCriticSettings
 from metaloom.pipeline.estimation.experience import Experience, Rows
 from metaloom.pipeline.nn.distributions import Distribution, clipped_surrogate, likelihood_ratio
-from metaloom.pipeline.nn.flat_networks import FlatDescent, renamed
-from metaloom.pipeline.nn.flat_tensors import Descent, FlatTensors
+from metaloom.pipeline.nn.flat_networks import FlatParams, renamed
+from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.networks import Network
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.types import Array, LearnerState
@@ -69,28 +69,19 @@ class ActorCriticSteps(ABC):
     """Working copies of a policy, its critic and their optimizers. Base class of all kernels.
 
     Attributes:
+        policy_params, critic_params: Their parameters, with an optimizer each.
         learned: [D] bool, True for the policy parameters that learning changes.
     """
 
-    def __init__(
-        self,
-        settings: ActorCriticSettings,
-        policy: Descent | FlatDescent,
-        critic: Descent | FlatDescent,
-        learned: Array,
-    ) -> None:
-        self._settings, self._policy_descent, self._critic_descent = settings, policy, critic
-        self.learned = learned
+    policy_params: FlatParams | FlatTensors
+    critic_params: FlatParams | FlatTensors
+    learned: Array
 
-    @property
-    def vector(self) -> Array:
-        """The policy's parameters [D]."""
-        return self._policy_descent.vector
-
-    @property
-    def gradient(self) -> Array:
-        """Gradient of the policy's last loss, [D]."""
-        return self._policy_descent.gradient
+    def __init__(self, settings: ActorCriticSettings, state: LearnerState) -> None:
+        """Resume the optimizers of the parameters, which a subclass has copied from the state."""
+        self._settings = settings
+        for name, flat in ((POLICY, self.policy_params), (CRITIC, self.critic_params)):
+            flat.optimize(settings.optimizer, renamed(state.optimizer, f"{name}.", ""))
 
     @abstractmethod
     def values(self, observations: Array) -> Array:
@@ -111,23 +102,15 @@ class ActorCriticSteps(ABC):
     def critic_gradient(self, rows: Rows, weight: float, max_norm: float | None = None) -> None:
         """Store the clipped gradient of `weight` times the critic's loss."""
 
-    def step_policy(self, learning_rate: float, direction: Array | None = None) -> None:
-        """Move the policy against its gradient, or another direction [D]."""
-        self._policy_descent.step(learning_rate, direction)
-
-    def step_critic(self, learning_rate: float) -> None:
-        """Move the critic against its gradient."""
-        self._critic_descent.step(learning_rate)
-
     @abstractmethod
     def describe(self, rows: Rows, behavior: Mapping[str, Array]) -> dict[str, float]:
         """Return the losses, KL and entropy on all rows, by name."""
 
     def state(self) -> LearnerState:
         """Return the current parameters and optimizers; `extra` holds only the critic."""
-        policy, critic = self._policy_descent, self._critic_descent
-        optimizer = renamed(policy.state, "", f"{POLICY}.") | renamed(critic.state, "", f"{CRITIC}.")
-        return LearnerState(policy.flat.copies(), optimizer, critic.flat.copies())
+        optimizer = renamed(self.policy_params.optimizer_state, "", f"{POLICY}.")
+        optimizer |= renamed(self.critic_params.optimizer_state, "", f"{CRITIC}.")
+        return LearnerState(self.policy_params.copies(), optimizer, self.critic_params.copies())
 
 
 class TorchSteps(ActorCriticSteps):
@@ -137,13 +120,10 @@ class TorchSteps(ActorCriticSteps):
         self, settings: ActorCriticSettings, policy: Policy, critic: Network, state: LearnerState, device: torch.device
     ) -> None:
         self._policy, self._critic, self._device = policy, critic, device
-        self._policy_params = FlatTensors(state.params, device, policy.learned(state.params))
-        self._critic_params = FlatTensors(renamed(state.extra, f"{CRITIC}.", f"{CRITIC}."), device)
-        policy_descent, critic_descent = (
-            Descent(settings.optimizer, flat, renamed(state.optimizer, f"{name}.", ""))
-            for name, flat in ((POLICY, self._policy_params), (CRITIC, self._critic_params))
-        )
-        super().__init__(settings, policy_descent, critic_descent, self._policy_params.learned)
+        self.policy_params: FlatTensors = FlatTensors(state.params, device, policy.learned(state.params))
+        self.critic_params: FlatTensors = FlatTensors(renamed(state.extra, f"{CRITIC}.", f"{CRITIC}."), device)
+        self.learned: Array = self.policy_params.learned
+        super().__init__(settings, state)
 
     def values(self, observations: Array) -> Array:
         with torch.no_grad():
@@ -162,15 +142,15 @@ class TorchSteps(ActorCriticSteps):
             loss = loss - settings.entropy_coeff * now.entropy().mean()
         if critic_weight is not None:
             # One backward pass: for small networks the overhead of autograd dominates.
-            self._critic_params.gradient.zero_()
+            self.critic_params.gradient.zero_()
             loss = loss + critic_weight * self._value_loss(rows)
-        self._policy_params.backward(loss)
-        return self._policy_params.clip_gradient(settings.max_grad_norm)
+        self.policy_params.backward(loss)
+        return self.policy_params.clip_gradient(settings.max_grad_norm)
 
     def critic_gradient(self, rows: Rows, weight: float, max_norm: float | None = None) -> None:
-        self._critic_params.backward(weight * self._value_loss(rows))
+        self.critic_params.backward(weight * self._value_loss(rows))
         if max_norm is not None:
-            self._critic_params.clip_gradient(max_norm)
+            self.critic_params.clip_gradient(max_norm)
 
     @torch.no_grad()
     def describe(self, rows: Rows, behavior: Mapping[str, Array]) -> dict[str, float]:
@@ -196,13 +176,13 @@ class TorchSteps(ActorCriticSteps):
         return value_loss(values, old_values, self._tensor(rows.targets), self._settings.value_clip)
 
     def _distribution(self, observations: Array) -> Distribution:
-        return self._policy.distribution(self._policy_params.params, self._observations(observations))
+        return self._policy.distribution(self.policy_params.params, self._observations(observations))
 
     def _recorded(self, behavior: Mapping[str, Array]) -> Distribution:
         return self._policy.recorded({name: self._tensor(value) for name, value in behavior.items()})
 
     def _values(self, observations: Array) -> Tensor:
-        return self._critic(self._critic_params.params, self._observations(observations)).squeeze(-1)
+        return self._critic(self.critic_params.params, self._observations(observations)).squeeze(-1)
 
     def _observations(self, array: Array) -> Tensor:
         """Return integers as float32."""

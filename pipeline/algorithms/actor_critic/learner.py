@@ -146,7 +146,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
                     shuffled = rows[of_seed(epoch, j, CRITIC_PASS).permutation(len(rows))]
                     for n in range(num_parts):
                         of.critic_gradient(shuffled[_share(len(rows), num_parts, n)], 1.0, own.critic_max_grad_norm)
-                        of.step_critic(own.critic_learning_rate * factor)
+                        of.critic_params.step(own.critic_learning_rate * factor)
             raw, *_ = self._estimated(owned, steps)
         moments = None if moments is None else moments.merged(raw[mask != 0])
         if own is not None:
@@ -199,8 +199,8 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
                 moves, described = self.directions(steps, num_updates)
                 for of, move in zip(steps, moves, strict=True):
                     if critic_weight is not None:
-                        of.step_critic(rate)
-                    of.step_policy(rate, move)
+                        of.critic_params.step(rate)
+                    of.policy_params.step(rate, move)
                 # Read metrics last: reading one waits for the device.
                 norms += [float(length) for length in lengths]
         return {"gradient_norm": float(np.mean(norms)), "learning_rate": rate, **described}

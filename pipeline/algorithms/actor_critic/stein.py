@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from torch import Tensor
 
 from metaloom.pipeline.algorithms.actor_critic.gradient_steps import ActorCriticSteps
 from metaloom.pipeline.algorithms.actor_critic.learner import ActorCriticLearner
@@ -41,6 +42,10 @@ def stein_direction(particles: Array, scores: Array, bandwidth: float) -> Array:
     # Σ_j ∇_{x_j} k(x_j, x_i) = Σ_j k_ij (x_i - x_j) / h²: away from the others.
     repulsion = (kernel.sum(axis=1, keepdims=True) * x - kernel @ x) / bandwidth
     return (kernel @ scores.astype(np.float64) + repulsion) / len(x)
+
+
+def _array(vector: Array | Tensor) -> Array:
+    return vector.cpu().numpy() if isinstance(vector, Tensor) else vector
 
 
 def _squared_distances(x: Array) -> Array:
@@ -107,8 +112,8 @@ class SVPGLearner(ActorCriticLearner):
     def directions(self, steps: Sequence[ActorCriticSteps], num_updates: int) -> tuple[Sequence[Array | None], Metrics]:
         """Return the negated Stein direction, since optimizers descend, and metrics of it."""
         temperature = self.svpg.temperature * self.svpg.temperature_decay**num_updates
-        x = np.stack([of.vector for of in steps])
-        scores = np.stack([of.gradient for of in steps]).astype(np.float64) / -temperature
+        x = np.stack([_array(of.policy_params.vector) for of in steps])
+        scores = np.stack([_array(of.policy_params.gradient) for of in steps]).astype(np.float64) / -temperature
         if self.svpg.prior_std is not None:
             scores -= x / self.svpg.prior_std**2
         bandwidth = median_bandwidth(x)

@@ -77,7 +77,7 @@ class DQLDefinition(TorchGradientSteps[None]):
             next_values = self._networks(self._target.params, batch.next_observations)
         targets = td_targets(batch.rewards, self._discount * (1 - batch.terminated), next_values)
         loss, values = q_loss(self._networks(self._q.params, batch.observations), batch.actions, targets)
-        norm = self.descent["q"].down(loss, self._rates["q"], self._settings.max_grad_norm)
+        norm = self._q.down(loss, self._rates["q"], self._settings.max_grad_norm)
         if self.counts_to(self._settings.target_update_intvl):
             self._target.vector.copy_(self._q.vector)
         described = (loss, values.mean(), targets.mean(), norm)

@@ -22,8 +22,8 @@ from metaloom.pipeline.algorithms.contract import (
 )
 from metaloom.pipeline.algorithms.kernel_choice import choose_kernel, fused, network_blockers, optimizer_blockers
 from metaloom.pipeline.nn.device import use_device
-from metaloom.pipeline.nn.flat_networks import FlatDescent, FlatParams, renamed
-from metaloom.pipeline.nn.flat_tensors import Descent, FlatTensors
+from metaloom.pipeline.nn.flat_networks import FlatParams, renamed
+from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.networks import Network
 from metaloom.pipeline.nn.schedules import lr_factor
 from metaloom.pipeline.nn.torch_optimizers import initial_state
@@ -39,7 +39,6 @@ Noise = TypeVar("Noise", contravariant=True)
 """Random arrays of a gradient step; a kernel and its definition receive the same ones."""
 DrawnNoise = TypeVar("DrawnNoise")
 Copy = TypeVar("Copy", FlatParams, FlatTensors)
-Optimizer = TypeVar("Optimizer", FlatDescent, Descent)
 
 
 class Stored(NamedTuple):
@@ -79,12 +78,11 @@ def state_of(
     return LearnerState(**kept)
 
 
-class GradientSteps(ABC, Generic[Noise, Copy, Optimizer]):
+class GradientSteps(ABC, Generic[Noise, Copy]):
     """Working copies of a state's arrays, which gradient steps change in place.
 
     Attributes:
-        copies: Arrays of every part.
-        descent: Optimizers by part, for parts that have one.
+        copies: Arrays of every part, with its optimizer if it has one.
     """
 
     layout: ClassVar[Layout]
@@ -105,11 +103,10 @@ class GradientSteps(ABC, Generic[Noise, Copy, Optimizer]):
         self._settings, self._networks, self._discount, self._rates = settings, networks, discount, rates
         self._device, self._parallel = device, parallel
         self.copies: dict[str, Copy] = {name: self.copied(name, state) for name in self.layout}
-        self.descent: dict[str, Optimizer] = {
-            name: self.resumed(self.copies[name], renamed(state.optimizer, stored.optimizer, ""))
-            for name, stored in self.layout.items()
-            if stored.optimizer is not None
-        }
+        for name, stored in self.layout.items():
+            if stored.optimizer is not None:
+                kept = renamed(state.optimizer, stored.optimizer, "")
+                self.copies[name].optimize(settings.optimizer, kept, epsilon=self.epsilon)
         counted = (NUM_UPDATES, NUM_GRADIENT_STEPS)
         self._counters = {name: int(state.extra[name]) for name in counted if name in state.extra}
         self.prepare()
@@ -117,10 +114,6 @@ class GradientSteps(ABC, Generic[Noise, Copy, Optimizer]):
     @abstractmethod
     def copied(self, name: str, state: LearnerState) -> Copy:
         """Return a copy of a part of a state."""
-
-    @abstractmethod
-    def resumed(self, flat: Copy, kept: Params) -> Optimizer:
-        """Return the optimizer of a part, resumed from its state."""
 
     def prepare(self) -> None:
         """Prepare for the first step; by default do nothing."""
@@ -132,7 +125,8 @@ class GradientSteps(ABC, Generic[Noise, Copy, Optimizer]):
     def state(self) -> LearnerState:
         """Return the current arrays as a state, with the number of updates incremented."""
         parts = {name: flat.copies() for name, flat in self.copies.items()}
-        optimizers = {name: descent.state for name, descent in self.descent.items()}
+        trained = (name for name, stored in self.layout.items() if stored.optimizer is not None)
+        optimizers = {name: self.copies[name].optimizer_state for name in trained}
         counters = self._counters | {NUM_UPDATES: self._counters[NUM_UPDATES] + 1}
         return state_of(self.layout, parts, optimizers, counters)
 
@@ -142,24 +136,19 @@ class GradientSteps(ABC, Generic[Noise, Copy, Optimizer]):
         return self._counters[NUM_GRADIENT_STEPS] % interval == 0
 
 
-class TorchGradientSteps(GradientSteps[Noise, FlatTensors, Descent]):
+class TorchGradientSteps(GradientSteps[Noise, FlatTensors]):
     """Gradient steps by autograd; see GradientSteps."""
 
     def copied(self, name: str, state: LearnerState) -> FlatTensors:
-        return FlatTensors(self.layout[name].of(state), self._device)
-
-    def resumed(self, flat: FlatTensors, kept: Params) -> Descent:
-        return Descent(self._settings.optimizer, flat, kept, epsilon=self.epsilon)
+        stored = self.layout[name]
+        return FlatTensors(stored.of(state), self._device, () if stored.optimizer is None else None)
 
 
-class FusedGradientSteps(GradientSteps[Noise, FlatParams, FlatDescent]):
+class FusedGradientSteps(GradientSteps[Noise, FlatParams]):
     """Gradient steps from hand-written derivatives; see GradientSteps."""
 
     def copied(self, name: str, state: LearnerState) -> FlatParams:
         return FlatParams(self.layout[name].of(state))
-
-    def resumed(self, flat: FlatParams, kept: Params) -> FlatDescent:
-        return FlatDescent(self._settings.optimizer.name, flat, kept, epsilon=self.epsilon)
 
 
 def merged(minibatch: Minibatch) -> Transitions:
@@ -226,7 +215,7 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         count = int(state.extra[NUM_UPDATES])
         return {name: rate * factor(count) for name, (rate, factor) in self._rates.items()}
 
-    def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[Any, Any, Any]:
+    def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[Any, Any]:
         """Return working copies of a state, for the chosen kernel."""
         steps = fused(self.definition) if self.kernel.name == "fused" else self.definition
         of, discount = (self.settings, self.networks, state), self._setup.processing.discount

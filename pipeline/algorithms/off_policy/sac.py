@@ -110,7 +110,7 @@ class SACDefinition(TorchGradientSteps[Array]):
         log_alpha = self.copies["alpha"].params["log_alpha"]
         loss_alpha = temperature_loss(log_alpha, now.log_prob, now.actions.shape[1])
         if settings.learn_ent_coeff:
-            self.descent["alpha"].down(loss_alpha, rates["alpha"])
+            self.copies["alpha"].down(loss_alpha, rates["alpha"])
         alpha = log_alpha.detach().exp()
 
         rewards = batch.rewards
@@ -122,10 +122,10 @@ class SACDefinition(TorchGradientSteps[Array]):
 
         values = self._q(batch.observations, batch.actions, learn=True)
         loss_q = q_loss(values, targets)
-        q_norm = self.descent["q"].down(loss_q, rates["q"], settings.max_grad_norm)
+        q_norm = self._q.down(loss_q, rates["q"], settings.max_grad_norm)
 
         loss_policy = policy_loss(alpha, now.log_prob, self._q(batch.observations, now.actions))
-        policy_norm = self.descent["policy"].down(loss_policy, rates["policy"], settings.max_grad_norm)
+        policy_norm = self._policy.down(loss_policy, rates["policy"], settings.max_grad_norm)
 
         if self.counts_to(settings.target_update_intvl):
             # Q̄ ← τ Q̄ + (1 - τ) Q

@@ -139,8 +139,8 @@ class ReplaySettings(LearningRate, OffPolicySettings):
     def _a_batch_fits_into_the_memory(self) -> ReplaySettings:
         if self.memory_size < self.batch_size:
             raise ValueError(
-                f"memory_size is {self.memory_size} but batch_size is {self.batch_size}, which would repeat what is "
-                "remembered; raise memory_size or lower batch_size"
+                f"memory_size is {self.memory_size} but batch_size is {self.batch_size}, so a batch would repeat "
+                "transitions; raise memory_size or lower batch_size"
             )
         return self
 
@@ -250,7 +250,7 @@ class SAC(ReplaySettings, AlgorithmSettings):
     critic_hidden_sizes: tuple[LayerSize, ...] = (256, 256)
     """Units in each hidden layer of the Q-functions."""
     tau: float = Field(default=0.995, ge=0, lt=1)
-    """Weight of the old target in a change of the target networks."""
+    """Weight of the old target in an update of the target networks."""
     ent_coeff_init: float = Field(default=0.2, gt=0)
     """Initial temperature α."""
     learn_ent_coeff: bool = True

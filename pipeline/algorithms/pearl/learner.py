@@ -14,8 +14,16 @@ from metaloom.pipeline.algorithms.kernel_choice import fused
 from metaloom.pipeline.algorithms.off_policy.learner import OffPolicyLearner, TorchGradientSteps
 from metaloom.pipeline.algorithms.off_policy.parts import transitions_like
 from metaloom.pipeline.algorithms.pearl import definition
-from metaloom.pipeline.algorithms.pearl.definition import METRICS, Noise, PEARLDefinition
-from metaloom.pipeline.algorithms.pearl.networks import LAYOUT, POLICY_OUTPUT_LIMIT, TWINS, PEARLNetworks, initialize
+from metaloom.pipeline.algorithms.pearl.definition import (
+    LAYOUT,
+    METRICS,
+    POLICY_OUTPUT_LIMIT,
+    TWINS,
+    Noise,
+    PEARLDefinition,
+    PEARLNetworks,
+    initialize,
+)
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.nn.flat_networks import renamed
 from metaloom.pipeline.nn.flat_tensors import FlatTensors
@@ -109,7 +117,7 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
     def _shown(self, context: Transitions | None) -> Transitions:
         """Replace rewards by sparse rewards if enabled."""
         if context is None:
-            raise ValueError("update: a minibatch has no context; PEARL requires one to infer its tasks from")
+            raise ValueError("update: a minibatch has no context; PEARL requires one to infer its tasks")
         if not self.settings.sparse_rewards:
             return context
         return replace(context, rewards=self._setup.sparse_rewards(context.rewards))

@@ -18,7 +18,7 @@ from metaloom.pipeline.estimation.returns import discounted_returns
 from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.flat_networks import renamed
-from metaloom.pipeline.nn.flat_tensors import Descent, FlatTensors
+from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.schedules import LrFactor, lr_factor
 from metaloom.pipeline.policies.remembering import CellAndHead, MakeNetwork, Remembering, remembered
 from metaloom.pipeline.seeding import generator
@@ -47,6 +47,8 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
     """Network that acts."""
     optimizer_prefix: ClassVar[str] = ""
     """Prefix of the optimizer's state in LearnerState.optimizer."""
+    judges_by_memory: ClassVar[bool] = True
+    """True if the values are a layer on what the policy remembers, and so depend on the policy's parameters."""
 
     def __init__(
         self,
@@ -121,7 +123,7 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
         bootstrapped = self.settings.trial_end == "bootstrapped"
         # One pass: the state after the last step follows from the state before it.
         inputs = trials.inputs_to_end if bootstrapped else self.inputs(trials)
-        arrays = state.params | {name: state.extra[name] for name in self.critic}
+        arrays = {name: state.extra[name] for name in self.critic} | (state.params if self.judges_by_memory else {})
         params = {name: torch.tensor(value, device=self.device) for name, value in arrays.items()}
         rows = torch.from_numpy(np.ascontiguousarray(inputs.swapaxes(0, 1))).to(self.device)
         with torch.no_grad():
@@ -149,14 +151,14 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
         critic = {name: state.extra[name] for name in self.critic}
         batch = self.batch(state, step)
         flat = FlatTensors(params | critic, self.device, [*self.policy.learned(params), *critic])
-        descent = Descent(settings.optimizer, flat, renamed(state.optimizer, self.optimizer_prefix, ""))
+        flat.optimize(settings.optimizer, renamed(state.optimizer, self.optimizer_prefix, ""))
         norms: list[Tensor] = []
         for epoch in range(settings.num_epochs):
             order = generator(run_seed, "minibatches", iteration, epoch).permutation(len(batch))
             for rows in np.array_split(order, -(-len(batch) // settings.trials_per_minibatch)):
                 of = batch.sequences(rows)
                 loss = sequence_loss(*self.policy.judged(flat.params, of), of, weights)
-                norms.append(descent.down(loss, rate, settings.max_grad_norm))
+                norms.append(flat.down(loss, rate, settings.max_grad_norm))
         after = flat.copies()
         params, critic = ({name: after[name] for name in of} for of in (params, critic))
         require_finite_params(
@@ -171,7 +173,7 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
             "gradient_norm": float(torch.stack(norms).mean()),
             "learning_rate": rate,
         }
-        optimizer = state.optimizer | renamed(descent.state, "", self.optimizer_prefix)
+        optimizer = state.optimizer | renamed(flat.optimizer_state, "", self.optimizer_prefix)
         counter = np.array(num_updates + 1, np.int64)
         extra = {**state.extra, **critic, CRITIC_SCALE: batch.scale, NUM_UPDATES: counter}
         return LearnerState(state.params | params, optimizer, extra), metrics

@@ -38,7 +38,7 @@ class Sequences:
     targets: Tensor
 
     def rows(self, features: Tensor) -> Tensor:
-        """Return the features [n, F] of real steps, of features [L, N, F]."""
+        """Select the features [n, F] of real steps from features [L, N, F]."""
         flat = features.flatten(0, 1)
         return flat if self.real is None else flat[self.real]
 

@@ -12,16 +12,23 @@ from torch import Tensor
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Setup, require_finite_params
 from metaloom.pipeline.algorithms.trials.learner import CRITIC_SCALE, UNSCALED, TrialLearner
 from metaloom.pipeline.algorithms.trials.losses import Sequences
-from metaloom.pipeline.algorithms.varibad.model import DecodedSteps, Decoders, Drawn, TrialTensors, elbo
+from metaloom.pipeline.algorithms.varibad.model import DecodedSteps, Decoders, Drawn, Encoder, TrialTensors, elbo
 from metaloom.pipeline.algorithms.varibad.settings import VariBAD
 from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.nn.distributions import Distribution
 from metaloom.pipeline.nn.flat_networks import renamed
-from metaloom.pipeline.nn.flat_tensors import Descent, FlatTensors
+from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.networks import Network, build_network
 from metaloom.pipeline.nn.torch_optimizers import initial_state
-from metaloom.pipeline.policies.inferring import InferringPolicy
-from metaloom.pipeline.policies.posterior import POSTERIOR_LOG_STD, POSTERIOR_MEAN, EncoderSizes, PosteriorNetwork
+from metaloom.pipeline.policies.build import CategoricalPolicy, GaussianPolicy
+from metaloom.pipeline.policies.posterior import (
+    POSTERIOR_LOG_STD,
+    POSTERIOR_MEAN,
+    EncoderSizes,
+    PosteriorNetwork,
+    encoder_input_size,
+    without_posterior,
+)
 from metaloom.pipeline.policies.remembering import MakeNetwork
 from metaloom.pipeline.replay.trials import TrialExperience
 from metaloom.pipeline.seeding import generator
@@ -34,12 +41,20 @@ MODEL_STATE = "model."
 ADAM_EPSILON = 1e-8
 
 
-class VariBADPolicy(InferringPolicy):
-    """A policy and its critic, whose inputs are an observation and the posterior; see TrialPolicy."""
+class VariBADPolicy:
+    """A policy and its critic, whose inputs are an observation and the posterior; see TrialPolicy.
+
+    Attributes:
+        encoder: Encoder of trials.
+        policy: Policy whose inputs are an observation and the posterior [μ, log σ].
+        critic: Values likewise.
+    """
 
     def __init__(self, settings: VariBAD, setup: Setup) -> None:
         sizes = EncoderSizes(settings.embedding_size, settings.encoder_size, settings.latent_size)
-        super().__init__(setup, setup.policy, sizes)
+        self.encoder: Encoder = Encoder(sizes, encoder_input_size(setup.policy, setup))
+        kind = CategoricalPolicy if setup.num_actions else GaussianPolicy
+        self.policy: CategoricalPolicy | GaussianPolicy = kind(setup, setup.policy, 2 * sizes.latent)
         critic = setup.policy.critic(settings.critic_hidden_sizes)
         self.critic: Network = build_network(
             CRITIC, critic.network_spec(setup, 1, extra_size=2 * sizes.latent + settings.position_size)
@@ -55,6 +70,9 @@ class VariBADPolicy(InferringPolicy):
         observations = trials.inputs[..., : self._observation_size]
         return np.concatenate([observations, *(trials.behavior[n] for n in (POSTERIOR_MEAN, POSTERIOR_LOG_STD))], -1)
 
+    def recorded(self, behavior: Mapping[str, Tensor]) -> Distribution:
+        return self.policy.recorded(without_posterior(behavior))
+
     def judged(self, params: Mapping[str, Tensor], of: Sequences) -> tuple[Distribution, Tensor]:
         rows = of.rows(of.inputs)
         return self.policy.distribution(params, rows[:, : self._input_size]), self.critic(params, rows).squeeze(-1)
@@ -68,6 +86,7 @@ class VariBADLearner(TrialLearner[TrialExperience]):
 
     network: ClassVar[MakeNetwork] = PosteriorNetwork
     optimizer_prefix = "policy."
+    judges_by_memory = False
     settings: VariBAD
     policy: VariBADPolicy
 
@@ -102,9 +121,8 @@ class VariBADLearner(TrialLearner[TrialExperience]):
         encoder = {name: state.params[name] for name in self.inferring}
         decoder = renamed(state.extra, DECODER, DECODER)
         rate = settings.model_learning_rate * self.lr_factor(int(state.extra[NUM_UPDATES]))
-        flat = FlatTensors(encoder | decoder, self.device)
-        kept = renamed(state.optimizer, MODEL_STATE, "")
-        descent = Descent(settings.model_optimizer, flat, kept, epsilon=ADAM_EPSILON)
+        flat, kept = FlatTensors(encoder | decoder, self.device), renamed(state.optimizer, MODEL_STATE, "")
+        flat.optimize(settings.model_optimizer, kept, epsilon=ADAM_EPSILON)
         size = min(settings.trials_per_model_update, len(buffer))
         parts: list[Tensor] = []
         for n in range(settings.model_updates):
@@ -114,7 +132,7 @@ class VariBADLearner(TrialLearner[TrialExperience]):
             explained = settings.reward_weight * found.rewards
             if settings.decode_states:
                 explained = explained + settings.state_weight * found.states
-            descent.down(settings.kl_weight * found.kl - explained, rate)
+            flat.down(settings.kl_weight * found.kl - explained, rate)
             parts.append(torch.stack(found).detach())
         model = flat.copies()
         require_finite_params({"the model": model}, stage="meta_optimize", advice="Lower algorithm.model_learning_rate")
@@ -124,7 +142,7 @@ class VariBADLearner(TrialLearner[TrialExperience]):
         if settings.decode_states:
             metrics["state_log_likelihood"] = states
         params, extra = ({name: model[name] for name in of} for of in (encoder, decoder))
-        optimizer = after.optimizer | renamed(descent.state, "", MODEL_STATE)
+        optimizer = after.optimizer | renamed(flat.optimizer_state, "", MODEL_STATE)
         return LearnerState(after.params | params, optimizer, after.extra | extra), metrics
 
     def _drawn(self, trials: TrialTensors, rng: np.random.Generator) -> Drawn:

@@ -1,4 +1,4 @@
-"""VariBAD's model of trials: decoders, and the evidence lower bound of whole trials."""
+"""VariBAD's model of trials: encoder, decoders, and the evidence lower bound of whole trials."""
 
 from __future__ import annotations
 
@@ -14,13 +14,43 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from metaloom.pipeline.algorithms.varibad.settings import VariBAD
 from metaloom.pipeline.memory import require_room
 from metaloom.pipeline.nn.distributions import LOG_2PI, DiagGaussian
-from metaloom.pipeline.nn.networks import Network, build_network
+from metaloom.pipeline.nn.networks import Network, affine, build_network, initialize_shapes
+from metaloom.pipeline.nn.recurrent import build_cell
 from metaloom.pipeline.nn.spec import MLP, NetworkSpec, Spaces
-from metaloom.pipeline.policies.inferring import Encoder
-from metaloom.pipeline.types import Params
+from metaloom.pipeline.policies.posterior import EMBEDDING, POSTERIOR, EncoderSizes
+from metaloom.pipeline.types import Params, Shapes
 
 REWARDS, STATES = "decoder.rewards", "decoder.states"
 """Prefixes of the decoders' parameters."""
+
+
+class Encoder:
+    """Infers a task from a trial, step by step: q(m | τ_:t) = N(μ_t, σ_t²).
+
+    Zintgraf et al. 2020, arXiv:1910.08348, section 3.1. All methods are functions of explicit parameters.
+
+    Attributes:
+        shapes: Shapes of its parameters by name, in order.
+    """
+
+    def __init__(self, sizes: EncoderSizes, input_size: int) -> None:
+        self.shapes: Shapes = sizes.shapes(input_size)
+        self._cell = build_cell(sizes.spec)
+
+    def initialize(self, rng: np.random.Generator) -> Params:
+        """Draw float32 parameters by name, in order."""
+        require_room(self.shapes, setting="algorithm.encoder_size or embedding_size")
+        layers = {name: shape for name, shape in self.shapes.items() if name not in self._cell.shapes}
+        drawn = initialize_shapes(layers, rng) | self._cell.initialize(rng)
+        return {name: drawn[name] for name in self.shapes}
+
+    def posteriors(self, params: Mapping[str, Tensor], inputs: Tensor) -> DiagGaussian:
+        """Return the posteriors [L, N, Z] after every step of N whole trials [L, N, in]."""
+        L, N, _ = inputs.shape
+        embedded = torch.relu(affine(EMBEDDING, params, inputs.flatten(0, 1))).unflatten(0, (L, N))
+        features, _ = self._cell(params, embedded, inputs.new_zeros(N, self._cell.state_size))
+        outputs = affine(POSTERIOR, params, features.flatten(0, 1)).unflatten(0, (L, N))
+        return DiagGaussian(*outputs.chunk(2, -1))
 
 
 @dataclass(frozen=True)

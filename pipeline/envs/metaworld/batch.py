@@ -31,7 +31,7 @@ def check_computation(where: str, computation: object, reward_version: str, name
     if reward_version != _VERSION_OF_RULES:
         raise EnvError(
             f"{where}: computation is 'vectorized' and reward_version {reward_version!r}; required version "
-            f"{_VERSION_OF_RULES!r}, of which the rules for rows are, or computation 'auto' or 'oracle'"
+            f"{_VERSION_OF_RULES!r}, which the rules for rows implement, or computation 'auto' or 'oracle'"
         )
     if missing := [name for name in names if name not in ROW_TASKS]:
         raise EnvError(

@@ -3,6 +3,7 @@
 # MuJoCo's compiled modules have no type stubs.
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import gymnasium
@@ -124,9 +125,12 @@ class MetaWorld(FixedTasks, MetaEnv):
             *((f"hand_{axis}", "0.01 m") for axis in "xyz"),
             ("gripper", "1"),
         )
-        self._row: MetaWorldBatch = self.row_batch(1, 1)  # pyright: ignore[reportIncompatibleVariableOverride]
         self._episode: tuple[Array, list[Array]] | None = None
         self._renderer: mujoco.Renderer | None = None
+
+    @cached_property
+    def _row(self) -> MetaWorldBatch:
+        return self.row_batch(1, 1)
 
     def set_task(self, task: Array) -> None:
         task = check_task(self, task)
@@ -142,7 +146,7 @@ class MetaWorld(FixedTasks, MetaEnv):
 
     def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         if self._episode is None:
-            raise EnvError(f"{type(self).__name__}.step: found no episode; required a call of reset before")
+            raise EnvError(f"{type(self).__name__}.step: found no episode; required a call of reset first")
         self._episode[1].append(np.array(action))
         return super().step(action)
 
@@ -157,11 +161,12 @@ class MetaWorld(FixedTasks, MetaEnv):
 
     def __getstate__(self) -> dict[str, Any]:
         """Drop the simulators; a copy replays the episode's actions to reach the same state."""
-        return {**vars(self), "_row": None, "_taken": None, "_renderer": None}
+        state = {**vars(self), "_taken": None, "_renderer": None}
+        state.pop("_row", None)
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._row = self.row_batch(1, 1)
         if self._episode is not None:
             task, actions = self._episode
             self._row.reset(task[None], np.zeros(1, np.uint64))

@@ -83,12 +83,12 @@ def test_gradients_are_those_of_the_definition_in_float64(name, kind):
         norms = [float(steps.policy_gradient(data, together)) for steps in (ours, theirs)]
         assert norms[0] == pytest.approx(norms[1], rel=1e-10)
         assert norms[0] > 0
-        np.testing.assert_allclose(ours.gradient, theirs.gradient, rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(ours.policy_params.gradient, theirs.policy_params.gradient, rtol=1e-10, atol=1e-10)
         for steps in (ours, theirs):
             if together is None:
                 steps.critic_gradient(data, 0.7, 0.3)
-            steps.step_critic(1e-2)
-            steps.step_policy(1e-2)
+            steps.critic_params.step(1e-2)
+            steps.policy_params.step(1e-2)
         mine, reference = ours.state(), theirs.state()
         for part in ("params", "optimizer", "extra"):
             for entry, value in getattr(reference, part).items():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from metaloom.pipeline.nn.linearization import LinearizedMLP, PulledBack
-from metaloom.pipeline.nn.networks import activation, build_network, mlp
+from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.spec import NetworkSpec
 
 B, N, IN, OUT = 2, 7, 3, 2
@@ -32,7 +32,8 @@ def functional(num_hidden, activate, params, inputs):
 
     def network(*leaves):
         named = dict(zip(params, leaves, strict=True))
-        return mlp("net", num_hidden, named, torch.from_numpy(inputs), activation(activate))
+        spec = NetworkSpec("mlp", (IN,), OUT, (1,) * num_hidden, activate)
+        return build_network("net", spec)(named, torch.from_numpy(inputs))
 
     return network, values
 

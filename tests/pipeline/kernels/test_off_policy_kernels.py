@@ -76,7 +76,8 @@ def state_of(learner, dtype):
 
 
 def gradients(steps):
-    return {name: np.asarray(steps.copies[name].gradient).copy() for name in steps.descent if name != "alpha"}
+    trained = (name for name, stored in steps.layout.items() if stored.optimizer and name != "alpha")
+    return {name: np.asarray(steps.copies[name].gradient).copy() for name in trained}
 
 
 def run(settings, setup, kernel, count, dtype):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from metaloom.pipeline.algorithms.off_policy.parts import sample
-from metaloom.pipeline.kernels.tanh_gaussian import TanhGaussianActions
+from metaloom.pipeline.kernels.sac import TanhGaussianActions
 
 RNG = np.random.default_rng(5)
 N, A = 7, 2

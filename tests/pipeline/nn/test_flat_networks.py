@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.nn.flat_networks import FlatNetwork, FlatParams, layer_paths, renamed
+from metaloom.pipeline.nn.flat_networks import FlatNetwork, FlatParams, renamed
+from metaloom.pipeline.nn.spec import layer_paths
 
 RNG = np.random.default_rng(3)
 N = 6
@@ -47,7 +48,7 @@ def reference(request):
 def test_outputs_and_gradients_are_those_that_autograd_finds(reference):
     inputs, pull = numbers(N, 3), numbers(N, 2)
     outputs = reference.network.forward(inputs)
-    to_inputs = reference.network.backward_to_inputs(pull)
+    to_inputs = reference.network.input_gradient(pull, write=True)
     expected, leaf = reference(inputs)
     np.testing.assert_allclose(outputs, expected.detach(), rtol=1e-4, atol=1e-5)
     wanted = [leaf, *reference.leaves.values()]
@@ -70,9 +71,9 @@ def test_the_gradient_to_some_columns_of_some_rows_leaves_the_parameters_gradien
 def test_all_rows_and_all_columns_are_what_the_input_gradient_means_by_itself(reference):
     inputs, pull = numbers(N, 3), numbers(N, 2)
     reference.network.forward(inputs)
-    whole = reference.network.backward_to_inputs(pull)
+    whole = reference.network.input_gradient(pull, write=True)
     np.testing.assert_array_equal(reference.network.input_gradient(pull), whole)
-    np.testing.assert_array_equal(reference.network.backward_to_inputs(pull, slice(0, 2)), whole[:, :2])
+    np.testing.assert_array_equal(reference.network.input_gradient(pull, slice(0, 2), write=True), whole[:, :2])
 
 
 def test_the_gradient_of_the_first_rows_is_that_of_a_batch_of_them(reference):
@@ -125,7 +126,7 @@ def test_names_get_a_prefix_and_lose_it():
     arrays = {"x": np.zeros(1), "y.z": np.ones(1)}
     assert list(renamed(arrays, "", "q.")) == ["q.x", "q.y.z"]
     assert renamed(renamed(arrays, "", "q.") | renamed(arrays, "", "qq."), "q.", "") == arrays
-    assert layer_paths("q", 1) == ["q.hidden_0", "q.output"]
+    assert layer_paths("q", 1) == ("q.hidden_0", "q.output")
 
 
 def test_a_long_gradient_is_shortened_and_its_norm_is_the_one_before():

@@ -2,13 +2,15 @@ import numpy as np
 import pytest
 import torch
 
-from metaloom.pipeline.nn.networks import build_network, mlp
+from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.spec import NetworkSpec
+
+MLP = build_network("net", NetworkSpec("mlp", (3,), 2, (5, 4)))
 
 
 @pytest.fixture
 def params():
-    return build_network("net", NetworkSpec("mlp", (3,), 2, (5, 4))).initialize(np.random.default_rng(0))
+    return MLP.initialize(np.random.default_rng(0))
 
 
 def tensors(params, dtype=torch.float64):
@@ -55,23 +57,23 @@ def test_output_is_that_of_torch_layers(params):
     hidden = torch.tanh(inputs @ p["net.hidden_0.kernel"] + p["net.hidden_0.bias"])
     hidden = torch.tanh(hidden @ p["net.hidden_1.kernel"] + p["net.hidden_1.bias"])
     expected = hidden @ p["net.output.kernel"] + p["net.output.bias"]
-    torch.testing.assert_close(mlp("net", 2, p, inputs), expected)
+    torch.testing.assert_close(MLP(p, inputs), expected)
 
 
 def test_a_task_axis_computes_every_task_with_its_own_parameters(params):
     rng = np.random.default_rng(1)
     batched = {name: rng.standard_normal((4, *value.shape)) for name, value in params.items()}
     inputs = torch.from_numpy(rng.standard_normal((4, 6, 3)))
-    found = mlp("net", 2, tensors(batched), inputs)
+    found = MLP(tensors(batched), inputs)
     for b in range(4):
-        alone = mlp("net", 2, tensors({name: value[b] for name, value in batched.items()}), inputs[b])
+        alone = MLP(tensors({name: value[b] for name, value in batched.items()}), inputs[b])
         torch.testing.assert_close(found[b], alone)
 
 
 def test_inputs_are_left_alone(params):
     inputs = torch.randn(7, 3)
     before = inputs.clone()
-    mlp("net", 2, tensors(params, torch.float32), inputs)
+    MLP(tensors(params, torch.float32), inputs)
     assert torch.equal(inputs, before)
 
 
@@ -81,7 +83,7 @@ def test_first_and_second_derivatives_agree_with_finite_differences(params):
     values = [tensors(params)[name].expand(2, *params[name].shape).clone().requires_grad_() for name in names]
 
     def output(*values):
-        return mlp("net", 2, dict(zip(names, values, strict=True)), inputs)
+        return MLP(dict(zip(names, values, strict=True)), inputs)
 
     assert torch.autograd.gradcheck(output, values)
     assert torch.autograd.gradgradcheck(output, values)

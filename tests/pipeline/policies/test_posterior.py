@@ -3,14 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from small_setups import small_setup
 
+from metaloom.pipeline.algorithms.varibad.learner import VariBADPolicy
+from metaloom.pipeline.algorithms.varibad.settings import VariBAD
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.acting import check_actor_params
 from metaloom.pipeline.policies.actors import ActorSetup
 from metaloom.pipeline.policies.actors.on_policy import PosteriorActor
 from metaloom.pipeline.policies.config import PolicyConfig
-from metaloom.pipeline.policies.inferring import InferringPolicy
-from metaloom.pipeline.policies.posterior import EncoderSizes, PosteriorNetwork
+from metaloom.pipeline.policies.posterior import PosteriorNetwork
 from metaloom.pipeline.policies.remembering import Remembering, recollect
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.seeding import generator
@@ -18,7 +20,7 @@ from metaloom.pipeline.types import TaskParams
 
 O, B, E, T, Z = 3, 2, 3, 4, 2
 CONTINUOUS, DISCRETE = Spaces((O,), 1.0, 2, 0), Spaces((O,), 1.0, 0, 5)
-SIZES = EncoderSizes(6, 7, Z)
+SETTINGS = VariBAD(embedding_size=6, encoder_size=7, latent_size=Z)
 of_both = pytest.mark.parametrize("spaces", [CONTINUOUS, DISCRETE], ids=["gaussian", "categorical"])
 of_networks = pytest.mark.parametrize("network", ["mlp", "residual"])
 
@@ -34,7 +36,7 @@ def moved(params, rng):
 def made(spaces, network="mlp", num_tasks=B):
     """A policy's settings, itself in torch, and its parameters for every task."""
     config = PolicyConfig(network=network, hidden_sizes=(6, 6))
-    policy, rng = InferringPolicy(spaces, config, SIZES), np.random.default_rng(0)
+    policy, rng = VariBADPolicy(SETTINGS, small_setup(config, **vars(spaces))), np.random.default_rng(0)
     params = moved(policy.encoder.initialize(rng) | policy.policy.initialize(rng), rng)
     return config, policy, params, TaskParams.broadcast(params, num_tasks)
 
@@ -153,4 +155,4 @@ def test_parameters_that_do_not_fit_are_refused():
 
 def test_images_are_refused():
     with pytest.raises(ConfigError, match=r"observations are images of shape \(8, 8, 3\)"):
-        InferringPolicy(Spaces((8, 8, 3), 255.0, 0, 4), PolicyConfig(), SIZES)
+        VariBADPolicy(SETTINGS, small_setup(PolicyConfig(), **vars(Spaces((8, 8, 3), 255.0, 0, 4))))

@@ -8,7 +8,6 @@ from metaloom.pipeline.algorithms.actor_critic.settings import A2C, PPO, PPO2
 from metaloom.pipeline.algorithms.contract import NumericalError
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.nn.distributions import DiagGaussian
-from metaloom.pipeline.nn.networks import mlp
 from metaloom.pipeline.nn.optimizers import AdamInPlace, RMSpropInPlace
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Step
 
@@ -64,7 +63,8 @@ def test_one_gradient_step_of_a2c_is_rmsprop_on_the_policy_gradient(update, epis
     samples = learner_of(settings).process(before, episodes, seed=0)
     real = samples.mask != 0
     leaves = {k: torch.tensor(v, dtype=torch.float64, requires_grad=True) for k, v in before.params.items()}
-    mean = mlp("mean_network", 2, leaves, torch.tensor(episodes.observations[:, :, :-1][real], dtype=torch.float64))
+    observations = torch.tensor(episodes.observations[:, :, :-1][real], dtype=torch.float64)
+    mean = learner_of(settings).policy.network(leaves, observations)
     now = DiagGaussian(mean, leaves["log_std"])
     log_prob = now.log_prob(torch.tensor(episodes.actions[real], dtype=torch.float64))
     loss = -(torch.tensor(samples.advantages[real]) * log_prob).mean() - 0.1 * now.entropy()

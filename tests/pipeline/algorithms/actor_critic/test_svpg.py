@@ -72,7 +72,7 @@ def test_one_particle_with_a_flat_prior_has_a2cs_gradient_up_to_the_temperature(
     )
     ((direction,), _) = svpg.directions([steps], 0)
     assert np.abs(direction).max() > 0
-    np.testing.assert_allclose(direction, steps.gradient / 0.25, rtol=1e-5)
+    np.testing.assert_allclose(direction, steps.policy_params.gradient / 0.25, rtol=1e-5)
 
 
 def test_one_particle_at_temperature_one_updates_as_a2c_does(episodes_of):
@@ -96,7 +96,7 @@ def test_a_prior_draws_towards_zero_but_not_what_is_not_learned():
     (alone,) = svpg.split(svpg.initialize(run_seed=0))
     steps = svpg.steps(alone)
     ((direction,), _) = svpg.directions([steps], 0)  # no gradient yet, so the prior is all there is
-    np.testing.assert_allclose(direction, steps.vector * steps.learned / 0.25, rtol=1e-6)
+    np.testing.assert_allclose(direction, steps.policy_params.vector * steps.learned / 0.25, rtol=1e-6)
     assert steps.learned.sum() == len(steps.learned) - 2
 
 

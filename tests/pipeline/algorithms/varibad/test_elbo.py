@@ -13,6 +13,7 @@ from metaloom.pipeline.algorithms.varibad.model import (
     DecodedSteps,
     Decoders,
     Drawn,
+    Encoder,
     TrialTensors,
     elbo,
     kl_between,
@@ -21,7 +22,6 @@ from metaloom.pipeline.algorithms.varibad.model import (
 from metaloom.pipeline.algorithms.varibad.settings import VariBAD
 from metaloom.pipeline.nn.distributions import DiagGaussian
 from metaloom.pipeline.nn.spec import Spaces
-from metaloom.pipeline.policies.inferring import Encoder
 from metaloom.pipeline.policies.posterior import EncoderSizes
 
 LENGTHS, Z = (5, 2, 4), 2
