@@ -126,7 +126,7 @@ def cancel_all(client: SyncPrefectClient, seconds: float) -> None:
 
 def leave_all(client: SyncPrefectClient, home: Path, stop_worker: Callable[[], None]) -> None:
     """End flow runs after their stage, so that the next worker continues them."""
-    # Also those that crashed just now, as they do when their worker dies: the caretaker has not restarted them yet.
+    # Also flow runs that crashed just now, as when their worker dies: the caretaker has not restarted them yet.
     began = datetime.now(UTC) - timedelta(minutes=1)
     end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
     stop_worker()
