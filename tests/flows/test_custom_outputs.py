@@ -349,7 +349,7 @@ def test_a_class_that_cannot_be_stored_is_refused_before_a_folder_exists(flow, t
         (
             "FewTasks",
             StageFault,
-            "Spread.share has 4 entries along task, and an array before it 3; required one length",
+            "Spread.share has 4 entries along task, but an earlier array has 3; required equal lengths",
         ),
         ("Endless", StageFault, "spread k=0: share holds nan at task 0, episode 0, step 0, index [0, 0, 0] (120 of"),
         ("Other", StageFault, "spread k=0: the stage gave ndarray; required Spread, as it declares"),

@@ -617,7 +617,7 @@ STRUCTURAL = {
         r"parameter mean_\S+: found nothing; required \[B, 2, 8\]",
     ),
     "initialize of a wrong shape": (of("InitializesShorter"), r"parameter log_std: found \(1, 1\); required \[B, 2\]"),
-    "recorded that lies": ({"policy": "own_flow:Lying"}, "ratios would not begin at 1; required that recorded"),
+    "recorded that lies": ({"policy": "own_flow:Lying"}, "ratios would not start at 1; required that recorded"),
     "log_prob with an action axis": (
         {"policy": "own_flow:KeepsAxisPolicy"},
         r"for actions \(4, 2\); required \(4,\): sum ov",
@@ -625,7 +625,7 @@ STRUCTURAL = {
     "no mode": ({"policy": "own_flow:NoModePolicy"}, r"without mode; required mode\(\): the most likely actions"),
     "sample from NumPy": (
         {"policy": "own_flow:NumpyPolicy"},
-        "draws other actions .* same seed; required draws with tor",
+        "draws different actions .* same seed; required draws with tor",
     ),
     "a network in float64": (
         {"policy": {"network": "own_flow:DoubleNet"}},
@@ -662,7 +662,7 @@ STRUCTURAL = {
     "an argument of another name": (of("ArgumentName"), "reads sample, but .*halve has .* samples; required the same"),
     "an output that cannot be stored": (
         of("Output"),
-        "Noise.values does not say its axes and dtype; required Annotated",
+        "Noise.values does not declare its axes and dtype; required Annotated",
     ),
     "an input of another type": (
         of("OtherType"),
@@ -684,7 +684,10 @@ OF_DATA = {
         of("NoAdapt"),
         "adaptation by own_flow:NoAdaptLearner returned NoneType; required TaskParams of 4",
     ),
-    "adapt of too few tasks": (of("FewTasks"), "of 3 tasks; required TaskParams of 4 tasks, what each of them acts"),
+    "adapt of too few tasks": (
+        of("FewTasks"),
+        "of 3 tasks; required TaskParams of 4 tasks, the parameters that each of them acts",
+    ),
     "adapt of a wrong shape": (
         of("AdaptsShorter"),
         r"returned params\['mean_.*'\] as \[4, 2, 7\]; required \[4, 2, 8\], as be",
@@ -951,7 +954,7 @@ def test_the_inputs_of_the_first_evaluation_are_checked(refused, every):
     [
         (
             "InTrainingOnly",
-            "of_tasks reads tasks from tasks = this_step(sample_tasks), which is there in training only, but eval",
+            "of_tasks reads tasks from tasks = this_step(sample_tasks), which exists in training only, but eval",
         ),
         (
             "SameStep",
@@ -1010,7 +1013,7 @@ def test_a_graph_whose_own_stage_takes_no_part_in_the_adaptation_is_evaluated(fl
 
 
 def test_a_learner_written_for_adapt_to_episodes_is_refused(refused):
-    assert "own_flow:AdaptsByItselfLearner with a method adapt_to_episodes, which is not called any more" in refused(
+    assert "own_flow:AdaptsByItselfLearner with a method adapt_to_episodes, which is no longer called" in refused(
         "AdaptsByItself"
     )
 
@@ -1086,7 +1089,7 @@ def test_a_module_that_is_only_filled_afterwards_passes_by_either_cure_that_its_
 
     _, draw = GlobalRandomWatch().draw_of(lambda: filled(lambda: torch.nn.Linear(3, 2)), "adapt")
     assert str(draw).endswith(
-        "built by torch.nn.utils.skip_init(torch.nn.Linear, ...), or under `with torch.random.fork_rng():`"
+        "set later with torch.nn.utils.skip_init(torch.nn.Linear, ...), or under `with torch.random.fork_rng():`"
     )
     skipped = partial(torch.nn.utils.skip_init, torch.nn.Linear, 3, 2)
     for work in (partial(filled, skipped), forked):
@@ -1111,10 +1114,10 @@ def test_what_is_drawn_once_and_kept_is_warned_of_once_per_generator_and_stage(w
         assert watch.draw_of(partial(kept, "x", values), stage)[1] is None
     assert [words.split(",")[0] for words in warned()] == [
         "the global generator of numpy.random changed during adapt",
-        "the global generator of numpy.random changed 3 times so: unwatched during adapt",
+        "the global generator of numpy.random changed 3 times in this way; it is no longer watched during adapt",
         "the global generator of numpy.random changed during meta_optimize",
     ]
-    assert "something drew once and kept it, so that replay in another process may differ" in warned()[0]
+    assert "a value was drawn once and cached, so a replay in another process may differ" in warned()[0]
 
 
 def test_an_error_of_repeated_work_is_named(warned):
@@ -1123,7 +1126,7 @@ def test_an_error_of_repeated_work_is_named(warned):
         np.random.random()  # noqa: NPY002
 
     assert GlobalRandomWatch().draw_of(work, "adapt")[1] is None
-    assert "repeated (which raised IndexError: pop from empty list): something drew once" in warned()[0]
+    assert "repeated (which raised IndexError: pop from empty list). Either a value was drawn once" in warned()[0]
 
 
 def test_work_beside_a_thread_that_draws_all_the_time_is_warned_of_and_not_refused(warned):

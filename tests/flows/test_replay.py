@@ -142,8 +142,8 @@ def test_other_arithmetic_than_the_runs_is_named_where_bits_differ(stored):
     ("code", "reason"),
     [
         ("openblas SapphireRapids", "the processor lacks amx_tile avx512_bf16"),
-        ("openblas neoversev1", "openblas neoversev1 is no code that can be asked for on an x86-64 processor"),
-        ("[bold]x\x1b[2J", "is no code that can be asked for"),
+        ("openblas neoversev1", "openblas neoversev1 is not a code path that can be selected on an x86-64 processor"),
+        ("[bold]x\x1b[2J", "is not a code path that can be selected"),
     ],
 )
 def test_recorded_arithmetic_that_the_processor_cannot_run_is_not_asked_for_and_the_reason_shown(
