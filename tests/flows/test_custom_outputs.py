@@ -203,8 +203,8 @@ def test_samples_that_training_did_not_learn_from_are_read_with_a_warning(run, c
     run[1].smooth(1)
     (warning,) = caplog.messages
     assert warning.endswith(
-        "the iteration learned from smooth(i=1, k=1) and not from process_samples(i=1, k=1), which it is made of; "
-        "run[1].smooth(1) reads it"
+        "the iteration learned from smooth(i=1, k=1), not from the returned process_samples(i=1, k=1); "
+        "run[1].smooth(1) reads the samples it learned from"
     )
 
 
