@@ -52,9 +52,12 @@ def _problems_of_stages(graph: Graph) -> Iterator[str]:
             )
         else:
             if stored.schema and stored.output in KINDS:
-                yield f"stage {stage.name} gives a class named {stored.output}, as one of ours; required another name"
+                yield (
+                    f"stage {stage.name} gives a class named {stored.output}, the name of a built-in output; "
+                    "required another name"
+                )
         if stage.output is not Update and (stage.ends_iteration or stage.group == LEARNER):
-            yield f"stage {stage.name} gives {stage.output.__name__}, where learners come from; required Update"
+            yield f"stage {stage.name} gives {stage.output.__name__}, but it provides learners; required Update"
         if stage.group in by_group:
             yield (
                 f"stage {stage.name} has the group {stage.group!r}, which holds {by_group[stage.group]}; required a "

@@ -330,8 +330,11 @@ def test_a_class_that_changed_under_a_stored_run_is_refused(run, flow, monkeypat
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("NoAxes", "stage spread: Bare.v does not say its axes and dtype; required Annotated[NDArray[np.float32], A"),
-        ("OurName", "stage spread gives a class named Samples, as one of ours; required another name"),
+        (
+            "NoAxes",
+            "stage spread: Bare.v does not declare its axes and dtype; required Annotated[NDArray[np.float32], A",
+        ),
+        ("OurName", "stage spread gives a class named Samples, the name of a built-in output; required another name"),
     ],
 )
 def test_a_class_that_cannot_be_stored_is_refused_before_a_folder_exists(flow, tiny_config, name, sentence):

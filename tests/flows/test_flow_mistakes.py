@@ -731,7 +731,10 @@ OF_DATA = {
         {"env": {"name": "own_flow:Drift", "copies": "kept"}},  # without a rehearsal, which would refuse it
         global_draw("inner step 0: own_flow:Drift.step", "numpy.random"),
     ),
-    "a write into an input": (of("InPlace"), r"own_flow:in_place, line \d+: writes into an array .*; required a copy"),
+    "a write into an input": (
+        of("InPlace"),
+        r"own_flow:in_place, line \d+: modifies an input array .*; required a copy",
+    ),
     "an end of iterations without counters": (
         of("Uncounted"),
         "meta_optimize k=0: the stage lost the counter env_steps; required it in the metrics and in learner.extra",
@@ -905,7 +908,7 @@ def test_an_output_that_would_lose_its_mask_in_the_store_is_refused(flow, tiny_c
     ("name", "sentence"),
     [
         ("NoEnd", "2 make the first learner and 0 end an iteration; required different names, one stage of the group"),
-        ("EndsBySamples", "stage halve gives Samples, where learners come from; required Update"),
+        ("EndsBySamples", "stage halve gives Samples, but it provides learners; required Update"),
         ("Before", "halve(i=0, k=0) reads samples from own = last_iteration(process_samples), which has no output"),
         ("OneOfMany", "samples from process_samples(i=0, k=0), which gives Samples; required tuple[metaloom.pipeline"),
         ("SpanOfMany", "a span of outputs; required tuple[metaloom.pipeline.types.Samples, ...]"),
@@ -983,7 +986,7 @@ def test_an_evaluation_by_stages_that_read_what_is_there_in_training_only_is_ref
             "TwiceATask",
             "twice_a_task is over tasks, and for task 0 returned arrays of 2 tasks; required arrays of this task alone",
         ),
-        ("MoreOfATask", "for task 1 returned other arrays than for task 0: only one has params['more']"),
+        ("MoreOfATask", "for task 1 returned different arrays than for task 0: only one has params['more']"),
     ],
 )
 def test_what_a_stage_over_tasks_gives_of_a_task_is_of_that_task(flow, tiny_config, name, sentence):
@@ -1031,12 +1034,12 @@ def test_a_learner_with_hidden_state_replays_as_different_though_all_iterations_
     told = capsys.readouterr().out.replace("\n", " ")
     assert "nothing that is recorded; own_flow:CountingLater, own_flow:CountingLaterLearner may keep values" in told
     assert cli.run(["optimize", "run@3"]) == 0
-    assert "with the run's own settings the stage does NOT give the stored bits" in capsys.readouterr().out
+    assert "with the run's own settings the stage does NOT reproduce the stored bits" in capsys.readouterr().out
     before = storage.open_run("run").refs()
     assert cli.run(["resume", "run", "--iterations", "5", "--workers", "0"]) == 1
     told = " ".join(capsys.readouterr().err.split())
     assert "iteration 3, meta_optimize k=0, computed again before the run is resumed, differs from what is st" in told
-    assert "same bits of own_flow:CountingLater, own_flow:CountingLaterLearner. A new process has nothing" in told
+    assert "same bits of own_flow:CountingLater, own_flow:CountingLaterLearner. State kept in a learner" in told
     assert storage.open_run("run").refs() == before
 
 

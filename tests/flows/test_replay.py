@@ -79,8 +79,8 @@ def test_an_iteration_that_is_not_stored_is_refused_with_what_there_is(stored):
     ("iteration", "stage", "step", "message"),
     [
         (0, "rollout", None, "there are initialize, sample_tasks, collect_rollouts"),
-        (None, "rollout", 5, "is called 'rollout'; there are initialize"),
-        (1, "initialize", None, "no stage of iteration 1 is called 'initialize'; there are sample_tasks"),
+        (None, "rollout", 5, "is called 'rollout'; the stages are initialize"),
+        (1, "initialize", None, "no stage of iteration 1 is called 'initialize'; the stages are sample_tasks"),
         (1, "adapt", 5, "found --step 5; required one of 0: the inner steps of adapt"),
         (1, "collect_rollouts", 5, "required one of 0, 1: the inner steps of collect_rollouts"),
         (None, None, 2, "required one of 0, 1: the inner steps of this run"),
@@ -155,7 +155,7 @@ def test_recorded_arithmetic_that_the_processor_cannot_run_is_not_asked_for_and_
     assert cli.run(["replay", f"{stored}@0", "--as-recorded", "--stage", "sample_tasks"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert reason in out
-    assert "another processor may give other bits" in out
+    assert "another processor may compute different bits" in out
     assert "\x1b[2J" not in out
 
 
