@@ -877,6 +877,18 @@ def test_a_fork_with_other_settings_is_rehearsed_before_its_folder_exists(flow, 
     assert not Path("new").exists()
 
 
+def test_a_fork_to_a_graph_with_other_stages_is_refused(flow, tiny_config):
+    train(tiny_config(iterations=1), Path("run"), backend=SERIAL)
+    with pytest.raises(
+        ConfigError, match=r"the parent has no stage halve, which the graph own has\. A fork's iterations"
+    ):
+        fork(Path("run"), 1, Path("new"), ["algorithm=own_flow:Halved", "iterations=2"])
+    assert not Path("new").exists()
+    train(tiny_config(iterations=1, algorithm="own_flow:Halved"), Path("own"), backend=SERIAL)
+    fork(Path("own"), 1, Path("without"), ["algorithm=promp", "iterations=2"])
+    assert resume(Path("without"), backend=SERIAL).iterations_done == 2
+
+
 def test_the_rehearsal_evaluates_as_the_run_will(flow, tiny_config):
     config = tiny_config(algorithm="own_flow:InTrainingAlone", evaluation={"every": 3}, iterations=3)
     with pytest.raises(KeyError) as caught:
