@@ -427,6 +427,7 @@ def shorter(value):
 
 
 own("OnGpu", __init__=on_gpu)
+own("ExitsInitializing", initialize=lambda learner, **options: sys.exit())
 own("OldUpdate", update=lambda learner, state, experience: None)
 own("InitializesNone", initialize=lambda learner, **options: None)
 own("InitializesDouble", **changed("initialize", each(lambda value: value.astype(float))))
@@ -910,6 +911,13 @@ def test_an_exit_in_the_second_computation_of_a_stage_is_an_error(flow, tiny_con
     monkeypatch.setattr("metaloom.flows.commands.train.rehearse", lambda *given: None)
     with pytest.raises(StageFault, match="exiting_the_second_time k=0: the stage asked Python to exit"):
         train(tiny_config(algorithm="own_flow:ExitingTheSecondTime"), Path("run"), backend=SERIAL)
+
+
+def test_an_exit_of_a_plug_in_outside_of_stages_is_no_success_of_the_command(flow, capsys):
+    settings = ["--set", "algorithm=own_flow:ExitsInitializing", "--set", "num_tasks=2"]
+    assert cli.run(["train", "promp-point-corner", "--run", "run", "--workers", "0", *settings]) == 1
+    assert re.search(r"own_flow.py, line \d+, in <lambda> asked Python to exit \(without", capsys.readouterr().err)
+    assert not Path("run").exists()
 
 
 def test_counters_are_required_where_no_rehearsal_reached_the_end_of_an_iteration(flow, tiny_config, monkeypatch):
