@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.request import proxy_bypass
@@ -545,9 +546,9 @@ class TestReports:
     )  # fmt: skip
     def test_nothing_outside_of_the_folder_is_served(self, served, path):
         host = address_of(served, "").rsplit("/", 2)[0].removeprefix("http://")
-        connection = http.client.HTTPConnection(host, timeout=10)
-        connection.request("GET", path)
-        assert connection.getresponse().status == 404
+        with closing(http.client.HTTPConnection(host, timeout=10)) as connection:
+            connection.request("GET", path)
+            assert connection.getresponse().status == 404
 
     def test_a_page_that_has_its_own_name_lead_here_is_refused(self, served):
         answer = requests.get(address_of(served, "report.html"), headers={"Host": "example.org"}, timeout=10)
