@@ -67,7 +67,7 @@ def _append(
         if index >= 0 and there.field(index).type != field.type:
             raise UsageError(
                 f"{folder}: found the column {field.name!r} of type {there.field(index).type}, but the run has "
-                f"{field.type}; required one type for all runs. Choose another --out for runs of this environment"
+                f"{field.type}; required the same type for all runs. Choose another --out for runs of this environment"
             )
 
     def batches() -> Iterator[pa.RecordBatch]:

@@ -117,7 +117,9 @@ def sweep(
     complete = [run for run in result.sweep.runs if late.is_complete(planned.folder(run))]
     if result.failed and (planned.search is None or not complete):
         told = "; ".join(f"{outcome.run.name}: {outcome.message}" for outcome in result.failed)
-        raise UsageError(f"sweep {planned.name}: {len(result.failed)} runs failed. {told}. The same call tries again")
+        raise UsageError(
+            f"sweep {planned.name}: {len(result.failed)} runs failed. {told}. Repeat the call to try again"
+        )
     return late.Runs([late.Run.open(planned.folder(run)) for run in complete])
 
 

@@ -141,7 +141,7 @@ class _Check:
         except ConfigError:
             raise
         except Exception as problem:
-            required = ON_DEVICE if asks_for_gpu(problem) else "required a result, here of random parameters"
+            required = ON_DEVICE if asks_for_gpu(problem) else "required a result (the call used random parameters)"
             raise ConfigError(
                 f"policy.name: `{what}` of {self._name} raised {type(problem).__name__}: {problem}; {required}"
             ) from problem

@@ -653,7 +653,7 @@ STRUCTURAL = {
     "no mode": ({"policy": "own_flow:NoModePolicy"}, r"without mode; required mode\(\): the most likely actions"),
     "sample from NumPy": (
         {"policy": "own_flow:NumpyPolicy"},
-        "draws different actions .* same seed; required draws with tor",
+        "draws different actions from the same seed .*; required draws with tor",
     ),
     "a network in float64": (
         {"policy": {"network": "own_flow:DoubleNet"}},
@@ -694,7 +694,7 @@ STRUCTURAL = {
     ),
     "an input of another type": (
         of("OtherType"),
-        r"samples from .* gives EpisodeBatch; required .*Samples \| None, by which its",
+        r"samples from .* gives EpisodeBatch; required .*Samples \| None, the annotation in its",
     ),
 }
 """Mistakes that are refused before the run has a folder: settings, and the sentence."""
