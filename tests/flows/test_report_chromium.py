@@ -189,5 +189,9 @@ def test_titles_stand_over_their_panels_and_a_narrow_window_stacks_them(page):
         page.wait(f"new Set({panels}.map(Math.round)).size == 1 && Math.max(...{panels}, ...{titles}) < 400")
         assert page.value(titles) == pytest.approx(page.value(panels), abs=2)
         assert page.value("document.documentElement.scrollWidth") == 400
+        page.resize(380, 900)
+        page.wait("chart('entropy')._fullLayout.width < 340")
+        heights = "((e) => [e._fullLayout.height, e.offsetHeight])(chart('classes'))"
+        assert page.value(heights) == pytest.approx([60 + 4 * 210 + 3 * 19] * 2, abs=1)
     finally:
         page.resize(1280, 900)

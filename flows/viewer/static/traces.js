@@ -34,7 +34,10 @@ function withRoomForLegend(traces, of) {
 
 // Draw a chart; its legend, which plotly.js made for the mouse, works by keyboard too.
 export async function render(plotly, element, traces, of) {
-  await plotly.react(element, traces, withRoomForLegend(traces, of), CONFIG);
+  const sized = withRoomForLegend(traces, of);
+  // A window of another size makes plotly.js forget the height of the layout and take the element's.
+  element.style.height = `${sized.height}px`;
+  await plotly.react(element, traces, sized, CONFIG);
   nameParts(element);
   if (element.dataset.keys) return;
   element.dataset.keys = "yes";
