@@ -81,6 +81,12 @@ def fork(
 def _misfits(run: Run, iteration: int, old: RunConfig, stages: Runner) -> Iterator[str]:
     """Yield reasons why batches under the new settings could not be stored after the parent's batches."""
     new = stages.config
+    coming = range(iteration, iteration + (new.evaluation.every or 1))
+    added = [
+        s.name for s in stages.graph.stages if s.name not in run.stages and any(s.per.steps(new, i) for i in coming)
+    ]
+    if added:
+        yield f"algorithm: the parent has no stage {', '.join(added)}, which the graph {stages.graph.name} has"
     # Without iterations there is only a learner, from which training with any sizes can continue.
     if iteration:
         pairs = {name: (getattr(old, name), getattr(new, name)) for name in _SIZES}

@@ -102,13 +102,29 @@ def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value)
         require_counters(value, ref.where)
     if not own or stage.samples:
         return
-    again = replace(stages, context=stages.context.with_new_learner())
-    second = again.run(ref, again.load_inputs(ref, outputs, witness=False))
-    if name := first_differing(array_digests(value), array_digests(second)):
+    first, again = array_digests(value), replace(stages, context=stages.context.with_new_learner())
+    second = run_checked(again, ref, again.load_inputs(ref, outputs, witness=False))
+    if name := first_differing(first, array_digests(second)):
         raise StageFault(
             f"{ref.where}: two computations of the same inputs differ, first in {name}; required the same bits of "
             f"{', '.join(own)}. Draw from {SEEDED}, not from a generator without a seed, and keep state in "
             "LearnerState.extra, not in a class or a module"
+        )
+    require_unchanged(ref, ref, first, value)
+
+
+def require_unchanged(ref: StageRef, given: StageRef, first: Mapping[str, ArrayDigest], value: Value) -> None:
+    """Reject a stage that wrote into an output that it or another stage gave.
+
+    Arrays that stages read are read-only, but not the memory that they share with a tensor or with a buffer.
+
+    Raises:
+        StageFault: names the first array that changed.
+    """
+    if changed := differing(first, array_digests(value)):
+        raise StageFault(
+            f"{ref.where}: the stage changed {changed[0]} of {given}, which others read; required copies, since "
+            "torch.from_numpy(...), .numpy() and views of a buffer share memory"
         )
 
 

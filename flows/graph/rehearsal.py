@@ -1,15 +1,16 @@
 """The rehearsal of a run with plug-ins: small iterations in memory, before the run has a folder."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
 from metaloom.flows.errors import WorkersError
-from metaloom.flows.graph.faults import FAULTS, require_sound, reworded, run_checked
+from metaloom.flows.graph.faults import FAULTS, require_sound, require_unchanged, reworded, run_checked
 from metaloom.flows.graph.runner import Runner
+from metaloom.flows.graph.tables import table_of
 from metaloom.flows.rollouts.workers import SamplerSpec, close_samplers
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
@@ -22,6 +23,8 @@ from metaloom.pipeline.plugin_files import acting_paths, own_paths
 from metaloom.pipeline.tasks.evaluation import evaluation_tasks
 from metaloom.stages.rollouts.faults import RolloutError
 from metaloom.storage import StageRef
+from metaloom.storage.format.codec import array_digests, encode
+from metaloom.storage.format.records import ArrayDigest
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -116,6 +119,7 @@ def _first_fault(
         last: Last stage to compute, in this iteration or in the first later one that has it; None: two iterations.
     """
     workers, memory, spent = stages.context.rollouts, _Memory(), stopwatch()
+    first = dict[StageRef, Mapping[str, ArrayDigest]]()
     workers = replace(workers, spec=SamplerSpec.of(config, workers.spec.threads))
     runner = Runner.build(config, workers, stages.context.parallel)
     iterations = min(ITERATIONS, config.iterations) if last is None else config.iterations
@@ -125,7 +129,12 @@ def _first_fault(
                 return None
             try:
                 memory[ref] = run_checked(runner, ref, runner.load_inputs(ref, memory, witness=False))
+                _ = encode(table_of(runner.graph), ref, memory[ref])
+                first[ref] = array_digests(memory[ref])
                 require_sound(runner, ref, memory, memory[ref])
+                read = {*runner.upstream(ref)}
+                for given in (given for given in first if given.stage == ref.stage or given in read):
+                    require_unchanged(ref, given, first[given], memory[given])
             except (RolloutError, EnvError, WorkersError):
                 return None
             except Exception as error:

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -126,7 +126,8 @@ def cancel_all(client: SyncPrefectClient, seconds: float) -> None:
 
 def leave_all(client: SyncPrefectClient, home: Path, stop_worker: Callable[[], None]) -> None:
     """End flow runs after their stage, so that the next worker continues them."""
-    began = datetime.now(UTC)
+    # Also flow runs that crashed just now, as when their worker dies: the caretaker has not restarted them yet.
+    began = datetime.now(UTC) - timedelta(minutes=1)
     end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
     stop_worker()
     # Flow runs started while the others ended.

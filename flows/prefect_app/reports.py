@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from threading import Thread
+from typing import Any
 from urllib.parse import quote
 
 import uvicorn
@@ -57,8 +58,8 @@ def served_reports(listening: socket.socket) -> Iterator[str]:
     # A browser must not keep a report: a run that continues has a new one under the same address.
     headers = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
     app = Gate(Starlette(routes=[Route("/", index), Mount("/", files)]), refusal_of_other_pages, headers)
-    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none", server_header=False)
-    server = uvicorn.Server(config)
+    how: dict[str, Any] = {"log_level": "warning", "access_log": False, "lifespan": "off", "ws": "none"}
+    server = uvicorn.Server(uvicorn.Config(app, **how, server_header=False, timeout_graceful_shutdown=1))
     thread = Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
     try:

@@ -361,3 +361,4 @@ def test_an_output_that_is_not_as_its_class_says_is_refused(flow, tiny_config, n
     with pytest.raises(error) as caught:
         train(tiny_config(algorithm=f"own_outputs:{name}"), Path("run"), backend=SERIAL)
     assert sentence in str(caught.value)
+    assert Path("run").exists() == (name == "Wider")

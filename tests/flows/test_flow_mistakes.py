@@ -33,6 +33,7 @@ from metaloom.stages.faults import StageFault
 SERIAL = Backend(workers=0)
 FLOW = '''
 import random
+import sys
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
@@ -104,6 +105,28 @@ def more_of_a_task(at, *, params: TaskParams) -> TaskParams:
 def remembering(memo, at, *, samples: Samples) -> Samples:
     memo[at.iteration, at.step] = 2
     return replace(samples, advantages=samples.advantages * np.float32(memo.get((at.iteration - 1, at.step), 1)))
+
+
+def clipped_in_place(*, samples: Samples) -> Samples:
+    return replace(samples, advantages=torch.from_numpy(samples.advantages).clamp_(-0.1, 0.1).numpy().copy())
+
+
+def in_a_buffer(*, samples: Samples) -> Samples:
+    buffer = BUFFERS.setdefault(samples.advantages.shape, torch.zeros(samples.advantages.shape))
+    return replace(samples, advantages=buffer.copy_(torch.tensor(samples.advantages)).numpy())
+
+
+def summed_in_a_buffer(*, samples: Samples) -> Samples:
+    buffer = BUFFERS.setdefault(samples.advantages.shape, torch.zeros(samples.advantages.shape))
+    return replace(samples, advantages=buffer.add_(torch.tensor(samples.advantages) + 1).numpy())
+
+
+def exiting_the_second_time(*, samples: Samples) -> Samples:
+    BUFFERS["exits"] = BUFFERS.get("exits", 0) + 1
+    return samples if BUFFERS["exits"] == 1 else sys.exit()
+
+
+BUFFERS = {}
 
 
 def masked(*, samples: Samples) -> Samples:
@@ -197,6 +220,10 @@ GRAPHS = {
     "Remembering": replace(ON_POLICY.named("own"), shared={"memo": dict}).insert(
         Stage(remembering, EACH_STEP), after="process_samples", gives="samples"
     ),
+    "ClippedInPlace": samples_by(clipped_in_place),
+    "InABuffer": samples_by(in_a_buffer),
+    "SummedInABuffer": samples_by(summed_in_a_buffer),
+    "ExitingTheSecondTime": samples_by(exiting_the_second_time),
     "Masked": graph(Stage(masked, INNER_STEP)),
     "WithMore": graph(Stage(with_more, INNER_STEP)),
     "NoneOfATask": graph(Stage(none_of_a_task, INNER_STEP, over="tasks")),
@@ -400,6 +427,7 @@ def shorter(value):
 
 
 own("OnGpu", __init__=on_gpu)
+own("ExitsInitializing", initialize=lambda learner, **options: sys.exit())
 own("OldUpdate", update=lambda learner, state, experience: None)
 own("InitializesNone", initialize=lambda learner, **options: None)
 own("InitializesDouble", **changed("initialize", each(lambda value: value.astype(float))))
@@ -729,6 +757,15 @@ OF_DATA = {
         global_draw("inner step 0: own_flow:Drift.step", "numpy.random"),
     ),
     "a write into an input": (of("InPlace"), r"own_flow:in_place, line \d+: writes into an array .*; required a copy"),
+    "a write into the memory of an input": (
+        of("ClippedInPlace", env={"name": "point-corner", "options": {"reward": "dense"}}),
+        r"clipped_in_place k=0: the stage changed advantages of process_samples\(i=0, k=0\), .*; required copies",
+    ),
+    "a buffer that is used again": (
+        of("InABuffer", env={"name": "point-corner", "options": {"reward": "dense"}}),
+        r"in_a_buffer k=1: the stage changed advantages of in_a_buffer\(i=0, k=0\), which others read; required cop",
+    ),
+    "hidden state in the buffer that is given": (of("SummedInABuffer"), f"summed_in_a_buffer k=0: {TWICE}SummedInAB"),
     "an end of iterations without counters": (
         of("Uncounted"),
         "meta_optimize k=0: the stage lost the counter env_steps; required it in the metrics and in learner.extra",
@@ -841,6 +878,18 @@ def test_a_fork_with_other_settings_is_rehearsed_before_its_folder_exists(flow, 
     assert not Path("new").exists()
 
 
+def test_a_fork_to_a_graph_with_other_stages_is_refused(flow, tiny_config):
+    train(tiny_config(iterations=1), Path("run"), backend=SERIAL)
+    with pytest.raises(
+        ConfigError, match=r"the parent has no stage halve, which the graph own has\. A fork's iterations"
+    ):
+        fork(Path("run"), 1, Path("new"), ["algorithm=own_flow:Halved", "iterations=2"])
+    assert not Path("new").exists()
+    train(tiny_config(iterations=1, algorithm="own_flow:Halved"), Path("own"), backend=SERIAL)
+    fork(Path("own"), 1, Path("without"), ["algorithm=promp", "iterations=2"])
+    assert resume(Path("without"), backend=SERIAL).iterations_done == 2
+
+
 def test_the_rehearsal_evaluates_as_the_run_will(flow, tiny_config):
     config = tiny_config(algorithm="own_flow:InTrainingAlone", evaluation={"every": 3}, iterations=3)
     with pytest.raises(KeyError) as caught:
@@ -855,6 +904,20 @@ def test_a_metric_that_is_not_finite_in_the_rehearsal_alone_is_not_warned_of(flo
     train(tiny_config(iterations=1, metrics=["own_flow:spread"]), Path("run"), backend=SERIAL)
     assert storage.open_run("run")[0].metrics()["step_0.spread"] == 1
     assert not caplog.records
+
+
+def test_an_exit_in_the_second_computation_of_a_stage_is_an_error(flow, tiny_config, monkeypatch):
+    monkeypatch.setattr(flow, "BUFFERS", {})
+    monkeypatch.setattr("metaloom.flows.commands.train.rehearse", lambda *given: None)
+    with pytest.raises(StageFault, match="exiting_the_second_time k=0: the stage asked Python to exit"):
+        train(tiny_config(algorithm="own_flow:ExitingTheSecondTime"), Path("run"), backend=SERIAL)
+
+
+def test_an_exit_of_a_plug_in_outside_of_stages_is_no_success_of_the_command(flow, capsys):
+    settings = ["--set", "algorithm=own_flow:ExitsInitializing", "--set", "num_tasks=2"]
+    assert cli.run(["train", "promp-point-corner", "--run", "run", "--workers", "0", *settings]) == 1
+    assert re.search(r"own_flow.py, line \d+, in <lambda> asked Python to exit \(without", capsys.readouterr().err)
+    assert not Path("run").exists()
 
 
 def test_counters_are_required_where_no_rehearsal_reached_the_end_of_an_iteration(flow, tiny_config, monkeypatch):

@@ -236,7 +236,13 @@ class TestCaretaker:
 
     @pytest.mark.parametrize(
         ("state", "left"),
-        [(Running(), True), (Cancelling(), False), (past(Crashed(), 7200), False), (Completed(), False)],
+        [
+            (Running(), True),
+            (past(Crashed(), 2), True),
+            (Cancelling(), False),
+            (past(Crashed(), 7200), False),
+            (Completed(), False),
+        ],
     )
     def test_a_service_that_is_stopped_leaves_what_is_in_progress_to_the_next(self, processes, state, left):
         stopped = []

@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.request import proxy_bypass

@@ -6,6 +6,7 @@ import pytest
 
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Samples, TaskBatch, TaskParams, Update
 from metaloom.stages.faults import NotFinite, require_finite
+from metaloom.stages.witness import _differences
 from metaloom.storage import StageRef
 from metaloom.storage.format.codec import flatten
 
@@ -114,3 +115,20 @@ def test_the_fault_keeps_place_and_arrays_on_its_way_from_a_worker():
     received = pickle.loads(pickle.dumps(caught.value))
     assert (type(received), str(received), received.about) == (NotFinite, str(caught.value), caught.value.about)
     assert received.arrays.keys() == caught.value.arrays.keys()
+
+
+def test_a_witness_names_the_first_step_and_array_in_which_two_episodes_differ(batch) -> None:
+    stored = dataclasses.replace(
+        batch(np.zeros((1, 1, 3, 2)), np.zeros((1, 1, 2)), [[2]]), initial_state=np.zeros((1, 1, 3))
+    )
+    late, early = np.zeros((1, 1, 3, 2), np.float32), np.zeros((1, 1, 3, 2), np.float32)
+    late[0, 0, 2], early[0, 0, 0] = 1, 1
+    for changes, found in (
+        ({}, []),
+        ({"initial_state": np.ones((1, 1, 3))}, [(-1, "initial_state")]),
+        ({"observations": late}, [(1, "observations")]),
+        ({"observations": early}, [(-1, "observations")]),
+        ({"rewards": np.array([[[0, 1]]], np.float32)}, [(1, "rewards")]),
+        ({"terminated": np.ones((1, 1), bool), "truncated": np.zeros((1, 1), bool)}, [(2, "terminated")]),
+    ):
+        assert [*_differences(stored, (0, 0), dataclasses.replace(stored, **changes))] == found
