@@ -38,7 +38,7 @@ class Arithmetic:
     def __str__(self) -> str:
         """Describe the code by library, and why it is not the recorded code."""
         used = ", ".join(f"{name} {self.used[library]} ({self._origin(library)})" for library, name in _NAMES.items())
-        mixed = ". Other iterations record other code, and one process can have one only" if self.mixed else ""
+        mixed = ". Other iterations record different code, and a process can use only one" if self.mixed else ""
         return f"Computed by the machine code {used}{mixed}"
 
     def _origin(self, library: str) -> str:
@@ -70,7 +70,7 @@ def arithmetic_of(run: Run, iterations: Collection[int]) -> Arithmetic:
         if used[library] == code:
             continue
         if reason := lacking(library, code, flags):
-            missed[library] = f"{reason}; another processor may give other bits"
+            missed[library] = f"{reason}; another processor may compute different bits"
         elif any(os.environ.get(name) != value for name, value in variables.items()):
             given = " ".join(f'{name}="{value or ""}"' for name, value in variables.items())
             missed[library] = f"Python was started without {given}"

@@ -12,7 +12,7 @@ class ExtraMissing(UsageError):
     """Raised for a missing package of one of Metaloom's extras."""
 
     def __init__(self, extra: str, package: str | None = None) -> None:
-        super().__init__(f"{package or extra} is not installed; `pip install 'metaloom[{extra}]'` brings it")
+        super().__init__(f"{package or extra} is not installed; `pip install 'metaloom[{extra}]'` installs it")
 
 
 _EXTRAS = {
@@ -39,7 +39,9 @@ def explained(error: Exception) -> Exception:
         return error
     if all(map(_is_installed, required)):
         return error
-    return UsageError(f"{module} is not installed, as where runs are only read; `pip install metaloom` brings it")
+    return UsageError(
+        f"{module} is not installed: this installation only reads runs. `pip install metaloom` installs it"
+    )
 
 
 def _is_installed(requirement: str) -> bool:

@@ -110,10 +110,10 @@ def _refusal(config: RunConfig, least: Callable[[RunConfig], int], memory: int, 
     while too_large - fits > 1:
         middle = (fits + too_large) // 2
         fits, too_large = (middle, too_large) if least(_with(config, path, middle)) <= memory else (fits, middle)
-    required = f"at most {fits}" if fits else "less of it and of other sizes"
+    required = f"at most {fits}" if fits else "a smaller value, and smaller values of other sizes"
     return (
-        f"{path}: found {numbers[path]}, with which {what} take at least {size(least(config))} of memory, of "
-        f"which there are {size(memory)}; required {required}"
+        f"{path}: found {numbers[path]}, with which {what} take at least {size(least(config))} of memory, but "
+        f"the machine has {size(memory)}; required {required}"
     )
 
 

@@ -99,7 +99,7 @@ def metrics_at(port: int, run: str, observer: Observer) -> Iterator[Observer]:
         server.set_app(answer)
     except OSError as error:
         raise UsageError(
-            f"found --metrics-port {port}, where nothing can listen ({error.strerror}); required a free port"
+            f"found --metrics-port {port}, which cannot be opened ({error.strerror}); required a free port"
         ) from None
 
     def stage_started(ref: StageRef) -> None:

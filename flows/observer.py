@@ -70,8 +70,8 @@ def strict(observer: Observer) -> Observer:
         observer.iteration_done(report)
         if REPRODUCED not in report.metrics:
             raise StageFault(
-                f"iteration {report.iteration}: --strict found no episode that was played again, since the stages of "
-                "the run give no tasks or no rollouts; leave --strict out"
+                f"iteration {report.iteration}: --strict found no episode to play again, since the stages of the run "
+                "output no tasks or no rollouts; leave --strict out"
             )
         if not report.metrics[REPRODUCED]:
             raise StageFault(

@@ -69,7 +69,7 @@ class Run(storage.Run):
         if (classes := classes_of(self)) is None:
             raise UsageError(
                 f"{self.location}: its environment declared no classes of tasks; required one with task_classes. A run "
-                "of an earlier version has them from its next `metaloom resume` on"
+                "of an earlier version gets them at its next `metaloom resume`"
             )
         return class_table(self, self.select(iterations), classes)
 

@@ -79,8 +79,8 @@ def check_comparable(runs: Sequence[Run], *, mixed: bool) -> None:
         told = "env.name" if "env.name" in differ else differ[0]
         examples = _examples({run: f"{told}={found.get(told, '-')}" for run, found in environments.items()})
         raise UsageError(
-            f"found runs of different environments: {examples}; their returns mean different things. Compare those "
-            "of one, or pass --mixed (in Python: mixed=True)"
+            f"found runs of different environments: {examples}; their returns mean different things. Compare runs of "
+            "one environment, or pass --mixed (in Python: mixed=True)"
         )
 
 
@@ -145,7 +145,7 @@ def _refuse_repeated(groups: Iterable[Sequence[Run]], settings: Mapping[Path, Ma
             if other is not run:
                 raise UsageError(
                     f"found runs {other.name} and {run.name} with the same settings and seed {run.config['seed']}: "
-                    "they are one run twice and say nothing about other seeds. Leave one of them out"
+                    "they are the same run twice and add no other seed. Leave one of them out"
                 )
 
 
@@ -178,7 +178,7 @@ def fork_notes(runs: Sequence[Run]) -> Iterator[str]:
         parent = run.info.get("parent")
         if parent is not None and parent["iteration"]:
             shared = plural(parent["iteration"], "iteration")
-            yield f"{run.path.name} was forked from {parent['name']}, whose settings its first {shared} had"
+            yield f"{run.path.name} was forked from {parent['name']}, whose settings apply to its first {shared}"
 
 
 def kin_notes(groups: Mapping[str, RunGroup]) -> Iterator[str]:
@@ -192,5 +192,6 @@ def kin_notes(groups: Mapping[str, RunGroup]) -> Iterator[str]:
             if len(names) > 1:
                 yield (
                     f"{', '.join(names)} begin with the same policy, as forks of one run do, and are counted as "
-                    f"{len(names)} independent seeds: intervals are too narrow then, and orders claimed too easily"
+                    f"{len(names)} independent seeds: so intervals are too narrow, and differences look significant "
+                    "too easily"
                 )

@@ -109,8 +109,8 @@ def learner_after(run: storage.Run, updates: int) -> LearnerState:
     ref = run.learner_ref(updates)
     if not run.contains(ref):
         raise UsageError(
-            f"{run.path}: found {updates} updates asked for, but the run has {len(run.iterations)}; required no more. "
-            f"`metaloom resume {storage.argument(run.path)} --iterations {updates}` makes more"
+            f"{run.path}: found {updates} as the number of updates, but the run has {len(run.iterations)}; required "
+            f"at most that many. `metaloom resume {storage.argument(run.path)} --iterations {updates}` adds more"
         )
     update = run.load(ref)
     assert isinstance(update, Update)

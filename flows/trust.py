@@ -82,7 +82,11 @@ class Settings:
         try:
             remember(self.sha256, self.where, places)
         except OSError as error:
-            log.warning("%s: cannot remember that its modules are trusted: %s; say --trust again", self.where, error)
+            log.warning(
+                "%s: cannot record that its modules are trusted: %s; the next command needs --trust again",
+                self.where,
+                error,
+            )
 
     def require_trust(self) -> None:
         """Reject settings that name modules or foreign runs, unless the user trusts them."""
@@ -96,7 +100,7 @@ class Settings:
         if not self.names:
             raise UntrustedRun(
                 f"{self.where}: its init_from names {', '.join(self.starts)}, which is not in its runs folder and "
-                f"which you have not trusted to be opened for it; required your word: {self.remedy}"
+                f"which you have not trusted to be opened for it; required your consent: {self.remedy}"
             )
         shown = places if trusted is None else refused
         found = ", ".join(f"{name} ({_told(places[name])})" for name in shown)
@@ -104,7 +108,7 @@ class Settings:
         problem = "you have trusted at another path" if moved else "you have not trusted"
         raise UntrustedRun(
             f"{self.where}: its settings name {', '.join(self.names)}; found {found}, which {problem} to be imported "
-            f"for it; required your word, since importing runs code: {self.remedy}"
+            f"for it; required your consent, since importing runs code: {self.remedy}"
         )
 
 

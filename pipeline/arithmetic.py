@@ -92,7 +92,7 @@ def lacking(library: str, code: str, flags: Set[str]) -> str:
     names = code.split() if library == "numpy" else [code]
     known = _NEEDED[library]
     if unknown := [name for name in names if name not in known]:
-        return f"{' '.join(unknown)} is no code that can be asked for on an x86-64 processor"
+        return f"{' '.join(unknown)} is not a code path that can be selected on an x86-64 processor"
     lacks = sorted(frozenset[str]().union(*(known[name] for name in names)).difference(flags))
     return f"the processor lacks {' '.join(lacks)}" if lacks else ""
 

@@ -28,7 +28,7 @@ SEEDED = "metaloom.pipeline.seeding.own_generator(run_seed, NAME, *position)"
 """Advice: the generator from which plug-ins must draw."""
 _CURE = f"{SEEDED}, or in a policy's sample from torch's own generator, which is seeded for it"
 _CURE_OF_TORCH = (
-    ". A module that is only filled afterwards is built by torch.nn.utils.skip_init(torch.nn.Linear, ...), or under "
+    ". Build a module whose parameters are set later with torch.nn.utils.skip_init(torch.nn.Linear, ...), or under "
     "`with torch.random.fork_rng():`"
 )
 
@@ -103,15 +103,20 @@ class GlobalRandomWatch:
         times = self._fruitless[stage, generator]
         if times == 1:
             log.warning(
-                "the global generator of %s changed during %s, and no function drew from it each time the work was "
-                "repeated%s: something drew once and kept it, so that replay in another process may differ; or another "
-                "thread draws",
+                "the global generator of %s changed during %s, but when the work was repeated, no function drew "
+                "from it%s. Either a value was drawn once and cached, so a replay in another process may differ, or "
+                "another thread draws from it",
                 generator,
                 stage,
                 f" (which raised {type(problem).__name__}: {problem})" if problem else "",
             )
         elif times == _MOST_FRUITLESS:
-            log.warning("the global generator of %s changed %d times so: unwatched during %s", generator, times, stage)
+            log.warning(
+                "the global generator of %s changed %d times in this way; it is no longer watched during %s",
+                generator,
+                times,
+                stage,
+            )
 
 
 def _states(*, exact: bool = False) -> dict[str, object]:

@@ -94,7 +94,7 @@ class OutputField:
     def problems(self) -> Iterator[str]:
         """Yield the problems of the field, each as the end of a sentence about it."""
         if not _FIELD.fullmatch(self.name) or keyword.iskeyword(self.name) or self.name in _TAKEN:
-            yield f"has a name that no array can have; required letters, digits and _, and none of {', '.join(_TAKEN)}"
+            yield f"has a name that arrays cannot have; required letters, digits and _, and none of {', '.join(_TAKEN)}"
         if self.dtype not in DTYPES:
             yield f"has entries of dtype {self.dtype}; required one of {', '.join(DTYPES)}, as in NDArray[np.float32]"
         if not self.description.strip():
@@ -102,11 +102,11 @@ class OutputField:
         for axis in self.dims:
             if not _AXIS.fullmatch(axis):
                 yield (
-                    f"has the axis {axis!r}; required letters of {' '.join(LETTERS)}, or new names in small letters, "
-                    f"with {REST} only at the end"
+                    f"has the axis {axis!r}; required letters of {' '.join(LETTERS)}, or new names in lowercase "
+                    f"letters, with {REST} only at the end"
                 )
             elif axis in _TAKEN:
-                yield f"has the axis {axis!r}, which every output has besides; required another name"
+                yield f"has the axis {axis!r}, which every output has already; required another name"
         if len({*self.dims}) < len(self.dims):
             yield f"has an axis twice: {' '.join(self.dims)}; required different names"
         elif "task" in self.dims[1:]:
@@ -130,7 +130,8 @@ class OutputField:
         for axis, size in zip(dims, array.shape, strict=False):
             if sizes.setdefault(axis, size) != size:
                 return (
-                    f"{name} has {size} entries along {axis}, and an array before it {sizes[axis]}; required one length"
+                    f"{name} has {size} entries along {axis}, but an earlier array has {sizes[axis]}; required equal "
+                    "lengths"
                 )
         return None
 
@@ -157,10 +158,10 @@ class OutputSchema:
             OutputError: it is not a frozen dataclass, or a field does not declare its axes.
         """
         if not (isinstance(declared, type) and is_dataclass(declared)):
-            raise OutputError(f"{_name_of(declared)} is no dataclass of arrays")
+            raise OutputError(f"{_name_of(declared)} is not a dataclass of arrays")
         if not cast(Any, declared).__dataclass_params__.frozen:
             raise OutputError(
-                f"{_name_of(declared)} can be changed; required @dataclass(frozen=True), because other stages read it"
+                f"{_name_of(declared)} is mutable; required @dataclass(frozen=True), because other stages read it"
             )
         try:
             hints = get_type_hints(declared, include_extras=True)
@@ -184,7 +185,7 @@ class OutputSchema:
         try:
             found = _plain().validate_python({**document, "name": name})
         except (ValueError, TypeError):  # pydantic raises the former
-            raise OutputError(f"no schema of an output: found {document!r:.200}") from None
+            raise OutputError(f"not the schema of an output: found {document!r:.200}") from None
         return found.checked()
 
     def checked(self) -> "OutputSchema":
@@ -195,7 +196,7 @@ class OutputSchema:
         """
         problems = [f"{self.name}.{f.name} {problem}" for f in self.fields for problem in f.problems()]
         if not _FIELD.fullmatch(self.name) or keyword.iskeyword(self.name):
-            problems.append(f"{self.name!r} is no name of an output; required letters, digits and _")
+            problems.append(f"{self.name!r} is not a valid name of an output; required letters, digits and _")
         if not self.fields:
             problems.append(f"{self.name} has no fields; required at least one array")
         names = [f.name.casefold() for f in self.fields]
@@ -266,7 +267,7 @@ def _field_of(declared: type[Any], name: str, hint: object, *, init: bool) -> Ou
     args = cast(Sequence[Any], get_args(hint) if get_origin(hint) is Annotated else ())
     axes = [found for found in args[1:] if isinstance(found, Axes)]
     if len(axes) != 1 or not init:
-        raise OutputError(f"{where} does not say its axes and dtype; required {_EXAMPLE}")
+        raise OutputError(f"{where} does not declare its axes and dtype; required {_EXAMPLE}")
     inner, (about,) = cast(object, args[0]), axes
     mapping = isinstance(origin := get_origin(inner), type) and issubclass(origin, Mapping)
     if mapping:

@@ -75,7 +75,7 @@ def _written_in(path: str) -> tuple[str, Path | None]:
         return module, None
     if not Path(file).is_file():
         raise ConfigError(
-            f"found no {file} any more, from which {path} was imported; a run records that file's digest: "
+            f"found no {file}, from which {path} was imported earlier; a run records that file's digest: "
             "restore it, or restart Python"
         )
     return module, Path(file).resolve()

@@ -61,8 +61,8 @@ class Plugins:
         names, kind = self.names(), a_or_an(self.kind)
         known, hint = f"one of {', '.join(names)}; or " if names else "", suggestion(name, names)
         raise ConfigError(
-            f"found {name!r}{hint}{' Required' if hint else '; required'} {known}module:Class for {kind} of "
-            f"your own, or a name among the entry points {self.group} of an installed package"
+            f"found {name!r}{hint}{' Required' if hint else '; required'} {known}module:Class for {kind}, or a name "
+            f"among the entry points {self.group} of an installed package"
         )
 
     def find(self, name: str, base: type[T]) -> type[T]:
@@ -171,7 +171,10 @@ def _raised(path: str, problem: BaseException) -> str:
     lines = reversed(traceback.extract_tb(problem.__traceback__))
     own = (f for f in lines if f.filename != __file__ and f.filename[0] != "<" and not is_installed(f.filename))
     at = next((f" in {f.filename}, line {f.lineno}" for f in own), "")
-    return f"found {path!r}, whose module raised {type(problem).__name__}{at}: {problem}; required one that does not"
+    return (
+        f"found {path!r}, whose module raised {type(problem).__name__}{at}: {problem}; required a module that can be "
+        "imported"
+    )
 
 
 def _not_found_again(path: str) -> str:

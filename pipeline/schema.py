@@ -157,7 +157,7 @@ def _with_suggestion(problem: ErrorDetails, keys: Iterable[str]) -> InitErrorDet
     kind: str | PydanticCustomError = problem["type"]
     if kind == "extra_forbidden" and len(problem["loc"]) == 1:
         shown = "" if isinstance(problem["input"], dict) else f"; found {problem['input']!r}"
-        hint = suggestion(str(problem["loc"][0]), keys) or "; see `metaloom recipes --schema` for the keys there are"
+        hint = suggestion(str(problem["loc"][0]), keys) or "; see `metaloom recipes --schema` for the valid keys"
         kind = refusal(f"unknown key{shown}{hint}")
     elif kind == REFUSAL:
         kind = refusal(context["message"])

@@ -40,7 +40,7 @@ def require_params(
     Raises:
         StageFault: the result is not parameters, covers more or fewer tasks, or lacks some of `like`.
     """
-    required = f"required TaskParams of {num_tasks} tasks, what each of them acts with"
+    required = f"required TaskParams of {num_tasks} tasks, the parameters that each of them acts with"
     if not isinstance(found, TaskParams):
         raise StageFault(f"{what} {_name(learner)} returned {type(found).__name__}; {required}")
     for name, value in found.params.items():
@@ -77,7 +77,7 @@ def require_state(found: object, learner: Learner[Any, Any], what: str, like: Pa
             if not isinstance(value, np.ndarray | np.generic):
                 raise StageFault(
                     f"{what} {_name(learner)} returned {part.name}[{name!r}] as {type(value).__name__}; required a "
-                    "NumPy array, as of np.asarray(...) or tensor.numpy(), which the run can store"
+                    "NumPy array, such as np.asarray(...) or tensor.numpy(), which the run can store"
                 )
             if part.name == "params" and like is not None:
                 required = like[name].dtype if name in like else np.dtype(np.float32)
@@ -145,7 +145,8 @@ def updated(
     numbers = {name: float(count) for name, count in counters.items()}
     if taken := sorted((metrics | numbers).keys() & of_update.keys()):
         raise StageFault(
-            f"the update returned the metrics {', '.join(taken)}, which every run has; return them under other names"
+            f"the update returned the metrics {', '.join(taken)}, which every run has already; return them under "
+            "other names"
         )
     extra = after.extra | {name: np.array(count, np.int64) for name, count in counters.items()}
     return Update(LearnerState(after.params, after.optimizer, extra), {**metrics, **of_update, **numbers})

@@ -117,8 +117,8 @@ def linked(where: Path) -> DamagedRun:
         where,
         found="is a symbolic link",
         required="a run of regular files and folders",
-        action=f"`cp -rL {_run_around(where)[0]} COPY` makes a run of the files that the links of DVC, git-annex or a "
-        "hub's cache lead to",
+        action=f"`cp -rL {_run_around(where)[0]} COPY` copies the files that links of DVC, git-annex or a hub's "
+        "cache point to",
     )
 
 

@@ -84,7 +84,7 @@ def export_folder(out: Path) -> Generator[Path, None, None]:
     with system_errors(out, required=_WRITABLE, action="Free space, or choose another folder"):
         if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
             raise ExportExists(
-                out, found="something is there already", required="a new or empty folder", action="Choose another --out"
+                out, found="the path exists already", required="a new or empty folder", action="Choose another --out"
             )
         out.parent.mkdir(parents=True, exist_ok=True)
         with unfinished_folder(out.parent, out.name) as part:

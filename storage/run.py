@@ -188,7 +188,7 @@ class Iteration(Shown):
                 self.run.files.root,
                 found=f"none of its stages gives {stage}",
                 required=f"one of {', '.join(f'{known.group} ({known.name})' for known in self.run.stages.stages)}",
-                action="`metaloom show RUN` says what its algorithm is",
+                action="`metaloom show RUN` shows its algorithm",
             )
         return StageRef(self.index, name, k)
 
@@ -213,7 +213,8 @@ class Iteration(Shown):
         instead = [other for other in stages.sort(read) if other.stage in others and other.step == ref.step]
         if instead and ref not in read:
             _LOG.warning(
-                "%s: the iteration learned from %s and not from %s, which it is made of; run[%d].%s(%d) reads it",
+                "%s: the iteration learned from %s, not from the returned %s; run[%d].%s(%d) reads the samples it "
+                "learned from",
                 *(self.run.location, instead[0], ref, self.index, instead[0].stage, ref.step),
             )
 

@@ -63,7 +63,7 @@ def _explain(error: CycloptsError) -> Panel:
         return CycloptsPanel(error)
     command = " ".join(["metaloom", *(error.command_chain or ())])
     return CycloptsPanel(
-        printable(f"found {found}, which {command} does not take{hint}\n`{command} --help` lists what it does")
+        printable(f"found {found}, which {command} does not accept{hint}\n`{command} --help` lists its options")
     )
 
 

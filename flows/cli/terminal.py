@@ -128,10 +128,10 @@ def cancel(call: "Call[Cancelled]") -> int:
     out = console().out
 
     def asked(writer: Writer) -> None:
-        out(f"asked {writer} to finish its stage and stop; Ctrl-C ends this wait, and the request stands")
+        out(f"asked {writer} to finish its stage and stop; Ctrl-C ends the wait but not the request")
         if writer.is_stopped:
             again, end = (f"kill -{signal} {writer.pid}" for signal in ("CONT", 9))
-            out(f"it is stopped and does not react; `{again}` lets it continue, `{end}` ends it")
+            out(f"it is suspended and does not respond; `{again}` lets it continue, `{end}` ends it")
 
     try:
         done = call(asked=asked)
@@ -189,8 +189,8 @@ def logs(
             time.sleep(0.5)
     if not any_line and not as_json:
         console().out(
-            f"no log of {opened.location} here: it was trained by an earlier version, or on another machine, or has "
-            "been copied without it"
+            f"no log of {opened.location} here: it was trained by an earlier version or on another machine, or "
+            "copied without its log"
         )
     return 0
 
@@ -266,11 +266,13 @@ def replay(
             console().print(as_text(late.arithmetic_of(run, iterations)))
     if quarantine:
         if at.iteration is None:
-            raise UsageError(f"{at.path}: --quarantine is about one iteration, such as {at.path}@0")
+            raise UsageError(f"{at.path}: --quarantine requires one iteration, such as {at.path}@0")
         from pdb import Pdb
 
         entry = late.reproduce_kept(at.path, at.iteration, stage, step, debugger=Pdb() if pdb else None)
-        told = f"the episode of {entry.path} went well this time. It failed with:\n{entry.message}"
+        told = (
+            f"the episode of {entry.path} completed without a failure this time. The stored failure:\n{entry.message}"
+        )
         console().print(told, markup=False)
         return 0
     if pdb:
@@ -300,9 +302,9 @@ def _replay(call: "Call[Replay]", *, as_recorded: bool, as_json: bool) -> int:
         )
         changed = dict.fromkeys(change for outcome in different for change in outcome.changed)
         told = "; ".join(changed) or "nothing that is recorded"
-        console().print(as_text(f"Other than when it was computed: {told}"))
+        console().print(as_text(f"Changed since it was computed: {told}"))
         if not as_recorded and any(change.startswith("arithmetic of ") for change in changed):
-            console().print("`--as-recorded` computes by the recorded machine code, where the processor can")
+            console().print("`--as-recorded` uses the recorded machine code if the processor supports it")
     elif outcomes:
         thinned = sum(outcome.with_record for outcome in outcomes)
         about = f"; {thinned} of them were thinned and compared with their records only" if thinned else ""
@@ -315,8 +317,8 @@ def _replay(call: "Call[Replay]", *, as_recorded: bool, as_json: bool) -> int:
 def _debug(at: RunAt, stage: str | None, step: int | None, backend: Backend) -> int:
     if at.iteration is None or stage is None:
         raise UsageError(
-            f"{at.path}: --pdb is for one stage; name it as in: "
-            f"metaloom replay {argument(at.path)}@0 --stage adapt --pdb"
+            f"{at.path}: --pdb requires one stage; name it, as in: metaloom replay {argument(at.path)}@0 --stage adapt "
+            "--pdb"
         )
     outcome = late.debug_stage(
         at.path, at.iteration, stage, step or 0, backend=backend, say=lambda words: console().out(words)
@@ -333,7 +335,7 @@ def _restore(at: RunAt, backend: Backend, *, whole: bool, as_json: bool) -> int:
     if as_json:
         print_json([asdict(ref) for ref in refs])
     for ref in () if as_json else refs:
-        console().print(f"{ref.iteration} {stage_label(ref.stage, ref.step)}: stored again, its old digest")
+        console().print(f"{ref.iteration} {stage_label(ref.stage, ref.step)}: stored again with its old digest")
     if not refs and not as_json:
         console().print("nothing was thinned there")
     return 0

@@ -97,7 +97,7 @@ def _train(log: Sequence[str], as_json: bool, folder: Path, start: "Callable[[Ob
         return 1
     if result.enough:
         done = plural(result.iterations_done, "iteration")
-        tell(as_json, f"\nended after {done}, as `stop` asks: {'; '.join(result.enough)}")
+        tell(as_json, f"\nended after {done}, as `stop` requires: {'; '.join(result.enough)}")
     elif not result.computed and result.damage is None:
         done, name = plural(result.iterations_done, "iteration"), argument(folder)
         tell(as_json, f"nothing was missing: the run has its {done}; for more: metaloom resume {name} --iterations N")

@@ -81,7 +81,7 @@ def read_histories(
     if metric == EVALUATION:
         if missing := [run.name for run in runs if run not in evaluated]:
             raise UsageError(
-                f"{missing[0]} has no stored evaluation; required some in all runs: train with "
+                f"{missing[0]} has no stored evaluation; required one or more in every run: train with "
                 "--set evaluation.every=10, or compare by --metric return"
             )
         _require_same_evaluations(runs, mixed=mixed)
@@ -93,7 +93,7 @@ def read_histories(
             notes = (
                 *notes,
                 f"the training return of {like} and runs like it covers whole trials, their first episodes "
-                "included: returns once adapted are compared by evaluations, --set evaluation.every=10",
+                "included: to compare returns after adaptation, train with evaluations: --set evaluation.every=10",
             )
     return metric, [_trained(run, metric) for run in runs], notes
 
@@ -325,7 +325,7 @@ def _curve_steps(histories: Sequence[History], common: float) -> Array:
     points = points[(points >= first) & (points <= common)]
     if not len(points):
         raise UsageError(
-            f"found runs of which one ends after {count(float(common))} environment steps and another begins to have "
-            f"scores at {count(float(first))}; required steps that all have. `metaloom resume` continues a run"
+            f"found a run that ends after {count(float(common))} environment steps and another whose scores begin at "
+            f"{count(float(first))}; required a range of steps that all runs share. `metaloom resume` continues a run"
         )
     return points[np.unique(np.linspace(0, len(points) - 1, CURVE_POINTS).round().astype(int))]

@@ -91,7 +91,7 @@ def check_cores() -> Check:
     # Imported here, so that a broken installation becomes a line of the table.
     from metaloom.flows.rollouts.workers import usable_cores
 
-    cores, advice = usable_cores(), "train with --workers 0: a worker process would only take turns"
+    cores, advice = usable_cores(), "train with --workers 0: a worker process would only take turns with the trainer"
     return _held("cores", cores > 1, str(cores), "2 or more", advice)
 
 

@@ -59,7 +59,7 @@ def fork(
         facts = environment(stages)
         if problem:
             raise ConfigError(
-                f"{problem.rstrip('.')}. A fork's iterations are one run with its parent's; train a new run instead"
+                f"{problem.rstrip('.')}. A fork continues the iterations of its parent; train a new run instead"
             )
         if overrides:
             rehearse(stages)
@@ -103,7 +103,10 @@ def _misfits(run: Run, iteration: int, old: RunConfig, stages: Runner) -> Iterat
                 change = f"from {before[name]} to {after[name]}"
                 yield f"env: {name} cannot change {change}: every array of a run has one form"
         if iteration and stages.graph.remembers_by_task and make_env(old.env).task_set != stages.context.env.task_set:
-            yield f"env: {new.env.name} has other training tasks than {old.env.name}, whose memories they would get"
+            yield (
+                f"env: {new.env.name} has different training tasks than {old.env.name}, whose replay buffers they "
+                "would get"
+            )
     fresh = _expect(stages.run(stages.graph.learner_ref(0), {}))
     stored = _expect(run.load(run.learner_ref(iteration)))
     yield from _differences("the learner", _forms(stored.learner), _forms(fresh.learner))
@@ -156,7 +159,7 @@ def _changed_metrics(run: Run, iteration: int, stages: Runner) -> Iterator[str]:
     except storage.StoreError:
         raise
     except (ValueError, LookupError, ArithmeticError) as error:
-        yield f"algorithm: it cannot update from the batches of iteration {iteration - 1}: {error}"
+        yield f"algorithm: cannot update from the batches of iteration {iteration - 1}: {error}"
         return
     stored = _expect(run.load(ref))
     yield from _differences("the learner", _forms(stored.learner), _forms(update.learner))

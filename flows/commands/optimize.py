@@ -92,7 +92,7 @@ def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
     if graph_of(after) is not graph_of(config):
         raise UsageError(
             f"found algorithm.name={after.algorithm.name}; required an algorithm whose iterations have the stages of "
-            f"{config.algorithm.name}, which the run was made with. `metaloom train` samples again"
+            f"{config.algorithm.name}, which the run was made with. `metaloom train` collects new episodes"
         )
     changed = after.model_dump(mode="json")
     refused = [name for name in changed if name not in CHANGEABLE and changed[name] != before[name]]
@@ -104,7 +104,8 @@ def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
     if refused:
         raise UsageError(
             f"found changes of {', '.join(refused)}, which decide what is sampled; required changes of "
-            f"{', '.join(CHANGEABLE)} only, which leave stored batches as they are. `metaloom train` samples again"
+            f"{', '.join(CHANGEABLE)} only, which leave stored batches as they are. `metaloom train` collects new "
+            "episodes"
         )
     return after
 
@@ -208,7 +209,8 @@ def _fitted(stored: LearnerState, wanted: LearnerState, asked: str) -> LearnerSt
                 found = f"{have[entry].dtype}{list(have[entry].shape)}" if entry in have else "none"
                 raise UsageError(
                     f"{asked}: found {found} under {name}.{entry} in the stored learner; required "
-                    f"{value.dtype}{list(value.shape)}, which the algorithm keeps. Choose one that the learner fits"
+                    f"{value.dtype}{list(value.shape)}, which the algorithm keeps. Choose settings that fit the "
+                    "stored learner"
                 )
         parts[name] = {entry: value for entry, value in have.items() if entry in need}
     return LearnerState(**parts)

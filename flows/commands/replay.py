@@ -61,7 +61,7 @@ def replay(
                 names = ", ".join(stages.plugins(outcome.ref))
                 kept = (
                     f"nothing that is recorded; {outcome.ref} was identical at first and differs when it is computed "
-                    f"after other iterations, so {names} keeps state between iterations outside of what stages give, "
+                    f"after other iterations, so {names} keeps state between iterations outside the outputs of stages, "
                     "such as in a class or a module; it belongs in LearnerState.extra"
                 )
                 yield replace(outcome, changed=(kept,))
@@ -199,7 +199,7 @@ def require_known(order: list[StageRef], stage: str | None, step: int | None) ->
     names = list(dict.fromkeys(ref.stage for ref in order))
     if stage not in (None, *names):
         raise UsageError(
-            f"no stage of iteration {order[0].iteration} is called {stage!r}; there are {', '.join(names)}"
+            f"no stage of iteration {order[0].iteration} is called {stage!r}; the stages are {', '.join(names)}"
         )
     steps = dict.fromkeys(ref.step for ref in order if stage in (None, ref.stage))
     if step not in (None, *steps):

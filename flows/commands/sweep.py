@@ -171,8 +171,8 @@ def require_own(sweep: Sweep, run: PlannedRun, config: RunConfig) -> None:
     config = config.model_copy(update={"env": config.env.as_in(found.config["env"])})
     if found.info["config_digest"] != training.recorded(pinned(config)).digest():
         raise UsageError(
-            f"{folder}: found a run of other settings than the sweep {sweep.name} has for this name; required the "
-            "sweep's run, or none. Begin a sweep of another --name, or `metaloom rm` the run"
+            f"{folder}: found a run whose settings differ from those of the sweep {sweep.name} for this name; "
+            "required the sweep's run, or none. Start a sweep with another --name, or `metaloom rm` the run"
         )
 
 

@@ -34,14 +34,14 @@ def thin(
         except ConfigError as problem:
             raise UsageError(
                 f"{run.location}: found settings that cannot be built today, so that what is removed could not be "
-                f"computed again ({problem}); fix that first, or remove it all the same: --anyway"
+                f"computed again ({problem}); fix that first, or remove it anyway: --anyway"
             ) from None
         if changed:
             iterations = set[int]().union(*changed.values())
             raise UsageError(
                 f"{run.location}: found that {'; '.join(changed)}, so that {plural(len(iterations), 'iteration')}, the "
-                f"first {min(iterations)}, could not be computed again; required the sources as they were. Bring them "
-                "back, or remove the batches all the same: --anyway"
+                f"first {min(iterations)}, could not be computed again; required the sources as they were. Restore "
+                "them, or remove the batches anyway: --anyway"
             )
     if dry_run:
         return Thinned.of([run.record(ref) for ref in refs], run.files.files_of)

@@ -224,8 +224,8 @@ def _check_baselines(stages: Runner) -> None:
         if baseline is not None and baseline.name == "linear_feature":
             raise ConfigError(
                 f"{setting} is linear_feature, but observations are images of shape {spaces.observation_shape}, whose "
-                f"{spaces.observation_size:,} bytes it would cut at 10, square and fit again for every task; required "
-                f"{setting}=linear_time, which sees the time alone, {setting}=value_network, or a custom baseline"
+                f"{spaces.observation_size:,} bytes it would clip at 10, square and fit again for every task; required "
+                f"{setting}=linear_time, which uses time alone, {setting}=value_network, or a custom baseline"
             )
 
 
@@ -339,7 +339,9 @@ def _train(
         history.append(update.metrics)
         for name in sorted({*_not_finite(stages_for(missing[-1]), update.metrics)} - warned):
             # Metrics decide nothing, so training continues.
-            log.warning("metrics: %s is %s, and stored so; required a finite number", name, update.metrics[name])
+            log.warning(
+                "metrics: %s is %s, and is stored as such; required a finite number", name, update.metrics[name]
+            )
             warned.add(name)
         now, evaluating = time.perf_counter(), sum(seconds.get(f"{ref.stage}.{ref.step}", 0.0) for ref in evaluations)
         report = IterationReport(

@@ -66,8 +66,8 @@ def _append(
         index = there.get_field_index(field.name)
         if index >= 0 and there.field(index).type != field.type:
             raise UsageError(
-                f"{folder}: found the column {field.name!r} of type {there.field(index).type}, of which the run has "
-                f"{field.type}; required one type for all runs. Choose another --out for runs of this environment"
+                f"{folder}: found the column {field.name!r} of type {there.field(index).type}, but the run has "
+                f"{field.type}; required the same type for all runs. Choose another --out for runs of this environment"
             )
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -113,8 +113,8 @@ def _identity(run: Run) -> str:
         return str(uuid.UUID(str(run.info["id"])))
     except (KeyError, ValueError):
         raise UsageError(
-            f"{run.path}: found no identity that Metaloom gives to runs in its run.json; required one, to separate "
-            "the run from others in the same tables"
+            f"{run.path}: found no valid run ID in its run.json; required one, to distinguish the run from others in "
+            "the same tables"
         ) from None
 
 

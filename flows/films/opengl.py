@@ -30,7 +30,7 @@ def choose_renderer(asked: RendererName) -> RendererName:
             return name
     if is_late and asked not in ("auto", "flat", named):
         raise UsageError(
-            f"found the renderer {asked} asked for after MuJoCo was imported, with MUJOCO_GL={named!r}; required "
+            f"found the renderer {asked} requested after MuJoCo was imported with MUJOCO_GL={named!r}; required "
             f"MUJOCO_GL={asked} before Python starts, or the renderer flat, which needs no OpenGL"
         )
     if asked in ("auto", "flat"):

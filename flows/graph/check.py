@@ -52,9 +52,12 @@ def _problems_of_stages(graph: Graph) -> Iterator[str]:
             )
         else:
             if stored.schema and stored.output in KINDS:
-                yield f"stage {stage.name} gives a class named {stored.output}, as one of ours; required another name"
+                yield (
+                    f"stage {stage.name} gives a class named {stored.output}, the name of a built-in output; "
+                    "required another name"
+                )
         if stage.output is not Update and (stage.ends_iteration or stage.group == LEARNER):
-            yield f"stage {stage.name} gives {stage.output.__name__}, where learners come from; required Update"
+            yield f"stage {stage.name} gives {stage.output.__name__}, but it provides learners; required Update"
         if stage.group in by_group:
             yield (
                 f"stage {stage.name} has the group {stage.group!r}, which holds {by_group[stage.group]}; required a "
@@ -124,4 +127,4 @@ def _problem_of_type(graph: Graph, ref: StageRef, name: str, wanted: Input) -> s
         given = f"a tuple of {given}" if isinstance(wanted, tuple) else given
         types = items if isinstance(wanted, tuple) else single
         fits = any(all(issubclass(graph[one.stage].output, t) for one in refs) for t in types)
-    return None if fits else f"{given}; required {formatannotation(hint)}, by which its function annotates it"
+    return None if fits else f"{given}; required {formatannotation(hint)}, the annotation in its function"

@@ -76,7 +76,7 @@ def _mistake(error: Exception, config: RunConfig) -> str | None:
     if isinstance(error, BatchError):
         found = str(error)
     elif isinstance(error, ValueError) and "read-only" in str(error):
-        found = "writes into an array that it was given and others read; required a copy, as of np.array(...)"
+        found = "modifies an input array that other stages read; required a copy, as in np.array(...)"
     elif config.device != "cuda" and asks_for_gpu(error):
         found = f"asks for a GPU ({error}); required tensors on setup.device, which is {config.device}"
     else:
@@ -172,7 +172,7 @@ def _keep(error: Exception, run: Path, ref: StageRef, seed_position: Sequence[in
             run, ref, message=str(error), about=about, arrays=getattr(error, "arrays", {})
         )
     except storage.StoreError as problem:
-        return f"What it failed with could not be kept ({problem})"
+        return f"The details of the failure could not be kept ({problem})"
     command = debug_command(run, ref).removesuffix("--pdb") + "--quarantine"
     again = f". To run that episode again: {command}" if "env" in about else ""
-    return f"What it failed with is kept in {folder}{again}"
+    return f"The message and arrays of the failure are kept in {folder}{again}"

@@ -65,8 +65,8 @@ def rehearse(stages: Runner, should_stop: Callable[[], bool] = lambda: False) ->
         # The small sizes may be the cause, for example of an average over more steps than there are.
         ref, error = found
         log.warning(
-            "rehearsal: %s failed in a small iteration (%s); the run's own sizes are rehearsed, for %g s at most, and "
-            "decide",
+            "rehearsal: %s failed in a small iteration (%s); rehearsing with the run's own sizes, for at most %g s, "
+            "to decide",
             ref.where,
             last_line(error),
             10 * _OWN_SECONDS,

@@ -140,8 +140,8 @@ class Runner:
         if difference is not None and self._differed in ([], [ref]):
             self._differed[:] = [ref]
             log.warning(
-                "%s: an episode came out differently when it was played again on a new copy: %s. The environment does "
-                "not do the same twice, so replay and resume give other results; see docs/hostile_environments.md",
+                "%s: an episode came out differently when it was played again on a new copy: %s. The environment is "
+                "not reproducible, so replay and resume give different results; see docs/hostile_environments.md",
                 self.config.env.name,
                 difference,
             )

@@ -93,7 +93,7 @@ _BUILT_IN = (
         f"{HERE}.train:train",
         terminal=f"{_CLI}.train:train",
         of_terminal={
-            "dry_run": "prints a forecast; a loop over `iterate` that is left early measures the same",
+            "dry_run": "prints a forecast; stopping a loop over `iterate` early measures the same",
             "probe": "is part of `--dry-run`",
         },
     ),
@@ -104,7 +104,7 @@ _BUILT_IN = (
         "Train",
         f"{HERE}.sweep:sweep",
         terminal=f"{_CLI}.train:sweep",
-        of_terminal={"status": '`open_runs("NAME-*")` opens the runs there are', "dry_run": "prints the planned runs"},
+        of_terminal={"status": '`open_runs("NAME-*")` opens existing runs', "dry_run": "prints the planned runs"},
     ),
     Operation("watch", "Train", f"{HERE}.watch:watch", terminal=f"{_CLI}.terminal:watch"),
     Operation("cancel", "Train", f"{HERE}.cancel:cancel", terminal=f"{_CLI}.terminal:cancel", has_json=False),

@@ -68,7 +68,7 @@ def cancel(run: RunArgument, *, asked: Annotated[Callable[[Writer], None] | None
     watch = late.Watch(folder)
     watch.look()
     if watch.writer is not None:
-        return Cancelled(True, f"it stopped, and {watch.writer} has gone on with the run since")
+        return Cancelled(True, f"it stopped, and {watch.writer} has continued the run since")
     ending = watch.ending()
     return Cancelled(
         writer is None or ending.went_well, f"{'nobody writes it: ' if writer is None else ''}{ending.message}"

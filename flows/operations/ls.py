@@ -71,7 +71,7 @@ def ls(
     )
     rows[:] = sorted(rows, key=_ORDERS[sort])[:: -1 if reverse else 1][:limit]
     if found:
-        rows.nothing = f"none of {len(found)} runs in {location(runs_root())} is like that"
+        rows.nothing = f"none of {len(found)} runs in {location(runs_root())} matches"
     else:
         rows.nothing = f"no runs in {location(runs_root())}; `metaloom train promp-point-corner` makes one"
     return rows

@@ -107,7 +107,7 @@ def changes(overrides: Sequence[str], settings: Mapping[str, Any] | None = None)
 def refuse_without(option: str, **others: object) -> None:
     """Reject options that need another option, which was not given."""
     for name in _given(others):
-        raise UsageError(f"found --{name} without {option}; add it, or leave this out")
+        raise UsageError(f"found --{name} without {option}; add {option}, or leave --{name} out")
 
 
 def refuse_with(option: str, **others: object) -> None:

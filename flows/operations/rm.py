@@ -60,9 +60,12 @@ def dependents(path: Path, root: Path) -> list[str]:
     for other in others if run is not None else ():
         parent, start = other.info.get("parent"), other.config.get("init_from")
         if isinstance(parent, dict) and run is not None and parent.get("id") == run.info["id"]:
-            lines.append(f"{other.name} is a fork of it and keeps all that they share")
+            lines.append(f"{other.name} is a fork of it and keeps everything they share")
         if _names(start, path):
-            lines.append(f"{other.name} began with its learner, which it has: only the first stage cannot be replayed")
+            lines.append(
+                f"{other.name} started from its learner and stores a copy of it: only the first stage cannot be "
+                "replayed"
+            )
     return lines
 
 

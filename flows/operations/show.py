@@ -88,7 +88,7 @@ def found(
     else:
         refuse_without("--stage sample_transitions", update=update, rows=rows, context=context)
     if stage is not None and at.iteration is None:
-        raise UsageError(f"--stage is about one iteration, such as {opened.path.name}@0")
+        raise UsageError(f"--stage requires one iteration, such as {opened.path.name}@0")
     if stage is not None and at.iteration is not None:
         if stage == "process_samples":
             return _baselines(opened, at.iteration, step or 0)

@@ -117,7 +117,9 @@ def sweep(
     complete = [run for run in result.sweep.runs if late.is_complete(planned.folder(run))]
     if result.failed and (planned.search is None or not complete):
         told = "; ".join(f"{outcome.run.name}: {outcome.message}" for outcome in result.failed)
-        raise UsageError(f"sweep {planned.name}: {len(result.failed)} runs failed. {told}. The same call tries again")
+        raise UsageError(
+            f"sweep {planned.name}: {len(result.failed)} runs failed. {told}. Repeat the call to try again"
+        )
     return late.Runs([late.Run.open(planned.folder(run)) for run in complete])
 
 
@@ -167,7 +169,9 @@ def _seeds(text: str) -> int | list[int]:
     if re.fullmatch(r"\d{1,9}", text):
         return int(text)
     if not re.fullmatch(r"\d{1,19}(,\d{1,19})*,?", text):
-        raise UsageError(f"found --seeds {text}; required how many, such as 5, or which, such as 1,2,7")
+        raise UsageError(
+            f"found --seeds {text}; required a number of seeds, such as 5, or a list of them, such as 1,2,7"
+        )
     return [int(part) for part in text.removesuffix(",").split(",")]
 
 

@@ -98,7 +98,7 @@ def _deploy(client: SyncPrefectClient, wanted: dict[str, Any], flow: Flow[..., A
         client.update_deployment(found.id, DeploymentUpdate(**changed))
         yield f"deployment {name}: brought {', '.join(sorted(changed))} up to date"
     if found.paused:
-        yield f"deployment {name} is paused: its schedules plan nothing until it is resumed in Prefect's page"
+        yield f"deployment {name} is paused: its schedules start nothing until it is resumed on Prefect's page"
 
 
 def _is_ours(command: str | None) -> bool:

@@ -344,7 +344,7 @@ def settings_for(folder: Path, stored: RunConfig | None, asked: Asked) -> RunCon
 def _differences(stored: RunConfig, asked: RunConfig) -> Iterator[str]:
     before, after = (config.model_dump(mode="json", exclude={"iterations"}) for config in (stored, asked))
     for name, (there, here) in changed(before, after).items():
-        yield f"{name} is {there!r} there, {here!r} was asked for"
+        yield f"{name} is {there!r} in the stored run, but {here!r} was requested"
 
 
 @functools.cache

@@ -230,8 +230,8 @@ def _keep_running(stop: Event, server: Part, worker: Part, home: Path) -> None:
             runs = runs_of(flow_processes(home).values())
             go_on = "".join(f"\ncontinue with: metaloom resume {argument(run)}" for run in runs)
             raise ServeError(
-                f"{database} was removed, and with it flow runs, schedules and what was set on the page. Stored runs "
-                f"are whole; start `metaloom serve` again{go_on}"
+                f"{database} was removed, and with it flow runs, schedules and settings made on the page. Stored "
+                f"runs are intact; start `metaloom serve` again{go_on}"
             )
         server.require()
         worker.require()

@@ -90,7 +90,7 @@ def _require_kept(folder: Path) -> None:
     else:
         return
     raise UsageError(
-        f"{folder} {fault}, who can put a .prefect there that runs programs as you; required a folder that you alone "
+        f"{folder} {fault}, who can put a .prefect there that runs programs as you; required a folder that only you "
         "can write. Start it in another folder, or add --trust if you trust them"
     )
 
@@ -109,7 +109,7 @@ def _require_own(home: Path) -> None:
         home.chmod(0o700)
         return
     raise UsageError(
-        f"{home} {fault}; required a folder that you own and you alone can write, since what is in it can run programs "
+        f"{home} {fault}; required a folder that you own and only you can write, since its contents can run programs "
         "as you. Remove it, or start in another folder"
     )
 
@@ -123,15 +123,15 @@ def _password(home: Path, *, trust: bool) -> str:
     if not password or remembered(_hash(password)) is None:
         if (home / "prefect.db").exists() and not trust:
             raise UsageError(
-                f"{home} has a database that was made by an earlier version, or by somebody else. What is deployed in "
-                "it can run programs as you; required your word: add --trust, or delete that folder"
+                f"{home} has a database that was made by an earlier version, or by somebody else. Its deployments "
+                "can run programs as you; required your consent: add --trust, or delete that folder"
             )
         password = f"metaloom:{secrets.token_urlsafe(24)}"
         write(file, password)
         try:
             remember(_hash(password), str(home), {})
         except OSError as error:
-            log.warning("%s cannot be remembered as yours (%s): the next start needs --trust", home, error)
+            log.warning("cannot record that you trust %s (%s): the next start needs --trust", home, error)
     write(home / ".gitignore", "*\n")
     return password
 

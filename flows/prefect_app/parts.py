@@ -134,7 +134,7 @@ def alone(folder: Path, home: Path) -> Iterator[None]:
         while not _locked(file, fcntl.LOCK_EX):
             if time.monotonic() > deadline:
                 raise ServeError(
-                    f"{folder} is being served by another `metaloom serve`; required one for a folder. Stop it, or "
+                    f"{folder} is being served by another `metaloom serve`; required one per folder. Stop it, or "
                     "start this one in another folder"
                 )
             time.sleep(0.02)

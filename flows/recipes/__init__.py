@@ -131,7 +131,7 @@ def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConf
         if names and "algorithm." in str(problem) and "unknown key" in str(problem):
             raise ConfigError(
                 f"algorithm.name={names[-1]}: found settings of another algorithm; required "
-                f"algorithm={names[-1]}, which replaces all of them by its own. Or start from its own recipe"
+                f"algorithm={names[-1]}, which replaces all of them with its own. Or start from its own recipe"
             ) from None
         raise
     if config.env.name not in ENVS:

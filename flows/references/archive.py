@@ -168,7 +168,7 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
                 raise damaged(copied / damage.file, damage.problem)
         except storage.DamagedRun as error:
             where = error.where.replace(str(copied), run.location)
-            required = "a run of which what is kept is whole, and nothing beside it"
+            required = "a run whose stored files are intact, with no other files beside them"
             action = f"`metaloom verify {storage.argument(run.path)}` lists all damage"
             raise storage.DamagedRun(where, found=error.found, required=required, action=action) from None
         archive = pack(copied, place / f"{name}.zip")
@@ -181,7 +181,7 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
             place = folder / archive.name
             if place.exists():  # of another user, or left by an `add` that was killed
                 raise UsageError(
-                    f"{place}: found a file that the index does not know; required a free path: move it away, or "
+                    f"{place}: found a file that is not in the index; required a free path: move it away, or "
                     "--name NAME"
                 )
             replace_file(place, raw, folder / f".{archive.name}.part")
@@ -213,7 +213,7 @@ def extract(folder: Path, reference: Reference, path: Path) -> Path:
     if hashlib.sha256(raw).hexdigest() != reference.sha256:
         raise broken(archive, "is not the archive in the index: its SHA-256 differs")
     if len(raw) != reference.size:
-        raise broken(archive, f"has {len(raw)} bytes, of which the index says something else")
+        raise broken(archive, f"has {len(raw)} bytes; the index records {reference.size}")
     # A private folder beside the target, renamed to it, so that concurrent calls do not conflict.
     with _writing(path), unfinished_folder(path.absolute().parent, reference.name) as scratch:
         part = scratch / reference.name
@@ -227,7 +227,7 @@ def extract(folder: Path, reference: Reference, path: Path) -> Path:
             differing = [name for name, value in found.items() if value != getattr(reference, name)]
             differing += ["learners"] if _thinned_learners(run, reference.learners) else []
             if differing:
-                raise broken(archive, f"holds a run of which the index says something else: {', '.join(differing)}")
+                raise broken(archive, f"holds a run that differs from its entry in the index: {', '.join(differing)}")
         try:
             part.rename(path)
         except OSError:
@@ -250,7 +250,7 @@ def _writing(place: Path) -> AbstractContextManager[None]:
 def _require_free(path: Path) -> None:
     if path.exists():
         raise storage.RunExists(
-            path, found="something is there already", required="a free path", action="Choose another name with --run"
+            path, found="the path exists already", required="a free path", action="Choose another name with --run"
         )
 
 
@@ -290,7 +290,9 @@ def _left_out(folder: str, names: Sequence[str]) -> set[str]:
     for name in {*names} - left_out:
         mode = os.lstat(place := Path(folder) / name).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise UsageError(f"{place}: found neither a file nor a folder; required a run alone: move it away")
+            raise UsageError(
+                f"{place}: found neither a file nor a folder; required a folder with nothing but a run: move it away"
+            )
     return left_out
 
 

@@ -24,7 +24,7 @@ from metaloom.storage.format.canonical import read_sealed, render, sealed
 from metaloom.storage.format.files import replace_file
 from metaloom.storage.format.places import check_run_name
 
-_AGAIN = "Get the folder's archives and index.json again from where they come from"
+_AGAIN = "Get the folder's archives and index.json again from their source"
 
 
 def broken(place: Path, found: str, *, action: str = _AGAIN) -> storage.DamagedRun:
@@ -42,7 +42,7 @@ def told_of_archive(archive: Path, unpacked: Path) -> Iterator[None]:
             raise
         inside = error.where.replace(str(unpacked), "").lstrip("/") or "its run"
         found = error.found.replace(f"{unpacked}/", "")
-        action = f"The index names this very archive, so it was added like this. {_AGAIN}, or ask who added it"
+        action = f"The index names this very archive, so it was added in this state. {_AGAIN}, or ask who added it"
         raise broken(archive, f"{inside}: {found}", action=action) from None
 
 

@@ -80,7 +80,7 @@ def false_records(run: Run, iterations: Iterable[int]) -> Iterator[str]:
             asked, stored = stages.order(iteration), run.refs_of([iteration])
             for ref in asked:
                 if ref not in stored:
-                    yield f"{_told(ref)}, which the settings ask for and is not stored"
+                    yield f"{_told(ref)}, which the settings request and which is not stored"
                 else:
                     record, runner = run.record(ref), stages.of(ref)
                     inputs = [each for each in runner.inputs(ref) if isinstance(each, StageRef)]
@@ -92,7 +92,7 @@ def false_records(run: Run, iterations: Iterable[int]) -> Iterator[str]:
                     }
                     if wrong := ", ".join(name for name, is_so in is_true.items() if not is_so):
                         yield f"{wrong} of {_told(ref)}"
-            yield from (f"{_told(ref)}, for which the settings do not ask" for ref in stored if ref not in asked)
+            yield from (f"{_told(ref)}, which the settings do not request" for ref in stored if ref not in asked)
 
 
 def _told(ref: StageRef) -> str:
@@ -231,8 +231,8 @@ class Verified:
         ]
         if self.first_difference is None and places:
             return (
-                f"{about}: all {self.proved}, but NOT what the run says of them, {' and '.join(places)}: `show`, "
-                "`report` and `compare` show something else than was computed"
+                f"{about}: all {self.proved}, but NOT recorded correctly by the run, {' and '.join(places)}: `show`, "
+                "`report` and `compare` show other values than were computed"
             )
         if self.first_difference is None:
             earned = f"; the average return of iteration {self.iteration} is "
@@ -250,7 +250,7 @@ class Verified:
             )
         return (
             f"{about}: not the same bits from {where} on, which are promised for the same versions and kind of "
-            f"processor only{far}. Other than then: {'; '.join(self.differs)}{false}"
+            f"processor only{far}. Changed since: {'; '.join(self.differs)}{false}"
         )
 
 

@@ -242,7 +242,7 @@ def _verdict(pair: Pair, runs: tuple[int, int], num_pairs: int) -> str:
             f"{f' and {num_pairs} pairs' if num_pairs > 1 else ''} the smallest possible p is "
             f"{_p(pair.smallest_p)}; {runs_needed(num_pairs)} runs of each could decide"
         )
-    return f"no order of {pair.a} and {pair.b} is shown: the difference is {_by(pair.difference)} ({tested})"
+    return f"{pair.a} and {pair.b} cannot be ordered: the difference is {_by(pair.difference)} ({tested})"
 
 
 def _by(difference: Estimate) -> str:

@@ -43,11 +43,11 @@ class Verification(Shown):
 def what_helps(folder: Path, damages: Sequence[Damage]) -> Iterator[str]:
     """Yield recommendations about the damage."""
     if any(damage.is_unreadable for damage in damages):
-        yield "what you may not read was not checked: its owner can allow it, or verify the run"
+        yield "files that you may not read were not checked: their owner can grant access or verify the run"
     elif any(damage.is_link and not damage.is_foreign for damage in damages):
-        yield f"links are no files of a run; make a run of what they lead to: cp -rL {argument(folder)} COPY"
+        yield f"a run must not contain links; copy the files they point to: cp -rL {argument(folder)} COPY"
         return
     elif any(not damage.is_foreign for damage in damages):
         yield f"repair it with: metaloom resume {argument(folder)} --repair"
     if any(damage.is_foreign for damage in damages):
-        yield "remove yourself, or move away, what does not belong to the run: Metaloom removes no files of others"
+        yield "remove or move files that do not belong to the run yourself: Metaloom does not remove them"

@@ -69,7 +69,7 @@ class Patience:
         raise PausedWorkers(
             f"Dask has paused {len(paused)} of {len(workers)} workers for lack of memory, and for {self._most:g} s "
             "they have not started their work; required more memory for each, by `dask worker --memory-limit` "
-            "or fewer --workers. What is stored is safe; continue with `metaloom resume`"
+            "or fewer --workers. Stored data is safe; continue with `metaloom resume`"
         )
 
     def _wait_for(self, futures: Sequence[Future[Any]], paused: set[str], num_workers: int) -> bool:
@@ -94,7 +94,7 @@ def wait_for(client: Client, futures: Sequence[Future[Any]], step_timeout_second
 
 
 LONGER = (
-    "Where workers take longer to come, give them longer: DASK_DISTRIBUTED__SCHEDULER__NO_WORKERS_TIMEOUT=15m for "
+    "If workers take longer to start, raise the limit: DASK_DISTRIBUTED__SCHEDULER__NO_WORKERS_TIMEOUT=15m for "
     "scheduler and trainer"
 )
 
@@ -164,8 +164,8 @@ class Connection:
                 losses += 1
                 if losses > _MOST_LOSSES:
                     raise WorkersError(
-                        f"{where}: the Dask scheduler was lost {losses} times in this stage; it may lack memory. What "
-                        "is stored is safe; continue with `metaloom resume`"
+                        f"{where}: the Dask scheduler was lost {losses} times in this stage; it may lack memory. "
+                        "Stored data is safe; continue with `metaloom resume`"
                     ) from error
                 self._reopen(where, error)
 
@@ -191,12 +191,12 @@ class Connection:
                 if time.monotonic() - began < most:
                     continue
                 raise WorkersError(
-                    f"{where}: the Dask scheduler is gone and has not come back for {most:.0f} s: {error}. What is "
-                    "stored is safe; continue with `metaloom resume`"
+                    f"{where}: the Dask scheduler is gone and has not come back for {most:.0f} s: {error}. Stored "
+                    "data is safe; continue with `metaloom resume`"
                 ) from lost
             break
         waited = time.monotonic() - began
-        log.warning("%s: the Dask scheduler is back after %.0f s; this stage is done again", where, waited)
+        log.warning("%s: the Dask scheduler is back after %.0f s; repeating this stage", where, waited)
 
 
 @contextmanager
@@ -253,9 +253,9 @@ async def _require_answer(address: str) -> None:
             # Connecting has the same timeout and gives a better error.
             await asyncio.wait_for(scheduler.identity(n_workers=0), _ANSWER_SECONDS + 1)
         except TimeoutError:
-            raise OSError("what listens there says nothing: it is stopped, or something else") from None
+            raise OSError("the server there does not respond: it is suspended, or is not a Dask scheduler") from None
         except MemoryError:  # its first bytes are read as a size
-            raise OSError("what listens there is something else, as a dashboard is") from None
+            raise OSError("the server there is not a Dask scheduler; it may be its dashboard") from None
 
 
 async def _fetch_from_workers(client: Client, workers: Sequence[str]) -> None:
@@ -357,7 +357,7 @@ def _tell_other_arithmetic(found: Mapping[str, tuple[str, ...]]) -> None:
             "%d of %d Dask workers compute by other machine code than this process, and digests may differ from those "
             "of other workers and of `metaloom replay`: %s at %s, %s here. OPENBLAS_CORETYPE=Haswell, "
             'ATEN_CPU_CAPABILITY=avx2 and NPY_DISABLE_CPU_FEATURES="X86_V4 AVX512_ICL AVX512_SPR" for the trainer and '
-            "every worker have all x86-64 processors with AVX2 run the same code",
+            "every worker make all x86-64 processors with AVX2 run the same code",
             len(others),
             len(found),
             ", ".join(code),

@@ -198,7 +198,7 @@ class Session:
         return WorkersError(
             f"iteration {at.iteration}, inner step {at.step}: several workers in a row died in the "
             f"same shard, tasks {at.first_task} to {stop - 1}, but not at one point (first task, first episode, step, "
-            f"row: {places}): they may lack memory, or somebody kills them. What is stored is safe; continue with "
+            f"row: {places}): they may lack memory, or were killed from outside. Stored data is safe; continue with "
             "`metaloom resume`"
         )
 
@@ -288,7 +288,7 @@ class DaskWorkers(RolloutWorkers):
         except TimeoutError as error:
             raise EnvError(
                 f"env.name is {name!r}: its constructor or sample_tasks did not return within "
-                f"{watch.step_timeout_seconds:g} s; if it needs longer, give it longer: --step-timeout SECONDS\n{error}"
+                f"{watch.step_timeout_seconds:g} s; if it needs more time, pass --step-timeout SECONDS\n{error}"
             ) from None
         except KilledWorker as error:
             told = "\n".join(recording.traceback for recording in self.session.recordings(watch)[-1:])

@@ -198,7 +198,7 @@ class _Trainer(NamedTuple):
             found = f"Environments that were being called then:{places}\n{again}"
         if not (folder / _ASKED).exists():
             sys.stderr.write(
-                f"metaloom: the trainer's process was killed. {found} What is stored is safe: `metaloom resume` "
+                f"metaloom: the trainer's process was killed. {found} Stored data is safe: `metaloom resume` "
                 "continues it\n"
             )
         end_marked(self.mark)

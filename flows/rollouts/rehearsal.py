@@ -96,12 +96,19 @@ def _in_process(settings: str, arguments: list[str], timeout_seconds: float) -> 
                 timeout=limit,
             )
         except subprocess.TimeoutExpired:
-            return {"notes": [f"the rehearsal did not end within {limit:g} s; copies are kept over episodes"]}
+            return {
+                "notes": [
+                    f"the rehearsal did not end within {limit:g} s; environment copies are reused across episodes"
+                ]
+            }
         finally:
             end_marked(mark)
         if ended.returncode == 0:
             answer.seek(0)
             return json.load(answer)
     return {
-        "notes": [f"the process of the rehearsal ended with status {ended.returncode}; copies are kept over episodes"]
+        "notes": [
+            f"the process of the rehearsal ended with status {ended.returncode}; environment copies are reused "
+            "across episodes"
+        ]
     }

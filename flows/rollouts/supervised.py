@@ -75,8 +75,8 @@ def require_versions(required: Mapping[str, str], found: Mapping[str, str], work
     ]
     if differing:
         raise WorkersError(
-            f"the Dask worker {worker} computes with something else: {'; '.join(differing)}; required the same as "
-            "the trainer's, or digests would differ. Restart a worker that was updated meanwhile"
+            f"the Dask worker {worker} computes with other versions: {'; '.join(differing)}; required the trainer's "
+            "versions, or digests would differ. Restart a worker that was updated meanwhile"
         )
 
 
@@ -288,15 +288,15 @@ def _cause_of_death(recordings: Sequence[Recording], timeout_seconds: float, end
     times = "" if len(recordings) == 1 else f" {len(recordings)} times at the same point"
     if recordings[-1].stopped:
         return (
-            f"its process was stopped (SIGSTOP, by itself or from outside) and had not gone on after "
+            "its process was stopped (SIGSTOP, by itself or from outside) and did not continue within "
             f"{timeout_seconds:g} s, so it was ended; required an answer in time"
         )
     if recordings[-1].timed_out:
         return (
             f"did not return within {timeout_seconds:g} s, so its process was ended; required an answer in time. "
-            "If it needs longer, give it longer: --step-timeout SECONDS"
+            "If it needs more time, pass --step-timeout SECONDS"
         )
     if recordings[-1].traceback:
         return f"its process died{times}: {recordings[-1].traceback.splitlines()[0]}"
     told = ending or "as by os._exit, or by kill -9 from outside or for lack of memory"
-    return f"its process died{times} without a word, {told}; required that it stays alive"
+    return f"its process died{times} without a message, {told}; required an environment that keeps its process alive"

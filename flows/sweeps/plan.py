@@ -66,7 +66,7 @@ def plan_search(
         raise UsageError("found nothing to search; required --search KEY=VALUES, such as algorithm.inner_lr=0.01:1:log")
     _check_keys("--search", search.space, settings)
     if not 1 <= search.trials <= search.size:
-        all_there_are = f"from 1 to {search.size:,}, which is all there are: --grid tries all of them"
+        all_there_are = f"from 1 to {search.size:,}, the number of combinations: --grid tries all of them"
         required = "of 1 or more" if search.trials < 1 else all_there_are
         raise UsageError(f"found --optuna {search.trials}; required a number of trials {required}")
     base = recipes.new_config(recipe, settings)
@@ -106,7 +106,7 @@ def check_unchanged(stored: Sweep, planned: Sweep, *, extend: bool) -> None:
     """Reject a plan that differs from the stored sweep or, with `extend`, does not contain it."""
     if (stored.search is None) != (planned.search is None):
         was, now = ("a grid", "a search") if stored.search is None else ("a search", "a grid")
-        raise UsageError(f"the sweep {stored.name} is stored as {was}; found {now}. --name begins another sweep")
+        raise UsageError(f"the sweep {stored.name} is stored as {was}; found {now}. --name starts another sweep")
     if stored.search is None or planned.search is None:
         old, new = ({run.name: run.digest for run in sweep.runs} for sweep in (stored, planned))
         same, grows, added = old == new, old.items() <= new.items(), len(new) - len(old)
@@ -118,12 +118,12 @@ def check_unchanged(stored: Sweep, planned: Sweep, *, extend: bool) -> None:
         return
     told = [f"{what}: {_shown(a)} before, {_shown(b)} now" for what, a, b in _parts(stored, planned) if a != b]
     remedy = (
-        f"--extend (in Python: extend=True) adds the {added} new runs to it, --name begins another sweep"
+        f"--extend (in Python: extend=True) adds the {added} new runs to it, --name starts another sweep"
         if grows
-        else "--name begins another sweep"
+        else "--name starts another sweep"
     )
     told = told or [f"what {stored.recipe} says"]
-    raise UsageError(f"the sweep {stored.name} is stored with something else. {'; '.join(told)}. {remedy}")
+    raise UsageError(f"the sweep {stored.name} is stored with different arguments. {'; '.join(told)}. {remedy}")
 
 
 def _parts(stored: Sweep, planned: Sweep) -> Iterable[tuple[str, object, object]]:

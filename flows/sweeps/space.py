@@ -66,7 +66,7 @@ class Choice:
     def value(self, text: str) -> str:
         """Return the text if it is one of the choices."""
         if text not in self.texts:
-            raise ValueError(f"{text} is none of {', '.join(self.texts)}")
+            raise ValueError(f"{text} is not one of {', '.join(self.texts)}")
         return text
 
     def probes(self) -> list[str]:
@@ -154,7 +154,7 @@ def _dimension(key: str, text: str) -> Dimension:
         raise UsageError(f"{found}; required whole numbers of at most {_LARGEST_WHOLE:,}")
     bounds = Range(*((int(low), int(high)) if whole else (float(low), float(high))), log=log, whole=whole)
     if not (isfinite(bounds.low) and isfinite(bounds.high) and isfinite(bounds.high - bounds.low)):
-        raise UsageError(f"{found}; required bounds that float64 has, and a finite distance of them")
+        raise UsageError(f"{found}; required bounds that float64 can represent, and a finite distance between them")
     if whole and max(abs(bounds.low), abs(bounds.high)) > _LARGEST_WHOLE:
         raise UsageError(f"{found}; required whole numbers of at most {_LARGEST_WHOLE:,}")
     if bounds.low >= bounds.high:

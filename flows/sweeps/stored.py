@@ -100,7 +100,7 @@ class Sweep:
             raise UsageError(
                 f"sweep {self.name}: found settings of {run.name} with the digest {found[:12]}; required "
                 f"{run.digest[:12]}, as when the sweep began: {self.recipe} has changed since. Continue with the "
-                "original recipe, or begin a sweep of another --name"
+                "original recipe, or start a sweep with another --name"
             )
         return config
 
@@ -134,7 +134,7 @@ class Sweep:
                 raise UsageError(f"{self.file}: found {self.recipe}, a pipe or a device; required a file of settings")
             names |= {*names_in(recipes.load_settings(self.recipe))}
             text += Path(self.recipe).read_text("utf-8", errors="replace")
-        remedy = f"give the command that began the sweep {self.name}, whose words are yours"
+        remedy = f"repeat the full command that started the sweep {self.name}"
         return Settings(str(self.file), hashlib.sha256(text.encode()).hexdigest(), sorted(names), remedy)
 
     def write(self) -> None:

@@ -127,7 +127,7 @@ class Acting:
             if (len(earned), len(flags)) != (num_rows, num_rows) or not np.isfinite(earned).all():
                 raise ValueError(
                     f"found {np.asarray(rewards)} and {np.asarray(ended)} for {num_rows} actions; required a finite "
-                    "reward of each, and whether an episode ended with it"
+                    "reward for each, and whether the episode ended with it"
                 )
             actor.learn_of(np.arange(num_rows), earned, flags)
             if not algorithm.adapts:
@@ -155,7 +155,7 @@ class Acting:
         taken, required = np.asarray(actions), "finite numbers"
         fit = np.isfinite(taken)
         if num_actions:
-            required = f"integers from 0 to {num_actions - 1}, as `act` gives them"
+            required = f"integers from 0 to {num_actions - 1}, as `act` returns them"
             fit &= (taken >= 0) & (taken < num_actions) & (np.floor(taken) == taken)
         if not fit.all():
             raise ValueError(f"found the action {taken[~fit].flat[0]}; required {required}")

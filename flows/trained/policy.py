@@ -223,7 +223,7 @@ class TrainedPolicy(Acting):
     def _adapted_to(self, batch: EpisodeBatch) -> TrainedPolicy:
         B = len(batch.lengths)
         if self.num_tasks not in (1, B):
-            raise UsageError(f"found episodes of {B} tasks for a policy of {self.num_tasks}; required as many")
+            raise UsageError(f"found episodes of {B} tasks for a policy of {self.num_tasks}; required the same number")
         self._check_like_ours(batch)
         config, setup = self.blueprint.config, self.blueprint.setup()
         learner, params = config.algorithm.build(setup), self._params

@@ -203,7 +203,7 @@ def metric_lines(history: History) -> Iterator[Chart]:
     )
     if "meta_gradient_standard_error" in metrics:
         norm = "Signal and noise of the meta-gradient"
-        noise = "Where the norm is no larger than its standard error, other tasks would have led elsewhere."
+        noise = "Where the norm is no larger than its standard error, other tasks would have given another direction."
     charts = (
         (
             *("Trials", "trial_returns", "First and last episode of a trial", "average episode return"),
@@ -247,7 +247,7 @@ def metric_lines(history: History) -> Iterator[Chart]:
             *("Optimization", "meta_gradient_agreement", "Agreement of two halves of the tasks"),
             "cosine of their meta-gradients",
             {"meta_gradient_split_cosine": ("cosine", AFTER)},
-            "1: both halves lead the same way; around 0: the direction of the update is noise.",
+            "1: both halves point the same way; around 0: the direction of the update is noise.",
         ),
         (
             *("Optimization", "explained_variance", "Explained variance of the baseline", "share of variance"),
@@ -339,12 +339,12 @@ def _time_charts(run: Run, history: History, seconds: Mapping[StageRef, Array]) 
     texts = (f"{short_time(value)}  ({100 * share:.0f} %)" for value, share in zip(typical, shares, strict=True))
     yield Chart(
         "stage_seconds", "Time", "bars", "Seconds per iteration by stage", "wall seconds (median over iterations)", "",
-        "Computing alone; writing to disk happens beside it.", "", np.zeros(1), alone(bars),
+        "Computation only; data is written to disk in parallel.", "", np.zeros(1), alone(bars),
         texts=tuple(texts),
     )  # fmt: skip
     yield Chart(
         "stage_seconds_by_iteration", "Time", "layers", "Where the time went", "iteration", "wall seconds",
-        "A bulge is a busy machine or a worker that was lost; the results do not depend on it.", "",
+        "A bump means a busy machine or a lost worker; the results do not depend on it.", "",
         history.iterations, alone(layers), iterations=history.iterations,
     )  # fmt: skip
 

@@ -130,9 +130,9 @@ def run_view(run: Run, *, path: str | None = None, everything: bool = False) -> 
     if everything and (env := info["environment"].get("env")):
         parts += [heading("environment, with defaults"), fact_grid(dotted(env))]
     if info["sessions"]:
-        parts += [heading("sessions that computed with something else"), _sessions_table(info["sessions"])]
+        parts += [heading("sessions with other versions, sources or hardware"), _sessions_table(info["sessions"])]
     if info["quarantine"]:
-        parts += [heading("quarantine: what stages failed with"), _quarantine_table(info["quarantine"])]
+        parts += [heading("quarantine: stored stage failures"), _quarantine_table(info["quarantine"])]
     settings = list(dotted(config)) if everything else changed_settings(config)
     title = "settings" if everything else "settings that differ from the defaults (--all shows all)"
     parts += [heading(title), fact_grid(settings)]
@@ -143,7 +143,7 @@ def _usage_line(usage: Mapping[str, Mapping[str, Any] | None]) -> str:
     taken, said = usage["taken"] or {}, usage["predicted"]
     shown = (("memory", "memory_bytes", size), ("disk", "disk_bytes", size), ("time", "seconds", duration))
     parts = [f"{what} {text(taken[name])}{f' ({text(said[name])})' if said else ''}" for what, name, text in shown]
-    after = f"; in brackets what {said['after_iterations']} iterations predicted for all" if said else ""
+    after = f"; in brackets the prediction made after {said['after_iterations']} iterations" if said else ""
     return ", ".join(parts) + after
 
 
@@ -224,7 +224,7 @@ def fork_view(fork: "Fork", parent: Path) -> RenderableType:
 
 _UNSEALED = (
     "\nThe session that wrote last was killed, is still writing, or is of an earlier version: a loss of its newest "
-    "records would not be noticed. The next session that ends seals them."
+    "records would not be detected. The next session that ends seals them."
 )
 
 
@@ -506,7 +506,9 @@ def disk_view(usage: DiskUsage) -> RenderableType:
                 parts += [heading(f"{use.name}, by {what}"), new_table(what, ">size", rows=rows)]
     if leftovers:
         left = plural(len(leftovers), "interrupted removal")
-        parts.append(as_text(f"{left}, {size(bytes_together(leftovers))}: `metaloom rm` finishes that", "yellow"))
+        parts.append(
+            as_text(f"{left}, {size(bytes_together(leftovers))}: `metaloom rm` finishes the removal", "yellow")
+        )
     return Group(*parts)
 
 
@@ -528,7 +530,7 @@ def counterfactual_table(result: "Counterfactual") -> Table:
         reach = f"the first stage that changes is {stage_name(result.first_changed)}"
     elif result.changed.settings:
         computed = ", ".join(map(stage_name, result.changed.digests))
-        reach = f"of what was computed again ({computed}), no stage reads the changed settings with any effect"
+        reach = f"of the recomputed stages ({computed}), none is affected by the changed settings"
     table.caption = "; ".join(filter(None, (same, reach, _stored_words(result))))
     return table
 
@@ -556,8 +558,8 @@ def grid_table(results: Sequence["Counterfactual"]) -> Table:
 
 def _stored_words(result: "Counterfactual") -> str:
     if result.stored.identical:
-        return "with the run's own settings the stage gives the stored bits"
-    return "with the run's own settings the stage does NOT give the stored bits: see `metaloom replay`"
+        return "with the run's own settings the stage reproduces the stored bits"
+    return "with the run's own settings the stage does NOT reproduce the stored bits: see `metaloom replay`"
 
 
 def _settings(result: "Counterfactual") -> str:
@@ -654,7 +656,7 @@ def _pairs_table(found: "Comparison") -> Table:
         )
     unit = "of one task" if found.groups[0].scores.same_tasks else "by their mean scores"
     table.caption = as_text(
-        f"a - b: of interquartile means; P(a > b): that a run of a is higher than one of b, {unit}; p: adjusted for "
-        "all pairs"
+        "a - b: difference of interquartile means; P(a > b): probability that a run of a is higher than one of b, "
+        f"{unit}; p: adjusted for all pairs"
     )
     return table

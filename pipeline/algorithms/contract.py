@@ -294,8 +294,8 @@ def _require_methods(learner: type[Any], name: str) -> None:
     """
     if hasattr(learner, "adapt_to_episodes"):
         raise ConfigError(
-            f"found {name} with a method adapt_to_episodes, which is not called any more: evaluations and "
-            "trained policies adapt as training does, by process and adapt; remove it"
+            f"found {name} with a method adapt_to_episodes, which is no longer called: evaluations and trained "
+            "policies adapt through process and adapt, as training does; remove it"
         )
     contract = {method: signature(of) for method, of in vars(Learner).items() if callable(of) and method[0] != "_"}
     if missing := sorted(learner.__abstractmethods__):

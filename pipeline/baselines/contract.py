@@ -72,4 +72,4 @@ def require_finite(observations: Array, targets: Array) -> None:
     """
     for name, values in (("observations", observations), ("returns", targets)):
         if not np.isfinite(values).all():
-            raise BaselineError(f"{name} are not finite, so no baseline fits them; look at the rollouts of this task")
+            raise BaselineError(f"{name} are not finite, so no baseline can be fitted; check the rollouts of this task")

@@ -32,7 +32,8 @@ class Scores:
     def __post_init__(self) -> None:
         if not self.runs or len(self.runs) != len(self.strata):
             raise ValueError(
-                f"found scores of {len(self.runs)} runs and strata of {len(self.strata)}; required one each, at least"
+                f"found scores of {len(self.runs)} runs and strata of {len(self.strata)}; required strata "
+                "for every run, and at least one run"
             )
         for place, run in enumerate(self.runs):
             if run.ndim != 1 or not len(run) or not np.isfinite(run).all():
@@ -40,7 +41,9 @@ class Scores:
         if self.same_tasks and any(
             len({len(run) for run in self.of_stratum(name)}) > 1 for name in dict.fromkeys(self.strata)
         ):
-            raise ValueError("found runs with different numbers of scores; required equally many, for the same tasks")
+            raise ValueError(
+                "found runs with different numbers of scores; required the same number, for the same tasks"
+            )
 
     @classmethod
     def of(cls, values: Sequence[Sequence[float]] | Array, *, same_tasks: bool = False) -> "Scores":

@@ -47,7 +47,7 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[st
             raise ConfigError(f"--set {assignment}: required KEY=VALUE, for example algorithm.inner_lr=0.05")
         if lost := [earlier for earlier in done if earlier.startswith(f"{key}.")]:
             raise ConfigError(
-                f"--set {assignment}: replaces all of {key}, and so undoes {lost[0]}; put it before that one"
+                f"--set {assignment}: replaces all of {key}, and so discards {lost[0]}; put it before that one"
             )
         done.append(key)
         *sections, last = key.split(".")

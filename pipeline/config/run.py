@@ -118,13 +118,13 @@ class RunConfig(Settings):
         asked = {"policy.normalize_observations": self.policy, "processing.scale_rewards": self.processing}
         for name in (name for name, section in asked.items() if getattr(section, name.partition(".")[2])):
             if (graph := self.algorithm.graph) not in ("on_policy", "trials"):
-                why = "also learns from earlier iterations, which other statistics normalized"
+                why = "also learns from earlier iterations, which were normalized with other statistics"
                 if graph not in ("off_policy", "task_inference", "trial_inference"):
                     why = f"has the graph {graph}, and only on_policy and trials keep statistics"
                 yield f"{name} is on, but {self.algorithm.name} {why}; leave it out"
         if self.min_rollouts is not None and self.min_rollouts > self.episodes_per_task:
             yield (
-                f"min_rollouts is {self.min_rollouts} but episodes_per_task, which is the most there can be, is "
+                f"min_rollouts is {self.min_rollouts} but episodes_per_task, its upper limit, is "
                 f"{self.episodes_per_task}; raise episodes_per_task"
             )
 

@@ -45,7 +45,7 @@ def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _refuse_repeated(keys: list[str]) -> None:
     if len(set(keys)) < len(keys):
         repeated = max(keys, key=keys.count)
-        raise ValueError(f"found the key {repeated!r} twice in one mapping; required each once")
+        raise ValueError(f"found the key {repeated!r} twice in one mapping; required unique keys")
 
 
 _MOST_VALUES = 100_000

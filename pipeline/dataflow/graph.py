@@ -197,10 +197,10 @@ class Graph:
                 found[name] = wanted
             elif not stage.inputs[name]:
                 raise GraphError(
-                    f"graph {self.name}: {stage.name} reads {name} from {edge} = {self.edges[edge]}, which is there in "
+                    f"graph {self.name}: {stage.name} reads {name} from {edge} = {self.edges[edge]}, which exists in "
                     "training only, but evaluations and trained policies adapt by this stage too; required the "
-                    "learner, episodes, what adapted last, or what such stages give in the same step, or a default of "
-                    f"{name} in the stage's function"
+                    "learner, episodes, the output of the last adaptation, outputs of such stages in the same step, "
+                    f"or a default of {name} in the stage's function"
                 )
         return found
 
@@ -314,7 +314,10 @@ class Graph:
         if len(self._by_name) < len(self.stages):
             names = [stage.name for stage in self.stages]
             twice = next(name for name in names if names.count(name) > 1)
-            yield f"two stages have the name {twice}; required different names, as by graph.rename or Stage(name=...)"
+            yield (
+                f"two stages have the name {twice}; required different names, for example by graph.rename or "
+                "Stage(name=...)"
+            )
         for name, edge in self.edges.items():
             links = [edge]
             while isinstance(links[-1].first, Edge):
@@ -328,7 +331,7 @@ class Graph:
             while isinstance(first, str):
                 if first in seen or first not in self.edges:
                     others = [name for name in self.edges if name not in seen]
-                    yield f"the edge {name} is {edge}; required as first {_one_of(others, first)}"
+                    yield f"the edge {name} is {edge}; required as its first edge {_one_of(others, first)}"
                     break
                 seen, first = {*seen, first}, self.edges[first].first
         for name, make in self.shared.items():
@@ -342,12 +345,12 @@ class Graph:
             for of, edge in stage.edges.items():
                 if edge not in self.edges:
                     yield (
-                        f"stage {stage.name} reads {of} from the edge {edge}, which there is not; required "
+                        f"stage {stage.name} reads {of} from the edge {edge}, which does not exist; required "
                         f"{_one_of(self.edges, edge)}, or a new one: graph.edge({edge}=...)"
                     )
             if unknown := [tool for tool in stage.tools if tool not in {**TOOLS, **self.shared}]:
                 yield (
-                    f"stage {stage.name}: its function takes {unknown[0]}, which is no tool; required one of "
+                    f"stage {stage.name}: its function takes {unknown[0]}, which is not a tool; required one of "
                     f"{', '.join([*TOOLS, *self.shared])}, or, for an input, a keyword-only parameter"
                 )
 

@@ -27,7 +27,9 @@ class StageRef:
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.stage):
-            raise ValueError(f"StageRef.stage is {self.stage!r}; required small letters, digits and _, such as adapt")
+            raise ValueError(
+                f"StageRef.stage is {self.stage!r}; required lowercase letters, digits and _, such as adapt"
+            )
         if not (0 <= self.iteration < _LIMIT and 0 <= self.step < 10**4):
             raise ValueError(
                 f"StageRef has iteration {self.iteration} and step {self.step}; required 0 to 99999999 and 0 to 9999"

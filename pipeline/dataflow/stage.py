@@ -143,8 +143,8 @@ class Stage:
         name = self.name or getattr(_written(self.run), "__name__", "")
         if not NAME.fullmatch(name):
             raise GraphError(
-                f"found a stage of {self.run!r} with the name {name!r}; required small letters, digits and _, as in "
-                "Stage(..., name='smooth')"
+                f"found a stage of {self.run!r} with the name {name!r}; required lowercase letters, digits and _, as "
+                "in Stage(..., name='smooth')"
             )
         if not isinstance(self.per, Per):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise GraphError(
@@ -171,8 +171,9 @@ class Stage:
             )
         if self.over and not fields_of_tasks(output, all_of_them=True):
             raise GraphError(
-                f"stage {name} is over tasks, but gives {output.__name__}, which is not of tasks in all its fields; "
-                "required EpisodeBatch, Samples, TaskParams, or a custom class whose arrays all have the axis B"
+                f"stage {name} is over tasks, but gives {output.__name__}, which does not have the task axis in all "
+                "its fields; required EpisodeBatch, Samples, TaskParams, or a custom class whose arrays all have "
+                "the axis B"
             )
         group = self.group or (f"{name}_{STEP}" if self.per.stepped else name)
         defaults = {"name": name, "output": output, "group": group}

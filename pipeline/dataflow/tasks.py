@@ -23,8 +23,8 @@ def call(stage: Stage, tools: Mapping[str, Any], inputs: Mapping[str, Any], para
     sizes = set[int]().union(*map(_sizes, inputs.values()))
     if len(sizes) != 1:
         raise GraphError(
-            f"stage {stage.name} is over tasks, but its inputs are of {sorted(sizes) or 'no'} tasks; required "
-            "inputs of one number of tasks"
+            f"stage {stage.name} is over tasks, but its inputs are of {sorted(sizes) or 'no'} tasks; required inputs "
+            "with the same number of tasks"
         )
 
     def one(b: int) -> Any:
@@ -81,7 +81,7 @@ def _joined(stage: Stage, values: Sequence[Any]) -> Any:
         if other := parts[b].keys() ^ parts[0].keys():
             names = sorted(name if key is None else f"{name}[{key!r}]" for name, key in other)
             raise GraphError(
-                f"{where} other arrays than for task 0: only one has {', '.join(names)}; required the same arrays for "
-                "every task"
+                f"{where} different arrays than for task 0: only one has {', '.join(names)}; required the same "
+                "arrays for every task"
             )
     return _with(values[0], {path: np.concatenate([part[path] for part in parts]) for path in parts[0]})

@@ -45,7 +45,7 @@ def observation_of(answer: Any, shape: tuple[int, ...]) -> Array:
     if values.dtype.kind not in "biuf" or values.shape != shape:
         raise EnvError(
             f"found an observation of dtype {values.dtype} and shape {values.shape}; required numbers of shape "
-            f"{shape}, as its observation_space says"
+            f"{shape}, as its observation_space declares"
         )
     return values.reshape(-1)
 
@@ -63,8 +63,8 @@ def as_integers(values: Array, dtype: np.dtype[Any]) -> Array:
     if not (kept == values).all():
         found = values[kept != values].ravel()[0]
         raise EnvError(
-            f"found {found} in the observation; required integers of type {dtype}, as its observation_space says. To "
-            "keep observations as float32: --set env.integer_observations=false"
+            f"found {found} in the observation; required integers of type {dtype}, as its observation_space "
+            "declares. To keep observations as float32: --set env.integer_observations=false"
         )
     return kept
 
@@ -131,7 +131,7 @@ def reward_terms_of(reward: float, info: Any) -> dict[str, float]:
     total = sum(terms.values())
     if not abs(total - reward) <= 1e-6 + 1e-6 * abs(reward):
         raise EnvError(
-            f'info["reward_terms"] sums to {total}, the reward is {reward}; required that the terms sum to the reward'
+            f'info["reward_terms"] sums to {total}, but the reward is {reward}; required terms that sum to the reward'
         )
     return terms
 
@@ -196,11 +196,13 @@ def declared_facts(env: gymnasium.Env[Any, Any]) -> tuple[Fact, ...]:
         if fact.kind not in ("flag", "number") or fact.per not in ("step", "episode"):
             raise EnvError(f'{where}: found {fact}; required kind "flag" or "number", and per "step" or "episode"')
         if fact.kind == "flag" and fact.optional:
-            raise EnvError(f"{where}: found the optional flag {fact.name}; required a number where NaN can be")
+            raise EnvError(
+                f"{where}: found the optional flag {fact.name}; required a number, since a flag cannot be NaN"
+            )
         if fact.kind == "number" and fact.name in _TAKEN:
             raise EnvError(
-                f"{where}: found the number {fact.name}, whose metric average_{fact.name} every run has; required "
-                "another name"
+                f"{where}: found the number {fact.name}, whose metric average_{fact.name} every run has already; "
+                "required another name"
             )
     return facts
 
@@ -277,5 +279,5 @@ def _value(answer: Any, fact: Fact) -> float:
 
 
 def _wanted(fact: Fact) -> str:
-    more = ", or NaN" if fact.optional else "; only a fact that is optional may be NaN"
+    more = ", or NaN" if fact.optional else "; only an optional fact may be NaN"
     return f"a finite number within float32{more}"

@@ -187,8 +187,8 @@ class PearlAntDir(PearlRobot, AnyDirection, AntWalk, Ant):
         if forward_backward:
             if (num_train_tasks, num_test_tasks) != (100, 30):
                 raise EnvError(
-                    f"{type(self).__name__}: num_train_tasks or num_test_tasks is set but forward_backward is on, with "
-                    "which there are two tasks; leave one of them out"
+                    f"{type(self).__name__}: num_train_tasks or num_test_tasks is set but forward_backward is on, "
+                    "which has exactly two tasks; leave one of them out"
                 )
             self.task_set: tuple[tuple[float, ...], ...] | None = ((-1.0, 0.0), (1.0, 0.0))
             self.test_task_set: tuple[tuple[float, ...], ...] | None = None

@@ -24,7 +24,7 @@ def require_count(env: gymnasium.Env[Any, Any], option: str, value: object, *, l
         EnvError: names the option.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise EnvError(f"{type(env).__name__}: {option} is {value!r}; required a whole number from {least} on")
+        raise EnvError(f"{type(env).__name__}: {option} is {value!r}; required a whole number of at least {least}")
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def _require_in(space: gymnasium.Space[Any], value: Any, name: str) -> None:
     if isinstance(space, Dict):
         if not isinstance(value, Mapping) or value.keys() != space.keys():
             found = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
-            raise EnvError(f"found {found} as the {name}; required a dict of {sorted(space)}, as its space says")
+            raise EnvError(f"found {found} as the {name}; required a dict of {sorted(space)}, as its space declares")
         for key, part in space.items():
             _require_in(part, value[key], f"{name}[{key!r}]")
     elif isinstance(space, Tuple):

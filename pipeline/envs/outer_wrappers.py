@@ -64,14 +64,14 @@ def wrapper_class(wrapper: WrapperConfig) -> type[gymnasium.Wrapper[Any, Any, An
         if issubclass(cls, statistics):
             raise EnvError(
                 f"env.wrappers: found {wrapper.name}, whose statistics come from one copy of the environment, so "
-                "results would depend on workers and resumes; required statistics that are learned: "
-                f"leave it out and --set {setting}"
+                "results would depend on the number of workers and on resumes; required statistics kept in the "
+                f"learner: leave it out and --set {setting}"
             )
     if issubclass(cls, RecordVideo):
         raise EnvError(
-            f"env.wrappers: found {wrapper.name}, with which every copy of the environment, also in replays of others' "
-            "runs, writes films into a folder that a setting names; required wrappers that write no files: leave it "
-            "out and film stored episodes with `metaloom video RUN@ITERATION`"
+            f"env.wrappers: found {wrapper.name}, with which every copy of the environment writes films to a folder "
+            "named in the settings, even in a replay of somebody else's run; required wrappers that write no files: "
+            "leave it out and film stored episodes with `metaloom video RUN@ITERATION`"
         )
     return cls
 

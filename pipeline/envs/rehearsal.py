@@ -45,10 +45,10 @@ def refusal(who: str, draw: Draw | None = None) -> str:
             package.
     """
     why = draw or "Draw from self.np_random alone and restore all state in reset"
-    remedy = "" if draw and not draw.installed else "; to train on it all the same: --set env.copies=kept"
+    remedy = "" if draw and not draw.installed else "; to train on it anyway: --set env.copies=kept"
     return (
-        f"{who} gave other answers to the same task, seed and actions; required the same bits, or no run could be "
-        f"resumed or replayed. {why}{remedy}"
+        f"{who} gave different results for the same task, seed and actions; required the same bits, or no run could "
+        f"be resumed or replayed. {why}{remedy}"
     )
 
 
@@ -181,21 +181,21 @@ class Rehearsal:
         if past:
             making, playing = 1000 * np.mean(self.making), 1000 * np.mean(self.playing)
             yield (
-                f"an episode depends on what its copy played before ({past}), so a new copy plays every episode "
-                f"(env.copies=fresh), which takes {making:.3g} of {playing:.3g} ms for {self.steps} steps"
+                f"an episode depends on what its copy played before ({past}), so every episode is played on a new "
+                f"copy (env.copies=fresh), which takes {making:.3g} of {playing:.3g} ms for {self.steps} steps"
             )
         first = self.alone(0)
         others = range(1, _ALTERNATIVES)
         if not any(first_difference(first, self.alone(0, seed=n)) for n in others):
             yield (
-                f"{_ALTERNATIVES} reset seeds gave the same {self.steps} steps to the same actions; an environment "
-                "that is meant to be random has to use the seed of reset"
+                f"{_ALTERNATIVES} reset seeds gave the same {self.steps} steps to the same actions; if the "
+                "environment should be random, it must use the seed of reset"
             )
         others = [n for n in range(1, len(self.tasks)) if (self.tasks[n] != self.tasks[0]).any()][: len(others)]
         if others and not any(first_difference(first, self.alone(0, task=n)) for n in others):
             yield (
-                f"{1 + len(others)} tasks gave the same {self.steps} steps to the same actions; a task that shows in "
-                "them has to be applied by set_task or reset"
+                f"{1 + len(others)} tasks gave the same {self.steps} steps to the same actions; if tasks should "
+                "affect the steps, set_task or reset must apply them"
             )
 
 
@@ -234,7 +234,7 @@ def missed_box(space: gymnasium.Space[Any]) -> str:
     return (
         f"actions lie in {space}, of which a new policy, with mean 0 and standard deviation 1, reaches "
         f"{100 * reached.min():.2g} %, and {100 * beyond:.2g} % of its actions are clipped to one bound; "
-        "--set env.action_scale=3 maps them onto all of the box"
+        "--set env.action_scale=3 maps them onto the whole box"
     )
 
 
@@ -251,7 +251,7 @@ def _statistics_wrapper(env: gymnasium.Env[Any, Any]) -> str:
 _NORMALIZES = (
     "%s normalizes by the statistics of all episodes that a copy has played, which no run stores; required the "
     f"environment without it, and {' or '.join(STATISTICS.values())}, which keep such "
-    "statistics in the learner; to train on it all the same: --set env.copies=kept"
+    "statistics in the learner; to train on it anyway: --set env.copies=kept"
 )
 
 
@@ -298,7 +298,9 @@ def main(steps: int, thorough: bool, timeout_seconds: float) -> dict[str, Any]:
             rehearsal = Rehearsal(config, steps, timeout_seconds)
             found |= rehearsal.find() if thorough else {"alone": [digest(rehearsal.alone(n)) for n in range(ROWS)]}
         except BaseException as problem:
-            found["notes"] = [f"the rehearsal failed ({last_line(problem)}); copies are kept over episodes"]
+            found["notes"] = [
+                f"the rehearsal failed ({last_line(problem)}); environment copies are reused across episodes"
+            ]
     return found
 
 

@@ -77,7 +77,7 @@ class TabularMDP(MetaEnv):
         number = float(self.task[0])
         if not (0 <= number < 2**53 and number.is_integer()):
             raise EnvError(
-                f"{type(self).__name__}.set_task: found mdp {number}; required a whole number from 0 on, below 2^53"
+                f"{type(self).__name__}.set_task: found mdp {number}; required a whole number from 0 to 2^53 - 1"
             )
 
     def row_batch(self, num_rows: int, num_threads: int) -> "TabularBatch":

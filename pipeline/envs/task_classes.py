@@ -45,7 +45,10 @@ class Classes:
         texts: list[Any] = [*self.fields, *self.names]
         of_one_line = all(isinstance(text, str) and text.isprintable() for text in texts)
         if not of_one_line or len({*self.fields}) < len(self.fields):
-            return f"found the fields {self.fields} and the names {self.names}; required text of one line, fields once"
+            return (
+                f"found the fields {self.fields} and the names {self.names}; required single-line names, and each "
+                "field once"
+            )
         names = [name.strip() for name in self.names]
         if len(names) < 2 or len({*names}) < len(names) or "" in names or BALANCED in names:
             return f"found the names {self.names}; required two or more, all different, none empty or {BALANCED!r}"
@@ -57,7 +60,7 @@ class Classes:
             if self.centers or len(self.fields) != 1 or len(names) != len(self.edges) + 1:
                 return (
                     f"found {len(self.edges)} edges for {len(names)} classes by {self.fields}; required one field, and "
-                    "one edge less than classes"
+                    "one edge fewer than classes"
                 )
             increasing = all(low < high for low, high in pairwise(self.edges))
             return None if increasing else f"found edges {self.edges}; required increasing ones"

@@ -286,7 +286,9 @@ class SingleTask(Wrapped, MetaEnv):
             reward_terms_of(number_of(reward, "reward"), info)
         except EnvError as problem:
             if not self._clashes:
-                log.warning("%s: %s; they are not kept", type(self.unwrapped).__name__, problem)
+                log.warning(
+                    "%s: %s; this environment's reward terms are not stored", type(self.unwrapped).__name__, problem
+                )
             self._clashes = True
         return not self._clashes
 
@@ -297,7 +299,7 @@ class SingleTask(Wrapped, MetaEnv):
         missing = [fact.key for fact in self._told.values() if fact.key not in info]
         if missing:
             found = sorted(map(str, info))
-            raise EnvError(f"env.facts: found no {missing[0]!r} in info, which has {found}; required in every step")
+            raise EnvError(f"env.facts: found no {missing[0]!r} in info, which has {found}; required it in every step")
         return {"facts": {name: info[fact.key] for name, fact in self._told.items()}}
 
 

@@ -55,10 +55,13 @@ def processing_problems(processing: ProcessingConfig, learns_from: Sequence[str]
     if processing.name != needed:
         yield f"processing.name is {processing.name} but the algorithm needs {needed}; leave processing.name out"
     elif needed == "advantages":
-        yield from (f"processing.{name} is set but is for DiCE alone; leave it out" for name in changed)
+        yield from (f"processing.{name} is set but applies to DiCE only; leave it out" for name in changed)
     elif "advantages" not in learns_from:
         unused = ["gae_lambda"] * (processing.gae_lambda != 1) + [name for name in changed if name != "dice_norm"]
         why = "the algorithm does not learn from advantages"
         yield from (f"processing.{name} is set but {why}; leave it out" for name in unused)
     elif processing.return_baseline is None:
-        yield "processing.return_baseline is not set but the algorithm learns from advantages; name one or zero"
+        yield (
+            "processing.return_baseline is not set but the algorithm learns from advantages; set it to a baseline "
+            "or to zero"
+        )

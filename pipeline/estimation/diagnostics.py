@@ -75,7 +75,9 @@ def with_own(metrics: Metrics, own: Metrics) -> Metrics:
         ConfigError: a custom metric has the name of a standard one.
     """
     if taken := sorted(metrics.keys() & own.keys()):
-        raise ConfigError(f"metrics: found {', '.join(taken)}, which every run has; return it under another name")
+        raise ConfigError(
+            f"metrics: found {', '.join(taken)}, which every run has already; return it under another name"
+        )
     return metrics | own
 
 

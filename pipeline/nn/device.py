@@ -20,8 +20,8 @@ def use_device(name: DeviceName) -> torch.device:
     if not _IS_AVAILABLE[name]():
         found = ", ".join(known for known, available in _IS_AVAILABLE.items() if available())
         raise ConfigError(
-            f"device is {name}, but torch {torch.__version__} finds none here; required one of {found}. A run on "
-            "another device is another run: `metaloom fork RUN --run NEW --set device=cpu` continues a stored one there"
+            f"device is {name}, but torch {torch.__version__} finds none here; required one of {found}. A run cannot "
+            "change its device: `metaloom fork RUN --run NEW --set device=cpu` continues a stored run on another one"
         )
     if name == "cuda":
         # cuBLAS is deterministic only with a workspace of fixed size, which it reads before its first call.

@@ -50,8 +50,8 @@ def require_function(module: nn.Module, name: str, inputs: Sequence[Tensor], che
     for fewer, of_all in zip(_parts(of_fewer_rows), _parts(outputs), strict=True):
         if not torch.allclose(fewer, of_all[:3], rtol=1e-3, atol=1e-4):
             raise ConfigError(
-                f"policy.network: what {name} gives for an input depends on the other rows, as in batch normalization; "
-                "required outputs that depend on their own row only"
+                f"policy.network: the output of {name} for one row depends on the other rows, as in batch "
+                "normalization; required outputs that depend on their own row only"
             )
     return outputs
 
@@ -98,7 +98,7 @@ def _repeated(module: nn.Module, name: str, inputs: Sequence[Tensor], check: Cal
     if not torch.equal(torch.get_rng_state(), random_state):
         raise ConfigError(
             f"policy.network: {name} draws random numbers when it is called, as dropout does, so no stage could be "
-            "recomputed; remove them"
+            "recomputed; remove the random layers"
         )
     for key, value in module.named_buffers():
         if not torch.equal(value, buffers[key]):
@@ -108,8 +108,8 @@ def _repeated(module: nn.Module, name: str, inputs: Sequence[Tensor], check: Cal
             )
     if not all(torch.equal(*pair) for pair in zip(_parts(again), _parts(outputs), strict=True)):
         raise ConfigError(
-            f"policy.network: {name} gives other outputs when it is called again with the same inputs, so no stage "
-            "could be computed again; required outputs that follow from parameters and inputs alone"
+            f"policy.network: {name} returns different outputs for the same inputs on a second call, so no stage "
+            "could be recomputed; required outputs that depend on parameters and inputs alone"
         )
     return outputs
 

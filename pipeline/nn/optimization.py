@@ -12,8 +12,8 @@ _NOT_FROM_A_COUNT = {
     "ReduceLROnPlateau": "waits for a metric to stop improving",
     "LambdaLR": "needs a function",
     "MultiplicativeLR": "needs a function",
-    "SequentialLR": "is made of other schedulers",
-    "ChainedScheduler": "is made of other schedulers",
+    "SequentialLR": "combines other schedulers",
+    "ChainedScheduler": "combines other schedulers",
 }
 FROM_A_COUNT = (
     "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR", "PolynomialLR", "CosineAnnealingLR",

@@ -305,8 +305,8 @@ def _require_same_sequence(factory: Any, name: str, input_size: int, options: st
                 for what, part, as_given in zip(("inputs", "states"), given, (inputs, before), strict=True):
                     if not torch.equal(part, as_given):
                         raise ConfigError(
-                            f"policy.network: {name}.sequence writes into the {what} that it is given, which others "
-                            "read; required a copy, as of inputs * 2 or state.clone()"
+                            f"policy.network: {name}.sequence modifies its {what} in place, which other code reads; "
+                            "required a copy, such as inputs * 2 or state.clone()"
                         )
                 _require_same(f"{name}.sequence gives", ("features", "states"), found, expected)
                 with _explained(f"the gradient of {name}.sequence", given):

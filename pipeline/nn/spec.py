@@ -210,7 +210,7 @@ def check_fits(spec: NetworkSpec) -> None:
         raise ConfigError(
             f"policy.network is {spec.name}, but observations are images of shape {shape}, whose pixels it would "
             f"treat as unrelated numbers; required policy.network=cnn{others}, module:Class of a torch.nn.Module, or "
-            "--set 'env.wrappers=[FlattenObservation]' to flatten them all the same"
+            "--set 'env.wrappers=[FlattenObservation]' to flatten them anyway"
         )
 
 

@@ -60,7 +60,9 @@ class _Check:
         log_prob = self._log_prob(of_rows, actions, "log_prob")
         again = self._distribution(self._params, self._observations)
         if not torch.equal(log_prob, again.log_prob(actions)):
-            self._refuse("gives other distributions when called again", "a function of parameters and observations")
+            self._refuse(
+                "returns different distributions when called again", "a function of parameters and observations"
+            )
         self._check_recorded(of_rows, actions, log_prob)
         params = {name: value.expand(_TASKS, *value.shape) for name, value in self._params.items()}
         of_tasks = self._distribution(params, self._observations.expand(_TASKS, -1, -1))
@@ -101,7 +103,7 @@ class _Check:
                 self._refuse(f"gives {_form(actions)} in `{name}` for {_ROWS} rows", f"actions {shape}, {kind}")
         if not torch.equal(*drawn):
             self._refuse(
-                "draws other actions when torch's generator begins at the same seed",
+                "draws different actions from the same seed of torch's generator",
                 "draws with torch's own generator, such as torch.randn, which is seeded for each task and step",
             )
         return drawn[0]
@@ -128,8 +130,8 @@ class _Check:
         found = self._log_prob(rebuilt, actions, "log_prob of `recorded`")
         if not torch.allclose(found, log_prob, rtol=1e-3, atol=1e-3):
             self._refuse(
-                f"rebuilds other distributions in `recorded` than acted: log_prob {found[0]:g} where it was "
-                f"{log_prob[0]:g}, so likelihood ratios would not begin at 1",
+                f"rebuilds distributions in `recorded` that differ from those it acted with: log_prob {found[0]:g} "
+                f"where it was {log_prob[0]:g}, so likelihood ratios would not start at 1",
                 "that recorded(distribution.parameters()) is the distribution",
             )
 
@@ -139,7 +141,7 @@ class _Check:
         except ConfigError:
             raise
         except Exception as problem:
-            required = ON_DEVICE if asks_for_gpu(problem) else "required a result, here of random parameters"
+            required = ON_DEVICE if asks_for_gpu(problem) else "required a result (the call used random parameters)"
             raise ConfigError(
                 f"policy.name: `{what}` of {self._name} raised {type(problem).__name__}: {problem}; {required}"
             ) from problem

@@ -49,7 +49,7 @@ class TaskDistribution:
                 return tasks
             tasks[again] = self.env.sample_tasks(len(again), rng)
         raise EnvError(
-            f"{type(self.env.unwrapped).__name__}.sample_tasks gives hardly any task that training has not drawn; "
+            f"{type(self.env.unwrapped).__name__}.sample_tasks draws almost no tasks that training has not seen; "
             "required held-out tasks: name all tasks in the environment's `task_set` if there are finitely many, and "
             "the held-out ones in `test_task_set`, or evaluate on tasks=train"
         )

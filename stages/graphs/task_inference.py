@@ -34,14 +34,14 @@ def check_tasks(config: RunConfig, env: MetaEnv) -> None:
     if config.task_sampling != "uniform":
         raise ConfigError(
             f"task_sampling is {config.task_sampling}, but {config.algorithm.name} learns from tasks of its whole "
-            "training set, of which an iteration collects some; required task_sampling=uniform"
+            "training set, of which an iteration collects only some; required task_sampling=uniform"
         )
     asked = {"num_tasks": config.num_tasks, "algorithm.meta_batch_size": plan.tasks_per_gradient_step}
     for name, number in asked.items():
         if number > num_train_tasks:
             raise ConfigError(
-                f"{name} is {number} but {config.env.name} has {num_train_tasks} training tasks, none of which is "
-                "taken twice at once; use at most that many"
+                f"{name} is {number} but {config.env.name} has {num_train_tasks} training tasks, which are drawn "
+                "without replacement; use at most that many"
             )
     if plan.scores_sparse_rewards:
         env.sparse_rewards(np.zeros(0, np.float32))

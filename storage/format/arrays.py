@@ -156,7 +156,7 @@ def read_spec(data: Path, path: str) -> ArraySpec:
             file,
             found="an array that this version does not write",
             required=f"codecs bytes, blosc (lz4, shuffle), crc32c and a dtype of {', '.join(DTYPES)}",
-            action="Read it with plain zarr if you trust where it comes from",
+            action="Read it with plain zarr if you trust its source",
         )
     return spec
 

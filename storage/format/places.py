@@ -33,7 +33,7 @@ def folder_of(place: str | os.PathLike[str]) -> Path:
             "URL",
             found=repr(place),
             required="SCHEME://BUCKET/FOLDER/... of letters, digits, '_', '-' and '.', no part beginning with '.'",
-            action="Name the folder otherwise; options such as an endpoint go into the environment",
+            action="Name the folder otherwise; set options such as an endpoint in environment variables",
         )
     return cache_root().joinpath(match[1], *parts)
 
@@ -107,7 +107,7 @@ def check_run_name(name: str) -> str:
             "run name",
             found=repr(name),
             required="1 to 100 letters, digits, '_', '-' and '.', not beginning with '.' or '-', not ending with '.', "
-            "and no device of Windows such as CON",
+            "and not a Windows device name such as CON",
             action="Choose another name, or give a path such as ./NAME",
         )
     return name

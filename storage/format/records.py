@@ -223,7 +223,7 @@ def _parsed(document: Mapping[str, Any], where: Path) -> StageRecord:
             spans=tuple(_parse_span(item) for item in document.get("spans", [])),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise damaged(where, f"is no commit record ({type(error).__name__}: {error})") from None
+        raise damaged(where, f"is not a commit record ({type(error).__name__}: {error})") from None
 
 
 def parse_session(number: Any, token: Any) -> tuple[int, str]:

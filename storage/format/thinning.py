@@ -152,7 +152,7 @@ def read_packed_marker(path: Path, iterations: range, stages: StageTable) -> dic
             raise ValueError(f"schema {document['schema']!r}, iterations {document['iterations']!r}")
         found = {int(item["iteration"]): item["outputs"] for item in document["thinned"]}
         if any(i not in iterations for i in found):
-            raise ValueError("it is about other iterations")
+            raise ValueError("it describes other iterations")
         return {i: _outputs(entries, i, stages) for i, entries in found.items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(path, f"is not a marker of thinned iterations ({type(error).__name__}: {error})") from None

@@ -383,7 +383,7 @@ def _place(folder: Path, path: Path) -> None:
             raise
         raise RunExists(
             path,
-            found="something appeared there meanwhile",
+            found="the path was created in the meantime",
             required="a path where nothing is stored yet",
             action="Choose another",
         ) from None

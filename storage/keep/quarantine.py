@@ -147,7 +147,7 @@ def _foreign(path: Path, found: str) -> DamagedRun:
         path,
         found=found,
         required="what a failed stage left there",
-        action="The quarantine is no part of the run's data; its folder may be deleted",
+        action="The quarantine is not part of the run's data; its folder may be deleted",
     )
 
 

@@ -45,7 +45,7 @@ def check_removable(path: Path) -> Path:
             raise
     except StoreError:  # of a damaged run, which may be removed
         pass
-    with system_errors(path, required="permission to remove what is there", action=_ACTION):
+    with system_errors(path, required="permission to remove these files", action=_ACTION):
         foreign = sorted(name for name in os.listdir(path) if name not in _OWN and not name.startswith(LOCK_NAME))
         if not foreign:  # files that do not belong to a run, except in quarantine and in segments
             walk = ((folder, name) for folder, _, names in os.walk(path) for name in sorted(names))
@@ -57,7 +57,7 @@ def check_removable(path: Path) -> Path:
             path,
             found=f"{', '.join(foreign[:3])} in it",
             required="a folder with nothing but a run's own files",
-            action="Move that out of the way first",
+            action="Move the other files elsewhere first",
         )
     if (writer := current_writer(path)) is not None:
         raise RunLocked(
@@ -111,7 +111,7 @@ def finish_removals(root: Path) -> Iterator[Path]:
 
 def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)  # another command may be doing the same
-    with system_errors(path, required="permission to remove what is there", action=_ACTION):
+    with system_errors(path, required="permission to remove these files", action=_ACTION):
         if path.exists():
             shutil.rmtree(path)
     with suppress(OSError):  # while another run is being removed

@@ -157,7 +157,9 @@ class _Repair:
                 self._records[ref] = record = self._files.record(ref)
                 for array in {chunk.array for chunk in record.chunks}:
                     if plan_of(array, self._files.stages) is None:
-                        raise damaged(self._files.record_path(ref), f"names the array {array!r}, which no run has")
+                        raise damaged(
+                            self._files.record_path(ref), f"names the array {array!r}, which is not part of a run"
+                        )
             except DamagedRun as error:
                 yield self._lose(ref, error)
                 continue
@@ -180,7 +182,10 @@ class _Repair:
         told = known.lost if known else ()
         gaps = [position for position in missing_positions(self._files.root, links, end) if position not in told]
         if len(gaps) > len(self._lost):
-            yield f"_commits: {describe_missing(gaps, known)}; from now on they count as lost, and are not missed"
+            yield (
+                f"_commits: {describe_missing(gaps, known)}; from now on they are recorded as lost and not reported "
+                "as missing"
+            )
 
     def _check_files(self, record: StageRecord) -> Iterator[str]:
         for file in (*record.chunks, *record.tables):

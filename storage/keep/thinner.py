@@ -105,14 +105,17 @@ def require_same(record: StageRecord, value: Value, *, changed: Callable[[], Seq
         wrong = differing(record.arrays, found)
         differs, others = changed(), changed_versions(record)
         if differs:
-            action = f"Changed since: {'; '.join([*differs, *others])}. Compute it with what it was computed with"
+            action = (
+                f"Changed since: {'; '.join([*differs, *others])}. Compute it with the original sources and versions"
+            )
         else:
             action = (
-                f"Versions: {'; '.join(others) or 'the same'}. Compute it with those, on a processor of the same kind"
+                f"Versions: {'; '.join(others) or 'the same'}. Compute it with the recorded versions, on a processor "
+                "of the same kind"
             )
         raise DigestMismatch(
             str(record.ref),
-            found=f"other bits in {', '.join(wrong[:5])} than the record says, so nothing was stored",
+            found=f"bits in {', '.join(wrong[:5])} that differ from the record, so nothing was stored",
             required=f"the output with digest {record.digest[:12]}",
             action=action,
         )

@@ -252,7 +252,7 @@ class CommittedFiles:
         if path not in self._specs:
             file = self.data / path / "zarr.json"
             if not ARRAY_PATH.fullmatch(path) or plan_of(path, self.stages) is None:
-                raise damaged(self.data, f"a record names the array {path!r}, which no run has")
+                raise damaged(self.data, f"a record names the array {path!r}, which is not part of a run")
             try:
                 self._specs[path] = read_spec(self.data, path)
             except FileNotFoundError:

@@ -76,7 +76,7 @@ def scan_steps(
     sources |= {name: source for parts in single.values() for name, source in parts.items()}
     if unknown := [name for name in names if name not in (*_POSITION, *sources)]:
         more = "".join(f", and {next(iter(parts))} ... {vector}.*" for vector, parts in single.items() if parts)
-        raise ValueError(f"steps have no columns {unknown}; there are {', '.join(known)}{more}")
+        raise ValueError(f"steps have no columns {unknown}; the columns are {', '.join(known)}{more}")
     fields = [(n, s.kind, s.about) if (s := sources.get(n)) else (n, pa.int32(), {}) for n in names]
     schema = pa.schema([pa.field(name, kind, metadata=dict(about) or None) for name, kind, about in fields])
     some = {*iterations}

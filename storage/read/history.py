@@ -212,7 +212,7 @@ def _check_files(files: CommittedFiles, segment: Segment) -> None:
         except FileNotFoundError as error:
             raise segment.gone(error, path) from None
         if size != file.size:
-            raise damaged(path, f"holds {size} bytes, its seal says {file.size}")
+            raise damaged(path, f"holds {size} bytes, but its seal records {file.size}")
 
 
 def _broken_chain(where: Path, found: str) -> DamagedRun:

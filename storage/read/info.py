@@ -59,7 +59,7 @@ def read_info(path: Path) -> dict[str, Any]:
     try:
         unknown = {s.output for s in StageTable.of(info).stages if (s.output in KINDS) == (s.schema is not None)}
     except (KeyError, TypeError, ValueError) as error:
-        raise _incompatible(where, f"stages that are no table ({error})", "a table of stages") from None
+        raise _incompatible(where, f"stages that are not a table ({error})", "a table of stages") from None
     if unknown:
         raise _incompatible(
             where, f"stages that output {', '.join(sorted(map(str, unknown)))}", f"outputs of {', '.join(KINDS)}"

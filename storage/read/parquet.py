@@ -63,7 +63,7 @@ def read_columns(
             table = parquet.read_row_group(group, [*names], use_threads=False)
         return [_values(table.column(name), where) for name in names]
     except (pa.ArrowException, KeyError, OSError, ValueError) as error:  # invalid text raises ValueError
-        raise damaged(where, f"is no table of records ({error})") from None
+        raise damaged(where, f"is not a table of records ({error})") from None
 
 
 def _values(column: pa.ChunkedArray, where: Path) -> list[object]:

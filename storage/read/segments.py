@@ -89,7 +89,7 @@ class Segment:
     def check_links(self, links: Iterable[Link]) -> None:
         """Compare the links in the seal with the links of all records."""
         if join(links) != self.seal.links:
-            raise damaged(self.folder / SEAL, "does not name the parts of the chain that its records are")
+            raise damaged(self.folder / SEAL, "does not name the parts of the chain that its records form")
 
     def holds_row(self, path: str, row: int) -> bool:
         """Return True if rows of an array up to this one were packed."""
@@ -168,7 +168,7 @@ class Segment:
         except FileNotFoundError as error:
             raise self.gone(error, self.folder / path) from None
         if len(raw) != expected.size or hashlib.sha256(raw).hexdigest() != expected.sha256:
-            raise damaged(self.folder / path, "its size or SHA-256 is not what the seal says")
+            raise damaged(self.folder / path, "its size or SHA-256 does not match the seal")
         return raw
 
     def has_place_for(self, path: str) -> bool:
@@ -223,7 +223,7 @@ class Segment:
             raise damaged(self.folder / RECORDS, f"names no outputs ({error})") from None
         rows = {ref: row for row, ref in enumerate(refs)}
         if {*rows} != {*self.seal.refs()}:
-            raise damaged(self.folder / RECORDS, "does not hold the records that the seal says")
+            raise damaged(self.folder / RECORDS, "does not hold the records that the seal names")
         return rows
 
     @cached_property
@@ -235,7 +235,7 @@ class Segment:
         if self._group[0] != row // size:
             (documents,) = self._columns("document", group=row // size)
             if None in documents:
-                raise damaged(self.folder / RECORDS, "is no table of records (a document is missing)")
+                raise damaged(self.folder / RECORDS, "is not a table of records (a document is missing)")
             self._group = (row // size, [str(document) for document in documents])
         record = parse_record(self._group[1][row % size].encode(), self.folder / RECORDS)
         if record.ref != ref:
@@ -345,4 +345,4 @@ def chunk_row(name: str) -> int | None:
 def _refuse_overlaps(segments: list[Segment]) -> None:
     for before, after in pairwise(segments):
         if after.iterations.start < before.iterations.stop:
-            raise damaged(after.folder, f"is about iterations that {before.folder.name} has too")
+            raise damaged(after.folder, f"covers iterations that {before.folder.name} covers too")

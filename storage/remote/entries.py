@@ -107,7 +107,7 @@ class Entry:
             sequence, session = int(document["sequence"]), str(document["session"])
             paths, known = [*document["files"], *document["removed"]], _PATHS[SCHEMAS.index(document["schema"])]
             if wrong := [path for path in paths if not known.fullmatch(path)] or not _TOKEN.fullmatch(session):
-                raise ValueError(f"it names {wrong}, which no run has")
+                raise ValueError(f"it names {wrong}, which is not part of a run")
             files = {
                 path: _parse_file(about, object_key(session, sequence, path))
                 for path, about in document["files"].items()
@@ -123,7 +123,7 @@ class Entry:
                 document["sha256"],
             )
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"is no entry of a log ({type(error).__name__}: {error})") from None
+            raise ValueError(f"is not a log entry ({type(error).__name__}: {error})") from None
 
 
 def object_key(session: str, sequence: int, path: str) -> str:
@@ -153,7 +153,7 @@ def _parse_file(about: Mapping[str, Any], key: str) -> LoggedFile:
         return LoggedFile(len(about["text"].encode()), about["text"])
     # A moved file keeps its object, which the entry then names.
     if "key" in about and not ((named := _KEY.fullmatch(about["key"])) and _PATHS[1].fullmatch(named[1])):
-        raise ValueError(f"it names the object {about['key']!r}, which no run has")
+        raise ValueError(f"it names the object {about['key']!r}, which is not part of a run")
     return LoggedFile(int(about["size"]), None, about.get("key", key), str(about["sha256"]))
 
 

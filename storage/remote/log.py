@@ -263,8 +263,8 @@ class RemoteLog:
             if other:
                 raise StoreError(
                     self.objects.url,
-                    found=f"{other} entry {self.next - 1} of the log than the cache has",
-                    required="the run that the cache is of",
+                    found=f"{other} entry {self.next - 1} of the log, unlike the cache",
+                    required="the run that the cache belongs to",
                     action=f"If the run was removed or replaced on purpose, remove {self.root} and {self._beside} too",
                 )
         for n, raw in enumerate(found):
@@ -290,7 +290,7 @@ class RemoteLog:
             where,
             found=found,
             required="the log that was written",
-            action="Restore this one object from a copy; one in the cache of another machine is as good",
+            action="Restore this object from a copy, such as the cache of another machine",
         )
 
     def _checked(self, raw: bytes, where: str) -> Entry:

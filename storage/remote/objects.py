@@ -96,7 +96,7 @@ def _chosen(name: str, default: float, at_least: float = 0.001) -> float:
             f"${name}",
             found=repr(text),
             required=f"a number from {at_least:g} to 86400",
-            action=f"Without it, it is {default:g}",
+            action=f"The default is {default:g}",
         )
     return value
 
@@ -219,7 +219,7 @@ class ObjectFolder:
             raise self._failed(error, "Install the missing package: pip install 'metaloom[s3]' for s3://") from error
         # Back ends raise their own errors, not all of which are OSErrors.
         except Exception as error:
-            advice = "What was committed is safe. Check bucket, network and credentials; then run the command again"
+            advice = "Committed data is safe. Check bucket, network and credentials; then run the command again"
             raise self._failed(error, f"{advice}, or continue the training with `metaloom resume`") from error
 
     def _failed(self, error: Exception, action: str) -> StorageFailed:

@@ -185,7 +185,7 @@ class RemoteSession:
             raise StorageFailed(
                 self._log.objects.url,
                 found="a store that ignores the condition of a put (If-None-Match)",
-                required="one where one of two writers fails",
+                required="a store where the second of two concurrent writers fails",
                 action="Use Amazon S3, or another store that documents conditional writes",
             )
 

@@ -66,7 +66,7 @@ class ArrayStore:
         if expected is not None and {*files} != {*expected}:
             raise DigestMismatch(
                 min(file.path for file in {*files} ^ {*expected}),
-                found="equal arrays, but other compressed bytes",
+                found="equal arrays, but different compressed bytes",
                 required="the bytes that the record commits",
                 action="Use the version of numcodecs that the record names",
             )

@@ -65,7 +65,7 @@ class Packer:
         if self._format == FORMATS[0]:
             raise StoreError(
                 self._files.root,
-                found=f"a run of format {self._format}, which versions read that know no segments",
+                found=f"a run of format {self._format}, which is read by versions that do not support segments",
                 required="a run of a later format",
                 action="Leave it as it is: it can be read and resumed unpacked",
             )
@@ -176,7 +176,7 @@ def write_segment(files: CommittedFiles, session: Session, iterations: range, re
         if (len(raw), hashlib.sha256(raw).hexdigest()) != (file.size, file.sha256):
             raise StorageFailed(
                 part / name,
-                found="other bytes than were written",
+                found="bytes that differ from those written",
                 required="a disk that keeps written data",
                 action="Check the disk. Nothing was lost: the unpacked files are unchanged",
             )

@@ -315,7 +315,8 @@ def _too_far(where: Path, found: str) -> DamagedRun:
         where,
         found=f"names {found}",
         required=f"a number below {MOST_SESSIONS} that continues the sequence of earlier sessions",
-        action="Nothing of the run is in it if `metaloom verify` says that it does not belong to the run: remove it",
+        action="If `metaloom verify` reports that it does not belong to the run, it holds no data of the run: "
+        "remove it",
     )
 
 

@@ -259,7 +259,7 @@ def test_best_is_the_first_iteration_with_the_highest_return_and_latest_the_newe
             "critic_network_options is .* but critic_network is not set",
         ),
         (["algorithm.inner_steps=1"], "inner_steps: unknown key"),
-        (["processing.return_baseline=zero"], "return_baseline is set but is for DiCE alone"),
+        (["processing.return_baseline=zero"], "return_baseline is set but applies to DiCE only"),
         (
             ["algorithm.advantage_scaling=running", "processing.normalize_advantages=false"],
             "advantage_scaling is running but processing.normalize_advantages is off",
@@ -277,13 +277,13 @@ def test_settings_that_an_actor_critic_has_no_use_for_are_refused(changes, messa
 
 def test_what_does_not_fit_the_actions_is_refused_before_anything_is_stored(tmp_path):
     settings = override(load_settings("a2c"), [*TINY, "policy.init_std=0.5"])
-    with pytest.raises(ConfigError, match=r"init_std.* is about a standard deviation, but the"):
+    with pytest.raises(ConfigError, match=r"init_std.* sets a standard deviation, but the"):
         train(build_config(settings), tmp_path / "run", backend=HERE)
     assert not (tmp_path / "run").exists()
 
 
 def test_minima_are_for_actor_critics_and_particles_take_the_places_of_tasks():
-    with pytest.raises(ConfigError, match="promp learns from equally many episodes"):
+    with pytest.raises(ConfigError, match="promp needs the same number of episodes"):
         build_config(override(load_settings("promp-point-corner"), ["min_steps=10"]))
     with pytest.raises(ConfigError, match=r"num_tasks is 3 but algorithm.num_particles is 4"):
         tiny("svpg", "num_tasks=3")

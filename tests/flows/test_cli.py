@@ -121,7 +121,7 @@ def test_every_command_has_a_help_text_with_an_example(name, capsys):
         (["train", "promp-point-corner", "--iteratons", "3"], "did you mean --iterations?"),
         (["train", "promp-point-corner", "--seed", "0", "--set", "seed=2"], "found --seed with --set seed"),
         (["ls", "--sotr", "name"], "did you mean --sort?"),
-        (["du", "--sotr"], "found --sotr, which metaloom du does not take"),
+        (["du", "--sotr"], "found --sotr, which metaloom du does not accept"),
         (["resume", "nothing-here"], "nothing-here"),
         (["show", "nothing-here"], "nothing-here"),
         (["verify", "nothing-here"], "nothing-here"),
@@ -130,8 +130,11 @@ def test_every_command_has_a_help_text_with_an_example(name, capsys):
         (["replay", f"x@{'9' * 5000}"], "after the @"),
         (["train", "promp-point-corner", "--run", "x", "--set", "iterations=true"], "required an integer; found True"),
         (["train", "promp-point-corner", "--run", "x", "--workers", "2", "--scheduler", "tcp://x:1"], "one of them"),
-        (["train", "promp-point-corner", "--probe"], "found --probe without --dry-run; add it, or leave this out"),
-        (["recipes", "--format", "json"], "found --format without a recipe; add it, or leave this out"),
+        (
+            ["train", "promp-point-corner", "--probe"],
+            "found --probe without --dry-run; add --dry-run, or leave --probe out",
+        ),
+        (["recipes", "--format", "json"], "found --format without a recipe; add a recipe, or leave --format out"),
         (["recipes", "promp", "--schema"], "found --schema with a recipe"),
         (["doctor", "--set", "env.options.reward=dense"], "found --set without --env"),
         (["doctor", "--env", "point-corner", "--set", "iterations=3"], "found settings of iterations; required"),
@@ -258,10 +261,10 @@ def test_what_does_not_belong_to_a_run_is_left_to_the_user(first, capsys):
     capsys.readouterr()
     assert run(["verify", "first"]) == 1
     out = capsys.readouterr().out
-    assert "remove yourself, or move away" in out
+    assert "remove or move files that do not belong to the run yourself" in out
     assert "--repair" not in out
     assert run(["resume", "first", "--repair", "--workers", "0"]) == 1
-    assert "remove yourself, or move away" in capsys.readouterr().out
+    assert "remove or move files that do not belong to the run yourself" in capsys.readouterr().out
     assert (first / "notes.txt").read_text() == (first / "_commits" / "notes").read_text() == "mine"
 
 

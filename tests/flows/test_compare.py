@@ -111,7 +111,7 @@ def test_runs_are_compared_after_as_many_environment_steps_as_all_have(make, run
 @pytest.mark.parametrize("metric", ["return", "step_1.average_return"])
 def test_a_run_that_ends_within_the_first_iteration_of_another_is_refused(make, runs, metric):
     larger = make("num_tasks=40", "episodes_per_task=3", "iterations=1", "algorithm.inner_lr=0.1", "seed=4")
-    with pytest.raises(UsageError, match=r"ends after 480 .* begins to have scores at 2\.4 k"):
+    with pytest.raises(UsageError, match=r"ends after 480 .* whose scores begin at 2\.4 k"):
         compare([*runs, larger], metric=metric)
 
 
@@ -119,7 +119,7 @@ def test_evaluations_that_no_run_has_in_common_are_refused(make, evaluated):
     other = make(
         f"evaluation={json.dumps(EVALUATED | {'every': 3})}", "iterations=3", "algorithm.inner_lr=0.1", "seed=4"
     )
-    with pytest.raises(UsageError, match="required steps that all have"):
+    with pytest.raises(UsageError, match="required a range of steps that all runs share"):
         compare([evaluated[0], other])
 
 
@@ -170,7 +170,7 @@ def test_iterations_that_a_fork_shares_with_its_parent_are_told(make, runs):
     fork = metaloom.fork(parent, 1, parent.path.with_name("forked"), algorithm={"inner_lr": 0.3})
     metaloom.resume(fork, progress=False)
     found = metaloom.compare([parent, metaloom.open_run(fork.path)])
-    told = f"forked was forked from {parent.path.name}, whose settings its first 1 iteration had"
+    told = f"forked was forked from {parent.path.name}, whose settings apply to its first 1 iteration"
     assert told in found.notes
     assert not any("forked" in note for note in metaloom.compare([parent]).notes)
 

@@ -83,7 +83,7 @@ def test_work_is_done_again_by_another_client_when_the_scheduler_is_back(lost, c
     assert scheduler.closed == scheduler.opened
     assert [record.getMessage() for record in caplog.records] == [
         "iteration 3: the Dask scheduler is gone; waiting up to 300 s for it to come back",
-        "iteration 3: the Dask scheduler is back after 0 s; this stage is done again",
+        "iteration 3: the Dask scheduler is back after 0 s; repeating this stage",
     ]
 
 
@@ -107,8 +107,8 @@ def test_a_scheduler_that_stays_away_is_given_up(monkeypatch):
 
 
 def test_workers_that_come_back_with_other_code_end_the_run_at_once():
-    with pytest.raises(WorkersError, match="something else"):
-        repeated(FakeScheduler(None, WorkersError("computes with something else")), CancelledError())
+    with pytest.raises(WorkersError, match="other versions"):
+        repeated(FakeScheduler(None, WorkersError("computes with other versions")), CancelledError())
 
 
 def test_nobody_has_threads_while_the_scheduler_is_gone():
@@ -120,7 +120,7 @@ def test_nobody_has_threads_while_the_scheduler_is_gone():
 
 @pytest.mark.parametrize(
     ("first_words", "told"),
-    [(b"", "says nothing: it is stopped"), (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is something else")],
+    [(b"", "does not respond: it is suspended"), (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is not a Dask scheduler")],
 )
 def test_what_is_no_scheduler_is_told_though_it_accepts_connections(tiny_config, monkeypatch, first_words, told):
     monkeypatch.setattr(metaloom.flows.rollouts.connection, "_ANSWER_SECONDS", 0.2)
@@ -137,7 +137,7 @@ def test_what_is_no_scheduler_is_told_though_it_accepts_connections(tiny_config,
         answering.start()
         backend = Backend(scheduler=f"tcp://127.0.0.1:{server.getsockname()[1]}")
         with (
-            pytest.raises(NobodyThere, match=rf"no Dask scheduler answers at .*what listens there {told}"),
+            pytest.raises(NobodyThere, match=rf"no Dask scheduler answers at .*the server there {told}"),
             connected(backend, SamplerSpec.of(tiny_config(), 1), "session"),
         ):
             pass

@@ -203,8 +203,8 @@ def test_samples_that_training_did_not_learn_from_are_read_with_a_warning(run, c
     run[1].smooth(1)
     (warning,) = caplog.messages
     assert warning.endswith(
-        "the iteration learned from smooth(i=1, k=1) and not from process_samples(i=1, k=1), which it is made of; "
-        "run[1].smooth(1) reads it"
+        "the iteration learned from smooth(i=1, k=1), not from the returned process_samples(i=1, k=1); "
+        "run[1].smooth(1) reads the samples it learned from"
     )
 
 
@@ -330,8 +330,11 @@ def test_a_class_that_changed_under_a_stored_run_is_refused(run, flow, monkeypat
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("NoAxes", "stage spread: Bare.v does not say its axes and dtype; required Annotated[NDArray[np.float32], A"),
-        ("OurName", "stage spread gives a class named Samples, as one of ours; required another name"),
+        (
+            "NoAxes",
+            "stage spread: Bare.v does not declare its axes and dtype; required Annotated[NDArray[np.float32], A",
+        ),
+        ("OurName", "stage spread gives a class named Samples, the name of a built-in output; required another name"),
     ],
 )
 def test_a_class_that_cannot_be_stored_is_refused_before_a_folder_exists(flow, tiny_config, name, sentence):
@@ -349,7 +352,7 @@ def test_a_class_that_cannot_be_stored_is_refused_before_a_folder_exists(flow, t
         (
             "FewTasks",
             StageFault,
-            "Spread.share has 4 entries along task, and an array before it 3; required one length",
+            "Spread.share has 4 entries along task, but an earlier array has 3; required equal lengths",
         ),
         ("Endless", StageFault, "spread k=0: share holds nan at task 0, episode 0, step 0, index [0, 0, 0] (120 of"),
         ("Other", StageFault, "spread k=0: the stage gave ndarray; required Spread, as it declares"),

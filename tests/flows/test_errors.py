@@ -70,7 +70,7 @@ def test_an_environment_that_kills_its_workers_ends_with_1_and_where(train, caps
     assert train("die", "--workers", "1") == 1
     told = capsys.readouterr().err.rpartition("/run: ")[2]
     assert told.startswith("iteration 0, collect_rollouts k=0: breaking_env:Breaking, task 0, episode 0")
-    assert "its process died 4 times at the same point without a word" in told
+    assert "its process died 4 times at the same point without a message" in told
 
 
 @pytest.mark.parametrize(

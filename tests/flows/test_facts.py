@@ -211,7 +211,7 @@ def test_facts_of_episodes_and_optional_numbers_of_a_users_environment_are_kept(
     [
         ("missing", r"has|found \['force', 'success'\]; required the facts that the environment declares"),
         ("undeclared", r"found \['force', 'height', 'moves', 'success'\]"),
-        ("nan", "found nan as fact moves; required a finite number within float32; only a fact that is optional"),
+        ("nan", "found nan as fact moves; required a finite number within float32; only an optional fact"),
         ("shape", "as fact force; required one number"),
         ("flag", "found float 0.5 as fact success; required True or False, or 1 or 0"),
         ("infinite", "found inf as fact force"),

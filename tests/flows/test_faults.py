@@ -128,7 +128,9 @@ def test_numerical_errors_inside_a_stage_are_kept_too_and_keep_their_type(tmp_pa
         return right(stages, ref, inputs)
 
     monkeypatch.setattr(Runner, "run", fail)
-    with pytest.raises(NumericalError, match=r"the gradient of task 3 holds nan\. What it failed with is kept in"):
+    with pytest.raises(
+        NumericalError, match=r"the gradient of task 3 holds nan\. The message and arrays of the failure are kept in"
+    ):
         train(tiny_config(), tmp_path / "run", backend=SERIAL)
     (entry,) = storage.read_quarantine(tmp_path / "run")
     assert entry.about == {"run": "run", "iteration": 0, "stage": "adapt", "step": 0, "seed_position": [7, 0, 0]}
@@ -182,8 +184,8 @@ def test_a_stage_that_does_not_fail_says_so_and_whether_it_gave_the_stored_bits(
     [
         (["--stage", "adapt", "--until-diff"], "found --until-diff with --pdb"),
         (["--stage", "adapt", "--workers", "2"], "found --workers with --pdb"),
-        ([], "--pdb is for one stage"),
-        (["--stage", "rollout"], "there are initialize, sample_tasks"),
+        ([], "--pdb requires one stage"),
+        (["--stage", "rollout"], "the stages are initialize, sample_tasks"),
         (["--stage", "adapt", "--step", "3"], "required one of 0"),
     ],
 )

@@ -645,7 +645,7 @@ STRUCTURAL = {
         r"parameter mean_\S+: found nothing; required \[B, 2, 8\]",
     ),
     "initialize of a wrong shape": (of("InitializesShorter"), r"parameter log_std: found \(1, 1\); required \[B, 2\]"),
-    "recorded that lies": ({"policy": "own_flow:Lying"}, "ratios would not begin at 1; required that recorded"),
+    "recorded that lies": ({"policy": "own_flow:Lying"}, "ratios would not start at 1; required that recorded"),
     "log_prob with an action axis": (
         {"policy": "own_flow:KeepsAxisPolicy"},
         r"for actions \(4, 2\); required \(4,\): sum ov",
@@ -653,7 +653,7 @@ STRUCTURAL = {
     "no mode": ({"policy": "own_flow:NoModePolicy"}, r"without mode; required mode\(\): the most likely actions"),
     "sample from NumPy": (
         {"policy": "own_flow:NumpyPolicy"},
-        "draws other actions .* same seed; required draws with tor",
+        "draws different actions from the same seed .*; required draws with tor",
     ),
     "a network in float64": (
         {"policy": {"network": "own_flow:DoubleNet"}},
@@ -690,11 +690,11 @@ STRUCTURAL = {
     "an argument of another name": (of("ArgumentName"), "reads sample, but .*halve has .* samples; required the same"),
     "an output that cannot be stored": (
         of("Output"),
-        "Noise.values does not say its axes and dtype; required Annotated",
+        "Noise.values does not declare its axes and dtype; required Annotated",
     ),
     "an input of another type": (
         of("OtherType"),
-        r"samples from .* gives EpisodeBatch; required .*Samples \| None, by which its",
+        r"samples from .* gives EpisodeBatch; required .*Samples \| None, the annotation in its",
     ),
 }
 """Mistakes that are refused before the run has a folder: settings, and the sentence."""
@@ -712,7 +712,10 @@ OF_DATA = {
         of("NoAdapt"),
         "adaptation by own_flow:NoAdaptLearner returned NoneType; required TaskParams of 4",
     ),
-    "adapt of too few tasks": (of("FewTasks"), "of 3 tasks; required TaskParams of 4 tasks, what each of them acts"),
+    "adapt of too few tasks": (
+        of("FewTasks"),
+        "of 3 tasks; required TaskParams of 4 tasks, the parameters that each of them acts",
+    ),
     "adapt of a wrong shape": (
         of("AdaptsShorter"),
         r"returned params\['mean_.*'\] as \[4, 2, 7\]; required \[4, 2, 8\], as be",
@@ -756,7 +759,10 @@ OF_DATA = {
         {"env": {"name": "own_flow:Drift", "copies": "kept"}},  # without a rehearsal, which would refuse it
         global_draw("inner step 0: own_flow:Drift.step", "numpy.random"),
     ),
-    "a write into an input": (of("InPlace"), r"own_flow:in_place, line \d+: writes into an array .*; required a copy"),
+    "a write into an input": (
+        of("InPlace"),
+        r"own_flow:in_place, line \d+: modifies an input array .*; required a copy",
+    ),
     "a write into the memory of an input": (
         of("ClippedInPlace", env={"name": "point-corner", "options": {"reward": "dense"}}),
         r"clipped_in_place k=0: the stage changed advantages of process_samples\(i=0, k=0\), .*; required copies",
@@ -965,7 +971,7 @@ def test_an_output_that_would_lose_its_mask_in_the_store_is_refused(flow, tiny_c
     ("name", "sentence"),
     [
         ("NoEnd", "2 make the first learner and 0 end an iteration; required different names, one stage of the group"),
-        ("EndsBySamples", "stage halve gives Samples, where learners come from; required Update"),
+        ("EndsBySamples", "stage halve gives Samples, but it provides learners; required Update"),
         ("Before", "halve(i=0, k=0) reads samples from own = last_iteration(process_samples), which has no output"),
         ("OneOfMany", "samples from process_samples(i=0, k=0), which gives Samples; required tuple[metaloom.pipeline"),
         ("SpanOfMany", "a span of outputs; required tuple[metaloom.pipeline.types.Samples, ...]"),
@@ -1014,7 +1020,7 @@ def test_the_inputs_of_the_first_evaluation_are_checked(refused, every):
     [
         (
             "InTrainingOnly",
-            "of_tasks reads tasks from tasks = this_step(sample_tasks), which is there in training only, but eval",
+            "of_tasks reads tasks from tasks = this_step(sample_tasks), which exists in training only, but eval",
         ),
         (
             "SameStep",
@@ -1043,7 +1049,7 @@ def test_an_evaluation_by_stages_that_read_what_is_there_in_training_only_is_ref
             "TwiceATask",
             "twice_a_task is over tasks, and for task 0 returned arrays of 2 tasks; required arrays of this task alone",
         ),
-        ("MoreOfATask", "for task 1 returned other arrays than for task 0: only one has params['more']"),
+        ("MoreOfATask", "for task 1 returned different arrays than for task 0: only one has params['more']"),
     ],
 )
 def test_what_a_stage_over_tasks_gives_of_a_task_is_of_that_task(flow, tiny_config, name, sentence):
@@ -1073,7 +1079,7 @@ def test_a_graph_whose_own_stage_takes_no_part_in_the_adaptation_is_evaluated(fl
 
 
 def test_a_learner_written_for_adapt_to_episodes_is_refused(refused):
-    assert "own_flow:AdaptsByItselfLearner with a method adapt_to_episodes, which is not called any more" in refused(
+    assert "own_flow:AdaptsByItselfLearner with a method adapt_to_episodes, which is no longer called" in refused(
         "AdaptsByItself"
     )
 
@@ -1091,12 +1097,12 @@ def test_a_learner_with_hidden_state_replays_as_different_though_all_iterations_
     told = capsys.readouterr().out.replace("\n", " ")
     assert "nothing that is recorded; own_flow:CountingLater, own_flow:CountingLaterLearner may keep values" in told
     assert cli.run(["optimize", "run@3"]) == 0
-    assert "with the run's own settings the stage does NOT give the stored bits" in capsys.readouterr().out
+    assert "with the run's own settings the stage does NOT reproduce the stored bits" in capsys.readouterr().out
     before = storage.open_run("run").refs()
     assert cli.run(["resume", "run", "--iterations", "5", "--workers", "0"]) == 1
     told = " ".join(capsys.readouterr().err.split())
     assert "iteration 3, meta_optimize k=0, computed again before the run is resumed, differs from what is st" in told
-    assert "same bits of own_flow:CountingLater, own_flow:CountingLaterLearner. A new process has nothing" in told
+    assert "same bits of own_flow:CountingLater, own_flow:CountingLaterLearner. State kept in a learner" in told
     assert storage.open_run("run").refs() == before
 
 
@@ -1149,7 +1155,7 @@ def test_a_module_that_is_only_filled_afterwards_passes_by_either_cure_that_its_
 
     _, draw = GlobalRandomWatch().draw_of(lambda: filled(lambda: torch.nn.Linear(3, 2)), "adapt")
     assert str(draw).endswith(
-        "built by torch.nn.utils.skip_init(torch.nn.Linear, ...), or under `with torch.random.fork_rng():`"
+        "set later with torch.nn.utils.skip_init(torch.nn.Linear, ...), or under `with torch.random.fork_rng():`"
     )
     skipped = partial(torch.nn.utils.skip_init, torch.nn.Linear, 3, 2)
     for work in (partial(filled, skipped), forked):
@@ -1174,10 +1180,10 @@ def test_what_is_drawn_once_and_kept_is_warned_of_once_per_generator_and_stage(w
         assert watch.draw_of(partial(kept, "x", values), stage)[1] is None
     assert [words.split(",")[0] for words in warned()] == [
         "the global generator of numpy.random changed during adapt",
-        "the global generator of numpy.random changed 3 times so: unwatched during adapt",
+        "the global generator of numpy.random changed 3 times in this way; it is no longer watched during adapt",
         "the global generator of numpy.random changed during meta_optimize",
     ]
-    assert "something drew once and kept it, so that replay in another process may differ" in warned()[0]
+    assert "a value was drawn once and cached, so a replay in another process may differ" in warned()[0]
 
 
 def test_an_error_of_repeated_work_is_named(warned):
@@ -1186,7 +1192,7 @@ def test_an_error_of_repeated_work_is_named(warned):
         np.random.random()  # noqa: NPY002
 
     assert GlobalRandomWatch().draw_of(work, "adapt")[1] is None
-    assert "repeated (which raised IndexError: pop from empty list): something drew once" in warned()[0]
+    assert "repeated (which raised IndexError: pop from empty list). Either a value was drawn once" in warned()[0]
 
 
 def test_work_beside_a_thread_that_draws_all_the_time_is_warned_of_and_not_refused(warned):

@@ -77,9 +77,9 @@ def hostile(tiny_config, tmp_path):
 
 # fault -> retries, words of the error
 DEATHS = {
-    "exit": (1, "its process died N times at the same point without a word, with exit status 3"),
-    "alarm": (0, "its process died without a word, by SIGALRM"),
-    "become_a_daemon": (0, "its process died without a word, with exit status 0"),
+    "exit": (1, "its process died N times at the same point without a message, with exit status 3"),
+    "alarm": (0, "its process died without a message, by SIGALRM"),
+    "become_a_daemon": (0, "its process died without a message, with exit status 0"),
     "stop_itself": (3, "its process was stopped (SIGSTOP"),
     "raise_keyboard_interrupt": (3, "step raised KeyboardInterrupt"),
     "fork_and_hang": (3, "did not return within 1 s"),
@@ -140,8 +140,10 @@ def test_an_environment_that_ends_or_hangs_its_process_stops_the_run_with_its_pl
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("close_sockets", "its process died: File descriptors were closed"),
-        pytest.param("close_descriptors", "its process died: File descriptors were closed", marks=pytest.mark.sweep),
+        ("close_sockets", "its process died: The environment closed file descriptors"),
+        pytest.param(
+            "close_descriptors", "its process died: The environment closed file descriptors", marks=pytest.mark.sweep
+        ),
         pytest.param("close_sockets_and_hang", "did not return within 1 s", marks=pytest.mark.sweep),
         pytest.param("shut_sockets_down", "its process died: The worker lost its connection", marks=pytest.mark.sweep),
     ],
@@ -323,7 +325,7 @@ def test_replay_finds_an_environment_that_does_not_do_the_same_twice(hostile, tm
     ("fault", "statuses", "found"),
     [
         ("none", ["ok", "ok"], "twice the same"),
-        ("random", ["fail"], "two new copies (observations at step 2 of episode 0) gave other answers"),
+        ("random", ["fail"], "two new copies (observations at step 2 of episode 0) gave different results"),
         ("wrong_shape", ["fail"], "required numbers of shape (2,)"),
         ("raise_in_constructor", ["fail"], "the licence server is away"),
     ],
@@ -430,6 +432,6 @@ def test_a_trainer_that_is_killed_between_calls_blames_no_environment(tmp_path, 
     (tmp_path / "recordings").mkdir()
     _Trainer(None, "no process has this mark", "env").tidy_up(tmp_path / "recordings", [])
     assert capsys.readouterr().err == (
-        "metaloom: the trainer's process was killed. No environment was being called then. What is stored is safe: "
+        "metaloom: the trainer's process was killed. No environment was being called then. Stored data is safe: "
         "`metaloom resume` continues it\n"
     )

@@ -114,11 +114,12 @@ def test_the_packages_that_the_documentation_names_read_a_run_and_other_commands
         **dict.fromkeys(reading, 0),
         **dict.fromkeys(others, 2),
     }
-    missing = " is not installed, as where runs are only read; `pip install metaloom` brings it\n"
+    missing = " is not installed: this installation only reads runs. `pip install metaloom` installs it\n"
     assert found["replay first@0"][1].endswith(missing)
     assert found["view first"][1].endswith(missing)
     assert (
-        found["report first"][1] == "metaloom: matplotlib is not installed; `pip install 'metaloom[view]'` brings it\n"
+        found["report first"][1]
+        == "metaloom: matplotlib is not installed; `pip install 'metaloom[view]'` installs it\n"
     )
 
 
@@ -149,7 +150,7 @@ def test_the_required_packages_train_replay_evaluate_verify_and_show_and_extras_
     assert "no report       matplotlib is not installed" in found[working[0]][1]
     for line, (extra, package) in refused.items():
         code, said = found[line]
-        expected = f"metaloom: {package} is not installed; `pip install 'metaloom[{extra}]'` brings it"
+        expected = f"metaloom: {package} is not installed; `pip install 'metaloom[{extra}]'` installs it"
         assert (code, said.splitlines()[-1]) == (2, expected), line
 
 

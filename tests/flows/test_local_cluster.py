@@ -1,4 +1,4 @@
-"""Workers of this machine end without a word."""
+"""Workers of this machine end without a message."""
 
 import os
 

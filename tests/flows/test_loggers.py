@@ -270,7 +270,7 @@ def test_a_logger_that_fails_is_said_once_and_the_run_goes_on(
     assert seen == told
     (line,) = (record.getMessage() for record in caplog.records if "which continues" in record.getMessage())
     assert line.endswith(
-        f"tensorboard logs no more of this training, which continues: ConnectionError: {where} of a server that is gone"
+        f"tensorboard stopped logging this training, which continues: ConnectionError: {where} of a server that is gone"
     )
     assert digests(path) == digests(copy_tiny_run(tmp_path / "as it is without"))
 
@@ -361,7 +361,7 @@ def test_the_command_refuses_what_cannot_be_logged(tmp_path, capsys, options, me
 
 def test_films_are_refused_without_a_logger_that_keeps_them(tmp_path):
     with (
-        pytest.raises(UsageError, match="found films asked for without a logger to keep them"),
+        pytest.raises(UsageError, match="found a request for films but no logger to keep them"),
         logging_to([], tmp_path / "run", Observer(), film_every=2),
     ):
         pass
@@ -421,7 +421,7 @@ def test_a_function_is_called_with_each_iteration_once_all_of_it_is_stored(
 def test_a_function_that_fails_is_not_called_again_and_the_training_continues(watch, tiny_config, tmp_path, caplog):
     run = metaloom.train(tiny_config(), tmp_path / "run", log=["my_watch:fail"], progress=False)
     assert (watch.SEEN, len(run)) == ([0], 3)
-    assert "my_watch:fail logs no more of this training, which continues: RuntimeError: of a function" in caplog.text
+    assert "my_watch:fail stopped logging this training, which continues: RuntimeError: of a function" in caplog.text
 
 
 def asked_of(proxy):

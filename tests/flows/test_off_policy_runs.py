@@ -236,7 +236,9 @@ def test_a_fork_whose_batches_would_not_fit_behind_its_parents_is_refused(whole,
 
 def test_a_fork_does_not_learn_tasks_from_the_replay_buffers_of_others(whole, tmp_path):
     changes = ["env=pearl-point-robot", "algorithm.sparse_rewards=false"]
-    with pytest.raises(ConfigError, match="pearl-point-robot has other training tasks than pearl-sparse-point-robot"):
+    with pytest.raises(
+        ConfigError, match="pearl-point-robot has different training tasks than pearl-sparse-point-robot"
+    ):
         fork(whole("pearl-sparse-point-robot"), 2, tmp_path / "fork", changes)
 
 
@@ -346,7 +348,7 @@ def test_the_context_is_of_what_was_collected_last(whole):
     [
         ("sac", "num_tasks=2", r"num_tasks is 2 but sac learns one task; leave num_tasks out"),
         ("sac", "baseline=linear_feature", r"leave baseline out"),
-        ("sac", "policy.init_std=0.5", r"policy: .*init_std.* is for a Gaussian policy"),
+        ("sac", "policy.init_std=0.5", r"policy: .*init_std.* applies to Gaussian policies only"),
         ("sac", "algorithm.use_trained_policy_for_refill=true", r"init_from names no run"),
         ("dql", "processing.gae_lambda=0.5", r"processing.gae_lambda is 0.5 but dql learns from single transitions"),
         ("pearl-sparse-point-robot", "episodes_per_task=2", r"episodes_per_task is 2 but pearl collects by steps"),

@@ -117,7 +117,7 @@ def test_a_worker_gives_the_digests_of_this_process(tmp_path, digests):
         ),
         (
             ("varibad", "env=pixels:Catch", "policy.network=cnn"),
-            "images .* from which no task is inferred",
+            "images .* from which tasks cannot be inferred",
         ),
         (
             ("sac", "env=Pendulum-v1", "policy.network=own_network:Residual", "policy.hidden_sizes=[8]"),

@@ -124,7 +124,7 @@ class TestSettings:
         assert settings_for(FOLDER, tiny_config(), asked) == tiny_config(iterations=50)
 
     def test_other_settings_than_the_stored_ones_are_refused_by_name_and_value(self, tiny_config):
-        with pytest.raises(ConfigError, match="num_tasks is 4 there, 5 was asked for"):
+        with pytest.raises(ConfigError, match="num_tasks is 4 in the stored run, but 5 was requested"):
             settings_for(FOLDER, tiny_config(), Asked(config=tiny_config(num_tasks=5)))
 
     @pytest.mark.parametrize("recorded", [{}, {"obs_style": "promp"}])
@@ -132,12 +132,12 @@ class TestSettings:
         stored = tiny_config(env={"name": "ant-dir", "options": recorded})
         assert settings_for(FOLDER, stored, Asked(config=tiny_config(env="ant-dir")))
         other = tiny_config(env={"name": "ant-dir", "options": {"obs_style": "v5"}})
-        with pytest.raises(ConfigError, match=r"obs_style is 'promp' there, 'v5' was asked for"):
+        with pytest.raises(ConfigError, match=r"obs_style is 'promp' in the stored run, but 'v5' was requested"):
             settings_for(FOLDER, stored, Asked(config=other))
 
     def test_another_evaluation_than_the_stored_one_is_refused(self, tiny_config):
         asked = Asked(config=tiny_config(evaluation={"every": 5}))
-        with pytest.raises(ConfigError, match=r"evaluation\.every is None there, 5 was asked for"):
+        with pytest.raises(ConfigError, match=r"evaluation\.every is None in the stored run, but 5 was requested"):
             settings_for(FOLDER, tiny_config(), asked)
 
     @pytest.mark.parametrize("changes", [{"retention": {"keep_last": 2}}, {"stop": {"samples": 9}}])
@@ -387,7 +387,7 @@ def test_meta_train_takes_any_setting_and_refuses_another_one_for_a_run_that_exi
     wanted = settings_for(FOLDER, None, asked)
     assert (wanted.algorithm.inner_lr, wanted.num_tasks) == (0.05, 3)
     assert settings_for(FOLDER, wanted, Asked(overrides=("num_tasks=3",))) == settings_for(FOLDER, wanted, NOTHING)
-    with pytest.raises(ConfigError, match="num_tasks is 3 there, 4 was asked for"):
+    with pytest.raises(ConfigError, match="num_tasks is 3 in the stored run, but 4 was requested"):
         settings_for(FOLDER, wanted, Asked(overrides=("num_tasks=4",)))
     with pytest.raises(ConfigError, match="iner_lr: unknown key"):
         settings_for(FOLDER, None, Asked(overrides=("algorithm.iner_lr=1",)))

@@ -292,7 +292,7 @@ class TestHome:
         (tmp_path / "file").touch()
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
         make_home(tmp_path, trust=False)
-        assert "cannot be remembered as yours" in caplog.text
+        assert "cannot record that you trust" in caplog.text
         assert "the next start needs --trust" in caplog.text
 
     @pytest.mark.parametrize("mode", [0o755, 0o775])

@@ -217,7 +217,7 @@ def test_what_people_set_stays_when_the_flows_are_deployed_again(served, monkeyp
     before = of_people()
     assert {name: before[name] for name in set_by_people} == set_by_people
     waiting = "the work queue training is paused: nothing trains until `prefect work-queue resume training -p local`"
-    paused = "deployment replay/replay is paused: its schedules plan nothing until it is resumed in Prefect's page"
+    paused = "deployment replay/replay is paused: its schedules start nothing until it is resumed on Prefect's page"
     try:
         assert deployed_again() == [waiting, paused]
         assert of_people() == before
@@ -272,7 +272,7 @@ def test_a_run_is_not_continued_with_other_settings(served, first):
     with here(served):
         state = deployments.meta_train(run=path_of(served, "first"), seed=6, workers=0, return_state=True)
     assert state.is_failed()
-    assert "seed is 5 there, 6 was asked for" in state.message
+    assert "seed is 5 in the stored run, but 6 was requested" in state.message
 
 
 SPAWN = {"name": "x", "pull_steps": [{"prefect.deployments.steps.run_shell_script": {"script": "id"}}]}

@@ -53,7 +53,7 @@ def test_a_kept_episode_fails_again_with_the_same_error_until_the_environment_is
     (tmp_path / "now").unlink()
     assert command(["replay", "run@0", "--quarantine"]) == 0
     out = capsys.readouterr().out
-    assert "went well this time. It failed with:" in out
+    assert "completed without a failure this time. The stored failure:" in out
     assert "my own bug" in out
     assert resume(tmp_path / "run", backend=HERE).iterations_done == 3
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_run_again_is_refused_with_what_there_is(failed, tmp_path
             "--quarantine",
         ): "found 0 failures of iteration 1 in the quarantine that match; required one",
         ("run@0", "--quarantine", "--step", "1"): "it holds --stage collect_rollouts --step 0",
-        ("run", "--quarantine"): "--quarantine is about one iteration",
+        ("run", "--quarantine"): "--quarantine requires one iteration",
         ("run@0", "--quarantine", "--materialise"): "found --materialise with --quarantine",
         ("run@0", "--quarantine", "--workers", "1"): "found --workers with --quarantine",
         ("run@0", "--quarantine", "--retries", "1"): "required --workers 1 or more",

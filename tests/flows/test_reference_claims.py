@@ -102,16 +102,16 @@ def test_a_record_that_names_another_origin_is_told(forged, change, told):
     outcome = verify(forged, 1)
     assert outcome.false_records == (f"{told} of adapt k=0 of iteration 1",)
     assert (outcome.first_difference, outcome.false_tables, outcome.identical) == (None, (), False)
-    assert f"but NOT what the run says of them, in its records: {told} of adapt k=0 of iteration 1" in str(outcome)
+    assert f"but NOT recorded correctly by the run, in its records: {told} of adapt k=0 of iteration 1" in str(outcome)
 
 
 def test_evaluations_that_the_settings_ask_for_have_to_be_stored(forged):
     forge(forged, lambda document: document["config"]["evaluation"].update(every=2))
     outcome = verify(forged, None)
-    assert outcome.false_records == ("evaluate of iteration 1, which the settings ask for and is not stored",)
+    assert outcome.false_records == ("evaluate of iteration 1, which the settings request and which is not stored",)
     assert not outcome.identical
     assert verify(forged, 0).identical
-    with pytest.raises(UsageError, match="found no evaluate of iteration 1, which the settings ask for"):
+    with pytest.raises(UsageError, match="found no evaluate of iteration 1, which the settings request"):
         add(forged, forged.parent / "references")
 
 
@@ -119,7 +119,7 @@ def test_evaluations_that_the_settings_do_not_ask_for_are_told(evaluated, tmp_pa
     assert verify(evaluated, None).identical
     copy = Path(shutil.copytree(evaluated, tmp_path / "copy"))
     forge(copy, lambda document: document["config"]["evaluation"].update(every=None))
-    told = [f"evaluate of iteration {i}, for which the settings do not ask" for i in range(2)]
+    told = [f"evaluate of iteration {i}, which the settings do not request" for i in range(2)]
     assert verify(copy, None).false_records == tuple(told)
 
 
@@ -206,7 +206,7 @@ def test_damage_in_an_archive_is_told_of_the_archive_and_what_helps(damaged, cap
     assert command(["reference", "verify", "tiny", "--from", str(damaged)]) == 1
     told = capsys.readouterr().err
     assert str(damaged / "tiny.zip") in told
-    assert "again from where they come from" in told
+    assert "again from their source" in told
     assert "metaloom-reference" not in told
     assert "resume" not in told
 
@@ -214,9 +214,9 @@ def test_damage_in_an_archive_is_told_of_the_archive_and_what_helps(damaged, cap
 def test_a_broken_index_and_archive_are_to_be_had_again(damaged, capsys):
     (damaged / "tiny.zip").write_bytes(b"cut")
     assert command(["reference", "show", "tiny", "--from", str(damaged)]) == 1
-    assert "again from where they come from" in capsys.readouterr().err
+    assert "again from their source" in capsys.readouterr().err
     (damaged / INDEX).write_text((damaged / INDEX).read_text().replace('"seed": 7', '"seed": 8'))
-    with pytest.raises(storage.DamagedRun, match=f"{INDEX}: .*again from where they come from$") as caught:
+    with pytest.raises(storage.DamagedRun, match=f"{INDEX}: .*again from their source$") as caught:
         read_index(damaged)
     assert "metaloom verify" not in str(caught.value)
 

@@ -298,7 +298,7 @@ def test_a_table_that_says_something_else_than_was_computed_is_told(made, tmp_pa
     assert outcome.false_tables == (name,)
     assert outcome.first_difference is None
     assert not outcome.identical
-    assert f"but NOT what the run says of them, in its tables of {name}" in str(outcome)
+    assert f"but NOT recorded correctly by the run, in its tables of {name}" in str(outcome)
     assert verify(forged, 3).identical
     assert not verify(forged, None).identical
     files = {path.relative_to(forged).as_posix(): raw for path, raw in contents(forged).items()}
@@ -358,7 +358,7 @@ def test_an_environment_that_is_recorded_as_another_is_told(made, tmp_path, chan
     assert storage.verify_run(forged) == []
     outcome = verify(forged, 4)
     assert (outcome.false_facts, outcome.false_tables, outcome.identical) == ((told,), (), False)
-    assert f"but NOT what the run says of them, in what it records of its environment: {told}" in str(outcome)
+    assert f"but NOT recorded correctly by the run, in what it records of its environment: {told}" in str(outcome)
 
 
 def test_what_an_earlier_version_does_not_record_of_an_environment_is_no_matter(made, tmp_path):
@@ -453,7 +453,7 @@ def test_learners_that_a_run_lacks_are_not_promised(extracted, tmp_path):
 
 def test_a_file_that_the_index_does_not_know_is_not_written_over(made, tmp_path):
     (tmp_path / "tiny.zip").write_bytes(b"mine")
-    with pytest.raises(UsageError, match=r"tiny\.zip: found a file that the index does not know"):
+    with pytest.raises(UsageError, match=r"tiny\.zip: found a file that is not in the index"):
         add(made / "tiny", tmp_path)
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("tiny.zip", b"mine")]
 
@@ -605,9 +605,7 @@ def test_two_that_extract_to_one_place_at_once_leave_one_whole_run(references, t
 )  # fmt: skip
 def test_a_run_that_is_not_the_one_of_the_index_is_refused(references, tmp_path, change):
     write_index(references, [dataclasses.replace(find(references, "tiny"), **change)])
-    with pytest.raises(
-        storage.DamagedRun, match=f"says something else.*{'' if 'size' in change else next(iter(change))}"
-    ):
+    with pytest.raises(storage.DamagedRun, match=f"the index.*{'' if 'size' in change else next(iter(change))}"):
         extract(references, find(references, "tiny"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

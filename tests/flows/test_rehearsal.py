@@ -61,8 +61,8 @@ def test_an_environment_whose_copies_remember_gets_a_new_copy_for_every_episode(
     [
         ("global generator", "a copy beside another one, and one alone (observations at step 0 of episode 0), gave"),
         ("global generator", "Planted.reset_global_generator, line "),
-        ("wall clock", "two new copies (observations at step 0 of episode 0) gave other answers"),
-        ("file on disk", "two new copies (observations at step 0 of episode 0) gave other answers"),
+        ("wall clock", "two new copies (observations at step 0 of episode 0) gave different results"),
+        ("file on disk", "two new copies (observations at step 0 of episode 0) gave different results"),
     ],
 )
 def test_an_environment_whose_new_copies_disagree_is_refused_with_the_step_and_the_array(kind, words, planted):
@@ -73,7 +73,7 @@ def test_an_environment_that_depends_on_the_order_of_hashes_is_refused_before_a_
     planted, tiny_config, tmp_path
 ):
     config = tiny_config(env=planted("hash order").model_dump(mode="json", exclude={"copies"}))
-    with pytest.raises(EnvError, match=r"planted_envs:Planted: two processes \(in episode 0\) gave other answers"):
+    with pytest.raises(EnvError, match=r"planted_envs:Planted: two processes \(in episode 0\) gave different results"):
         train(config, tmp_path / "run", backend=HERE)
     assert not (tmp_path / "run").exists()
     train(tiny_config(env=planted("hash order", copies="kept").model_dump()), tmp_path / "run", backend=HERE)
@@ -118,7 +118,7 @@ def test_what_no_rehearsal_can_find_the_witness_of_an_iteration_names_once(
 
 def test_strict_training_ends_where_the_stages_of_a_run_leave_nothing_to_play_again():
     for metrics, words in (
-        ({}, "found no episode that was played again"),
+        ({}, "found no episode to play again"),
         ({"witness_reproduced": 0.0}, "differently"),
     ):
         with pytest.raises(StageFault, match=words):
@@ -246,7 +246,7 @@ def test_a_scale_that_nobody_asked_for_is_left_out_where_actions_are_discrete(tm
         ("Endless", "ended with status 1"),
         ("Sleepy", "ended with status 1"),
         ("Nowhere", ""),
-        ("Buggy", "Buggy.reset raised ValueError: my own bug); copies are kept"),
+        ("Buggy", "Buggy.reset raised ValueError: my own bug); environment copies are reused"),
     ],
 )
 def test_an_environment_that_cannot_be_rehearsed_is_left_as_it_is_and_the_reason_is_given(

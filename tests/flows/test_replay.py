@@ -78,9 +78,9 @@ def test_an_iteration_that_is_not_stored_is_refused_with_what_there_is(stored):
 @pytest.mark.parametrize(
     ("iteration", "stage", "step", "message"),
     [
-        (0, "rollout", None, "there are initialize, sample_tasks, collect_rollouts"),
-        (None, "rollout", 5, "is called 'rollout'; there are initialize"),
-        (1, "initialize", None, "no stage of iteration 1 is called 'initialize'; there are sample_tasks"),
+        (0, "rollout", None, "the stages are initialize, sample_tasks, collect_rollouts"),
+        (None, "rollout", 5, "is called 'rollout'; the stages are initialize"),
+        (1, "initialize", None, "no stage of iteration 1 is called 'initialize'; the stages are sample_tasks"),
         (1, "adapt", 5, "found --step 5; required one of 0: the inner steps of adapt"),
         (1, "collect_rollouts", 5, "required one of 0, 1: the inner steps of collect_rollouts"),
         (None, None, 2, "required one of 0, 1: the inner steps of this run"),
@@ -142,8 +142,8 @@ def test_other_arithmetic_than_the_runs_is_named_where_bits_differ(stored):
     ("code", "reason"),
     [
         ("openblas SapphireRapids", "the processor lacks amx_tile avx512_bf16"),
-        ("openblas neoversev1", "openblas neoversev1 is no code that can be asked for on an x86-64 processor"),
-        ("[bold]x\x1b[2J", "is no code that can be asked for"),
+        ("openblas neoversev1", "openblas neoversev1 is not a code path that can be selected on an x86-64 processor"),
+        ("[bold]x\x1b[2J", "is not a code path that can be selected"),
     ],
 )
 def test_recorded_arithmetic_that_the_processor_cannot_run_is_not_asked_for_and_the_reason_shown(
@@ -155,7 +155,7 @@ def test_recorded_arithmetic_that_the_processor_cannot_run_is_not_asked_for_and_
     assert cli.run(["replay", f"{stored}@0", "--as-recorded", "--stage", "sample_tasks"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert reason in out
-    assert "another processor may give other bits" in out
+    assert "another processor may compute different bits" in out
     assert "\x1b[2J" not in out
 
 

@@ -228,7 +228,7 @@ def test_a_saved_policy_keeps_what_it_remembers(made, tmp_path):
         ("policy.network=mlp", "policy.network is mlp, which has no memory; required gru, lstm"),
         ("policy.hidden_sizes=[8, 8]", "network gru is one layer"),
         ("baseline=linear_feature", "rl2 learns its own values"),
-        ("min_steps=10", "equally many episodes in every trial"),
+        ("min_steps=10", "the same number of episodes in every trial"),
         ("policy.activation=relu", "activation is relu but network is gru"),
     ],
 )

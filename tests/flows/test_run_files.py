@@ -54,7 +54,7 @@ class TestRemove:
         fork(runs / "first", 2, runs / "second")
         before, own = files(runs / "second"), bytes_in(runs / "first") - disk_use(runs / "first").shared
         told = says("rm first --yes", capsys)
-        assert "second is a fork of it and keeps all that they share" in told
+        assert "second is a fork of it and keeps everything they share" in told
         assert f"removed 1 run, {own / 1000:.3g} kB freed" in told
         assert [path.name for path in runs.iterdir()] == ["second"]
         assert files(runs / "second") == before
@@ -169,7 +169,7 @@ class TestRemove:
 
         warm = tiny_config(iterations=1, init_from={"run": str(runs / "first"), "updates": 1})
         train(warm, runs / "warm", backend=Backend(workers=0))
-        assert "warm began with its learner" in says("rm first --yes", capsys)
+        assert "warm started from its learner" in says("rm first --yes", capsys)
 
     def test_runs_under_a_url_are_left_to_the_tools_of_their_store(self, runs, monkeypatch, capsys):
         monkeypatch.setenv("METALOOM_CACHE", str(runs))
@@ -327,7 +327,7 @@ class TestList:
         assert sizes == sorted(sizes, reverse=True)
 
     def test_nothing_found_is_told_and_a_wrong_moment_refused(self, runs, capsys):
-        assert says("ls --env ant-dir", capsys) == f"none of 1 runs in {runs} is like that\n"
+        assert says("ls --env ant-dir", capsys) == f"none of 1 runs in {runs} matches\n"
         assert "required a span such as 30m" in says("ls --since yesterday", capsys, 2)
 
     def test_what_is_no_terminal_gets_plain_characters(self, runs, capsys):

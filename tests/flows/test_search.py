@@ -130,7 +130,7 @@ def test_asked_to_stop_it_goes_on_there_and_more_trials_need_extend(runs_folder)
     assert [trial.score is None for trial in trials_of(find_sweep("lr"))] == [False, True]
     with pytest.raises(UsageError, match=r"trials: 3 before, 4 now\. --extend .* adds the 1 new runs"):
         trained(planned(trials=4))
-    with pytest.raises(UsageError, match=r"trials: 3 before, 2 now\. --name begins another"):
+    with pytest.raises(UsageError, match=r"trials: 3 before, 2 now\. --name starts another"):
         trained(planned(trials=2), extend=True)
     for changed in ({"seeds": 2}, {"metric": "step_0.average_return"}, {"space": SPACE | {"num_epochs": "1:2"}}):
         with pytest.raises((UsageError, ConfigError)):
@@ -216,7 +216,7 @@ def test_the_command_refuses_options_that_do_not_belong_together(capsys):
 def test_without_optuna_the_extra_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert cli.run(words()) == 2
-    assert "optuna is not installed; `pip install 'metaloom[optuna]'` brings it" in capsys.readouterr().err
+    assert "optuna is not installed; `pip install 'metaloom[optuna]'` installs it" in capsys.readouterr().err
 
 
 def test_an_unknown_metric_stops_the_first_trial_and_another_one_goes_on_with_it(runs_folder, capsys):

@@ -215,10 +215,10 @@ print(sorted(map(int, within)), sorted(after), bool(blocked & 1 << signal.SIGHUP
 def test_a_changed_grid_is_told_and_refused_but_more_of_it_can_be_added(runs_folder, capsys):
     trained(*planned(seeds=1))
     with pytest.raises(
-        UsageError, match=r"grid: algorithm.inner_lr=0.05,0.1 before, .*=0.2 now\. --name begins another"
+        UsageError, match=r"grid: algorithm.inner_lr=0.05,0.1 before, .*=0.2 now\. --name starts another"
     ):
         trained(*planned(seeds=1, grid={"algorithm.inner_lr": ("0.2",)}))
-    with pytest.raises(UsageError, match=r"settings: .* --name begins another"):
+    with pytest.raises(UsageError, match=r"settings: .* --name starts another"):
         trained(*planned(seeds=1, settings=("algorithm.clip_eps=0.1",)))
     more = {"algorithm.inner_lr": ("0.05", "0.1", "0.2")}
     with pytest.raises(UsageError, match=r"--extend .* adds the 4 new runs"):
@@ -291,7 +291,7 @@ def test_the_command_refuses_what_it_cannot_read(capsys):
         assert cli.run(words(*more)) == 2, more
         assert problem in capsys.readouterr().err
     assert cli.run(words("and", "more")) == 2
-    assert "found and more, which metaloom sweep does not take" in capsys.readouterr().err
+    assert "found and more, which metaloom sweep does not accept" in capsys.readouterr().err
     assert cli.run(["sweep", "nothing", "--status"]) == 2
     assert "found no sweep 'nothing'" in capsys.readouterr().err
 
@@ -345,7 +345,7 @@ def test_a_run_of_other_settings_under_a_name_of_the_sweep_is_not_touched(runs_f
     other = runs_folder / sweep.runs[1].name
     metaloom.train(configs[0], other, progress=False)
     before = digests(other)
-    with pytest.raises(UsageError, match="found a run of other settings"):
+    with pytest.raises(UsageError, match="found a run whose settings differ"):
         trained(sweep, configs)
     assert digests(other) == before
     assert len(storage.find_runs(runs_folder)) == 1

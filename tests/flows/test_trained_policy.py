@@ -364,7 +364,7 @@ def test_what_does_not_fit_is_refused_in_words(made, tmp_path):
         policy.adapt(made("pearl")[0].rollouts(0))
     with pytest.raises(TypeError, match=r"found 'Pendulum-v1' to adapt to; required a gymnasium\.Env"):
         policy.adapt("Pendulum-v1")
-    with pytest.raises(UsageError, match="found 5 updates asked for, but the run has 2"):
+    with pytest.raises(UsageError, match="found 5 as the number of updates, but the run has 2"):
         run.policy(5)
     with pytest.raises(UsageError, match="found iteration -4; required one from -3 to 2"):
         run.policy(-4)

@@ -200,9 +200,9 @@ def test_adapting_is_to_infer_and_a_saved_policy_keeps_what_it_has_seen(made, tm
     ("change", "reason"),
     [
         ("episodes_per_task=3", "episodes_per_task is 3 but a trial has 2 episodes"),
-        ("policy.network=gru", "what varibad remembers is in its encoder"),
+        ("policy.network=gru", "varibad keeps its memory in its encoder"),
         ("baseline=linear_feature", "varibad learns its own values"),
-        ("min_steps=10", "varibad has equally many episodes in every trial"),
+        ("min_steps=10", "varibad has the same number of episodes in every trial"),
         ("algorithm.state_weight=0.5", "algorithm.state_weight is 0.5 but algorithm.decode_states is off"),
     ],
 )

@@ -145,7 +145,7 @@ def test_runs_without_wrappers_keep_their_digest_and_those_with_some_have_anothe
         ("NormalizeObservation", "and --set policy.normalize_observations=true"),
         ("gymnasium.wrappers:NormalizeReward", "and --set processing.scale_rewards=true"),
         ({"name": "RecordVideo", "options": {"video_folder": "films"}}, "leave it out and film stored episodes with"),
-        ("wrapped_envs:Misfit", r"required numbers of shape \(7,\), as its observation_space says; without them the"),
+        ("wrapped_envs:Misfit", r"required numbers of shape \(7,\), as its observation_space declares; without them"),
         ({"name": "TransformReward", "options": {"func": 3}}, "'int' object is not callable; without them the"),
     ],
 )  # fmt: skip

@@ -75,7 +75,7 @@ def test_an_integer_stands_for_a_float_and_values_of_options_stay_as_they_are():
         (["algorithm.num_epochs=1", "algorithm.tolerance=0.1"], "tolerance is 0.1 but num_epochs is 1"),
         (
             ["algorithm=dice-maml", "algorithm.num_epochs=2", "algorithm.tolerance=0.1"],
-            "tolerance is 0.1 but the value of the DiCE loss is the same for all parameters",
+            "tolerance is 0.1 but the value of the DiCE loss is constant in the parameters",
         ),
         (
             ["algorithm.adaptive_inner_kl_penalty=true", "algorithm.inner_steps=0"],
@@ -127,8 +127,8 @@ def test_the_algorithm_decides_on_the_processing(settings, name):
             {"algorithm": {"name": "dice-maml"}, "processing": {"name": "advantages"}},
             r"processing\.name is advantages but the algorithm needs dice",
         ),
-        ({"processing": {"dice_norm": "padded"}}, r"processing\.dice_norm is set but is for DiCE alone"),
-        ({"processing": {"return_baseline": "zero"}}, r"processing\.return_baseline is set but is for DiCE alone"),
+        ({"processing": {"dice_norm": "padded"}}, r"processing\.dice_norm is set but applies to DiCE only"),
+        ({"processing": {"return_baseline": "zero"}}, r"processing\.return_baseline is set but applies to DiCE only"),
         (
             {"processing": {"return_baseline": "zero", "dice_norm": "padded"}},
             r"(?s)processing\.dice_norm is set .*processing\.return_baseline is set",
@@ -161,7 +161,7 @@ def test_the_algorithm_decides_on_the_processing(settings, name):
             },
             "dice_norm is padded but nothing is normalized",
         ),
-        ({"algorithm": {"name": "maml-trpo", "inner_loss": "dice"}}, "DiCE loss is not offered here"),
+        ({"algorithm": {"name": "maml-trpo", "inner_loss": "dice"}}, "DiCE loss is not supported here"),
     ],
 )
 def test_processing_that_does_not_fit_is_refused_with_its_reason(settings, message):
@@ -195,7 +195,7 @@ def test_an_assignment_that_makes_no_sense_is_refused(assignment):
 
 def test_an_assignment_that_would_undo_an_earlier_one_is_refused():
     with pytest.raises(
-        ConfigError, match=r"replaces all of algorithm, and so undoes algorithm\.inner_lr; put it before"
+        ConfigError, match=r"replaces all of algorithm, and so discards algorithm\.inner_lr; put it before"
     ):
         override({"algorithm": "promp"}, ["algorithm.inner_lr=0.5", "algorithm=maml-vpg"])
     merged = override(

@@ -76,7 +76,7 @@ def test_without_the_class_an_output_is_a_plain_one_with_the_same_fields():
         ({"parts": {"w": np.zeros(2)}}, "Noise.parts['w'] has shape [2]; required the axes task, layer, ..."),
         (
             {"parts": {"w": np.zeros((3, 5))}},
-            "Noise.parts['w'] has 3 entries along task, and an array before it 2; required one length",
+            "Noise.parts['w'] has 3 entries along task, but an earlier array has 2; required equal lengths",
         ),
     ],
 )
@@ -87,12 +87,15 @@ def test_an_output_that_is_not_as_its_class_says_is_refused(changes, problem):
 @pytest.mark.parametrize(
     ("declared", "problem"),
     [
-        (3, "3 is no dataclass of arrays"),
-        (dict, "dict is no dataclass of arrays"),
-        (make_dataclass("Out", [("v", Annotated[NDArray[np.float32], ANY])]), "Out can be changed; required @datac"),
+        (3, "3 is not a dataclass of arrays"),
+        (dict, "dict is not a dataclass of arrays"),
+        (make_dataclass("Out", [("v", Annotated[NDArray[np.float32], ANY])]), "Out is mutable; required @dataclass"),
         (make_dataclass("Out", [], frozen=True), "Out has no fields; required at least one array"),
         (with_field("Absent"), "the annotations of Out raised NameError: name 'Absent' is not defined"),
-        (with_field(np.ndarray), "Out.v does not say its axes and dtype; required Annotated[NDArray[np.float32], A"),
+        (
+            with_field(np.ndarray),
+            "Out.v does not declare its axes and dtype; required Annotated[NDArray[np.float32], A",
+        ),
         (with_field(Annotated[np.ndarray, ANY]), "Out.v is ndarray; required an array with its dtype, as in Annota"),
         (with_field(Annotated[int, ANY]), "Out.v is int; required an array with its dtype"),
         (with_field(Annotated[NDArray[Any], ANY]), "Out.v has entries of dtype Any; required one of bool, int8"),
@@ -106,7 +109,7 @@ def test_an_output_that_is_not_as_its_class_says_is_refused(changes, problem):
         (with_field(Annotated[NDArray[np.int64], Axes("E B", "x")]), "Out.v has the axes episode task; required ta"),
         (with_field(Annotated[NDArray[np.int64], Axes("B step", "x")]), "Out.v has the axis 'step', which every ou"),
         (with_field(Annotated[NDArray[np.int64], Axes("B v", "x")]), "Out.v has the name of an axis; required an"),
-        (with_field(Annotated[NDArray[np.int64], ANY], "iteration"), "Out.iteration has a name that no array can"),
+        (with_field(Annotated[NDArray[np.int64], ANY], "iteration"), "Out.iteration has a name that arrays cannot"),
     ],
 )
 def test_a_class_that_does_not_say_what_it_holds_is_refused(declared, problem):

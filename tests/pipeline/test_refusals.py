@@ -48,7 +48,7 @@ def noisy(num_tasks: int) -> None:
 @pytest.mark.parametrize(
     ("make", "required"),
     [
-        (lambda: StageRef(0, "Adapt"), "required small letters, digits and _"),
+        (lambda: StageRef(0, "Adapt"), "required lowercase letters, digits and _"),
         (lambda: StageRef(-1, "adapt"), "iteration -1 and step 0; required 0 to 99999999"),
         (lambda: StageRef(10**8, "adapt"), "required 0 to 99999999"),
         (lambda: StageRef(0, "adapt", -1), "step -1; required"),
@@ -66,7 +66,7 @@ def noisy(num_tasks: int) -> None:
         (lambda: minibatches(2, 3), r"required \[U, K, N\]"),
         (lambda: tasks(["x", "y"], ["m"]), "one unit per name"),
         (lambda: Scores((np.ones(1),), ()), "found scores of 1 runs and strata of 0"),
-        (lambda: noisy(1), "one task differs from no other"),
+        (lambda: noisy(1), "estimated from differences between tasks"),
         (lambda: override({"iterations": 3}, ["iterations.x=1"]), "iterations is a value, not a section"),
         (lambda: override({}, ["a=["]), "the value is not valid YAML"),
     ],

@@ -71,7 +71,7 @@ def test_convergence_needs_its_whole_window_and_no_trend():
     [
         ({}, "stop names no criterion"),
         ({"combine": "all"}, "stop names no criterion"),
-        ({"samples": 3, "statistic": "max"}, "statistic is set but no criterion looks at returns"),
+        ({"samples": 3, "statistic": "max"}, "statistic is set but no criterion uses returns"),
         ({"samples": 3, "convergence_p_value": 0.5}, "convergence_window is not; set both or neither"),
         ({"metric": "success_rate"}, "metric is 'success_rate', at_least None, at_most None; give"),
         ({"metric": "success_rate", "at_least": 1, "at_most": 2}, "at_least 1.0, at_most 2.0; give a metric and one"),

@@ -173,5 +173,5 @@ def test_a_bare_name_stands_for_the_policys_name():
 
 @pytest.mark.parametrize("field", ["name", "network"])
 def test_a_name_that_nothing_has_is_refused_with_the_settings(field):
-    with pytest.raises(ValueError, match=r"found 'betta'; required .*module:Class for a (policy|network) of your own"):
+    with pytest.raises(ValueError, match=r"found 'betta'; required .*module:Class for a (policy|network), or a name"):
         PolicyConfig.model_validate({field: "betta"})

@@ -76,7 +76,7 @@ def test_markers_have_the_same_bytes_whatever_the_order_of_outputs_and_iteration
     path.write_bytes(marker)
     assert read_packed_marker(path, range(2, 5), ON_POLICY) == {2: other, 3: OUTPUTS}
     path.write_bytes(render_packed_marker(range(2, 5), {5: {StageRef(5, "adapt"): "a"}}))
-    with pytest.raises(DamagedRun, match="about other iterations"):
+    with pytest.raises(DamagedRun, match="describes other iterations"):
         read_packed_marker(path, range(2, 5), ON_POLICY)
 
 
@@ -126,7 +126,7 @@ def test_a_seal_of_more_outputs_than_memory_is_for_is_refused(more: int, problem
 def test_two_segments_of_one_iteration_are_a_conflict(first: Any, second: Any, overlap: bool, tmp_path: Path) -> None:
     both = [SimpleNamespace(folder=tmp_path / str(ends), iterations=range(*ends)) for ends in (second, first)]
     problems = Segments(tmp_path).use(cast(list[Segment], both))
-    expected = [(tmp_path / str(second), f"is about iterations that {first} has too")]
+    expected = [(tmp_path / str(second), f"covers iterations that {first} covers too")]
     assert problems == (expected if overlap else [])
 
 

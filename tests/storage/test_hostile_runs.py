@@ -254,7 +254,7 @@ def test_a_run_json_with_stages_that_are_no_table_is_refused(make_run, stages):
     path = make_run(1)
     rewrite(path / "run.json", lambda document: document.update(stages=stages))
     for use in (storage.open_run, storage.open_writer):
-        with pytest.raises(storage.IncompatibleFormat, match="stages that are no table"):
+        with pytest.raises(storage.IncompatibleFormat, match="stages that are not a table"):
             use(path)
 
 

@@ -162,7 +162,7 @@ function details(found) {
     folded("Commands", true, found.commands.map(command)),
     folded(`Settings (${found.settings.length})`, false, facts(found.settings)),
     info.bytes ? folded("On disk, by what it is", false, facts(Object.entries(info.bytes).map(([name, count]) => [name, bytes(count)]))) : "",
-    sessions.length ? folded("Sessions that computed with something else", false, facts(sessions)) : "",
+    sessions.length ? folded("Sessions with other versions, sources or hardware", false, facts(sessions)) : "",
     folded("Made with", false, facts(made)),
   ];
 }

@@ -32,7 +32,7 @@ export async function runsPage(here) {
     const rows = found.filter((row) => (!wanted || row.state === wanted)
       && [row.name, row.algorithm, row.env].some((part) => (part || "").toLowerCase().includes(text)));
     if (!found.length) return list.replaceChildren(quiet("No runs here yet. This trains one in a minute, and it appears:"), command(place.train));
-    if (!rows.length) return list.replaceChildren(quiet("No run is like that."));
+    if (!rows.length) return list.replaceChildren(quiet("No run matches."));
     return refill(list, table(
       ["run", "state", ">iterations", ">last return", "returns", "algorithm", "environment", ">size", "started (UTC)"],
       rows.map((row) => [

@@ -240,14 +240,14 @@ class SVPG(AlgorithmSettings):
     @model_validator(mode="after")
     def _particles_share_nothing_else(self) -> SVPG:
         if self.particle.advantage_scaling == "running":
-            raise ValueError("particle.advantage_scaling is running, but particles have no steps in common; use batch")
+            raise ValueError("particle.advantage_scaling is running, but particles do not share time steps; use batch")
         return self
 
     @model_validator(mode="after")
     def _one_kernel_for_all(self) -> SVPG:
         if self.particle.kernel != "auto":
             raise ValueError(
-                f"particle.kernel is {self.particle.kernel}; set algorithm.kernel, which is for all particles"
+                f"particle.kernel is {self.particle.kernel}; set algorithm.kernel, which applies to all particles"
             )
         return self
 

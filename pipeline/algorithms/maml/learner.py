@@ -92,7 +92,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         super().__init_subclass__(**others)
         if gone := sorted({"next_state", "metrics", "initial_optimizer"} & vars(cls).keys()):
             raise ConfigError(
-                f"{cls.__name__} defines {gone[0]}, which is called no longer; required `concluded`, which returns "
+                f"{cls.__name__} defines {gone[0]}, which is no longer called; required `concluded`, which returns "
                 "arrays and metrics, or `initialize`"
             )
 
@@ -127,7 +127,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
             NumericalError: names the task and the array that is not finite.
         """
         if not self.settings.inner_steps:
-            raise ConfigError("algorithm.inner_steps is 0, by which no task adapts; required at least 1")
+            raise ConfigError("algorithm.inner_steps is 0, so no task adapts; required at least 1")
         k = min(evidence.k, self.settings.inner_steps - 1)
         logs = {name.removeprefix(LOG_INNER_LR): log[k] for name, log in step_size_logs(state.extra).items()}
         alphas = {name: to_tensor(np.exp(log), torch.float32, self._device) for name, log in logs.items()}

@@ -119,8 +119,8 @@ def minibatches(samples: Samples, num_minibatches: int, rng: np.random.Generator
         return minibatch_rows(samples.mask.reshape(B, E * T), num_minibatches, rng)
     if num_minibatches > E:
         raise ValueError(
-            f"found {num_minibatches} minibatches for {E} episodes per task; required no more than episodes, since the "
-            "loss takes whole ones; lower algorithm.num_minibatches"
+            f"found {num_minibatches} minibatches for {E} episodes per task; required at most one per episode, since "
+            "the loss takes whole episodes; lower algorithm.num_minibatches"
         )
     order: Array = rng.permuted(np.broadcast_to(np.arange(E, dtype=np.int64), (B, E)), axis=1)
     steps = np.arange(T, dtype=np.int64)

@@ -62,11 +62,14 @@ class GradientBased(BaseModel):
         name = run.algorithm.name
         if run.samples_until_enough:
             yield (
-                f"min_steps or min_rollouts is set, but {name} learns from equally many episodes of every task; "
+                f"min_steps or min_rollouts is set, but {name} needs the same number of episodes for every task; "
                 "leave both out"
             )
         if self.gradient_noise and run.num_tasks < 2:
-            yield "algorithm.gradient_noise is on but num_tasks is 1, and one task differs from no other; turn it off"
+            yield (
+                "algorithm.gradient_noise is on but num_tasks is 1, and the noise is estimated from differences "
+                "between tasks; turn it off"
+            )
         parts, steps_per_task = self.minibatches_per_epoch, run.episodes_per_task * run.max_episode_steps
         if parts > steps_per_task:
             yield (
@@ -128,7 +131,7 @@ class Exploration(GradientBased):
     def _dice_has_algorithms_of_its_own(cls, value: Any) -> Any:
         if value == "dice":
             raise ValueError(
-                "the DiCE loss is not offered here: it needs differently processed samples, and its variance is too "
+                "the DiCE loss is not supported here: it needs differently processed samples, and its variance is too "
                 "high for a trust region, as its authors found too; use the algorithms dice-maml or vpg-dice"
             )
         return value
@@ -178,8 +181,8 @@ class TrustRegion(NaturalSteps, Exploration, AlgorithmSettings):
     def _the_region_is_of_the_policy(self) -> TrustRegion:
         if self.trainable_inner_lr:
             raise ValueError(
-                "trainable_inner_lr is on, but the trust region measures changes of the policy and step sizes are not "
-                "part of it; turn it off, or use maml-vpg or promp, which train step sizes with Adam"
+                "trainable_inner_lr is on, but the trust region measures changes of the policy, which do not "
+                "include step sizes; turn it off, or use maml-vpg or promp, which train step sizes with Adam"
             )
         if self.first_order and self.hvp != "gauss_newton":
             raise ValueError(
@@ -312,7 +315,7 @@ class DiceMAML(MetaAdam, GradientBased, AlgorithmSettings):
     def _no_tolerance(self) -> DiceMAML:
         if self.tolerance is not None:
             raise ValueError(
-                f"tolerance is {self.tolerance} but the value of the DiCE loss is the same for all parameters, unlike "
+                f"tolerance is {self.tolerance} but the value of the DiCE loss is constant in the parameters, unlike "
                 "its derivatives; leave tolerance out"
             )
         return self

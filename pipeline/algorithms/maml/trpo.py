@@ -171,8 +171,8 @@ class TrustRegionLearner(MetaLearner):
         self._settings, network = settings, self.policy.network.spec
         if setup.device == "mps" and settings.hvp == "finite_difference":
             raise ConfigError(
-                "algorithm.hvp is finite_difference, which computes in float64, but device is mps, which has none; use "
-                "algorithm.hvp=gauss_newton"
+                "algorithm.hvp is finite_difference, which computes in float64, but device is mps, which does not "
+                "support it; use algorithm.hvp=gauss_newton"
             )
         blockers = [*network_blockers(network, device=setup.device)]
         if setup.policy.name is not None:

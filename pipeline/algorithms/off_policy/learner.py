@@ -202,7 +202,7 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         specs = [network.spec for network in networks]
         optimizer = optimizer_blockers(self.settings.optimizer)
         blockers = [*network_blockers(*specs, device=self._setup.device), *optimizer, *others]
-        how = "plain networks on the CPU, derivatives written down"
+        how = "plain networks on the CPU, with hand-written derivatives"
         self.kernel: Kernel = choose_kernel(asked, blockers=blockers, fused=how)
 
     def first_state(self, parts: Mapping[str, Params]) -> LearnerState:

@@ -100,8 +100,8 @@ class OffPolicySettings(BaseModel):
             value = getattr(run.processing, field)
             if field not in ("name", "discount") and value != getattr(_PROCESSING, field):
                 yield (
-                    f"processing.{field} is {value} but {name} learns from single transitions, of which only "
-                    "processing.discount is a setting; leave it out"
+                    f"processing.{field} is {value} but {name} learns from single transitions, for which only "
+                    "processing.discount applies; leave it out"
                 )
         if run.processing.name != "advantages":
             yield (
@@ -111,7 +111,7 @@ class OffPolicySettings(BaseModel):
         if run.policy.name is not None:
             yield f"policy.name is {run.policy.name} but {name} brings its own distributions; leave it out"
         if options := run.policy.std_options:
-            yield f"policy: {options} is for a Gaussian policy, which {name} has none of; leave it out"
+            yield f"policy: {options} applies to Gaussian policies only, and {name} has none; leave it out"
 
 
 class ReplaySettings(LearningRate, OffPolicySettings):
@@ -173,8 +173,8 @@ class ReplaySettings(LearningRate, OffPolicySettings):
         yield from super().problems(run)
         if self.use_trained_policy_for_refill and not run.starts_warm:
             yield (
-                "algorithm.use_trained_policy_for_refill is on but init_from names no run whose policy that is; set "
-                "init_from or leave it out"
+                "algorithm.use_trained_policy_for_refill is on but init_from names no run to take the policy from; "
+                "set init_from or leave it out"
             )
         if run.num_tasks != 1:
             yield f"num_tasks is {run.num_tasks} but {name} learns one task; leave num_tasks out"

@@ -161,8 +161,8 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
             )
         if run.samples_until_enough:
             yield (
-                f"min_steps or min_rollouts is set, but {self.name} learns from equally many episodes of every task; "
-                "leave both out"
+                f"min_steps or min_rollouts is set, but {self.name} needs the same number of episodes for every "
+                "task; leave both out"
             )
 
 

@@ -139,7 +139,7 @@ class RL2TRPOLearner(MemoryLearner):
         gradient = region.gradient()
         if not np.isfinite(gradient).all():
             raise NumericalError(
-                "meta_optimize: the gradient of the policy's loss is not finite; required finite numbers. Look at the "
+                "meta_optimize: the gradient of the policy's loss is not finite; required finite numbers. Check the "
                 "rewards of the iteration"
             )
         full_step, metrics = natural_step(region.product, gradient, self._settings)

@@ -60,12 +60,13 @@ class TrialSettings(BaseModel):
         yield from self.own_problems(run)
         if run.samples_until_enough:
             yield (
-                f"min_steps or min_rollouts is set but {name} has equally many episodes in every trial; leave them out"
+                f"min_steps or min_rollouts is set but {name} has the same number of episodes in every trial; leave "
+                "them out"
             )
         if run.episodes_per_task % self.episodes_per_trial:
             yield (
                 f"episodes_per_task is {run.episodes_per_task} but a trial has {self.episodes_per_trial} episodes "
-                "(algorithm.episodes_per_trial); required a multiple, whole trials of every task"
+                "(algorithm.episodes_per_trial); required a multiple of that, so that every task has whole trials"
             )
         yield from processing_problems(run.processing, ("advantages",))
 

@@ -84,7 +84,7 @@ class VariBAD(TrialClipping, TrialSteps, AlgorithmSettings):
             )
         if run.policy.network in RECURRENT_NETWORKS:
             yield (
-                f"policy.network is {run.policy.network}, but what varibad remembers is in its encoder "
+                f"policy.network is {run.policy.network}, but varibad keeps its memory in its encoder "
                 "(algorithm.encoder_size); required a network without a memory, such as mlp"
             )
         if self.state_weight != 1 and not self.decode_states:

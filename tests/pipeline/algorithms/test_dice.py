@@ -298,7 +298,7 @@ def test_a_tolerance_skips_the_remaining_epochs_of_vpg_dice(dice_steps):
 
 
 def test_a_tolerance_on_a_loss_that_never_changes_is_refused():
-    with pytest.raises(ValidationError, match="the same for all parameters"):
+    with pytest.raises(ValidationError, match="constant in the parameters"):
         DiceMAML(num_epochs=2, tolerance=1e-3)
 
 

@@ -401,7 +401,7 @@ def test_subsamples_are_drawn_from_run_seed_and_iteration(sampled):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"trainable_inner_lr": True}, "step sizes are not part of it"),
+        ({"trainable_inner_lr": True}, "which do not include step sizes"),
         ({"first_order": True, "hvp": "finite_difference"}, "not symmetric"),
         ({"inner_loss": "dice"}, "use the algorithms dice-maml or vpg-dice"),
         ({"exploration": True, "inner_steps": 0}, "no rollout batch comes before adaptation"),

@@ -144,11 +144,11 @@ REFUSED = {
     ),
     "tool": (
         lambda: ON_POLICY.insert(Stage(handed, EACH_STEP), after="adapt"),
-        "stage handed: its function takes contxt, which is no tool; required one of at, config, setup, learner",
+        "stage handed: its function takes contxt, which is not a tool; required one of at, config, setup, learner",
     ),
     "edge": (
         lambda: ON_POLICY.insert(SMOOTH.reading(samples="sample"), after="adapt"),
-        "stage smooth reads samples from the edge sample, which there is not; required one of learner, tasks",
+        "stage smooth reads samples from the edge sample, which does not exist; required one of learner, tasks",
     ),
     "edge to nothing": (
         lambda: ON_POLICY.edge(own=this_step("adpat")),
@@ -157,7 +157,7 @@ REFUSED = {
     ),
     "first": (
         lambda: ON_POLICY.edge(acting=last_step("adapt", first="acting")),
-        "the edge acting is last_step(adapt, first=acting); required as first one of learner, tasks",
+        "the edge acting is last_step(adapt, first=acting); required as its first edge one of learner, tasks",
     ),
     "after": (
         lambda: ON_POLICY.insert(SMOOTH, after="process_sample"),
@@ -185,7 +185,7 @@ REFUSED = {
     ),
     "one name": (
         lambda: ON_POLICY.rename("adapt", "evaluate"),
-        "two stages have the name evaluate; required different names, as by graph.rename",
+        "two stages have the name evaluate; required different names, for example by graph.rename",
     ),
     "no stage": (lambda: ON_POLICY.insert(smooth, after="adapt"), "among its stages; required Stage(function, per)"),
     "text": (
@@ -287,5 +287,5 @@ def test_a_stage_over_tasks_gets_each_task_alone_on_any_thread_and_its_outputs_a
 
 
 def test_a_stage_over_tasks_has_to_give_something_of_every_task():
-    with pytest.raises(GraphError, match=r"together is over tasks, but gives Total, which is not of tasks in all"):
+    with pytest.raises(GraphError, match=r"together is over tasks, but gives Total, which does not have the task axis"):
         Stage(together, EACH_STEP, over="tasks")

@@ -390,7 +390,7 @@ def test_a_base_class_after_meta_env_keeps_its_rules_and_old_names_are_refused()
     assert env.batch(2, 1) is None
     with pytest.raises(EnvError, match="Late lists MetaEnv before PointRobot; required PointRobot first"):
         type("Late", (MetaEnv, PointRobot), {})
-    with pytest.raises(EnvError, match="Varied defines vary_model, which is called no longer; required `prepare_mod"):
+    with pytest.raises(EnvError, match="Varied defines vary_model, which is no longer called; required `prepare_mod"):
         type("Varied", (RandomDynamics,), {"vary_model": print})
 
 

@@ -197,7 +197,7 @@ def test_an_unknown_option_is_refused_with_those_there_are(name: str, allowed: s
 def test_reward_terms_that_do_not_sum_to_the_reward_are_refused() -> None:
     batch = make_batch_env(EnvConfig(name="own_envs:Wrong"), 1)
     batch.reset(np.ones((1, 1)), np.zeros(1, np.uint64))
-    with pytest.raises(EnvError, match=r"Wrong.step: .*sums to 1.0, the reward is 2.0"):
+    with pytest.raises(EnvError, match=r"Wrong.step: .*sums to 1.0, but the reward is 2.0"):
         batch.step(np.zeros((1, 1), np.float32), np.arange(1))
 
 

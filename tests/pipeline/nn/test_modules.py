@@ -207,7 +207,7 @@ def test_threads_do_not_see_each_others_parameters():
         ("With", {"layer": "Dropout"}, "draws random numbers when it is called, as dropout does"),
         ("With", {"layer": "BatchNorm1d"}, "changes its buffer norm.running_mean .*, as batch normalization does"),
         ("With", {"layer": "BatchNorm1d-static"}, "depends on the other rows"),
-        ("Drifting", {}, "gives other outputs when it is called again"),
+        ("Drifting", {}, "returns different outputs for the same inputs on a second call"),
         ("Fickle", {}, "gives .*; required "),
         ("NoisyWhileLearning", {}, "draws random numbers when it is called"),
         ("Frozen", {"layers": ["first", "norm", "last"]}, "has no parameters to learn"),

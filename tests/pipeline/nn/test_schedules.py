@@ -49,7 +49,7 @@ def test_absolute_step_sizes_of_a_scheduler_are_those_of_the_run():
     ("schedule", "message"),
     [
         ("ReduceLROnPlateau", "waits for a metric"),
-        ({"name": "SequentialLR"}, "is made of other schedulers"),
+        ({"name": "SequentialLR"}, "combines other schedulers"),
         ("cosine", "found 'cosine'; .*a class of torch.optim.lr_scheduler, such as CosineAnnealingLR"),
         ("linaer", "did you mean linear"),
         ({"name": "StepLR", "option": {}}, "unknown key; did you mean options"),

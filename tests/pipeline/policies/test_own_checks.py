@@ -81,17 +81,17 @@ WRONG = {
         sample=lambda self: self.mean[:, 0]
     ),
     "gives int64[4, 2] in `mode` for 4 rows; required actions (4, 2)": with_distribution(mode=lambda s: s.mean.long()),
-    "draws other actions when torch's generator begins at the same seed": with_distribution(
+    "draws different actions from the same seed of torch's generator": with_distribution(
         sample=lambda self: self.mean + torch.randn(self.mean.shape, generator=GENERATOR)
     ),
     "gives kl of shape (4, 2) for 4 rows; required (4,)": with_distribution(kl=lambda self, other: self.mean),
     "gives parameters()['log_std'] as float32[1, 2]; required a tensor (4, ...)": with_distribution(
         parameters=lambda self: self._asdict()
     ),
-    "in `recorded` than acted: log_prob": with_policy(
+    "in `recorded` that differ from those it acted with: log_prob": with_policy(
         recorded=lambda self, behavior: Gaussian(behavior["mean"], behavior["log_std"] + 1)
     ),
-    "in `recorded` than acted: log_prob -": with_policy(
+    "in `recorded` that differ from those it acted with: log_prob -": with_policy(
         recorded=lambda self, behavior: Gaussian(behavior["mean"], 2 * behavior["log_std"])
     ),
     "gives the parameter kernel as float64; required float32": with_policy(

@@ -347,7 +347,7 @@ def test_a_cell_that_does_not_keep_to_the_contract_is_refused(name, reason):
         ("shape", r"Sums.sequence gives \['Tensor'|sequence gives \[\(2, 4, 5\)\]; required \[\(2, 4, 5\), \(4, 5\)\]"),
         ("raises", r"Sums.sequence raised ValueError on inputs of shape \(2, 4, 7\) .* float64: of a sequence"),
         ("long", r"Sums.sequence, unlike 70 single steps, raised ValueError on inputs of shape \(70, 4, 7\)"),
-        ("writes", "Sums.sequence writes into the inputs that it is given, which others read; required a copy"),
+        ("writes", "Sums.sequence modifies its inputs in place, which other code reads; required a copy"),
         ("backward", "the gradient of own_cells:Sums.sequence raised RuntimeError .* by an inplace operation"),
         ("steps", "Sums, called step by step, raised RuntimeError .* both float64: .* same dtype"),
     ],

@@ -148,7 +148,7 @@ def test_particles_learn_from_their_own_episodes_by_any_algorithm(episodes_of, p
 
 
 def test_running_statistics_of_particles_are_refused():
-    with pytest.raises(ValueError, match="particles have no steps in common"):
+    with pytest.raises(ValueError, match="particles do not share time steps"):
         SVPG(particle=A2C(advantage_scaling="running"))
 
 
