@@ -208,7 +208,7 @@ def serve_parts(home: Path, address: Address, listening: socket.socket, stop: St
         _wait(stop, server, lambda: _answers(address))
         say("deploying the flows ...")
         with running("the deployment of the flows", ["metaloom.flows.prefect_app.deploy"]) as step:
-            _wait(stop, step, lambda: step.code == 0)
+            _wait(stop, step, lambda: step.code == 0, needs=server)
         command = ["prefect", "worker", "start", "--pool", POOL, "--type", "process", "--name", "metaloom"]
         working = stack.enter_context(ExitStack())
         worker = working.enter_context(running("the worker", command))
@@ -249,10 +249,18 @@ def _identity(database: Path) -> tuple[int, int] | None:
     return None
 
 
-def _wait(stop: Event, part: Part, is_ready: Callable[[], bool], seconds: float = START_SECONDS) -> None:
-    """Return when a part is ready; a part may also end with exit code 0."""
+def _wait(
+    stop: Event,
+    part: Part,
+    is_ready: Callable[[], bool],
+    seconds: float = START_SECONDS,
+    needs: Part | None = None,
+) -> None:
+    """Return when a part is ready; a part may also end with exit code 0. Raise if one that it needs ends."""
     deadline = time.monotonic() + seconds
     while True:
+        if needs is not None:
+            needs.require()
         code = part.code
         if not code and is_ready():
             return

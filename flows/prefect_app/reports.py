@@ -66,4 +66,4 @@ def served_reports(listening: socket.socket) -> Iterator[str]:
         yield f"http://{host}:{port}"
     finally:
         server.should_exit = True
-        thread.join()
+        thread.join(2.0)  # not longer for a browser that has stopped reading

@@ -32,7 +32,8 @@ def plotly_file() -> Path:
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 CONTROLS = """
-<p class="controls">Drag to zoom, double-click to see all again, click a name in a legend to hide its line.
+<p class="controls">Drag to zoom, double-click to see all again, click a name in a legend, or press Enter on it, to
+hide its line.
 <label>Against <select id="against" autocomplete="off"><option value="x">environment steps</option><option
 value="iterations">iterations</option></select></label></p>
 <noscript><p class="problem">The charts are drawn by scripts, which are off in this browser. A report without any:
@@ -148,5 +149,5 @@ def _figure(figure: Figure, heading: str = "h3") -> str:
         image = f'<img src="{escape(figure.source)}" alt="{escape(figure.alternative)}">'
         return f'<figure class="{css_class}">{image}{caption}</figure>'
     css_class, name, title = f"card chart{' across' * figure.wide}", escape(figure.name), escape(figure.title)
-    place = f'<div id="chart-{name}" role="img" aria-label="{title}"></div>'
-    return f'<figure class="{css_class}"><{heading}>{title}</{heading}>{place}{caption}</figure>'
+    chart = f'<{heading}>{title}</{heading}><div id="chart-{name}"></div>'
+    return f'<figure class="{css_class}">{chart}{caption}</figure>'

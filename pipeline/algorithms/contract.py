@@ -105,15 +105,20 @@ class Learner(ABC, Generic[Evidence, Experience]):
     def process(
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
     ) -> Samples:
-        """Compute returns, values and advantages of a rollout batch, by default with the run's baseline.
+        """Compute returns, values and advantages of a rollout batch.
 
         Args:
             state: State at the start of the iteration; actor-critics use its critic.
             episodes: [B, E, T].
             seed: Seed of the baseline's random draws.
             parallel: Map over tasks; the result does not depend on it.
+
+        Raises:
+            NotImplementedError: unless a subclass defines it; off-policy graphs do not call it.
         """
-        raise NotImplementedError(f"{type(self).__name__} learns from transitions, which are not processed")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no method process, which process_samples calls; define it"
+        )
 
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: Evidence, *, parallel: ParallelMap = map

@@ -147,7 +147,8 @@ def _is_task_set(tasks: Sequence[Sequence[float]], width: int) -> bool:
 def _hear_mujoco() -> None:
     """Print each warning of MuJoCo once; its own handler repeats it per model and writes MUJOCO_LOG.TXT."""
     if (mujoco := sys.modules.get("mujoco")) is not None and mujoco.get_mju_user_warning() is None:
-        mujoco.set_mju_user_warning(_write_once)
+        # An unstable simulation is warned of with its time, so that no two texts are the same.
+        mujoco.set_mju_user_warning(lambda warning: _write_once(warning.partition(" Time = ")[0]))
 
 
 @lru_cache(maxsize=256)

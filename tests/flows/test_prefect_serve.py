@@ -91,6 +91,16 @@ def test_a_server_that_has_ended_is_not_asked_whoever_answers_in_its_place():
             flow_runs._wait(Stop(), part, lambda: True)
 
 
+def test_a_deployment_does_not_outlast_the_server_that_it_needs():
+    with (
+        running("the server", ["timeit", "-n", "1", "-r", "1", "raise ValueError"]) as server,
+        running("the deployment", ["timeit", "while True: pass"]) as step,
+    ):
+        server.process.wait()
+        with pytest.raises(ServeError, match=r"the server ended \(exit code 1\)"):
+            flow_runs._wait(Stop(), step, lambda: False, needs=server)
+
+
 def test_a_part_that_is_not_ready_in_time_is_told():
     stop = Stop()
     stop.set()  # which is looked at only after the time

@@ -42,7 +42,7 @@ def test_a_report_draws_every_chart_without_a_word_from_the_browser(run, tmp_pat
 
 def test_a_report_breaks_no_rule_of_accessibility(run, tmp_path):
     with open_page(write_report(run, tmp_path / "report").html.as_uri(), tmp_path / "browser") as page:
-        page.wait("document.querySelector('.main-svg') !== null")
+        page.wait("[...document.querySelectorAll('.chart > div')].every((e) => e.querySelector('.nsewdrag'))")
         assert page.violations() == []
 
 
@@ -147,6 +147,28 @@ def test_a_click_on_a_name_hides_its_line(page):
     page.wait("chart('entropy').data.every((trace) => trace.visible !== 'legendonly')")
 
 
+def test_enter_and_space_do_what_a_click_on_a_name_does(page):
+    hidden = "chart('learning_curve').data.filter((trace) => trace.visible === 'legendonly').map((trace) => trace.name)"
+    focus = "[document.activeElement.ariaLabel, document.activeElement.ariaPressed]"
+    page.value("against.focus()")
+    page.press("Tab")
+    assert page.value(focus) == ["before adaptation", "true"]
+    assert page.value("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.press("Enter")
+    page.wait(f"{hidden} == 'before adaptation'")
+    assert page.value(focus) == ["before adaptation", "false"]  # the focus stays where it was
+    page.press("Tab")
+    assert page.value(focus) == ["after adaptation", "true"]
+    page.value("against.value = 'iterations'; against.dispatchEvent(new Event('change')); 0")
+    page.wait("chart('learning_curve').layout.xaxis.title.text === 'iteration'")
+    page.wait(f"{hidden}.length == 0")  # drawn again with every line, and with its keys
+    assert page.value(focus) == ["after adaptation", "true"]
+    page.press(" ")
+    page.wait(f"{hidden} == 'after adaptation'")
+    page.value("against.value = 'x'; against.dispatchEvent(new Event('change')); 0")
+    page.wait(f"{hidden}.length == 0")
+
+
 def test_all_charts_can_be_seen_against_iterations(page):
     choose = "(value) => { against.value = value; against.dispatchEvent(new Event('change')); }"
     page.value(f"({choose})('iterations')")
@@ -167,5 +189,9 @@ def test_titles_stand_over_their_panels_and_a_narrow_window_stacks_them(page):
         page.wait(f"new Set({panels}.map(Math.round)).size == 1 && Math.max(...{panels}, ...{titles}) < 400")
         assert page.value(titles) == pytest.approx(page.value(panels), abs=2)
         assert page.value("document.documentElement.scrollWidth") == 400
+        page.resize(380, 900)
+        page.wait("chart('entropy')._fullLayout.width < 340")
+        heights = "((e) => [e._fullLayout.height, e.offsetHeight])(chart('classes'))"
+        assert page.value(heights) == pytest.approx([60 + 4 * 210 + 3 * 19] * 2, abs=1)
     finally:
         page.resize(1280, 900)

@@ -101,6 +101,13 @@ EVERY_PAGE = {
 }
 """With the least number of charts on each."""
 
+
+@pytest.mark.parametrize("place", EVERY_PAGE)
+def test_no_page_breaks_a_rule_of_accessibility(page, place):
+    go(page, place.format("tiny"), EVERY_PAGE[place])
+    assert page.violations() == []
+
+
 # In two goes: the second presses what the first has brought, such as the buttons of a dialog. All charts have the same
 # buttons, of which one of each title is pressed: to draw a chart as a PNG takes seconds.
 PRESS = """(() => {
@@ -154,6 +161,40 @@ def test_one_step_is_at_one_place_in_every_chart_of_an_episode(page):
         assert len(places) >= 6
         assert max(places) - min(places) < 0.5
         assert page.value("document.documentElement.scrollWidth") == width
+
+
+def test_a_legend_works_by_keyboard_and_names_its_chart(page):
+    go(page, "run/tiny", 5)
+    focus = "[document.activeElement.closest('.chart')?.ariaLabel, document.activeElement.ariaLabel]"
+    page.value("document.querySelector('main select').focus()")
+    while (at := page.value(focus)) == [None, None]:
+        page.press("Tab")
+    while page.value("document.activeElement.localName") != "rect":  # past the buttons of the chart
+        page.press("Tab")
+    at = page.value(focus)
+    assert at == ["Learning curve of tiny", "before adaptation"]
+    page.press("Enter")
+    page.wait("document.activeElement.ariaPressed == 'false'")
+    visible = "document.querySelector('.chart').data.find((trace) => trace.name == 'before adaptation').visible"
+    assert page.value(visible) == "legendonly"
+    page.resize(390, 900)  # drawn again
+    page.wait("document.querySelector('.chart')._fullLayout.width < 390")
+    assert page.value(focus) == at
+    page.press("Enter")
+    page.wait("document.activeElement.ariaPressed == 'true'")
+    page.resize(1280, 900)
+
+
+def test_the_focus_stays_on_a_control_that_is_written_again(page):
+    go(page, "run/tiny/array/2/collect_rollouts/1?array=rollouts_1%2Frewards", 1)
+    page.value("[...document.querySelectorAll('main button')].find((one) => one.innerText == 'lines').focus()")
+    page.press("Enter")
+    page.wait("document.body.innerText.includes('a line for each')")
+    assert page.value("[document.activeElement.innerText, document.activeElement.ariaPressed]") == ["lines", "true"]
+    go(page, "", 0)
+    page.value("(window.before = document.querySelector('main td a')).focus()")
+    page.wait("!before.isConnected")
+    assert page.value("document.activeElement.hash == before.hash")
 
 
 def test_where_directions_and_distances_are_true_both_axes_have_one_scale(page):

@@ -1,4 +1,4 @@
-"""A page in headless Chromium with a mouse over it, by the browser's DevTools protocol."""
+"""A page in headless Chromium with a mouse and a keyboard, by the browser's DevTools protocol."""
 
 import base64
 import json
@@ -75,6 +75,12 @@ class Page:
         for count in range(1, times + 1):
             self._mouse("mousePressed", x, y, button="left", buttons=1, clickCount=count)
             self._mouse("mouseReleased", x, y, button="left", clickCount=count)
+
+    def press(self, key: str) -> None:
+        """Press and release a key, by the name that the page sees."""
+        code, text = {"Tab": (9, ""), "Enter": (13, "\r"), " ": (32, " ")}[key]
+        for kind in ("keyDown", "keyUp"):
+            self.send("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, text=text)
 
     def violations(self) -> list[str]:
         """Rules of accessibility that the page breaks, each with its first elements, by axe-core."""

@@ -1,6 +1,6 @@
 // Any array as a picture or as lines: two axes are shown, the others are at an index.
 
-import { card, choice, h, problem, quiet, slider } from "./dom.js";
+import { card, choice, h, problem, quiet, refill, slider } from "./dom.js";
 import { Problem, get, outputLink, values } from "./api.js";
 import { COLORS, draw, picture } from "./charts.js";
 import { number } from "./format.js";
@@ -33,8 +33,8 @@ export async function arrayPage(here, run, ref) {
       control();
       fill();
     };
-    const how = (kind, text) => h("button", { class: shown.kind === kind ? "chosen" : "", onclick: () => { shown.kind = kind; control(); fill(); } }, text);
-    controls.replaceChildren(
+    const how = (kind, text) => h("button", { class: shown.kind === kind ? "chosen" : "", "aria-pressed": String(shown.kind === kind), onclick: () => { shown.kind = kind; control(); fill(); } }, text);
+    refill(controls,
       h("div", { class: "row" }, how("picture", "picture"), how("lines", "lines"),
         dims.length ? choice("left to right", axes, shown.columns, change("columns")) : "",
         dims.length ? choice(shown.kind === "lines" ? "a line for each" : "top to bottom", [[NONE, "one row"], ...axes], shown.rows, change("rows")) : ""),

@@ -1,7 +1,7 @@
 // Charts by plotly.js, which is loaded with the first of them.
 
 import { h } from "./dom.js";
-import { CONFIG, bandKey, layout, lineTraces, withRoomForLegend } from "./traces.js";
+import { bandKey, layout, lineTraces, render } from "./traces.js";
 
 let loading = null;
 function plotly() {
@@ -20,7 +20,7 @@ export async function draw(element, traces, x, y, more = {}) {
   const drawn = await plotly();
   // Outside the page an element has no width that a chart could take.
   if (!element.isConnected) await new Promise(requestAnimationFrame);
-  await drawn.react(element, traces, withRoomForLegend(traces, layout(x, y, more)), CONFIG);
+  await render(drawn, element, traces, layout(x, y, more));
   return element;
 }
 

@@ -11,6 +11,14 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
+// Replace what an element holds; the focus stays on the control with the same address, name or words.
+export function refill(element, ...children) {
+  const key = (control) => control.getAttribute("href") ?? control.getAttribute("aria-label") ?? control.textContent;
+  const held = element.contains(document.activeElement) && key(document.activeElement);
+  element.replaceChildren(...children);
+  if (held) [...element.querySelectorAll("a, button, select")].find((control) => key(control) === held)?.focus({ preventScroll: true });
+}
+
 export const card = (...children) => h("section", { class: "card" }, ...children);
 export const problem = (text) => h("p", { class: "problem" }, text);
 export const quiet = (text) => h("p", { class: "quiet" }, text);
@@ -58,8 +66,8 @@ export function choice(label, options, chosen, changed) {
 
 // A slider with its number beside it.
 export function slider(label, most, value, changed) {
-  const range = h("input", { type: "range", min: 0, max: most, value });
-  const number = h("input", { type: "number", min: 0, max: most, value });
+  const range = h("input", { type: "range", min: 0, max: most, value, "aria-label": label });
+  const number = h("input", { type: "number", min: 0, max: most, value, "aria-label": label });
   const set = (from) => {
     const chosen = Math.max(0, Math.min(most, Math.round(Number(from.value) || 0)));
     range.value = number.value = chosen;
@@ -67,7 +75,7 @@ export function slider(label, most, value, changed) {
   };
   range.addEventListener("input", () => set(range));
   number.addEventListener("change", () => set(number));
-  return h("div", { class: "row" }, h("label", {}, label), range, number, h("span", { class: "quiet" }, `of 0 to ${most}`));
+  return h("div", { class: "row" }, h("span", { class: "quiet" }, label), range, number, h("span", { class: "quiet" }, `of 0 to ${most}`));
 }
 
 // SVG that the server drew of names and numbers: read as SVG, and only shapes, text and links of this page are taken.

@@ -62,7 +62,7 @@ export async function episodePage(here, run, ref) {
   const right = h("div", {}, found.problems.map(problem), signals.map((signal) => {
     const chart = h("div", { class: "chart" });
     const cursor = h("div", { class: "cursor" });
-    return [card(h("h3", {}, signal.name), h("p", { class: "note" }, signal.description), chart), [signal, chart, cursor]];
+    return [card(h("h2", {}, signal.name), h("p", { class: "note" }, signal.description), chart), [signal, chart, cursor]];
   }).map(([element, drawn]) => { charts.push({ signal: drawn[0], chart: drawn[1], cursor: drawn[2] }); return element; }));
 
   requestAnimationFrame(async () => {

@@ -11,7 +11,7 @@ export async function outputPage(here, run, ref) {
     h("h1", {}, `${found.label}, iteration ${found.iteration}`),
     found.thinned ? h("p", { class: "quiet" }, "Thinned: its arrays were removed on purpose. The record tells how to get them back: ",
       h("code", {}, "metaloom replay --materialise")) : "",
-    h("div", { class: "grid" }, card(h("h3", {}, "Made from"), madeFrom(run, found)), card(h("h3", {}, "What was made from it"), readBy(run, found))),
+    h("div", { class: "grid" }, card(h("h2", {}, "Made from"), madeFrom(run, found)), card(h("h2", {}, "What was made from it"), readBy(run, found))),
     h("h2", {}, "Replay this stage"), card(quiet("Runs it again from its stored inputs and compares every array, bit for bit."), found.commands.map(command)),
     h("h2", {}, "Arrays"), card(arrays(run, ref, found)),
     h("h2", {}, "Record"), card(facts([

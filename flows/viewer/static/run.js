@@ -40,7 +40,8 @@ export async function runPage(here, run) {
 
   function update() {
     const { live, found } = shown;
-    iterations.replaceChildren(picker(run, live, found));
+    // A number that is being typed, or a link that has the focus, stays.
+    if (!iterations.contains(document.activeElement)) iterations.replaceChildren(picker(run, live, found));
     if (found && live.iterations_done) here.attempt(graph, () => newest(live.iterations_done - 1));
   }
 
@@ -92,9 +93,9 @@ export async function runPage(here, run) {
 
   function anyMetric() {
     const names = Object.keys(shown.data.metrics);
-    const element = h("div", { class: "chart" });
+    const element = h("div", { class: "chart", role: "group", "aria-label": "chosen metrics" });
     shown.any = element;
-    const select = h("select", { multiple: true, size: 9, onchange: () => {
+    const select = h("select", { multiple: true, size: 9, "aria-label": "metrics", onchange: () => {
       shown.metrics = [...select.selectedOptions].map((option) => option.value);
       redraw();
     } }, names.map((name) => h("option", { selected: shown.metrics.includes(name) }, name)));
@@ -136,7 +137,7 @@ function picker(run, live, found) {
   const input = h("input", { type: "number", min: 0, max: last, value: Math.max(0, done - 1) });
   const open = () => { location.hash = link(run, "iteration", input.value); };
   input.addEventListener("keydown", (event) => { if (event.key === "Enter") open(); });
-  return h("div", { class: "row" }, h("label", {}, "open iteration"), input, h("button", { onclick: open }, "open"),
+  return h("div", { class: "row" }, h("label", {}, "open iteration ", input), h("button", { onclick: open }, "open"),
     h("a", { href: link(run, "iteration", 0) }, "first"), done ? h("a", { href: link(run, "iteration", done - 1) }, "last complete") : "",
     live.newest ? h("a", { href: link(run, "iteration", live.newest.iteration) }, "under way") : "", found ? kept(found) : "");
 }

@@ -1,6 +1,6 @@
 // The list of runs.
 
-import { choice, command, h, problem, quiet, state, table } from "./dom.js";
+import { choice, command, h, problem, quiet, refill, state, table } from "./dom.js";
 import { get, link } from "./api.js";
 import { spark } from "./charts.js";
 import { bytes, moment, number } from "./format.js";
@@ -10,7 +10,7 @@ const LOOK = 3000;
 export async function runsPage(here) {
   const sparks = new Map();
   const list = h("div", { class: "card" });
-  const search = h("input", { type: "search", placeholder: "find a run", oninput: () => fill() });
+  const search = h("input", { type: "search", placeholder: "find a run", "aria-label": "find a run", oninput: () => fill() });
   const place = await get(["place"], {}, here.signal);
   let found = [];
   let wanted = "";
@@ -33,7 +33,7 @@ export async function runsPage(here) {
       && [row.name, row.algorithm, row.env].some((part) => (part || "").toLowerCase().includes(text)));
     if (!found.length) return list.replaceChildren(quiet("No runs here yet. This trains one in a minute, and it appears:"), command(place.train));
     if (!rows.length) return list.replaceChildren(quiet("No run matches."));
-    return list.replaceChildren(table(
+    return refill(list, table(
       ["run", "state", ">iterations", ">last return", "returns", "algorithm", "environment", ">size", "started (UTC)"],
       rows.map((row) => [
         h("a", { href: link(row.name) }, row.name), state(row.state),

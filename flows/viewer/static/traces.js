@@ -2,7 +2,7 @@
 
 // Where nothing can hover, plotly.js would leave its buttons on top of legends. Buttons are listed by name, because its
 // own choice has one that uploads the chart; without an address there is nowhere to upload it to.
-export const CONFIG = { displaylogo: false, responsive: true, plotlyServerURL: "",
+const CONFIG = { displaylogo: false, responsive: true, plotlyServerURL: "",
   displayModeBar: matchMedia("(hover: hover)").matches ? "hover" : false,
   modeBarButtons: [["toImage"], ["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "resetScale2d"]] };
 const MARKED_POINTS = 40;
@@ -26,10 +26,38 @@ export function layout(x, y, more = {}) {
 }
 
 // In a narrow window a legend above a chart wraps, and would take its rows from the chart.
-export function withRoomForLegend(traces, of) {
+function withRoomForLegend(traces, of) {
   const entries = traces.filter((trace) => trace.name && trace.showlegend !== false).length;
   if (!NARROW.matches || of.showlegend === false || of.legend.orientation !== "h" || entries < 2) return of;
   return { ...of, height: of.height + LEGEND_ROW * entries };
+}
+
+// Draw a chart; its legend, which plotly.js made for the mouse, works by keyboard too.
+export async function render(plotly, element, traces, of) {
+  const sized = withRoomForLegend(traces, of);
+  // A window of another size makes plotly.js forget the height of the layout and take the element's.
+  element.style.height = `${sized.height}px`;
+  await plotly.react(element, traces, sized, CONFIG);
+  nameParts(element);
+  if (element.dataset.keys) return;
+  element.dataset.keys = "yes";
+  element.on("plotly_afterplot", () => nameParts(element));
+  element.addEventListener("keydown", (event) => {
+    if (!event.target.matches(".legendtoggle") || !["Enter", " "].includes(event.key)) return;
+    event.preventDefault();
+    // As a click, which plotly.js keeps when it draws newer data; two in quick succession are its double-click.
+    if (!event.repeat) for (const kind of ["mousedown", "mouseup"]) event.target.dispatchEvent(new MouseEvent(kind));
+  });
+}
+
+function nameParts(chart) {
+  const attributes = (element, all) => Object.entries(all).forEach(([name, value]) => element.setAttribute(name, value));
+  const heading = chart.closest(".card").querySelector("h2, h3") ?? document.querySelector("h1");
+  attributes(chart, { role: "group", "aria-label": chart.getAttribute("aria-label") ?? heading.textContent });
+  for (const entry of chart.querySelectorAll(".legendtoggle")) {
+    const [{ trace }] = entry.__data__;
+    attributes(entry, { tabindex: 0, role: "button", "aria-label": entry.parentNode.textContent, "aria-pressed": trace.visible === true });
+  }
 }
 
 // Lines with their bands; `unit` follows x where it is no iteration.

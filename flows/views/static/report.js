@@ -99,7 +99,7 @@ async function main() {
   const draw = async () => {
     for (const chart of charts) {
       const [traces, of] = drawn(chart, against.value);
-      await window.Plotly.react(document.getElementById(`chart-${chart.name}`), traces, withRoomForLegend(traces, of), CONFIG);
+      await render(window.Plotly, document.getElementById(`chart-${chart.name}`), traces, of);
     }
   };
   against.addEventListener("change", draw);

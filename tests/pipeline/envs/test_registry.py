@@ -254,14 +254,14 @@ def test_a_warning_of_mujoco_is_printed_once_and_no_log_is_written(tmp_path: Pat
         'for _ in range(2): mujoco.MjModel.from_xml_string(\'<mujoco><compiler settotalmass="1"/>'
         '<worldbody><body><joint/><geom size="1"/></body></worldbody></mujoco>\')\n'
         "handler = mujoco.get_mju_user_warning()\n"
-        "for _ in range(2): handler('the simulation is unstable')\n"
+        "for t in range(2): handler(f'the simulation is unstable. Time = {t}.0000.')\n"
         "import sys; sys.stderr.close(); handler('nobody reads this')\n"
     )
     said = subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True, text=True).stderr
     lines = [line for line in said.splitlines() if line]
     assert len(lines) == len(set(lines))
     assert [line.startswith("MuJoCo warns: ") for line in lines] == [True] * len(lines)
-    assert lines[-1] == "MuJoCo warns: the simulation is unstable"
+    assert lines[-1] == "MuJoCo warns: the simulation is unstable."
     assert not (tmp_path / "MUJOCO_LOG.TXT").exists()
 
 
