@@ -67,7 +67,7 @@ def require_repeatable(run: Run) -> None:
     with stages_of_run(run, Backend(workers=0)) as stages:
         for ref in (ref for i in run.iterations for ref in stages.order(i) if not run.contains(ref)):
             raise UsageError(
-                f"{run.location}: found no {ref.stage} of iteration {ref.iteration}, which the settings ask for; "
+                f"{run.location}: found no {ref.stage} of iteration {ref.iteration}, which the settings request; "
                 f"required a complete run: metaloom resume {argument(run.path)}"
             )
 
