@@ -103,8 +103,8 @@ class GlobalRandomWatch:
         times = self._fruitless[stage, generator]
         if times == 1:
             log.warning(
-                "the global generator of %s changed during %s, but when the work was repeated, no function drew "
-                "from it%s. Either a value was drawn once and cached, so a replay in another process may differ, or "
+                "the global generator of %s changed during %s, but when the work was repeated%s, no function drew "
+                "from it. Either a value was drawn once and cached, so a replay in another process may differ, or "
                 "another thread draws from it",
                 generator,
                 stage,

@@ -887,7 +887,8 @@ def test_a_fork_with_other_settings_is_rehearsed_before_its_folder_exists(flow, 
 def test_a_fork_to_a_graph_with_other_stages_is_refused(flow, tiny_config):
     train(tiny_config(iterations=1), Path("run"), backend=SERIAL)
     with pytest.raises(
-        ConfigError, match=r"the parent has no stage halve, which the graph own has\. A fork's iterations"
+        ConfigError,
+        match=r"the parent has no stage halve, which the graph own has\. A fork continues the iterations of its parent",
     ):
         fork(Path("run"), 1, Path("new"), ["algorithm=own_flow:Halved", "iterations=2"])
     assert not Path("new").exists()
@@ -1192,7 +1193,10 @@ def test_an_error_of_repeated_work_is_named(warned):
         np.random.random()  # noqa: NPY002
 
     assert GlobalRandomWatch().draw_of(work, "adapt")[1] is None
-    assert "repeated (which raised IndexError: pop from empty list). Either a value was drawn once" in warned()[0]
+    assert (
+        "repeated (which raised IndexError: pop from empty list), no function drew from it. Either a value"
+        in warned()[0]
+    )
 
 
 def test_work_beside_a_thread_that_draws_all_the_time_is_warned_of_and_not_refused(warned):
@@ -1216,7 +1220,7 @@ def test_work_beside_a_thread_that_draws_all_the_time_is_warned_of_and_not_refus
         done.set()
         thread.join()
     assert accused is None
-    assert warned()[0].endswith("or another thread draws")
+    assert warned()[0].endswith("or another thread draws from it")
 
 
 def test_what_another_thread_draws_is_no_fault_of_the_work():

@@ -54,10 +54,11 @@ def test_what_a_fork_would_change_is_told_by_name() -> None:
 
 
 def test_the_first_setting_in_which_evaluations_differ_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"one": dict.fromkeys(shuffled(NAMES, 1), 1), "two": dict.fromkeys(shuffled(NAMES, 2), 2)}
-    monkeypatch.setattr(compare, "_measured", lambda run: settings[run.name])
+    names = [f"evaluation.{name}" for name in NAMES]
+    settings = {"one": dict.fromkeys(shuffled(names, 1), 1), "two": dict.fromkeys(shuffled(names, 2), 2)}
+    monkeypatch.setattr(compare, "settings_of", lambda run: settings[run.name])
     runs: Any = [SimpleNamespace(name=name) for name in settings]
-    with pytest.raises(UsageError, match="name_a is 1 in one and 2 in two"):
+    with pytest.raises(UsageError, match=r"evaluation\.name_a is 1 in one and 2 in two"):
         compare._require_same_evaluations(runs, mixed=False)
     compare._require_same_evaluations(runs, mixed=True)
     compare._require_same_evaluations([runs[0], runs[0]], mixed=False)

@@ -142,7 +142,7 @@ class TestSettings:
 
     @pytest.mark.parametrize("changes", [{"retention": {"keep_last": 2}}, {"stop": {"samples": 9}}])
     def test_what_a_stored_run_would_not_go_by_is_refused(self, tiny_config, changes):
-        with pytest.raises(ConfigError, match=r"(retention\.keep_last|stop\.samples) is None there"):
+        with pytest.raises(ConfigError, match=r"(retention\.keep_last|stop\.samples) is None in the stored run"):
             settings_for(FOLDER, tiny_config(), Asked(config=tiny_config(**changes)))
 
     def test_a_flow_run_is_retried_although_its_warm_start_was_pinned_meanwhile(

@@ -166,7 +166,7 @@ def test_a_search_goes_on_alike_whatever_the_order_of_its_settings_in_the_comman
         ({"space": {"algorithm.inner_lr": "0.3:0.3"}}, "an empty range"),
         ({"space": {"algorithm.inner_lr": "0.1:0.10000000000000002"}}, "a range of few values"),
         ({"space": {"algorithm.inner_lr": "0:0.3:log"}}, r"logarithm of 0; required a lower bound above 0"),
-        ({"space": {"algorithm.inner_lr": "0.1:1e999"}}, "bounds that float64 has"),
+        ({"space": {"algorithm.inner_lr": "0.1:1e999"}}, "bounds that float64 can represent"),
         ({"space": {"algorithm.inner_steps": f"1:{2**53 + 1}"}}, "at most 9,007,199,254,740,992"),
         ({"space": {"algorithm.inner_lr": "0.1"}}, "required a range such as"),
         ({"space": {"algorithm.inner_lr": "0.1:0.3:lin"}}, "required a range such as"),

@@ -140,7 +140,7 @@ def test_every_command_says_how_it_uses_stored_runs():
 @pytest.mark.parametrize("name", ["evil_module:Evil", "os:system"])
 def test_no_command_imports_or_calls_what_a_foreign_run_names(place, name, runs, capsys, monkeypatch):
     # Figures are made, and not drawn: that takes most of the time, and reads nothing more.
-    monkeypatch.setattr(charts, "_saved", lambda figure, kind, dpi=100: b"")
+    monkeypatch.setattr(charts, "rendered", lambda figure, kind, dpi=100: b"")
     shutil.copytree(runs / "trained", "runs/trained")
     shutil.copytree(runs / ("forked" if place == "ancestor" else "trained"), "runs/forged")
     Path("evil_module.py").write_text(EVIL)

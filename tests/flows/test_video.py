@@ -190,10 +190,10 @@ def test_a_box_shows_its_near_face_alone_whatever_the_order_of_faces(monkeypatch
 @pytest.mark.parametrize(
     ("picture", "told"),
     [
-        (None, "gave object of shape ()"),
-        (np.zeros((2, 3), np.uint8), "gave uint8 of shape (2, 3)"),
-        (np.zeros((2, 3, 4), np.uint8), "gave uint8 of shape (2, 3, 4)"),
-        (np.zeros((2, 3, 3)), "gave float64 of shape (2, 3, 3)"),
+        (None, "returned object of shape ()"),
+        (np.zeros((2, 3), np.uint8), "returned uint8 of shape (2, 3)"),
+        (np.zeros((2, 3, 4), np.uint8), "returned uint8 of shape (2, 3, 4)"),
+        (np.zeros((2, 3, 3)), "returned float64 of shape (2, 3, 3)"),
         (OSError("no screen"), "raised no screen"),
         (np.zeros((2, 3, 3), np.uint8), None),
     ],
