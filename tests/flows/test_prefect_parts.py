@@ -235,16 +235,16 @@ class TestCaretaker:
         assert (signals, server.set) == ([signal.SIGTERM], [])
 
     @pytest.mark.parametrize(
-        ("state", "left"),
+        ("state", "seconds", "left"),
         [
-            (Running(), True),
-            (past(Crashed(), 2), True),
-            (Cancelling(), False),
-            (past(Crashed(), 7200), False),
-            (Completed(), False),
+            (Running(), 2, True),
+            (Crashed(), 2, True),
+            (Cancelling(), 2, False),
+            (Crashed(), 7200, False),
+            (Completed(), 2, False),
         ],
     )
-    def test_a_service_that_is_stopped_leaves_what_is_in_progress_to_the_next(self, processes, state, left):
+    def test_a_service_that_is_stopped_leaves_what_is_in_progress_to_the_next(self, processes, state, seconds, left):
         stopped = []
 
         def stop_worker():
@@ -252,7 +252,7 @@ class TestCaretaker:
             if server.run.state.is_running():
                 server.run.state = Crashed()  # as it reports that the process has ended
 
-        server = Server(state)
+        server = Server(past(state, seconds))
         flow_runs.leave_all(server, HOME, stop_worker)
         assert (stopped, server.set) == ([True], ["AwaitingRetry"] if left else [])
 

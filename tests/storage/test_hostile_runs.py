@@ -74,7 +74,7 @@ def test_a_record_cannot_name_files_that_are_not_its_own(make_run, place):
 def test_a_record_cannot_name_arrays_outside_the_run(make_run, array):
     path = make_run(1)
     rewrite(rewards_record(path), lambda document: document["chunks"][0].update(array=array))
-    with pytest.raises(storage.DamagedRun, match="no run has"):
+    with pytest.raises(storage.DamagedRun, match="which is not part of a run"):
         storage.open_run(path)[0].rollouts(0)
 
 

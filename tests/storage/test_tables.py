@@ -182,7 +182,7 @@ def test_only_the_arrays_that_columns_need_are_read(run, monkeypatch):
 
 
 def test_an_unknown_column_is_refused_with_the_known_ones(run):
-    with pytest.raises(ValueError, match=r"velocity.*there are iteration, step"):
+    with pytest.raises(ValueError, match=r"velocity.*the columns are iteration, step"):
         run.steps(columns=["velocity"])
 
 
