@@ -190,7 +190,7 @@ def infer(settings: PEARL, encoder: Network, params: Mapping[str, Tensor], conte
 class PEARLDefinition(TorchGradientSteps[Noise]):
     """Working copies of networks, target V and optimizers during an iteration."""
 
-    layout = LAYOUT
+    layout: ClassVar[Layout] = LAYOUT
     epsilon: ClassVar[float | None] = ADAM_EPSILON
     _settings: PEARL
     _networks: PEARLNetworks
