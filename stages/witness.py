@@ -41,10 +41,10 @@ def _differences(stored: EpisodeBatch, at: tuple[int, int], again: EpisodeBatch)
         **{f"fact {name}": (fact, again.facts[name]) for name, fact in stored.facts.items() if fact.ndim > 2},
     }
     for name, (one, other) in by_step.items():
-        more = name == "observations"  # of which the first comes from the reset
-        pairs = zip(one[at][: length + more], other[0, 0, : length + more], strict=True)
-        if differs := [t for t, (a, b) in enumerate(pairs) if a.tobytes() != b.tobytes()]:
-            yield differs[0] - more, name
+        first = -1 if name == "observations" else 0  # the first observation comes from the reset
+        pairs = zip(one[at][: length - first], other[0, 0, : length - first], strict=True)
+        if differs := [t for t, (a, b) in enumerate(pairs, first) if a.tobytes() != b.tobytes()]:
+            yield differs[0], name
     if stored.initial_state[at].tobytes() != again.initial_state[0, 0].tobytes():
         yield -1, "initial_state"
     last = [(name, getattr(stored, name), getattr(again, name)) for name in ("lengths", "terminated")]
