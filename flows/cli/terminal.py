@@ -270,10 +270,10 @@ def replay(
         from pdb import Pdb
 
         entry = late.reproduce_kept(at.path, at.iteration, stage, step, debugger=Pdb() if pdb else None)
-        told = (
+        text = (
             f"the episode of {entry.path} completed without a failure this time. The stored failure:\n{entry.message}"
         )
-        console().print(told, markup=False)
+        console().print(text, markup=False)
         return 0
     if pdb:
         return _debug(at, stage, step, backend)
@@ -301,8 +301,8 @@ def _replay(call: "Call[Replay]", *, as_recorded: bool, as_json: bool) -> int:
             late.difference_table([difference for outcome in different for difference in outcome.differences])
         )
         changed = dict.fromkeys(change for outcome in different for change in outcome.changed)
-        told = "; ".join(changed) or "nothing that is recorded"
-        console().print(as_text(f"Changed since it was computed: {told}"))
+        changes = "; ".join(changed) or "nothing that is recorded"
+        console().print(as_text(f"Changed since it was computed: {changes}"))
         if not as_recorded and any(change.startswith("arithmetic of ") for change in changed):
             console().print("`--as-recorded` uses the recorded machine code if the processor supports it")
     elif outcomes:

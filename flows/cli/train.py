@@ -85,30 +85,32 @@ def _train(log: Sequence[str], as_json: bool, folder: Path, start: "Callable[[Ob
         late.shown_progress(mode="json" if as_json else "auto", stop=stop, out=sys.stdout) as observer,
     ):
         result = start(replace(observer, iteration_done=unless_closed(observer.iteration_done)))
-    tell = unless_closed(say)
+    announce = unless_closed(say)
     if result.stopped:
-        tell(as_json, f"stopped after {plural(result.iterations_done, 'iteration')}; {go_on}")
+        announce(as_json, f"stopped after {plural(result.iterations_done, 'iteration')}; {go_on}")
         return EXIT_INTERRUPTED
     if result.damage is not None:
         lines = [*(f"repaired  {line}" for line in result.repaired), *(f"damaged   {line}" for line in result.damage)]
         ending = [*what_helps(folder, result.damage)] if result.damage else ["verified  every file is intact"]
-        tell(as_json, "\n".join([*lines, *ending]))
+        announce(as_json, "\n".join([*lines, *ending]))
     if result.damage:
         return 1
     if result.enough:
         done = plural(result.iterations_done, "iteration")
-        tell(as_json, f"\nended after {done}, as `stop` requires: {'; '.join(result.enough)}")
+        announce(as_json, f"\nended after {done}, as `stop` requires: {'; '.join(result.enough)}")
     elif not result.computed and result.damage is None:
         done, name = plural(result.iterations_done, "iteration"), argument(folder)
-        tell(as_json, f"nothing was missing: the run has its {done}; for more: metaloom resume {name} --iterations N")
+        announce(
+            as_json, f"nothing was missing: the run has its {done}; for more: metaloom resume {name} --iterations N"
+        )
     if stop():  # there may be no time for charts
-        tell(as_json, f"complete; for its report: metaloom report {argument(folder)}")
+        announce(as_json, f"complete; for its report: metaloom report {argument(folder)}")
         return 0
     with nullcontext() if as_json else STATUS.shown("writing the report", console()):
         steps = _next_steps(result.path)
-    tell(as_json, steps)
+    announce(as_json, steps)
     if "tensorboard" in log:
-        tell(as_json, f"  tensorboard --logdir {location(late.log_folder(result.path) / 'tensorboard')}")
+        announce(as_json, f"  tensorboard --logdir {location(late.log_folder(result.path) / 'tensorboard')}")
     return 0
 
 
@@ -167,8 +169,8 @@ def _show_sweep(sweep: "Sweep", *, as_json: bool) -> int:
 
 def _train_sweep(as_json: bool, planned: "Sweep", start: "Callable[[SweepObserver], SweepResult]") -> int:
     done = sum(late.is_complete(planned.folder(run)) for run in planned.runs)
-    tell = unless_closed(say)
-    tell(as_json, f"sweep {planned.name}: {plural(planned.num_runs, 'run')}, {done} complete")
+    announce = unless_closed(say)
+    announce(as_json, f"sweep {planned.name}: {plural(planned.num_runs, 'run')}, {done} complete")
     go_on = f"continue with the same command, or: metaloom sweep {planned.name}"
     STATUS.end()
     with (
@@ -180,16 +182,16 @@ def _train_sweep(as_json: bool, planned: "Sweep", start: "Callable[[SweepObserve
         begun, ended = unless_closed(observer.begun), unless_closed(observer.ended)
         result = start(replace(observer, begun=begun, ended=ended))
     if result.stopped:
-        tell(as_json, f"stopped; {go_on}")
+        announce(as_json, f"stopped; {go_on}")
         return EXIT_INTERRUPTED
     if result.failed:
         lines = [f"failed  {outcome.run.name}  {outcome.message}" for outcome in result.failed]
-        tell(as_json, "\n".join([*lines, f"the same command tries again: metaloom sweep {planned.name}"]))
+        announce(as_json, "\n".join([*lines, f"the same command tries again: metaloom sweep {planned.name}"]))
         if planned.search is None:
             return 1
     if not as_json:
         _show_sweep(result.sweep, as_json=False)
     if planned.search is not None:
         return 0 if late.best_of(late.trials_of(result.sweep)) is not None else 1
-    tell(as_json, f"compare them: metaloom compare {planned.name}")
+    announce(as_json, f"compare them: metaloom compare {planned.name}")
     return 0

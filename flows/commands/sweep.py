@@ -85,18 +85,18 @@ def train_runs(
                 stop.set()
             while waiting and len(working) < parallel and not stop.is_set():
                 run, config, folder = waiting.pop(0)
-                told, tell = context.Pipe(duplex=False)
-                work = (config, folder, backend, stop, tell, logged)
+                receiver, sender = context.Pipe(duplex=False)
+                work = (config, folder, backend, stop, sender, logged)
                 process = context.Process(target=_work, args=work, name=run.name)
                 process.start()
-                tell.close()  # otherwise the pipe would not end with the process
-                working[told] = run, process
+                sender.close()  # otherwise the pipe would not end with the process
+                working[receiver] = run, process
                 observer.begun(run)
-            for told in wait([*working], LOOK_SECONDS):
-                assert isinstance(told, Connection)
-                run, process = working[told]
+            for receiver in wait([*working], LOOK_SECONDS):
+                assert isinstance(receiver, Connection)
+                run, process = working[receiver]
                 try:
-                    message: IterationReport | tuple[Ending, str] | None = told.recv()
+                    message: IterationReport | tuple[Ending, str] | None = receiver.recv()
                 except EOFError:
                     message = None
                 if isinstance(message, IterationReport):
@@ -104,7 +104,7 @@ def train_runs(
                     continue
                 process.join()
                 lost = f"its process ended with exit code {process.exitcode}; see `metaloom logs`"
-                del working[told]
+                del working[receiver]
                 outcomes.append(Outcome(run, *(message or ("failed", lost))))
                 observer.ended(outcomes[-1])
     finally:
@@ -114,7 +114,7 @@ def train_runs(
     return outcomes
 
 
-def _work(config: RunConfig, folder: Path, backend: Backend, stop: Event, tell: Connection, logged: Logging) -> None:
+def _work(config: RunConfig, folder: Path, backend: Backend, stop: Event, sender: Connection, logged: Logging) -> None:
     """Train a run in this process and report its progress."""
     for number in _FOR_ALL:
         # Child processes ignore the same signals, and are ended by SIGTERM.
@@ -124,10 +124,10 @@ def _work(config: RunConfig, folder: Path, backend: Backend, stop: Event, tell: 
 
     def iteration_done(report: IterationReport) -> None:
         with suppress(BrokenPipeError):
-            tell.send(report)
+            sender.send(report)
 
     observer = Observer(iteration_done=iteration_done, should_stop=stop.is_set)
-    tell.send(_train_or_resume(config, folder, backend, observer, logged))
+    sender.send(_train_or_resume(config, folder, backend, observer, logged))
 
 
 def _end_with_parent(stop: Event) -> None:

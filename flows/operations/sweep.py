@@ -116,9 +116,9 @@ def sweep(
         result = start(observer)
     complete = [run for run in result.sweep.runs if late.is_complete(planned.folder(run))]
     if result.failed and (planned.search is None or not complete):
-        told = "; ".join(f"{outcome.run.name}: {outcome.message}" for outcome in result.failed)
+        failures = "; ".join(f"{outcome.run.name}: {outcome.message}" for outcome in result.failed)
         raise UsageError(
-            f"sweep {planned.name}: {len(result.failed)} runs failed. {told}. Repeat the call to try again"
+            f"sweep {planned.name}: {len(result.failed)} runs failed. {failures}. Repeat the call to try again"
         )
     return late.Runs([late.Run.open(planned.folder(run)) for run in complete])
 
