@@ -245,14 +245,19 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         Raises:
             EnvError: the environment does not define its rules for rows.
         """
-        raise EnvError(f"{type(self).__name__} has no step and reset, and no rows; required `step` and `reset`")
+        raise EnvError(
+            f"{type(self).__name__} lacks step or reset, and has no row_batch; required `step` and `reset`, "
+            "or `row_batch`"
+        )
 
     @cached_property
     def _row(self) -> RowBatch:
         return self.row_batch(1, 1)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        if type(self).row_batch is MetaEnv.row_batch:  # step and reset come from the subclass or another base class
+        cls = type(self)
+        # The subclass's own reset calls this one, or the reset is that of another base class.
+        if cls.row_batch is MetaEnv.row_batch and (cls.reset is not MetaEnv.reset or follows_other_base(cls)):
             return super().reset(seed=seed, options=options)
         super().reset(seed=seed)
         self._take_task()
@@ -280,7 +285,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
 
 @cache
 def follows_other_base(cls: type[MetaEnv]) -> bool:
-    """Return True if a later base class defines step and reset, as in `class Tasks(MetaEnv, CartPoleEnv)`."""
+    """Return True without a `row_batch` if a base after MetaEnv has `step`: `class Tasks(MetaEnv, CartPoleEnv)`."""
     following = cls.mro()[cls.mro().index(MetaEnv) + 1 :]
     steps = (vars(base)["step"] for base in following if "step" in vars(base))
     return cls.row_batch is MetaEnv.row_batch and next(steps) is not gymnasium.Env.step
