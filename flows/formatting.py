@@ -28,7 +28,7 @@ def stage_name(ref: StageRef) -> str:
 
 
 def stage_label(stage: str, step: int) -> str:
-    """Format a stage by name and inner step: "adapt k=0"; a built-in one without steps by name: "meta_optimize"."""
+    """Format a stage by name and inner step: "adapt k=0"; one that no built-in graph repeats: "meta_optimize"."""
     return stage if stage in _ONCE and not step else f"{stage} k={step}"
 
 

@@ -76,7 +76,7 @@ class GlobalRandomWatch:
     ) -> tuple[T, Draw | None]:
         """Return the result of the work, and its draw from a global generator, if any.
 
-        Warns once per generator and stage if a state changed but no draw is found.
+        Warns if a state changed but no draw is found, per generator and stage: the first time, and when it gives up.
 
         Args:
             work: Work to watch.

@@ -17,7 +17,7 @@ _KNOWN_BY_VERSION = ("metaloom.", "gymnasium.")
 
 
 def acting_paths(env: EnvConfig, policy: PolicyConfig) -> list[str]:
-    """Return module:Class of the custom environment, wrappers, network and policy."""
+    """Return the environment, its wrappers, networks and policy; custom ones as module:Class."""
     own_policy = [POLICIES.path(policy.name)] if policy.name else []
     wrappers = [wrapper.path for wrapper in env.wrappers]
     networks = [policy.network, *([policy.encoder.name] if policy.encoder else [])]

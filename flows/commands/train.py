@@ -338,7 +338,7 @@ def _train(
         update = _update(writer, iteration)
         history.append(update.metrics)
         for name in sorted({*_not_finite(stages_for(missing[-1]), update.metrics)} - warned):
-            # Metrics decide nothing, so training continues.
+            # No output depends on a metric, so training continues; a criterion of `stop` on it is not met.
             log.warning(
                 "metrics: %s is %s, and is stored as such; required a finite number", name, update.metrics[name]
             )

@@ -95,7 +95,7 @@ def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value)
     Stages that run environments are not recomputed; the witness replays one of their episodes.
 
     Raises:
-        StageFault: names the counter, or the first array that differs.
+        StageFault: names the counter, or the first array that differs or that the second computation changed.
     """
     own, stage = own_paths(plugin_paths(stages.config)), stages.graph[ref.stage]
     if own and stage.ends_iteration:

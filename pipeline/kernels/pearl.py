@@ -112,7 +112,7 @@ class Part:
     Call `critic_gradients`, update the Q-functions, then call `actor_gradients`.
 
     Attributes:
-        params: Parameters of the trained networks, by name, with this part's gradient.
+        params: Parameters of all networks, by name; of trained ones with this part's gradient.
     """
 
     def __init__(

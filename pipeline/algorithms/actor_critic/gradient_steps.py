@@ -134,7 +134,7 @@ class TorchSteps(ActorCriticSteps):
         return acted.log_prob(self._tensor(experience.actions)).cpu().numpy()
 
     def policy_gradient(self, rows: Rows, critic_weight: float | None = None) -> Tensor:
-        """Return L = policy loss - c_e H, with the entropy H, and + c_v value loss; see ActorCriticSteps."""
+        """Differentiate L = policy loss - c_e H, with the entropy H, and + c_v value loss; see ActorCriticSteps."""
         settings = self._settings
         now = self._distribution(rows.observations)
         loss = self._policy_loss(now.log_prob(self._tensor(rows.actions)), rows)
