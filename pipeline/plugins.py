@@ -192,7 +192,7 @@ def path_of(found: Callable[..., object]) -> str:
 def _told(found: object) -> str:
     if inspect.isclass(found):
         return f"the class {path_of(found)}"
-    return "a function" if isinstance(found, types.FunctionType) else f"{a_or_an(type(found).__name__)}"
+    return "a function" if isinstance(found, types.FunctionType) else a_or_an(type(found).__name__)
 
 
 def a_or_an(noun: str) -> str:

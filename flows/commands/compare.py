@@ -180,9 +180,8 @@ def _history(run: Run, metrics: pa.Table, iterations: Array, values: Array) -> H
     known = np.isfinite(values)
     if not known.all():
         raise NoFiniteScore(
-            f"{run.name}: found no finite score in iteration {iterations[~known][0]}; required one in every "
-            "iteration. Compare by "
-            "another --metric"
+            f"{run.name}: found no finite score in iteration {iterations[~known][0]}; required one in every iteration. "
+            "Compare by another --metric"
         )
     return History(
         path=run.path,
@@ -197,15 +196,15 @@ def _history(run: Run, metrics: pa.Table, iterations: Array, values: Array) -> H
 
 def _training_returns(run: Run, history: History, common: float, last: int) -> Array | None:
     """Return every task's mean return after adaptation in the last iterations; None if it cannot be determined."""
-    window = history.before(common)[-last:]
-    table = run.episodes([int(i) for i in window])
+    window = [int(i) for i in history.before(common)[-last:]]
+    table, metrics = run.episodes(window), run.metrics(window)
     _, steps, returns, _ = mean_returns(table)
-    metrics, count_of = run.metrics([int(i) for i in window]), int((table["step"].to_numpy() == steps.max()).sum())
-    column = f"step_{steps.max()}.num_episodes"
+    final = steps.max()
+    column, played = f"step_{final}.num_episodes", int((table["step"].to_numpy() == final).sum())
     # With task inference, rollout batches are not the inner steps in metrics.
-    if column not in metrics.column_names or int(sum(metrics[column].to_pylist())) != count_of:
+    if column not in metrics.column_names or int(sum(metrics[column].to_pylist())) != played:
         return None
-    return returns[steps == steps.max()]
+    return returns[steps == final]
 
 
 def _by_task(run: Run, iteration: int) -> tuple[Array, bytes]:

@@ -82,9 +82,8 @@ def _misfits(run: Run, iteration: int, old: RunConfig, stages: Runner) -> Iterat
     """Yield reasons why batches under the new settings could not be stored after the parent's batches."""
     new = stages.config
     coming = range(iteration, iteration + (new.evaluation.every or 1))
-    added = [
-        s.name for s in stages.graph.stages if s.name not in run.stages and any(s.per.steps(new, i) for i in coming)
-    ]
+    computed = (ref.stage for i in coming for ref in stages.graph.order(new, i))
+    added = dict.fromkeys(name for name in computed if name not in run.stages)
     if added:
         yield f"algorithm: the parent has no stage {', '.join(added)}, which the graph {stages.graph.name} has"
     # Without iterations there is only a learner, from which training with any sizes can continue.

@@ -74,10 +74,12 @@ def train_runs(
     if is_default := _ALLOCATOR not in os.environ:
         os.environ[_ALLOCATOR] = "background_thread:false"
     # Set before they start, until they install their own signal handlers.
-    with kept_from_children(*_FOR_ALL):
-        forkserver.ensure_running()
-    if is_default:
-        del os.environ[_ALLOCATOR]
+    try:
+        with kept_from_children(*_FOR_ALL):
+            forkserver.ensure_running()
+    finally:
+        if is_default:
+            del os.environ[_ALLOCATOR]
     stop, working = context.Event(), dict[Connection, tuple[PlannedRun, ForkServerProcess]]()
     try:
         while working or (waiting and not stop.is_set()):

@@ -63,11 +63,11 @@ def export_histories(
                 done.progress(n, len(available))
                 tasks = run[i].tasks()
                 keys_of = _keys(tasks, by)
-                for k in ks:
+                places = {key: np.flatnonzero(keys_of == key).tolist() for key in sorted(wanted & {*keys_of.tolist()})}
+                for k in ks if places else ():
                     episodes = run[i].rollouts(k)
-                    for key in sorted(wanted & {int(key) for key in keys_of}):
-                        places = [int(b) for b in np.flatnonzero(keys_of == key)]
-                        done.rows += files.write(key, key, _rows(i, k, tasks, episodes, places))
+                    for key, at in places.items():
+                        done.rows += files.write(key, key, _rows(i, k, tasks, episodes, at))
 
 
 def _keys(tasks: TaskBatch, by: By) -> Array:

@@ -133,12 +133,13 @@ def _first_fault(
                 first[ref] = array_digests(memory[ref])
                 require_sound(runner, ref, memory, memory[ref])
                 read = {*runner.upstream(ref)}
-                for given in (given for given in first if given.stage == ref.stage or given in read):
-                    require_unchanged(ref, given, first[given], memory[given])
+                for given in first:
+                    if given != ref and (given.stage == ref.stage or given in read):
+                        require_unchanged(ref, given, first[given], memory[given])
             except (RolloutError, EnvError, WorkersError):
                 return None
             except Exception as error:
                 return ref, error
-            if last is not None and ref == replace(last, iteration=max(last.iteration, ref.iteration)):
+            if last and ref.iteration >= last.iteration and (ref.stage, ref.step) == (last.stage, last.step):
                 return None
     return None

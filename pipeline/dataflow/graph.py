@@ -157,7 +157,7 @@ class Graph:
     def adapting(self) -> tuple[Stage, ...]:
         """The stages of one adaptation step, in order, up to the one whose output tasks act with next."""
         needed: set[str] = set()
-        waiting = [*(self.adaptation or ())[1:]]
+        waiting = [] if self.adaptation is None else [self.adaptation[1]]
         while waiting:
             stage = waiting.pop()
             needed.add(stage.name)

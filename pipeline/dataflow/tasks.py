@@ -73,11 +73,11 @@ def _joined(stage: Stage, values: Sequence[Any]) -> Any:
         where = f"stage {stage.name} is over tasks, and for task {b} returned"
         if not isinstance(value, stage.output):
             raise GraphError(f"{where} {type(value).__name__}; required {stage.output.__name__}, as it declares")
-        if sizes := _sizes(value) - {1}:
+        parts.append(_arrays(value))
+        if sizes := {len(array) for array in parts[b].values()} - {1}:
             raise GraphError(
                 f"{where} arrays of {max(sizes)} tasks; required arrays of this task alone: a first axis of length 1"
             )
-        parts.append(_arrays(value))
         if other := parts[b].keys() ^ parts[0].keys():
             names = sorted(name if key is None else f"{name}[{key!r}]" for name, key in other)
             raise GraphError(

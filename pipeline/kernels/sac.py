@@ -15,12 +15,12 @@ from metaloom.pipeline.algorithms.off_policy.learner import FusedGradientSteps, 
 from metaloom.pipeline.algorithms.off_policy.sac import LAYOUT, TWINS
 from metaloom.pipeline.algorithms.off_policy.settings import SAC
 from metaloom.pipeline.estimation.returns import EPSILON
+from metaloom.pipeline.nn.distributions import LOG_2PI
 from metaloom.pipeline.nn.flat_networks import ALL, FlatNetwork, FlatParams
 from metaloom.pipeline.nn.spec import NetworkSpec
 from metaloom.pipeline.policies.actors.off_policy import MAX_LOG_STD, MIN_LOG_STD
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch, ParallelMap
 
-_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 _LOG_2 = math.log(2)
 
 
@@ -57,7 +57,7 @@ class TanhGaussianActions:
         # Exact, unlike log(1 - a² + 1e-6) in the paper's code, which is inaccurate for |u| > 6.
         log_slope = 2 * (_LOG_2 - u - np.logaddexp(np.float32(0), -2 * u))
         terms = -0.5 * np.square(noise) - self.log_std - log_slope
-        self.log_prob: Array = terms.sum(axis=1) - outputs.dtype.type(A * _HALF_LOG_2PI)
+        self.log_prob: Array = terms.sum(axis=1) - outputs.dtype.type(0.5 * A * LOG_2PI)
 
     def backward(self, action_gradient: Array, log_prob_gradient: Array | float) -> Array:
         """Return the gradient of a loss with respect to the outputs, [n, 2A], with the noise held fixed.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -84,11 +84,10 @@ class FlatParams:
             self.gradient *= max_norm / norm
         return norm
 
-    def optimize(self, config: OptimizerConfig, state: Mapping[str, Array], *, epsilon: float | None = None) -> Self:
-        """Resume Adam or RMSprop from a state; `epsilon` replaces the customary ε."""
+    def optimize(self, config: OptimizerConfig, state: Mapping[str, Array], *, epsilon: float | None = None) -> None:
+        """Resume Adam or RMSprop, without further options, from a state; `epsilon` replaces the customary ε."""
         self._optimizer = IN_PLACE[config.name].of(state)
         self._optimizer.epsilon = epsilon or self._optimizer.epsilon
-        return self
 
     def step(self, learning_rate: float, direction: Array | None = None) -> None:
         """Move the parameters against their gradient, or against another direction [D]."""

@@ -6,7 +6,6 @@ With small networks, an optimizer spends more time looping over parameters than 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Self
 
 import numpy as np
 import torch
@@ -63,11 +62,10 @@ class FlatTensors:
         """Return copies of the parameters by name."""
         return {name: value.detach().cpu().numpy().copy() for name, value in self.params.items()}
 
-    def optimize(self, config: OptimizerConfig, state: Mapping[str, Array], *, epsilon: float | None = None) -> Self:
+    def optimize(self, config: OptimizerConfig, state: Mapping[str, Array], *, epsilon: float | None = None) -> None:
         """Resume an optimizer from a state; use `epsilon` for Adam and RMSprop unless the configuration sets it."""
         self._optimizer = vector_optimizer(config, self.vector, state, epsilon=epsilon)
         self._unlearned = None if self.learned.all() else torch.from_numpy(~self.learned).to(self.vector.device)
-        return self
 
     def step(self, learning_rate: float, direction: Array | None = None) -> None:
         """Move the learned parameters against their gradient, or against another direction [D]."""
