@@ -256,8 +256,9 @@ def _train(
                 result = train(settings, folder, **how)
             else:
                 result = resume(folder, iterations=settings.iterations, **how)
-        if result.stopped and asked_to_end.is_set():
-            return _ended(break_off, plural(result.iterations_done, "iteration"))
+    # After the block, which ends the deadline of the stage: Prefect may take longer to answer.
+    if result.stopped and asked_to_end.is_set():
+        return _ended(break_off, plural(result.iterations_done, "iteration"))
     page.close()
     if result.stopped:
         return Cancelled(message=f"stopped by `metaloom cancel` after {plural(result.iterations_done, 'iteration')}")

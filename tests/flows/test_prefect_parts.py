@@ -299,7 +299,7 @@ class TestCancelling:
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGTERM)  # of the caretaker, besides the worker's
             assert asked.is_set()
-            state = deployments._ended(prefects, "3 iterations")
+        state = deployments._ended(prefects, "3 iterations")
         os.kill(os.getpid(), signal.SIGTERM)  # while Prefect tells the server
         assert (state.type, state.message) == (Cancelled().type, "cancelled after 3 iterations")
         assert prefect == []
@@ -308,7 +308,7 @@ class TestCancelling:
         self.state(monkeypatch, Running())
         with finishing_the_stage() as (_, prefects):
             os.kill(os.getpid(), signal.SIGTERM)
-            deployments._ended(prefects, "3 iterations")
+        deployments._ended(prefects, "3 iterations")
         assert prefect == [signal.SIGTERM]
 
     def test_a_long_stage_is_broken_off(self, prefect, monkeypatch):
