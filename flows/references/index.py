@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
 import metaloom
@@ -113,7 +113,11 @@ def read_index(folder: Path) -> list[Reference]:
         if len({reference.name for reference in references}) < len(references):
             raise ValueError("several references of the same name")
         return references
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        where = ".".join(map(str, ("references", *problem["loc"])))
+        raise broken(folder / INDEX, f"is not an index of references ({where}: {problem['msg']})") from None
+    except (KeyError, ValueError) as error:
         raise broken(folder / INDEX, f"is not an index of references ({type(error).__name__}: {error})") from None
 
 

@@ -149,14 +149,15 @@ def _agree(stored: pa.Table, computed: pa.Table, *, values: bool) -> bool:
         values: False to compare names and units of the columns only.
     """
     more = {*stored.column_names} - {*computed.column_names}
+    # Of columns without metadata, the unit is none.
+    was, now = ({f.name: (f.metadata or {}).get(b"unit") for f in table.schema} for table in (stored, computed))
     return (
         (stored.num_rows == computed.num_rows or not values)
         and all(stored[name].null_count == stored.num_rows for name in more)
         and all(
             name in stored.column_names
             and (not values or _values(stored[name]) == _values(computed[name]))
-            # Of columns without metadata, the unit is none.
-            and len({(table.schema.field(name).metadata or {}).get(b"unit") for table in (stored, computed)}) == 1
+            and was[name] == now[name]
             for name in computed.column_names
         )
     )

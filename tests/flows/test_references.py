@@ -637,8 +637,11 @@ def test_an_index_that_says_what_cannot_be_is_refused(references, change):
     document = read_sealed(references / INDEX, indented=True)
     document["references"][0] |= change
     (references / INDEX).write_bytes(render(sealed(document), indented=True))
-    with pytest.raises(storage.StoreError):
+    with pytest.raises(storage.StoreError) as refused:
         read_index(references)
+    assert "validation error" not in str(refused.value)
+    if "seed" in change:
+        assert "(references.0.seed: Input should be a valid integer" in str(refused.value)
 
 
 def test_an_index_with_two_references_of_one_name_is_refused(references):
