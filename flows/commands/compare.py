@@ -5,6 +5,7 @@ Runs that differ only in their seed form a group.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +35,9 @@ from metaloom.pipeline.comparison.scores import Scores
 from metaloom.pipeline.schema import suggestion
 from metaloom.pipeline.types import Array
 from metaloom.storage import Run, run_exists
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def runs_named(names: Sequence[RunLike]) -> list[opened.Run]:
@@ -314,7 +318,14 @@ def compare(
         notes=notes,
         seed=seed,
         resamples=resamples,
+        draw=_draw,
     )
+
+
+def _draw(found: Comparison) -> "Figure":
+    from metaloom.flows.views.run_comparison import comparison_figure  # matplotlib, for who draws
+
+    return comparison_figure(found)
 
 
 def _curve_steps(histories: Sequence[History], common: float) -> Array:

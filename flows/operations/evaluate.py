@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from metaloom.flows.arguments import checked
+from metaloom.flows.formatting import plural
 from metaloom.flows.operations import late
 from metaloom.flows.operations.options import (
     InProcess,
@@ -23,6 +24,8 @@ from metaloom.flows.rollouts.backend import IN_PROCESS
 from metaloom.flows.runs import RunAt, check_seed, learner_after, updates_at
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from metaloom.flows.results.evaluation import EvaluationOutcome
 
 
@@ -114,4 +117,9 @@ def evaluate(
             # Outputs shared with a fork's parent have the parent's settings.
             drawn = (stored[i].tasks().params.tolist() for i in range(updates))
             new = {*map(tuple, outcome.task_params.tolist())}.isdisjoint(map(tuple, chain.from_iterable(drawn)))
-        return late.EvaluationOutcome(stored.name, updates, config, outcome, new, drawn_from, env.task_classes)
+        return late.EvaluationOutcome(stored.name, updates, config, outcome, new, drawn_from, env.task_classes, _draw)
+
+
+def _draw(found: "EvaluationOutcome") -> "Figure":
+    title = f"{found.run} after {plural(found.updates, 'update')}"
+    return late.draw(late.per_shot_chart(title, found.evaluation))

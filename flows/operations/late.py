@@ -56,12 +56,13 @@ if TYPE_CHECKING:
     from metaloom.flows.trained.policy import policy_of
     from metaloom.flows.trust import trust_run
     from metaloom.flows.viewer.pages import serve as serve_viewer
-    from metaloom.flows.views.charts import check_plot_file, write_plot
+    from metaloom.flows.views.charts import check_plot_file, draw, write_plot
     from metaloom.flows.views.diagrams import FORMATS, diagram_of
     from metaloom.flows.views.page import Picture
     from metaloom.flows.views.progress import progress as shown_progress
     from metaloom.flows.views.progress import sweep_progress
     from metaloom.flows.views.report import write_figures, write_report
+    from metaloom.flows.views.run_charts import per_shot_chart
     from metaloom.flows.views.run_info import (
         bytes_by_group,
         is_complete,

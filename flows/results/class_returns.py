@@ -78,11 +78,14 @@ def returns_by_class(run: Run, iterations: Sequence[int], classes: "Classes | No
     """Return the returns of complete iterations by class of task; empty without classes."""
     if classes is None or not iterations:
         return {}
-    return episode_classes(run.episodes(iterations), classes)[0]
+    episodes = run.episodes(iterations)
+    return episode_classes(episodes, classes, mean_returns(episodes))[0]
 
 
-def episode_classes(episodes: "pa.Table", classes: "Classes") -> "tuple[dict[int, ByStep], Array | None]":
-    """Compute returns by class from a table of episodes, and the class of every task, [I, B].
+def episode_classes(
+    episodes: "pa.Table", classes: "Classes", means: tuple[Array, Array, Array, Array]
+) -> "tuple[dict[int, ByStep], Array | None]":
+    """Compute returns by class from a table of episodes and its `mean_returns`, and the class of every task, [I, B].
 
     Returns {} and None if episodes have no task.
     """
@@ -91,7 +94,7 @@ def episode_classes(episodes: "pa.Table", classes: "Classes") -> "tuple[dict[int
         return {}, None
     from metaloom.storage.format.columns import to_numpy  # imports pyarrow, which listing runs does not need
 
-    place, step, returns, rows = mean_returns(episodes)
+    place, step, returns, rows = means
     of = classes.of(np.stack([to_numpy(episodes[field])[rows] for field in fields], axis=1), classes.fields)
     # Rows are sorted, so that an inner step of an iteration is a contiguous range.
     starts = np.flatnonzero(np.diff(place, prepend=-1) | np.diff(step, prepend=-1))

@@ -1,9 +1,8 @@
 """Result of comparing groups of runs."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +92,7 @@ class Comparison(Shown):
         curve_steps: Environment steps at which curves were taken, [n].
         notes: Remarks for the reader.
         seed, resamples: Seed and number of resamples of the bootstrap.
+        draw: Draws the comparison.
     """
 
     metric: str
@@ -105,6 +105,7 @@ class Comparison(Shown):
     notes: tuple[str, ...]
     seed: int
     resamples: int
+    draw: "Callable[[Comparison], Figure]" = field(compare=False)
 
     def shown(self) -> tuple[str, list[Row]]:
         """Return each group's interquartile mean with its interval, and the verdicts; see pipeline.shown."""
@@ -206,7 +207,7 @@ class Comparison(Shown):
 
     def plot(self) -> "Figure":
         """Draw interquartile means, curves, profiles and probabilities of improvement as a matplotlib figure."""
-        return import_module("metaloom.flows.views.run_comparison").comparison_figure(self)
+        return self.draw(self)
 
     def _bands(self, axis: str, places: Array, bands: Sequence[Band], name: str) -> pa.Table:
         parts = [

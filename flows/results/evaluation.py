@@ -1,8 +1,7 @@
 """Returns of a learner after 0 ... K adaptation steps."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -149,6 +148,7 @@ class EvaluationOutcome(Shown):
         tasks_are_new: True if no evaluation task occurs in training.
         drawn_from: Size of the set of tasks; None for a distribution.
         classes: Task classes that the environment declares.
+        draw: Draws the returns.
     """
 
     run: str
@@ -158,6 +158,7 @@ class EvaluationOutcome(Shown):
     tasks_are_new: bool
     drawn_from: int | None
     classes: Classes | None
+    draw: "Callable[[EvaluationOutcome], Figure]" = field(compare=False)
 
     def shown(self) -> tuple[str, list[Row]]:
         """Return a table of returns by number of adaptation steps, with intervals; see pipeline.shown."""
@@ -200,9 +201,7 @@ class EvaluationOutcome(Shown):
 
     def plot(self) -> "Figure":
         """Draw returns against adaptation episodes as a matplotlib figure."""
-        title = f"{self.run} after {plural(self.updates, 'update')}"
-        chart = import_module("metaloom.flows.views.run_charts").per_shot_chart(title, self.evaluation)
-        return import_module("metaloom.flows.views.charts").draw(chart)
+        return self.draw(self)
 
     def table(self) -> pa.Table:
         """Return one row per adaptation step and task; see `summarize_tasks`."""
