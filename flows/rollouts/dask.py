@@ -175,19 +175,18 @@ class Session:
             future.result()
         except KilledWorker as error:
             # Dask blames all tasks assigned to a dead worker, including waiting ones.
-            begun = len(self.recordings(piece.watch))
-            if begun > error.allowed_failures or piece.pardons >= _MOST_PARDONS:
-                raise self._death(piece.shard, piece.watch) from error
+            begun = self.recordings(piece.watch)
+            if len(begun) > error.allowed_failures or piece.pardons >= _MOST_PARDONS:
+                raise self._death(piece.shard, piece.watch, begun) from error
             piece.pardons += 1
             self.traffic.repeated += 1
             self._submit(piece)
         except NoWorkerError as error:  # the scheduler gave up
             raise no_worker_for(error.timeout) from None
 
-    def _death(self, shard: Shard, watch: Supervision) -> Exception:
+    def _death(self, shard: Shard, watch: Supervision, begun: Sequence[Recording]) -> Exception:
         """Build the error for a shard that killed every worker that tried it."""
-        recordings = self.recordings(watch)
-        ending = ending_of(recordings[-1].at.pid) if recordings and not self.elsewhere else None
+        ending = ending_of(begun[-1].at.pid) if begun and not self.elsewhere else None
         recordings = self.recordings(watch)  # again: it may have been cut off before it said why it ended
         # An attempt may be cut short before it gets there, by what the one before has left of its worker's connections.
         recordings = [recording for recording in recordings if recording.at.env_step != NOT_YET] or recordings

@@ -32,8 +32,8 @@ class Curves:
         """Return the current curves of the run.
 
         Returns:
-            `iterations` and `env_steps`, one entry per point; `every`, the interval between shown iterations; `charts`,
-            see `chart_data`; `metrics`, all values by name; `problems`, by
+            `iterations` and `env_steps`, one entry per point, the latter None if not counted; `every`, the interval
+            between shown iterations; `charts`, see `chart_data`; `metrics`, all values by name; `problems`, by
             iteration.
         """
         with self._lock:
@@ -41,12 +41,12 @@ class Curves:
                 remote.pull()
             self._read_on()
             history = self._history
-            told = {"iterations_done": len(self._run.iterations), "every": self._every}
+            state = {"iterations_done": len(self._run.iterations), "every": self._every}
             problems = [{"iteration": i, "message": text} for i, text in sorted(self._problems.items())]
             if history is None:
-                return {**told, "iterations": [], "env_steps": [], "charts": [], "metrics": {}, "problems": problems}
+                return {**state, "iterations": [], "env_steps": [], "charts": [], "metrics": {}, "problems": problems}
             return {
-                **told,
+                **state,
                 "iterations": history.iterations.tolist(),
                 "env_steps": None if history.env_steps is None else numbers(history.env_steps),
                 "charts": [*map(chart_data, curves(self._run.name, history, self._evaluations))],

@@ -188,7 +188,7 @@ class Pages:
 
     def _runs(self, request: Request) -> Response:
         rows = self._shelf.rows()
-        # Skip names that are not valid text, which would break the page.
+        # Replace what is not valid text in a name, which would break the page.
         return _json({"runs": [{**row, "name": row["name"].encode(errors="replace").decode()} for row in rows]})
 
     def _place(self, request: Request) -> Response:

@@ -16,7 +16,7 @@ MOST_NUMBERS = 2_000_000
 """Maximum values in a picture; of larger slices every second, fourth, ... entry of the longer axis is shown."""
 MOST_BYTES = 2**30
 """Maximum bytes of an array to read: a small file may decompress to gigabytes."""
-_STEP_AXES = ("t", "t_with_final")
+_BY_STEP = (("task", "episode", "t"), ("task", "episode", "t_with_final"))
 
 
 def slice_of(
@@ -129,7 +129,7 @@ def _signals(run: Run, ref: StageRef, task: int, index: int, length: int) -> lis
     for chunk in run.record(ref).chunks:
         spec = run.files.spec(chunk.array)
         name = chunk.array.partition("/")[2]
-        if spec.dims[1:3] != ("task", "episode") or not {*spec.dims[3:4]} & {*_STEP_AXES} or name == "mask":
+        if spec.dims[1:4] not in _BY_STEP or name == "mask":
             continue
         _require_modest(spec, [task])
         values = run.files.read_row(run.record(ref), chunk, [task])[0][0, index]
@@ -156,7 +156,7 @@ def _read(run: Run, ref: StageRef, chunk: StoredFile, task: int | None) -> Array
     spec = run.files.spec(chunk.array)
     _require_modest(spec, tasks)
     values = run.files.read_row(run.record(ref), chunk, tasks)[0].astype(np.float64)
-    if spec.dims[1:3] == ("task", "episode") and len(spec.dims) > 3 and spec.dims[3] in _STEP_AXES:
+    if spec.dims[1:4] in _BY_STEP:
         lengths = _lengths(run, ref, tasks)
         if lengths is not None and lengths.shape == values.shape[:2]:
             last = lengths[..., None] + (spec.dims[3] == "t_with_final") * (lengths[..., None] > 0)

@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from metaloom.flows.errors import UsageError
-from metaloom.flows.views.series import Chart, Series
+from metaloom.flows.views.series import INK, Chart, Series
 from metaloom.pipeline.types import Array
 from metaloom.storage.errors import system_errors
 
@@ -24,7 +24,7 @@ if mpl.matplotlib_fname() == "matplotlibrc":
     # Ignore a matplotlibrc in the working folder, which may be somebody else's, but not the user's.
     mpl.rcdefaults()
 
-INK, GRID = "#24292f", "#e6e8eb"
+GRID = "#e6e8eb"
 WIDE, NARROW = (8.6, 4.4), (6.4, 3.4)
 
 # Maximum number of points for markers on a line.

@@ -86,8 +86,8 @@ def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progre
         on_progress(first, len(chosen))
         block = chosen[first : first + _BLOCK]
         episodes, metrics = run.episodes(block), run.metrics(block)
-        _, steps, returns, _ = mean_returns(episodes)
-        by_class, task_classes = ({}, None) if classes is None else episode_classes(episodes, classes)
+        _, steps, returns, _ = means = mean_returns(episodes)
+        by_class, task_classes = ({}, None) if classes is None else episode_classes(episodes, classes, means)
         newer = History(
             iterations=np.asarray(block),
             metrics={
@@ -105,12 +105,14 @@ def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progre
     return history
 
 
-def evaluation_after(run: Run, iteration: int) -> tuple[float, Evaluation] | None:
-    """Read the environment steps up to an iteration and the evaluation after it; None without one."""
+def evaluation_after(run: Run, iteration: int, env_steps: float | None = None) -> tuple[float, Evaluation] | None:
+    """Read the environment steps up to an iteration, unless given, and the evaluation after it; None without one."""
     ref = run.stages.in_group("evaluation", iteration)
     if ref is None or not run.contains(ref):
         return None
-    return run[iteration].metrics().get("env_steps", float("nan")), run[iteration].evaluation()
+    if env_steps is None:
+        env_steps = run[iteration].metrics().get("env_steps", float("nan"))
+    return env_steps, run[iteration].evaluation()
 
 
 def stage_seconds(run: Run, num_iterations: int, on_progress: Progress = unseen) -> dict[StageRef, Array]:

@@ -71,7 +71,7 @@ def write_figures(run: Run, out: Path, kind: FigureFormat) -> list[Path]:
 
 
 def learning_curve(name: str, history: History) -> charts.Drawing:
-    """Draw average returns before and after adaptation against environment steps."""
+    """Draw average returns before and after adaptation over training."""
     return charts.draw(learning_chart(name, history))
 
 
@@ -179,7 +179,7 @@ class Plots:
 
     def names(self) -> list[str]:
         """List the charts that the run has."""
-        return [*self._charts()]
+        return [*self._charts()] if self._run.iterations else []
 
     def draw(self, name: str) -> charts.Drawing:
         """Draw a chart by its name."""

@@ -48,7 +48,9 @@ SECTIONS = (
 
 def run_charts(run: Run, history: History, seconds: Mapping[StageRef, Array] | None = None) -> list[Chart]:
     """Return every chart of a run, in page order; `seconds` as from `stage_seconds`, by default read."""
-    read = ((i, evaluation_after(run, i)) for i in history.iterations.tolist())
+    steps = np.full(len(history.iterations), np.nan) if history.env_steps is None else history.env_steps
+    each = zip(history.iterations.tolist(), steps.tolist(), strict=True)
+    read = ((i, evaluation_after(run, i, env_steps)) for i, env_steps in each)
     evaluations = {i: found for i, found in read if found is not None}
     charts = [*_class_panels(history), *curves(run.path.name, history, evaluations), *_task_charts(history)]
     if evaluations:
@@ -83,7 +85,7 @@ def _over_training(
     *,
     wide: bool = False,
 ) -> Chart:
-    """Make a chart of lines over the environment steps of training."""
+    """Make a chart of lines over training, against `History.axis`."""
     x, x_label = history.axis
     about = (name, section, "lines", title, x_label, y_label, note, band, x)
     chart = Chart(*about, panels=panels, iterations=history.iterations, wide=wide)
@@ -132,15 +134,16 @@ def _class_panels(history: History) -> Iterator[Chart]:
     if not history.by_class:
         return
     names, last = history.by_class[0][0].names, history.last_step
+    if len(names) < 2 or not last:
+        return
     colors, panels = shown_steps(last), list[Panel]()
     for c, name in enumerate(names):
-        ends = ((k, [steps[k].estimates[c] for steps in history.by_class]) for k in dict.fromkeys((0, last)))
+        ends = ((k, [steps[k].estimates[c] for steps in history.by_class]) for k in (0, last))
         series = (estimates_series(adaptation_label(k, last), colors[k], estimates) for k, estimates in ends)
         panels.append(Panel(name, tuple(series)))
-    if len(names) > 1 and last:
-        title = "Before and after adaptation, each class of task"
-        about = ("By class of task", "classes", title, "average episode return", tuple(panels), CLASS_NOTE, ERROR_BAND)
-        yield _over_training(history, *about, wide=True)
+    title = "Before and after adaptation, each class of task"
+    about = ("By class of task", "classes", title, "average episode return", tuple(panels), CLASS_NOTE, ERROR_BAND)
+    yield _over_training(history, *about, wide=True)
 
 
 def _task_charts(history: History) -> Iterator[Chart]:

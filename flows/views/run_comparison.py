@@ -8,13 +8,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from metaloom.flows.views import charts
-from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN, Series
+from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN, INK, Series
 from metaloom.pipeline.comparison.groups import Band, Estimate
 
 if TYPE_CHECKING:
     from metaloom.flows.results.comparison import Comparison
 
-COLORS = (AFTER, BEFORE, *BETWEEN, charts.INK)
+COLORS = (AFTER, BEFORE, *BETWEEN, INK)
 MOST_PAIRS = 12
 
 
@@ -36,9 +36,7 @@ def comparison_figure(found: "Comparison") -> Figure:
     profiles.set(xlabel="score", ylabel="fraction of scores above")
     pairs = found.pairs[:MOST_PAIRS]
     labels = [f"{pair.a}\nover {pair.b}" for pair in pairs]
-    _estimates(
-        improvements, "Probability of improvement", labels, [p.improvement for p in pairs], [charts.INK] * len(pairs)
-    )
+    _estimates(improvements, "Probability of improvement", labels, [p.improvement for p in pairs], [INK] * len(pairs))
     improvements.axvline(0.5, color="#8c959f", linewidth=1, linestyle="--")
     improvements.set_xlim(-0.02, 1.02)
     look: dict[str, Any] = {"ncols": min(3, len(names)), "frameon": False, "fontsize": 9}
@@ -63,6 +61,6 @@ def _series(names: list[str], bands: list[Band], colors: list[str]) -> list[Seri
 
 
 def _begin(axes: Axes, title: str) -> None:
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=charts.INK)
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
     charts.style(axes)
     axes.xaxis.set_major_locator(MaxNLocator(5))

@@ -12,6 +12,7 @@ from metaloom.pipeline.types import Array
 
 # Okabe and Ito's palette for colour-blind readers: orange before adaptation, blue after it.
 BEFORE, AFTER = "#d55e00", "#0072b2"
+INK = "#24292f"
 BETWEEN = ("#cc79a7", "#009e73", "#e69f00", "#56b4e9")
 MOST_STEPS = 2 + len(BETWEEN)
 """Number of inner steps that a chart can distinguish: PEARL has one for each episode of context."""
@@ -172,6 +173,6 @@ def class_color(c: int) -> str:
 
 def stage_color(group: str, step: int) -> str:
     """Return the colour of a stage by the group that keeps its output; later inner steps are lighter."""
-    color, white = STAGE_COLORS.get(group, "#24292f"), min(0.4 * step, 0.8)
+    color, white = STAGE_COLORS.get(group, INK), min(0.4 * step, 0.8)
     parts = (int(color[n : n + 2], 16) for n in (1, 3, 5))
     return "#" + "".join(f"{round(part + (255 - part) * white):02x}" for part in parts)

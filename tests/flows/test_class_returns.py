@@ -21,7 +21,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import number
 from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.prefect_app.artifacts import iteration_line
-from metaloom.flows.results.class_returns import classes_of, classes_text, episode_classes, plus_minus
+from metaloom.flows.results.class_returns import classes_of, classes_text, episode_classes, mean_returns, plus_minus
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import tables
 from metaloom.flows.views.history import load_history
@@ -246,7 +246,7 @@ def test_every_task_has_its_class_once_however_many_inner_steps_there_are(steps)
     columns = dict(zip(("iteration", "step", "task"), zip(*places, strict=True), strict=True))
     values = [float(b > i) for i, _, b in places]
     table = pa.table({**columns, "task_x": values, "return": values})
-    by_class, of = episode_classes(table, classes)
+    by_class, of = episode_classes(table, classes, mean_returns(table))
     assert of.tolist() == [[0, 1, 1], [0, 0, 1]]
     assert {i: len(found) for i, found in by_class.items()} == {0: steps, 1: steps}
 

@@ -334,3 +334,4 @@ def test_a_run_without_a_complete_iteration_is_refused(tmp_path, tiny_config):
     with pytest.raises(ValueError, match="no complete iteration"):
         write_report(storage.open_run(tmp_path / "run"), tmp_path / "report")
     assert not (tmp_path / "report").exists()
+    assert metaloom.open_run(tmp_path / "run").plot.names() == []
