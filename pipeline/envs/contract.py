@@ -256,7 +256,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         cls = type(self)
-        # The subclass's own reset calls this one, or the reset is that of another base class.
+        # The subclass's own reset calls this one, or another base class has a reset.
         if cls.row_batch is MetaEnv.row_batch and (cls.reset is not MetaEnv.reset or follows_other_base(cls)):
             return super().reset(seed=seed, options=options)
         super().reset(seed=seed)
