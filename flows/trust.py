@@ -99,16 +99,16 @@ class Settings:
             return
         if not self.names:
             raise UntrustedRun(
-                f"{self.where}: its init_from names {', '.join(self.starts)}, which is not in its runs folder and "
-                f"which you have not trusted to be opened for it; required your consent: {self.remedy}"
+                f"{self.where}: its init_from names {', '.join(self.starts)}, which is outside its runs folder "
+                f"and which you have not trusted; required your consent: {self.remedy}"
             )
         shown = places if trusted is None else refused
         found = ", ".join(f"{name} ({_told(places[name])})" for name in shown)
         moved = trusted is not None and all(trusted.get(name) for name in refused)
         problem = "you have trusted at another path" if moved else "you have not trusted"
         raise UntrustedRun(
-            f"{self.where}: its settings name {', '.join(self.names)}; found {found}, which {problem} to be imported "
-            f"for it; required your consent, since importing runs code: {self.remedy}"
+            f"{self.where}: its settings name {', '.join(self.names)}; found {found}, which {problem} for it; "
+            f"required your consent, since importing runs code: {self.remedy}"
         )
 
 

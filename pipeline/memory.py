@@ -28,8 +28,8 @@ def require_room(shapes: Mapping[str, tuple[int, ...]], *, setting: str) -> None
         largest = max(shapes, key=lambda name: math.prod(shapes[name]))
         raise ConfigError(
             f"{setting}: found a network whose training takes at least {needed / 1e9:,.1f} GB of memory ({largest} has "
-            f"the shape {shapes[largest]}); required what fits into this machine's {memory / 1e9:,.1f} GB: make its "
-            "layers smaller"
+            f"the shape {shapes[largest]}); required one that fits into this machine's {memory / 1e9:,.1f} GB: make "
+            "its layers smaller"
         )
 
 

@@ -12,7 +12,7 @@ from metaloom.storage.progress import Progress, unseen
 from metaloom.storage.run import Iterations, Run
 from metaloom.storage.unfinished import unfinished_folder
 
-_WRITABLE = "room and permission to write the export"
+_WRITABLE = "free space and permission to write the export"
 
 
 class ExportExists(StoreError, FileExistsError):

@@ -337,7 +337,7 @@ class RunWriter:
                 self.run.path,
                 found=f"{ref} is stored already",
                 required="an output that is not",
-                action="Ask `contains` first",
+                action="Check `contains` first",
             )
         if ref.stage not in self.run.stages:
             raise LayoutMismatch(
@@ -357,7 +357,7 @@ class RunWriter:
             raise StageMissing(
                 self.run.path,
                 found=f"{missing}, an input of {ref}, is not stored",
-                required="all inputs stored",
+                required="inputs that are stored",
                 action="Put the inputs first",
             )
 

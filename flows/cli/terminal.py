@@ -63,7 +63,7 @@ def compare(
     plot: Annotated[
         Path | None,
         Parameter(
-            help="Plot means, curves, profiles and probabilities of improvement into this .png, .svg or .pdf file."
+            help="Plot means, curves, profiles and probabilities of improvement to this .png, .svg or .pdf file."
         ),
     ] = None,
     as_json: bool = False,
@@ -162,7 +162,7 @@ def logs(
         bool,
         Parameter(
             name=("--follow", "-f"),
-            help="Go on with what is logged from now on, until nobody writes the run or you press Ctrl-C.",
+            help="Print new lines as they are logged, until no process writes the run or you press Ctrl-C.",
         ),
     ] = False,
     as_json: bool = False,
@@ -229,19 +229,19 @@ def replay(
     *,
     pdb: Annotated[
         bool,
-        Parameter(help="Run one stage, stored or not, in this process, and enter Python's debugger where it fails."),
+        Parameter(help="Run one stage, stored or not, in this process, and enter Python's debugger if it fails."),
     ] = False,
     materialise: Annotated[
-        bool, Parameter(help="Recompute what was thinned and store it again, provided that it has its old digest.")
+        bool, Parameter(help="Recompute thinned outputs and store them again if their digests are unchanged.")
     ] = False,
     quarantine: Annotated[
-        bool, Parameter(help="Rerun, in this process, the episode that was kept because an environment failed in it.")
+        bool, Parameter(help="Replay, in this process, the quarantined episode in which the environment failed.")
     ] = False,
     as_recorded: Annotated[
         bool,
         Parameter(
-            help="Compute by the machine code of BLAS, torch and NumPy that the run records, as far as the processor "
-            "can. Without this it is the processor's own."
+            help="Use the machine code of BLAS, torch and NumPy that the run records, as far as the processor supports "
+            "it. By default, each library chooses its code for this processor."
         ),
     ] = False,
     as_json: bool = False,
@@ -345,13 +345,13 @@ def evaluate(
     call: "Call[EvaluationOutcome]",
     *,
     plot: Annotated[
-        Path | None, Parameter(help="Plot return against adaptation episodes into this .png, .svg or .pdf file.")
+        Path | None, Parameter(help="Plot return against adaptation episodes to this .png, .svg or .pdf file.")
     ] = None,
     video: Annotated[
         Path | None,
         Parameter(
-            help="Film test episodes before and after adaptation into this .gif, .webp or .mp4 file (.png: the last "
-            "picture alone): of the task of median return, its episodes of median return."
+            help="Write a video of test episodes before and after adaptation to this .gif, .webp or .mp4 file (.png: "
+            "the last frame only). It shows the task, and its episodes, of median return."
         ),
     ] = None,
     as_json: bool = False,
@@ -388,11 +388,11 @@ def recipes(
     call: Call[list[str]],
     recipe: Annotated[
         str | None,
-        Parameter(help="Print all settings of this recipe, or of this file of settings.", completer=complete_recipes),
+        Parameter(help="Print all settings of this recipe or settings file.", completer=complete_recipes),
     ] = None,
     *,
     form: Annotated[
-        Literal["yaml", "toml", "json"] | None, Parameter(name="--format", help="Kind of file; yaml by default.")
+        Literal["yaml", "toml", "json"] | None, Parameter(name="--format", help="File format; yaml by default.")
     ] = None,
     overrides: Overrides = (),
     schema: Annotated[bool, Parameter(help="Print the JSON schema of every setting instead.")] = False,

@@ -192,7 +192,7 @@ def train_sweep(
     if sweep.search is not None and parallel > len(sweep.seeds):
         raise UsageError(
             f"found --parallel {parallel} for a search whose trials are {plural(len(sweep.seeds), 'run')} each; "
-            "required at most that, because every trial is suggested by the scores of those before it"
+            "required at most that, because each trial is suggested from the scores of earlier trials"
         )
     if parallel > 1 and backend.workers is None and backend.scheduler is None:
         backend = replace(backend, workers=0)  # the runs' processes are enough

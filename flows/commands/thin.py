@@ -22,7 +22,7 @@ def thin(
 ) -> Thinned:
     """Remove the arrays (`storage.THINNABLE`) of complete iterations that are not kept; they can be recomputed."""
     if not retention.thins:
-        raise UsageError("required --keep-every N, --keep-last N or both: which iterations stay whole")
+        raise UsageError("found no iterations to keep; required --keep-every N, --keep-last N or both")
     run = storage.open_run(path)
     iterations = run.iterations  # which lists a folder
     chosen = [i for i in iterations if not retention.keeps(i, len(iterations))]
@@ -33,15 +33,15 @@ def thin(
             changed = changed_since(run, refs)
         except ConfigError as problem:
             raise UsageError(
-                f"{run.location}: found settings that cannot be built today, so that what is removed could not be "
-                f"computed again ({problem}); fix that first, or remove it anyway: --anyway"
+                f"{run.location}: found settings that can no longer be built ({problem}), so removed batches could "
+                "not be recomputed; fix that first, or remove them anyway: --anyway"
             ) from None
         if changed:
             iterations = set[int]().union(*changed.values())
             raise UsageError(
-                f"{run.location}: found that {'; '.join(changed)}, so that {plural(len(iterations), 'iteration')}, the "
-                f"first {min(iterations)}, could not be computed again; required the sources as they were. Restore "
-                "them, or remove the batches anyway: --anyway"
+                f"{run.location}: found that {'; '.join(changed)}; {plural(len(iterations), 'iteration')}, the first "
+                f"{min(iterations)}, could not be recomputed; required the original sources. Restore them, or remove "
+                "the batches anyway: --anyway"
             )
     if dry_run:
         return Thinned.of([run.record(ref) for ref in refs], run.files.files_of)

@@ -184,10 +184,9 @@ def resuming(
                 except storage.StageThinned as error:
                     raise storage.StageThinned(
                         path,
-                        found="an output of a thinned iteration is lost, and what it comes from is not stored "
-                        f"({error.found})",
-                        required="the inputs of that output, in full",
-                        action=f"`metaloom resume {storage.argument(path)} --repair` computes all of it again",
+                        found=f"an output of a thinned iteration is lost and its inputs are not stored ({error.found})",
+                        required="all inputs of that output",
+                        action=f"`metaloom resume {storage.argument(path)} --repair` recomputes all of it",
                     ) from error
     damage = storage.verify_run(path) if repair and not result.stopped else None
     return replace(result, repaired=repaired, damage=damage)

@@ -42,7 +42,7 @@ def export_delta(run: Run, folder: Path, done: Export) -> None:
     read = {"episodes": run.episodes, "tasks": run.tasks, "metrics": run.metrics, "evaluations": run.evaluations}
     appended: set[int] = set()
     with system_errors(
-        folder, required="room and permission to write it", action="Free space, or choose another --out"
+        folder, required="free space and permission to write it", action="Free space, or choose another --out"
     ):
         for name in TABLES:
             new = _append(run, folder / name, read[name], evaluated if name == "evaluations" else run.iterations, done)

@@ -68,7 +68,9 @@ def write_film(frames: Iterable[Sequence[Panel]], out: Path, fps: float, caption
     """Write frames, with equal numbers of panels, to a file atomically."""
     suffix = out.suffix.lower()
     with (
-        system_errors(out, required="room and permission to write a film", action="Free space, or choose another file"),
+        system_errors(
+            out, required="free space and permission to write a film", action="Free space, or choose another file"
+        ),
         unfinished_folder(out.absolute().parent, out.stem) as folder,
     ):
         unfinished = folder / f"film{suffix}"

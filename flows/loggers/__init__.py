@@ -28,7 +28,7 @@ def check_loggers(names: Sequence[str], film_every: int | None) -> None:
             if find_spec(module) is None:
                 raise ExtraMissing(name, package)
     if film_every is not None and not names:
-        raise UsageError("found a request for films but no logger to keep them; name a logger")
+        raise UsageError("found a request for videos without a logger; name a logger")
 
 
 def function_named(name: str) -> "Callable[[FinishedIteration], Any]":

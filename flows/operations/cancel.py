@@ -98,7 +98,7 @@ def ask_to_stop(path: Path) -> Writer | None:
         )
     with system_errors(
         path,
-        required="a folder to leave the request in",
+        required="a folder in which the request can be written",
         action=f"Free space, or check its permissions; or `kill -INT {writer.pid}` on {writer.host}",
     ):
         storage.ask_to_stop(path, writer.token)

@@ -161,7 +161,7 @@ class TrainingPage:
         create_markdown_artifact(
             summary(self._folder, report),
             key=artifact_key("summary", self._folder.name),
-            description="Where the run lies and how to look further",
+            description="Location of the run, and commands to inspect it",
         )
         address = None if report is None else address_of(self._folder, report.html.name)
         if address is not None:
@@ -253,7 +253,7 @@ def curve_of(run: storage.Run) -> str:
 def summary(folder: Path, report: ReportFiles | None) -> str:
     """Return Markdown with the run's location and useful commands."""
     run = str(folder)
-    lines = [f"The run `{folder.name}` lies in `{run}`."]
+    lines = [f"The run `{folder.name}` is in `{run}`."]
     if report is not None:
         address = address_of(folder, report.html.name)
         page = f"[report page]({address})" if address else "report page"

@@ -338,7 +338,7 @@ def settings_for(folder: Path, stored: RunConfig | None, asked: Asked) -> RunCon
         return wanted
     raise ConfigError(
         f"{folder} was trained with other settings: {'; '.join(_differences(stored, wanted))}. Choose another name for "
-        "a new run, or leave recipe and seed as the form has them to continue this one"
+        "a new run, or keep the form's default recipe and seed to continue this one"
     )
 
 

@@ -75,7 +75,7 @@ def make_home(folder: Path, *, trust: bool) -> tuple[Path, str]:
         _require_own(home)
         return home, _password(home, trust=trust)
     except OSError as error:
-        raise ServeError(f"{folder} cannot be served from ({error}); start it in a folder that you own") from None
+        raise ServeError(f"{folder} cannot be used ({error}); start it in a folder that you own") from None
 
 
 def _require_kept(folder: Path) -> None:
@@ -91,7 +91,7 @@ def _require_kept(folder: Path) -> None:
         return
     raise UsageError(
         f"{folder} {fault}, who can put a .prefect there that runs programs as you; required a folder that only you "
-        "can write. Start it in another folder, or add --trust if you trust them"
+        "can write to. Start it in another folder, or add --trust if you trust them"
     )
 
 
@@ -109,8 +109,8 @@ def _require_own(home: Path) -> None:
         home.chmod(0o700)
         return
     raise UsageError(
-        f"{home} {fault}; required a folder that you own and only you can write, since its contents can run programs "
-        "as you. Remove it, or start in another folder"
+        f"{home} {fault}; required a folder that you own and only you can write to, since its contents can run "
+        "programs as you. Remove it, or start in another folder"
     )
 
 

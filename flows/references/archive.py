@@ -243,7 +243,7 @@ def _scratch() -> AbstractContextManager[Path]:
 
 def _writing(place: Path) -> AbstractContextManager[None]:
     """Convert OSErrors in the block to an error about the written path."""
-    needed = f"room and permission to write {place}, and to make folders in {gettempdir()}"
+    needed = f"free space and permission to write {place}, and to make folders in {gettempdir()}"
     return system_errors(place, required=needed, action="Free space, or choose another path")
 
 

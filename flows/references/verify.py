@@ -268,8 +268,8 @@ def verify(
     require_iteration(run, iteration)
     if iteration not in run.iterations:
         raise UsageError(
-            f"{run.location}: found iteration {iteration} under way; required one that is complete, of which there are "
-            f"{len(run.iterations)}: what was not computed cannot be compared"
+            f"{run.location}: found iteration {iteration}, which is incomplete; required a complete one, of "
+            f"which there are {len(run.iterations)}"
         )
     tables, outcomes = TableCheck(run), list[StageReplay]()
     metrics: Mapping[str, float] = {}

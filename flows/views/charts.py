@@ -229,6 +229,6 @@ def check_plot_file(path: Path) -> None:
 def write_plot(path: Path, figure: Figure) -> None:
     """Write a figure as PNG, SVG or PDF, as the suffix says."""
     with system_errors(
-        path, required="room and permission to write a plot", action="Free space, or choose another file"
+        path, required="free space and permission to write a plot", action="Free space, or choose another file"
     ):
         path.write_bytes(rendered(figure, path.suffix[1:]))

@@ -148,7 +148,7 @@ def _usage_line(usage: Mapping[str, Mapping[str, Any] | None]) -> str:
 
 
 def _sessions_table(sessions: Sequence[Mapping[str, Any]]) -> Table:
-    table = new_table(">session", "since", "what", "before", "from then on")
+    table = new_table(">session", "since", "what", "before", "after")
     for session in sessions:
         for n, (name, values) in enumerate(session["changed"].items()):
             first = ("", "") if n else (str(session["session"]), session["started"][:19].replace("T", " "))

@@ -57,7 +57,7 @@ def network_blockers(*networks: NetworkSpec, device: str) -> Iterator[str]:
         elif network.input_scale != 1:
             yield f"inputs are divided by {network.input_scale:g}"
         elif not network.is_plain:
-            last = "" if network.output_activation == "identity" else f" with a last {network.output_activation}"
+            last = "" if network.output_activation == "identity" else f" with a final {network.output_activation}"
             yield f"network is an mlp of {network.activation}{last}"
 
 

@@ -69,8 +69,8 @@ def wrapper_class(wrapper: WrapperConfig) -> type[gymnasium.Wrapper[Any, Any, An
             )
     if issubclass(cls, RecordVideo):
         raise EnvError(
-            f"env.wrappers: found {wrapper.name}, with which every copy of the environment writes films to a folder "
-            "named in the settings, even in a replay of somebody else's run; required wrappers that write no files: "
+            f"env.wrappers: found {wrapper.name}, which makes every copy of the environment write videos to a folder "
+            "named in the settings, even when somebody else replays the run; required wrappers that write no files: "
             "leave it out and film stored episodes with `metaloom video RUN@ITERATION`"
         )
     return cls

@@ -46,29 +46,29 @@ class Classes:
         of_one_line = all(isinstance(text, str) and text.isprintable() for text in texts)
         if not of_one_line or len({*self.fields}) < len(self.fields):
             return (
-                f"found the fields {self.fields} and the names {self.names}; required single-line names, and each "
-                "field once"
+                f"found the fields {self.fields} and the names {self.names}; required single-line names, and no "
+                "repeated field"
             )
         names = [name.strip() for name in self.names]
         if len(names) < 2 or len({*names}) < len(names) or "" in names or BALANCED in names:
-            return f"found the names {self.names}; required two or more, all different, none empty or {BALANCED!r}"
+            return f"found the names {self.names}; required two or more distinct names other than '' and {BALANCED!r}"
         if len({*names} - {*self.held_out}) != len(names) - len(self.held_out) or {*names} <= {*self.held_out}:
-            return f"found {self.held_out} held out; required some of the names {self.names}, and not all"
+            return f"found held_out {self.held_out}; required some, but not all, of the names {self.names}"
         if not np.isfinite([*self.edges, *(x for center in self.centers for x in center)]).all():
             return f"found centers {self.centers} and edges {self.edges}; required finite numbers"
         if self.edges:
             if self.centers or len(self.fields) != 1 or len(names) != len(self.edges) + 1:
                 return (
                     f"found {len(self.edges)} edges for {len(names)} classes by {self.fields}; required one field, and "
-                    "one edge fewer than classes"
+                    "one edge fewer than there are classes"
                 )
             increasing = all(low < high for low, high in pairwise(self.edges))
-            return None if increasing else f"found edges {self.edges}; required increasing ones"
+            return None if increasing else f"found edges {self.edges}; required increasing edges"
         sizes = {len(center) for center in self.centers}
         if len(self.centers) != len(names) or sizes != {len(self.fields)} or len({*self.centers}) < len(names):
             return (
-                f"found the centers {self.centers}; required one for each of the {len(names)} classes, all different, "
-                f"with a number for each of the fields {self.fields}"
+                f"found the centers {self.centers}; required {len(names)} distinct centers, one per class, each with a "
+                f"value for every field of {self.fields}"
             )
         return None
 
@@ -83,9 +83,7 @@ class Classes:
             ValueError: the tasks lack a required field.
         """
         if missing := [field for field in self.fields if field not in fields]:
-            raise ValueError(
-                f"task_classes: found the task fields {[*fields]}; required {missing} too, to decide the class"
-            )
+            raise ValueError(f"task_classes: found the task fields {[*fields]}; required {missing} too")
         chosen = params[:, [[*fields].index(field) for field in self.fields]]
         if self.edges:
             return np.searchsorted(self.edges, chosen[:, 0], side="right").astype(np.int64)
@@ -123,7 +121,7 @@ class Classes:
         try:
             return _PLAIN.validate_python(facts)
         except ValidationError as problem:
-            raise ValueError(f"task_classes: found {facts!r:.200}; required what `Classes.facts` returns") from problem
+            raise ValueError(f"task_classes: found {facts!r:.200}; required the result of `Classes.facts`") from problem
 
 
 _PLAIN = TypeAdapter(Classes)

@@ -35,7 +35,7 @@ class ActionMap:
         if scale is not None and not is_bounded(box):
             raise EnvError(
                 f"the action box {box} has no bounds, so action_scale {scale} cannot be mapped onto it; "
-                "act directly: --set env.action_scale=null"
+                "use unscaled actions: --set env.action_scale=null"
             )
 
     def __call__(self, actions: Array) -> Array:

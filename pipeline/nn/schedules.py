@@ -84,7 +84,7 @@ class _TorchFactor:
             self._done += 1
         factor = float(self._optimizer.param_groups[0]["lr"]) / self._learning_rate
         if not (math.isfinite(factor) and factor >= 0):
-            raise ValueError(f"the factor of step sizes is {factor} from update {num_updates} on")
+            raise ValueError(f"the step-size factor is {factor} from update {num_updates} on")
         return factor
 
     def _start(self) -> None:

@@ -81,8 +81,8 @@ def run_path(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str])
         raise InvalidRunName(
             "path of a run",
             found=repr(str(path)),
-            required="the name of a user of this system after ~",
-            action="Write the path out",
+            required="an existing user name after ~",
+            action="Write the full path",
         ) from None
 
 

@@ -80,7 +80,9 @@ def put_in_quarantine(
     """
     root = run / FOLDER
     folder = root / ref.file_name.removesuffix(".json")
-    with system_errors(run, required="room and permission to write the run", action="Free space or repair the disk"):
+    with system_errors(
+        run, required="free space and permission to write the run", action="Free space or repair the disk"
+    ):
         if root.is_symlink():
             raise _foreign(root, "is a symbolic link")
         root.mkdir(exist_ok=True)

@@ -52,7 +52,7 @@ def restore_info(session: Session) -> list[str]:
         read_sealed(path, indented=True)
     except (FileNotFoundError, DamagedRun):
         raw = _sound_copy(session.root)
-        assert raw is not None, "a session is only begun where there is one"
+        assert raw is not None, "a session begins only if there is an intact copy"
         _put(session, path, raw)
         return ["run.json: restored from its copy"]
     return []

@@ -19,7 +19,7 @@ from metaloom.storage.format.stages import ON_POLICY, StageTable
 from metaloom.storage.remote.log import follow
 from metaloom.storage.write.sessions import Session
 
-WRITABLE = "room and permission to write the run"
+WRITABLE = "free space and permission to write the run"
 _SKELETON = {"_commits", "_sessions", "data.zarr", "writer.lock"}
 
 

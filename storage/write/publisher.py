@@ -103,7 +103,7 @@ class Publisher:
             for ref in self._history.digests:
                 self._spans.add(ref, self._history.digests[ref])
         found = self._spans.of(span)
-        assert found is not None, f"{span} was stored when it was put"
+        assert found is not None, f"`put` has checked that {span} is stored"
         return found
 
     def _num_steps(self, ref: StageRef) -> int:

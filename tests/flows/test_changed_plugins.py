@@ -119,7 +119,7 @@ def test_batches_of_a_plug_in_that_has_changed_since_are_thinned_only_on_request
         assert cli.run(f"thin first --keep-last 1{dry}".split()) == 2
         message = capsys.readouterr().err
         assert f"the source of own_scale had the SHA-256 {DIGESTS[0][:12]}..., found {DIGESTS[1][:12]}..." in message
-        assert "1 iteration, the first 0, could not be computed again; required the sources as they were" in message
+        assert "1 iteration, the first 0, could not be recomputed; required the original sources" in message
     assert storage.open_run("runs/first").thinned_iterations() == []
     warnings = say("resume first --iterations 4 --set retention.keep_last=1 --workers 0")[1]
     assert any("2 iterations computed with it, the first 0, will not be thinned" in warning for warning in warnings)
@@ -138,7 +138,7 @@ def test_what_a_plug_in_brings_back_otherwise_is_refused_with_what_has_changed(s
     Path("own_measure.py").unlink()
     module = sys.modules.pop("own_measure")
     assert cli.run(["thin", "first", "--keep-last", "0"]) == 2
-    assert "settings that cannot be built today, so that what is removed" in capsys.readouterr().err
+    assert "settings that can no longer be built" in capsys.readouterr().err
     Path("own_measure.py").write_text(whole)
     sys.modules["own_measure"] = module
     Path("own_scale.py").write_text(SCALES[1])

@@ -377,7 +377,7 @@ def test_an_iteration_under_way_is_not_called_identical(made, tmp_path):
     resume(half, iterations=ITERATIONS + 1, backend=SERIAL)
     (last,) = (half / "_commits").glob(f"*{ITERATIONS:08d}*meta_optimize*")
     last.unlink()
-    with pytest.raises(UsageError, match=f"iteration {ITERATIONS} under way; required one that is complete"):
+    with pytest.raises(UsageError, match=f"iteration {ITERATIONS}, which is incomplete; required a complete one"):
         verify(half, ITERATIONS)
     assert verify(half, ITERATIONS - 1).identical
 

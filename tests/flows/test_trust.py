@@ -308,7 +308,7 @@ def test_a_run_elsewhere_that_a_foreign_run_starts_from_is_opened_only_if_that_i
 
     start(elsewhere)
     for words in ("replay forged", "resume forged --iterations 3 --workers 0", "fork forged@1 --run mine"):
-        assert f"forged: its init_from names {elsewhere}, which is not in its runs folder" in says(words, capsys, 2)
+        assert f"forged: its init_from names {elsewhere}, which is outside its runs folder" in says(words, capsys, 2)
     assert "has the digest" in says("replay forged --trust", capsys, 2)  # the run was opened
     start(Path("runs/beside").resolve())  # as a run of earlier versions has it, which needs no word
     assert "has the digest" in says("replay forged", capsys, 2)

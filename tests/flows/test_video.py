@@ -444,7 +444,7 @@ def test_an_evaluation_is_told_even_if_its_pictures_cannot_be_written(
     out, err = capsys.readouterr()
     assert len(json.loads(out)["adaptation"]) == 2
     assert err.count("\n") == 1
-    assert "No space left on device; required: room and permission to write" in err
+    assert "No space left on device; required: free space and permission to write" in err
     assert [*tmp_path.iterdir()] == []
 
 

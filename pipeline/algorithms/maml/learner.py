@@ -188,7 +188,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
     ) -> MetaUpdate:
         """Descend the meta-gradient with the optimizer, in epochs over the samples."""
         settings, problem = self.settings, self.problem(state, steps)
-        assert isinstance(settings, MetaAdam), "learners of other settings minimize by other steps"
+        assert isinstance(settings, MetaAdam), "other settings override minimize"
         rate = settings.outer_lr
         if settings.lr_schedule != "constant":
             rate *= self._lr_factor(int(state.extra[NUM_UPDATES]))

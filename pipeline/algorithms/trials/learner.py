@@ -144,7 +144,7 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
             NumericalError: names the array that is not finite.
         """
         settings, num_updates = self.settings, int(state.extra[NUM_UPDATES])
-        assert isinstance(settings, TrialSteps), "learners of other settings learn by other steps"
+        assert isinstance(settings, TrialSteps), "other settings override update"
         weights = Weights(settings.policy_clip, settings.value_coeff, settings.entropy_coeff)
         rate = settings.learning_rate * self.lr_factor(num_updates)
         params = {name: value for name, value in state.params.items() if name not in self.inferring}

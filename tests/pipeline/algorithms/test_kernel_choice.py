@@ -27,7 +27,7 @@ def test_a_plain_network_on_the_cpu_has_a_fused_kernel_unless_torch_is_asked_for
         ([NetworkSpec("cnn", (8, 8, 3), 2)] * 2, "cpu", "network is cnn"),
         ([NetworkSpec("my_nets:Net", (3,), 2)], "cpu", "network is my_nets:Net"),
         ([NetworkSpec("mlp", (3,), 2, activation="SiLU")], "cpu", "network is an mlp of SiLU"),
-        ([NetworkSpec("mlp", (3,), 2, output_activation="tanh")], "cpu", "network is an mlp of tanh with a last tanh"),
+        ([NetworkSpec("mlp", (3,), 2, output_activation="tanh")], "cpu", "network is an mlp of tanh with a final tanh"),
         ([NetworkSpec("mlp", (3,), 2, input_scale=255)], "cpu", "inputs are divided by 255"),
     ],
 )

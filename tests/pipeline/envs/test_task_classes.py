@@ -49,11 +49,11 @@ def test_they_are_plain_data(classes):
         (lambda: nearest("v", {"only": 1}), "two or more"),
         (lambda: nearest("v", {"fast": 1, "balanced": 0}), "'balanced'"),
         (lambda: nearest("v", {"a": 1, "b": 1}), "all different"),
-        (lambda: nearest("v", {"a": (1, 2), "b": (0, 1)}), "a number for each of the fields"),
+        (lambda: nearest("v", {"a": (1, 2), "b": (0, 1)}), "value for every field"),
         (lambda: nearest("v", {"a": float("nan"), "b": 1}), "finite"),
         (lambda: nearest(("v", "v"), {"a": (0, 1), "b": (1, 0)}), r"the fields .'v', 'v'"),
         (lambda: nearest("v", {1: 1, 2: 0}), "required single-line names"),
-        (lambda: nearest("v", {"a\nb": 1, "c": 0}), "single-line names, and each field once"),
+        (lambda: nearest("v", {"a\nb": 1, "c": 0}), "single-line names, and no repeated field"),
         (lambda: bins("v", (2, 1)), "increasing"),
         (lambda: bins("v", ()), "required two"),
         (lambda: Classes(("v", "w"), ("a", "b"), edges=(1.0,)), "one field"),
@@ -122,7 +122,7 @@ def test_classes_that_are_held_out_count_where_their_tasks_are():
     assert Classes.from_facts(classes.facts()) == classes
     assert "held_out" not in nearest("kind", {"a": 0, "b": 1}).facts()
     for held_out in (["d"], ["a", "b", "c"], ["a", "a"]):
-        with pytest.raises(ValueError, match="held out; required some of the names"):
+        with pytest.raises(ValueError, match="required some, but not all, of the names"):
             nearest("kind", {"a": 0, "b": 1, "c": 2}, held_out)
 
 

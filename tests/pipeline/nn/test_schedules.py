@@ -67,7 +67,7 @@ def test_settings_refuse_what_the_count_of_updates_does_not_decide(schedule, mes
         ("CosineAnnealingLR", "missing 1 required positional argument: 'T_max'"),
         ({"name": "CosineAnnealingLR", "options": {"T_max": 0}}, "by zero"),
         ({"name": "CyclicLR", "options": {"base_lr": 0.1, "max_lr": 0.2}}, "cycle_momentum"),
-        ({"name": "ExponentialLR", "options": {"gamma": -1.0}}, "factor of step sizes is -1.0 from update 1 on"),
+        ({"name": "ExponentialLR", "options": {"gamma": -1.0}}, "step-size factor is -1.0 from update 1 on"),
     ],
 )
 def test_what_torch_refuses_is_refused_before_the_first_update(schedule, message):
