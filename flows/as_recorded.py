@@ -102,8 +102,8 @@ def _recorded(run: Run, iterations: Collection[int]) -> tuple[dict[str, str], tu
 
     Earlier versions recorded no code, or not NumPy's; the recorded processor's default is then assumed.
     """
-    told = [mapping(run.environment_of(ref).get("arithmetic")) for ref in run.refs_of(iterations)]
+    facts = [mapping(run.environment_of(ref).get("arithmetic")) for ref in run.refs_of(iterations)]
     default = code_for(_flags(mapping(run.info.get("system"))))
-    known = {library: str(told[-1][library]) for library in _NAMES if told and library in told[-1]}
+    known = {library: str(facts[-1][library]) for library in _NAMES if facts and library in facts[-1]}
     unrecorded = tuple(library for library in default if library not in known)
-    return {**default, **known}, unrecorded, any(one != told[-1] for one in told)
+    return {**default, **known}, unrecorded, any(one != facts[-1] for one in facts)

@@ -18,7 +18,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from metaloom.flows.errors import EXIT_INTERRUPTED
-from metaloom.flows.rollouts.guard import tell_asked_to_end
+from metaloom.flows.rollouts.guard import note_requested_end
 
 STAGE_SECONDS = 10.0
 """Time for the current stage after SIGTERM or SIGHUP: Slurm kills after 30 s, Docker after 10 by default."""
@@ -76,7 +76,7 @@ class Stop:
 
     def end_at_once(self, again: str) -> None:
         """End the process immediately. Committed outputs are kept; the rest will be recomputed."""
-        tell_asked_to_end()
+        note_requested_end()
         text = f"\nstopped at once; {again}\n"
         with suppress(OSError):  # the terminal may be gone
             out = 2

@@ -76,8 +76,8 @@ def check_comparable(runs: Sequence[Run], *, mixed: bool) -> None:
     if not mixed and len({tuple(found.items()) for found in environments.values()}) > 1:
         names = list(dict.fromkeys(name for found in environments.values() for name in found))
         differ = [name for name in names if len({found.get(name) for found in environments.values()}) > 1]
-        told = "env.name" if "env.name" in differ else differ[0]
-        examples = _examples({run: f"{told}={found.get(told, '-')}" for run, found in environments.items()})
+        setting = "env.name" if "env.name" in differ else differ[0]
+        examples = _examples({run: f"{setting}={found.get(setting, '-')}" for run, found in environments.items()})
         raise UsageError(
             f"found runs of different environments: {examples}; their returns mean different things. Compare runs of "
             "one environment, or pass --mixed (in Python: mixed=True)"
@@ -104,10 +104,10 @@ def grouped(runs: Sequence[Run], by: Sequence[str], *, mixed: bool) -> dict[str,
     for run in sorted(runs, key=lambda run: (int(run.config["seed"]), run.name)):
         found.setdefault(tuple(settings[run.path].get(key, "-") for key in keys), []).append(run)
     _refuse_repeated(found.values(), settings)
-    told = [*by] if by else _telling(keys, [*found])
+    distinguishing = [*by] if by else _distinguishing(keys, [*found])
     groups: dict[str, RunGroup] = {}
     for values, members in found.items():
-        own = {key: value for key, value in zip(keys, values, strict=True) if key in told}
+        own = {key: value for key, value in zip(keys, values, strict=True) if key in distinguishing}
         name = " ".join(f"{key}={value}" for key, value in own.items()) or ", ".join(
             settings[members[0].path].get(key, "unknown") for key in ("algorithm.name", "env.name")
         )
@@ -122,7 +122,7 @@ def grouped(runs: Sequence[Run], by: Sequence[str], *, mixed: bool) -> dict[str,
     return groups
 
 
-def _telling(keys: Sequence[str], groups: Sequence[tuple[str, ...]]) -> list[str]:
+def _distinguishing(keys: Sequence[str], groups: Sequence[tuple[str, ...]]) -> list[str]:
     """Return the settings in which groups differ.
 
     Returns only settings that differ within one algorithm.
@@ -160,13 +160,13 @@ def _examples(by_name: Mapping[str, str]) -> str:
 def difference_notes(groups: Collection[RunGroup]) -> Iterator[str]:
     """Yield differences between groups of several algorithms that their names do not show."""
     settings = [settings_of(group.runs[0]) for group in groups]
-    told = {name for group in groups for name in group.settings}
+    named = {name for group in groups for name in group.settings}
     shared = (name for name in settings[0] if all(name in found for found in settings))
     values = {name: dict.fromkeys(found[name] for found in settings) for name in shared}
     more = [
         f"{name} ({', '.join(found)})"
         for name, found in values.items()
-        if len(found) > 1 and name not in told and section(name) not in BESIDE and not _of_environment(name)
+        if len(found) > 1 and name not in named and section(name) not in BESIDE and not _of_environment(name)
     ]
     if more:
         yield f"the groups differ in more than the settings that name them: {', '.join(more)}"

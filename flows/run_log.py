@@ -42,7 +42,7 @@ class RunLog(logging.Handler):
         self._early: list[logging.LogRecord] = []
         self._file: _LogFile | None = None
         self._place: dict[str, Any] = {}
-        self._told: BaseException | None = None
+        self._logged: BaseException | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line, and show the record on the console if no other handler does."""
@@ -60,15 +60,15 @@ class RunLog(logging.Handler):
             yield
         except BaseException as error:
             # Before releasing the run, so that waiting processes find it.
-            self.tell_end(error)
+            self.log_end(error)
             raise
 
-    def tell_end(self, error: BaseException) -> None:
+    def log_end(self, error: BaseException) -> None:
         """Log once what ended the training."""
-        if error is not self._told:
-            self._told = error
+        if error is not self._logged:
+            self._logged = error
             kind = type(error).__name__
-            self.tell(logging.ERROR, f"ends with {kind}: {error}", ended_by=kind)
+            self.log_event(logging.ERROR, f"ends with {kind}: {error}", ended_by=kind)
 
     def _open(self, writer: RunWriter, workers: object) -> None:
         path = writer.run.path
@@ -82,9 +82,9 @@ class RunLog(logging.Handler):
         early, self._early = self._early, []
         for record in early:
             self._write(record)
-        self.tell(logging.INFO, f"session {writer.session} begins; rollouts in {workers}", workers=str(workers))
+        self.log_event(logging.INFO, f"session {writer.session} begins; rollouts in {workers}", workers=str(workers))
 
-    def tell(self, level: int, message: str, **facts: Any) -> None:
+    def log_event(self, level: int, message: str, **facts: Any) -> None:
         """Log an event of the trainer, without showing it on the console."""
         record = logging.LogRecord("metaloom.trainer", level, "", 0, message, None, None)
         record.facts = facts
@@ -95,11 +95,11 @@ class RunLog(logging.Handler):
 
         def stage_started(ref: StageRef) -> None:
             self._place |= {"iteration": ref.iteration, "stage": ref.stage, "step": ref.step}
-            self.tell(logging.DEBUG, "stage begins")
+            self.log_event(logging.DEBUG, "stage begins")
             observer.stage_started(ref)
 
         def iteration_done(report: IterationReport) -> None:
-            self.tell(
+            self.log_event(
                 logging.INFO, f"iteration {report.iteration} ({report.iteration + 1} of {report.iterations}) done"
             )
             observer.iteration_done(report)
@@ -108,7 +108,7 @@ class RunLog(logging.Handler):
             asked = "`metaloom cancel`" if writer.is_asked_to_stop() else None
             by = "this process" if observer.should_stop() else asked
             if by is not None:
-                self.tell(logging.INFO, f"stops, asked by {by}")
+                self.log_event(logging.INFO, f"stops, asked by {by}")
             return by is not None
 
         return replace(observer, stage_started=stage_started, iteration_done=iteration_done, should_stop=should_stop)
@@ -183,13 +183,13 @@ def kept_log() -> Iterator[RunLog]:
         message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: TextIO | str | None
     ) -> None:
         show(message, category, filename, lineno, *cast(Any, more))
-        log.tell(logging.WARNING, f"{category.__name__}: {message} ({filename}:{lineno})")
+        log.log_event(logging.WARNING, f"{category.__name__}: {message} ({filename}:{lineno})")
 
     warnings.showwarning = showwarning
     try:
         yield log
     except BaseException as error:
-        log.tell_end(error)
+        log.log_end(error)
         raise
     finally:
         warnings.showwarning = show

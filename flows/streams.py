@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import cache
 from typing import TextIO, cast
 
-_told = False
+_reported = False
 
 
 def keep_streams() -> None:
@@ -37,14 +37,14 @@ class _Output(io.FileIO):
     """Stream that reports its first error."""
 
     def write(self, data: "bytes | bytearray | memoryview") -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        global _told
+        global _reported
         try:
             return super().write(data)
         except BrokenPipeError:  # its reader has closed it
             raise
         except OSError as error:
-            if not _told:
-                _told = True
+            if not _reported:
+                _reported = True
                 with suppress(OSError):
                     os.write(2, f"metaloom: standard output cannot be written: {error.strerror}\n".encode())
             raise BrokenPipeError(error.errno, error.strerror) from error

@@ -103,7 +103,7 @@ class Settings:
                 f"and which you have not trusted; required your consent: {self.remedy}"
             )
         shown = places if trusted is None else refused
-        found = ", ".join(f"{name} ({_told(places[name])})" for name in shown)
+        found = ", ".join(f"{name} ({_location(places[name])})" for name in shown)
         moved = trusted is not None and all(trusted.get(name) for name in refused)
         problem = "you have trusted at another path" if moved else "you have not trusted"
         raise UntrustedRun(
@@ -169,7 +169,7 @@ def _places(names: list[str]) -> Places:
     return {module: place_of(module) for module in modules}
 
 
-def _told(place: str | None) -> str:
+def _location(place: str | None) -> str:
     return "not found here" if place is None else "an installed package" if place == INSTALLED else f"in {place}"
 
 

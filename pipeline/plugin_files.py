@@ -65,10 +65,10 @@ def _written_in(path: str) -> tuple[str, Path | None]:
     """
     found = import_module(path) if is_gymnasium_id(path) or registered_id(path) else load(path)
     # Objects such as a Graph do not record where they were made.
-    tells = inspect.isclass(found) or inspect.isfunction(found)
-    module = found.__module__ if tells else path.partition(":")[0]
+    has_file = inspect.isclass(found) or inspect.isfunction(found)
+    module = found.__module__ if has_file else path.partition(":")[0]
     try:
-        file = inspect.getsourcefile(found if tells else import_module(path))
+        file = inspect.getsourcefile(found if has_file else import_module(path))
     except TypeError:
         return module, None
     if file is None:

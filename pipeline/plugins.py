@@ -101,7 +101,7 @@ def load_class(path: str, base: type[T], name: str | None = None) -> type[T]:
     found = load(path)
     # By name: issubclass does not accept a Protocol and runs the class's own code.
     if not (inspect.isclass(found) and base in found.__mro__):
-        raise ConfigError(f"found {name or path!r}, which is {_told(found)}; required a subclass of {path_of(base)}")
+        raise ConfigError(f"found {name or path!r}, which is {_kind_of(found)}; required a subclass of {path_of(base)}")
     return cast(type[T], found)
 
 
@@ -189,7 +189,7 @@ def path_of(found: Callable[..., object]) -> str:
     return f"{found.__module__}:{found.__qualname__}"
 
 
-def _told(found: object) -> str:
+def _kind_of(found: object) -> str:
     if inspect.isclass(found):
         return f"the class {path_of(found)}"
     return "a function" if isinstance(found, types.FunctionType) else a_or_an(type(found).__name__)

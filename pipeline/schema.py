@@ -35,7 +35,7 @@ MOST_REPEATS = 1_000_000
 """Upper bound of the number of passes over an iteration's data."""
 
 
-def told(problem: ErrorDetails) -> str:
+def describe(problem: ErrorDetails) -> str:
     """Describe a problem found by pydantic: the value, the requirement, and a similar allowed value."""
     found, context = problem["input"], problem.get("ctx", {})
     if problem["type"] == REFUSAL:

@@ -60,13 +60,13 @@ def evaluate(
     # Keep outcomes, and of earlier batches only the data for inference: one batch can fill much of the memory.
     tests, adaptations, rounds = list[_Outcome](), list[_Outcome](), list[EpisodeBatch]()
     for k in range(plan.adaptation_steps + 1):
-        with _told_as(f"test episodes after {k} adaptation steps"):
+        with _faults_in(f"test episodes after {k} adaptation steps"):
             episodes = test_rollouts.collect(params, tasks, test_position(plan.run_seed, k))
         tested(k, episodes)
         tests.append(_outcome(episodes, returns(episodes)))
         del episodes
         if k < plan.adaptation_steps:
-            with _told_as(f"episodes of adaptation step {k + 1}"):
+            with _faults_in(f"episodes of adaptation step {k + 1}"):
                 position = RolloutPosition(plan.run_seed, _ADAPTATION, k)
                 rounds.append(adaptation_rollouts.collect(params, tasks, position))
             params = adaptation.adapt(before, params, rounds, run_seed=plan.run_seed)
@@ -114,7 +114,7 @@ def _outcome(episodes: EpisodeBatch, returns: Array) -> _Outcome:
 
 
 @contextmanager
-def _told_as(episodes: str) -> Iterator[None]:
+def _faults_in(episodes: str) -> Iterator[None]:
     """Add the kind of evaluation episode to faults, since these positions have no iteration number."""
     try:
         yield

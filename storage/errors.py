@@ -50,7 +50,7 @@ class InvalidRunName(StoreError, ValueError):
 
 
 class RunExists(StoreError, FileExistsError):
-    """There already is something where a run would be created."""
+    """Something already exists at the path of a new run."""
 
 
 class RunLocked(StoreError):

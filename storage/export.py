@@ -16,7 +16,7 @@ _WRITABLE = "free space and permission to write the export"
 
 
 class ExportExists(StoreError, FileExistsError):
-    """There already is something where an export would be written."""
+    """Something already exists at the path of an export."""
 
 
 @dataclass

@@ -12,7 +12,7 @@ from metaloom.storage.format.records import has_shards
 from metaloom.storage.format.sessions import newest_session
 from metaloom.storage.format.stages import ON_POLICY, StageTable
 from metaloom.storage.format.thinning import KEEP_ALL, Retention
-from metaloom.storage.keep.repair import can_restore_info, info_copies, mend_segments, repair_run, restore_info
+from metaloom.storage.keep.repair import can_restore_info, info_copies, repair_run, repair_segments, restore_info
 from metaloom.storage.read.history import describe_missing, read_history
 from metaloom.storage.read.info import first_session, read_info
 from metaloom.storage.remote.log import follow
@@ -134,7 +134,7 @@ def _run_writer(path: Path, session: Session, capacity: int | None, *, repair: b
     repaired = restore_info(session) if repair else []
     run = Run(path, read_info(path), follow(path))
     if repair and run.files.segments.names():  # a damaged seal would make everything unreadable
-        repaired += mend_segments(run.files, session, run.info)
+        repaired += repair_segments(run.files, session, run.info)
         session.share()
     require_own_records(run)
     if repair:

@@ -100,16 +100,16 @@ def say(as_json: bool, message: str) -> None:
         console().out(message)
 
 
-def unless_closed(tell: Callable[_P, None]) -> Callable[_P, None]:
+def unless_closed(show: Callable[_P, None]) -> Callable[_P, None]:
     """Wrap a printing function so that work continues after the output is closed."""
 
-    def tell_if_read(*args: _P.args, **kwargs: _P.kwargs) -> None:
+    def print_if_read(*args: _P.args, **kwargs: _P.kwargs) -> None:
         try:
-            tell(*args, **kwargs)
+            show(*args, **kwargs)
         except (OutputClosed, BrokenPipeError):
             discard_output()
 
-    return tell_if_read
+    return print_if_read
 
 
 def discard_output() -> None:

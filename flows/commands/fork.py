@@ -11,7 +11,7 @@ import numpy as np
 from metaloom import storage
 from metaloom.flows.commands.train import environment
 from metaloom.flows.estimate import check_sizes
-from metaloom.flows.graph.changes import tell_changed_sources
+from metaloom.flows.graph.changes import warn_changed_sources
 from metaloom.flows.graph.recomputed import Recomputed
 from metaloom.flows.graph.rehearsal import rehearse
 from metaloom.flows.graph.run_stages import config_of, require_stored_outputs, stages_of, stages_of_run
@@ -63,7 +63,7 @@ def fork(
             )
         if overrides:
             rehearse(stages)
-    tell_changed_sources(run, run.learner_ref(iteration), facts.get("plugins", {}))
+    warn_changed_sources(run, run.learner_ref(iteration), facts.get("plugins", {}))
     made = storage.fork_run(
         run,
         iteration,

@@ -15,7 +15,7 @@ from typing import Any
 from metaloom import storage
 from metaloom.flows.commands.replay import require_known
 from metaloom.flows.errors import UsageError
-from metaloom.flows.graph.changes import tell_changed_sources
+from metaloom.flows.graph.changes import warn_changed_sources
 from metaloom.flows.graph.faults import compute_checked, run_checked
 from metaloom.flows.graph.run_stages import config_of, require_stored_outputs, stages_of
 from metaloom.flows.graph.runner import Runner
@@ -74,7 +74,7 @@ def sweep(
         for words, changed in variants:
             again.check(changed, words)
         if run.contains(again.ref):
-            tell_changed_sources(run, again.ref, plugin_sources(config))
+            warn_changed_sources(run, again.ref, plugin_sources(config))
         stored = again.outcome(config, ())
         for words, changed in variants:
             yield Counterfactual(again.ref, stored, again.outcome(changed, words), again.start())

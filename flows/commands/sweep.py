@@ -26,7 +26,7 @@ from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.loggers.live import logging_to
 from metaloom.flows.observer import IterationReport, Observer
 from metaloom.flows.results.sweep import Ending, Outcome, SweepObserver, SweepResult
-from metaloom.flows.rollouts.guard import tell_asked_to_end
+from metaloom.flows.rollouts.guard import note_requested_end
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.signals import kept_from_children
 from metaloom.flows.sweeps.plan import check_unchanged, probe_configs, trial_runs
@@ -39,7 +39,7 @@ from metaloom.pipeline.schema import ConfigError
 Job = tuple[PlannedRun, RunConfig, Path]
 """A run to train, its settings and its folder."""
 Logging = Callable[[Path, Observer], AbstractContextManager[Observer]]
-"""Makes an observer of a run log too: `logging_to` with its loggers."""
+"""Function that makes the observer of a run also log it, such as `logging_to` with some loggers."""
 UNLOGGED: Logging = partial(logging_to, ())
 
 LOOK_SECONDS = 0.2
@@ -138,7 +138,7 @@ def _end_with_parent(stop: Event) -> None:
     assert parent is not None
     wait([parent.sentinel])
     if stop.is_set():
-        tell_asked_to_end()
+        note_requested_end()
     os._exit(1)
 
 
@@ -242,13 +242,13 @@ def _train_trials(sweep: Sweep, search: Search, train: TrainRuns, observer: Swee
     require_optuna()
     from metaloom.flows.sweeps.suggestions import suggest  # which needs it
 
-    told: list[tuple[dict[str, str], float | None]] = []
+    scored: list[tuple[dict[str, str], float | None]] = []
     outcomes: list[Outcome] = []
     if sweep.runs:
         sweep.write()  # the number of trials may have grown
     for number in range(search.trials):
         if number * len(sweep.seeds) == len(sweep.runs):
-            point = suggest(search, told, sweep.seeds[0])
+            point = suggest(search, scored, sweep.seeds[0])
             sweep = replace(sweep, runs=sweep.runs + trial_runs(sweep, point))
             sweep.write()
         runs = runs_of(sweep, number)
@@ -256,7 +256,7 @@ def _train_trials(sweep: Sweep, search: Search, train: TrainRuns, observer: Swee
         outcomes += ended
         if stopped:
             return SweepResult(sweep, tuple(outcomes), stopped=True)
-        told.append((dict(runs[0].settings), mean_score(sweep, runs, search.metric)))
+        scored.append((dict(runs[0].settings), mean_score(sweep, runs, search.metric)))
     return SweepResult(sweep, tuple(outcomes), stopped=False)
 
 

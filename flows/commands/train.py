@@ -15,7 +15,7 @@ import numpy as np
 from metaloom import storage
 from metaloom.flows.estimate import check_sizes
 from metaloom.flows.formatting import plural
-from metaloom.flows.graph.changes import tell_changed_sources
+from metaloom.flows.graph.changes import warn_changed_sources
 from metaloom.flows.graph.faults import compute_checked, explained, require_sound
 from metaloom.flows.graph.recomputed import require_resumable
 from metaloom.flows.graph.rehearsal import rehearse
@@ -54,7 +54,7 @@ P = ParamSpec("P")
 
 
 StageCall = Callable[[StageRef, Sequence[StageRef], Callable[[], StageRef]], StageRef]
-"""Function that runs a stage, given with its inputs and what computes it; Prefect's wraps it into a task."""
+"""Function that runs a stage, given its inputs and its computation; Prefect's runs it as a task."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def resuming(
             # Start workers before the first stage.
             facts = environment(stages.own())
             if refs := run.refs():
-                tell_changed_sources(run, refs[-1], facts.get("plugins", {}))
+                warn_changed_sources(run, refs[-1], facts.get("plugins", {}))
             else:  # it was stopped in its rehearsal
                 rehearse(stages.own(), observer.should_stop)
             writer.describe(facts)
@@ -270,7 +270,7 @@ def environment(stages: Runner) -> dict[str, Any]:
     """Return what affects results besides the configuration: code and defaults."""
     plugins, facts = plugin_sources(stages.config), device_facts(stages.config.device)
     env = stages.context.env
-    components, told, classes = component_facts(env), described_facts(env), env.task_classes
+    components, declared, classes = component_facts(env), described_facts(env), env.task_classes
     return {
         "arithmetic": arithmetic_facts(),
         "code": code_digest(),
@@ -278,7 +278,7 @@ def environment(stages: Runner) -> dict[str, Any]:
         "kernel": asdict(stages.context.learner.kernel),
         **({"numerics": unusual} if (unusual := unusual_numerics(stages.config.device)) else {}),
         **({"components": components} if components else {}),
-        **({"facts": told} if told else {}),
+        **({"facts": declared} if declared else {}),
         **({"task_classes": classes.facts()} if classes is not None else {}),
         **({"plugins": plugins} if plugins else {}),
         **({"device": facts} if facts else {}),
@@ -392,7 +392,7 @@ def _check_limit(config: RunConfig, outputs: Iterable[object]) -> None:
 
 
 def _idle_iterations(config: RunConfig, run: storage.Run) -> Iterator[str]:
-    """Warn about future iterations with step size zero."""
+    """Warn if the step size of later iterations is zero."""
     horizon, stored = getattr(config.algorithm, "lr_horizon", None), len(run.iterations)
     if horizon is None or config.iterations <= max(horizon, stored):
         return

@@ -19,15 +19,15 @@ def changes_of(run: Run, ref: StageRef, now: Mapping[str, str]) -> list[str]:
     return changed_sources(now, mapping(run.environment_of(ref).get("plugins")))
 
 
-def tell_changed_sources(
-    run: Run, ref: StageRef, now: Mapping[str, str], told: Collection[str] = frozenset()
+def warn_changed_sources(
+    run: Run, ref: StageRef, now: Mapping[str, str], warned: Collection[str] = frozenset()
 ) -> set[str]:
     """Warn once about plug-ins whose sources changed since a stored output was computed."""
     if not now:  # most runs, for which nothing must be read
         return set()
     session = run.record(ref).session
     lines = {f"{run.location}, session {session}: {change}; results may differ" for change in changes_of(run, ref, now)}
-    for line in sorted(lines.difference(told)):
+    for line in sorted(lines.difference(warned)):
         log.warning("%s", line)
     return lines
 

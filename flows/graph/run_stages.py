@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from metaloom.flows.graph.changes import changes_of, tell_changed_sources
+from metaloom.flows.graph.changes import changes_of, warn_changed_sources
 from metaloom.flows.graph.check import check_graph
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.tables import graph_of, table_of
@@ -80,7 +80,7 @@ class RunStages:
         self._check = check
         self._known: dict[str, Runner] = {}
         self._sources: dict[str, dict[str, str]] = {}
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._configs: dict[str, RunConfig] = {json.dumps(run.config, sort_keys=True): self._own}
 
     def order(self, iteration: int) -> list[StageRef]:
@@ -102,7 +102,7 @@ class RunStages:
             require_stored_sizes(self._run, self._known[key].context.learner)
             require_stored_outputs(self._run, self._known[key].graph)
         if self._run.contains(ref):
-            self._told |= tell_changed_sources(self._run, ref, self.plugins(ref), self._told)
+            self._warned |= warn_changed_sources(self._run, ref, self.plugins(ref), self._warned)
         return self._known[key]
 
     def renew_learners(self) -> None:

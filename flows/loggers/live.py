@@ -132,7 +132,7 @@ class _Loggers:
         """Log an iteration, after the pending video of the previous one."""
         ended = time.time()
         self._film(is_last_chance=False)
-        self._tell(lambda logger: logger.iteration(report, ended))
+        self._call_each(lambda logger: logger.iteration(report, ended))
         number = report.iteration + 1
         if self._renderer is None:
             return
@@ -143,7 +143,7 @@ class _Loggers:
         """Log the pending video and finish."""
         if not failed:
             self._film(is_last_chance=True)
-        self._tell(lambda logger: logger.close(failed))
+        self._call_each(lambda logger: logger.close(failed))
         self._open.clear()
 
     def _film(self, *, is_last_chance: bool) -> None:
@@ -163,10 +163,10 @@ class _Loggers:
                 self._renderer = None
                 log.warning("%s: no films are logged: %s", location(self._folder), error)
             else:
-                self._tell(lambda logger: logger.film(file, report))
+                self._call_each(lambda logger: logger.film(file, report))
         self._to_film = None
 
-    def _tell(self, what: Callable[[RunLogger], None]) -> None:
+    def _call_each(self, what: Callable[[RunLogger], None]) -> None:
         for name, logger in [*self._open.items()]:
             with self._ends_if_it_fails(name):
                 what(logger)
@@ -176,8 +176,8 @@ class _Loggers:
         try:
             yield
         except Exception as error:
-            told = _ACCESS.sub("//...@", f"{type(error).__name__}: {error}".splitlines()[0])
-            log.warning("%s: %s stopped logging this training, which continues: %s", location(self._folder), name, told)
+            text = _ACCESS.sub("//...@", f"{type(error).__name__}: {error}".splitlines()[0])
+            log.warning("%s: %s stopped logging this training, which continues: %s", location(self._folder), name, text)
             if (logger := self._open.pop(name, None)) is not None:
                 with suppress(Exception):
                     logger.close(failed=True)

@@ -26,18 +26,18 @@ def compare(
 
     Runs of a group differ only in their seed. Each group has an interquartile mean.
 
-    Reports for every two groups whether one is shown to be higher, or that there are too few seeds. Runs are
+    For each pair of groups, reports whether one is significantly higher, or that there are too few seeds. Runs are
     compared after as many environment steps as all of them have.
 
     Example: `metaloom compare first second --metric return --plot comparison.png`
 
     Args:
         runs: A run, a pattern, a sweep, or several of these.
-        metric: `evaluation`: the return on held-out tasks after the last adaptation step, by default where all runs
-            have stored evaluations; `return`: the training return after adaptation; or the name of any metric.
-        group: Group by this setting alone, whatever else runs differ in: `--group algorithm.inner_lr`. Repeatable.
-        last: Iterations of training that `return` and other metrics are averaged over.
-        mixed: Compare runs of different environments or evaluations all the same.
+        metric: `evaluation`: the return on held-out tasks after the last adaptation step, the default if all runs have
+            stored evaluations; `return`: the training return after adaptation; or the name of any metric.
+        group: Group by this setting alone, ignoring other differences: `--group algorithm.inner_lr`. Repeatable.
+        last: Number of last iterations over which `return` and other metrics are averaged.
+        mixed: Compare runs even if their environments or evaluations differ.
         seed: Seed of the bootstrap.
 
     Raises:

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 def doctor(*, env: str | None = None, overrides: Overrides = ()) -> "Checks":
     """Check this machine, or an environment.
 
-    Of the machine: packages, cores, disk, physics and Prefect.
+    The machine check covers packages, cores, disk, physics and Prefect.
 
     Exit code 1 when something is wrong; the output names remedies.
 
     Example: `metaloom doctor --env my_envs:Thermostat --set env.options.target=20`
 
     Args:
-        env: Check this environment instead: its returned values are valid, and equal when it is run twice.
-        overrides: Settings of the environment that change, as KEY=VALUE.
+        env: Check this environment instead: its return values must be valid, and the same in two runs.
+        overrides: Environment settings to change, as KEY=VALUE.
     """
     if env is None and overrides:
         raise UsageError("found --set without --env; required both: the machine has no settings")

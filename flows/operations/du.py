@@ -28,7 +28,7 @@ RANGES = 10
 def du(runs: RunArguments = ()) -> "DiskUsage":
     """Show the disk usage of runs.
 
-    By group, stage and iteration; what is shared with forks; what could be freed.
+    Shows it by group, stage and iteration, with the parts shared with forks and the parts that could be freed.
 
     Example: `metaloom du first`
 

@@ -52,32 +52,32 @@ def evaluate(
 
     It adapts the learner to tasks and reports its return after each adaptation step.
 
-    Options that are not given come from the run's `evaluation` settings, or else from its training settings.
+    Options default to the run's `evaluation` settings, or else to its training settings.
 
     Example: `metaloom evaluate first@10 --num-tasks 20 --adaptation-steps 3 --test-episodes 10 --plot curve.png`
 
     Args:
         run: Run, or RUN@N for the learner after N updates.
-        iteration: Updates of the learner, counted from the end when negative; all of them when None.
+        iteration: Number of updates of the learner, counted from the end if negative; the newest if None.
         tasks: `held-out`: tasks that training never drew; `train`: tasks of its fixed set or of its last iteration;
             or a JSON, YAML or Parquet file of tasks.
-        num_tasks: Tasks to draw; by default every test task or task of the file once, otherwise, also from a fixed
-            training set, the number of tasks in a training iteration.
+        num_tasks: Number of tasks to draw. By default, test tasks and tasks of a file are each used once; for training
+            tasks and distributions, it is the number of tasks in a training iteration.
         evenly_by: Draw evenly from the classes of a fixed set, defined by this task field.
         task_sampling: `balanced`: equally many tasks of every class that the environment declares, such as directions.
         adaptation_steps: Largest number of inner steps; returns are reported after each, from 0 on.
         episodes: Episodes per task that every adaptation step learns from.
         test_episodes: Episodes per task that measure the return after each step; no step learns from them.
         deterministic: Take the most likely action in test episodes.
-        remembered: Of a policy with a memory, with `--deterministic`: `as-tested`, it remembers episodes of the most
-            likely actions, so that returns match a trial; `drawn`: episodes of drawn actions.
-        seed: Decides which tasks and episodes are drawn.
+        remembered: With `--deterministic`, actions in the episodes that a policy with a memory remembers: `as-tested`,
+            the most likely ones, so returns match a trial; `drawn`, sampled ones.
+        seed: Seed of the drawn tasks and episodes.
         trust: Import the modules that the run's settings name, now and later.
         backend: Where rollouts run.
-        tested: Called with each number of adaptation steps and the test episodes after them.
+        tested: Called with each number of adaptation steps and the test episodes after it.
 
     Raises:
-        UsageError, ConfigError, EnvError: No evaluation of this run can be like that.
+        UsageError, ConfigError, EnvError: The options do not fit the run.
     """
     at = RunAt.of(run, iteration, learner=True)
     agree(at.path, trust)

@@ -28,7 +28,7 @@ def fork(
     account: Annotated[Callable[[storage.Fork], None] | None, PythonOnly] = None,
     **settings: Any,
 ) -> "Run":
-    """Branch off from a run, with other settings.
+    """Branch off a run with other settings.
 
     The new run begins with the iterations of its parent.
 
@@ -37,13 +37,13 @@ def fork(
     Example: `metaloom fork first@10 --run second --set algorithm.clip_eps=0.1`
 
     Args:
-        parent: The run to begin with.
-        iteration: Updates of the parent that the new run begins with; all of them when None.
+        parent: The run to fork.
+        iteration: Number of iterations that the new run shares with its parent; all if None.
         new_run: Name of the new run under the runs folder, or a path.
-        overrides: Settings that change, as KEY=VALUE.
+        overrides: Settings to change, as KEY=VALUE.
         trust: Import the modules that the parent's settings name, now and later.
-        account: Called with the account of shared and copied files.
-        **settings: Settings that change; see `train`.
+        account: Called with a summary of shared and copied files.
+        **settings: Settings to change; see `train`.
     """
     at = RunAt.of(parent, iteration, learner=True)
     agree(at.path, trust)

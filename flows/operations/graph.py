@@ -29,7 +29,7 @@ def graph(
     Args:
         recipe: A recipe, a file of settings, or a stored run.
         form: A table of text, a flowchart for Markdown, or an image.
-        overrides: Settings that change, as KEY=VALUE.
+        overrides: Settings to change, as KEY=VALUE.
         trust: Import the modules that the run's settings name, now and later.
     """
     stored = recipe not in [*late.RECIPES] and not late.is_settings_file(recipe)

@@ -25,7 +25,7 @@ def logs(run: RunArgument, *, level: Level = "info") -> "LogLines":
 
     Args:
         run: The run.
-        level: Omit less important lines; debug has every stage.
+        level: Minimum level of lines; debug includes every stage.
     """
     return late.LogLines(
         line for line in late.LogReader(open_run(folder_of(run)).path).new_lines() if line.is_at_least(level)

@@ -31,11 +31,11 @@ def optimize(
     Args:
         run: The run.
         iteration: The iteration, unless RUN@ITERATION names it.
-        overrides: Settings that change, as KEY=VALUE.
+        overrides: Settings to change, as KEY=VALUE.
         stage: Stage to recompute: any that does not sample, such as adapt; by default the one that ends the iteration.
         step: Inner step of that stage.
         trust: Import the modules that the run's settings name, now and later.
-        **settings: Settings that change; see `train`.
+        **settings: Settings to change; see `train`.
     """
     path, chosen = require_one_iteration(run, iteration)
     agree(path, trust)

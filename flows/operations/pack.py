@@ -14,8 +14,8 @@ def pack(run: RunArgument) -> Packed:
 
     Their content stays the same.
 
-    All complete iterations but the newest are packed. Training does so by itself: the oldest 500, whenever 600 are
-    not packed.
+    All complete iterations but the newest are packed. Training also packs: the oldest 500 iterations, whenever 600 are
+    unpacked.
 
     Example: `metaloom pack first`
 

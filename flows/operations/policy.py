@@ -21,13 +21,13 @@ def policy(
 
     The file can be used without the run.
 
-    The policy of RUN@ITERATION is the one that this iteration starts from, after as many updates; of RUN, the newest.
+    RUN@N is the policy after N updates, from which iteration N starts; RUN is the newest.
 
     Example: `metaloom policy first@2 --out first.safetensors`
 
     Args:
         run: The run.
-        iteration: Updates of the policy, counted from the end when negative; all of them when None.
+        iteration: Number of updates of the policy, counted from the end if negative; the newest if None.
         out: A new file: .safetensors for `metaloom.load_policy`; .onnx, or .pt2 of torch.export, for other programs.
         trust: Import the modules that the run's settings name, now and later.
     """

@@ -34,7 +34,7 @@ NameAt = Annotated[str, Parameter(help="NAME of a reference, or NAME@ITERATION f
 
 @checked
 def ls(*, folder: From = None) -> "References":
-    """List the references: what each is, how far it goes, and the average return of its last iteration.
+    """List the references, each with its length and the average return of its last iteration.
 
     Example: `metaloom reference ls`
 
@@ -86,9 +86,9 @@ def verify(
 ) -> "Verified":
     """Recompute an iteration of a reference, or all, and compare every output on the way with its record.
 
-    It begins with the nearest learner that is stored. The command computes by the machine code of BLAS, torch and NumPy
-    that the run records, if the processor can; Python keeps its own. Exit code 0 when all outputs have the recorded
-    bits, 1 when one has not; then it prints what else differs (versions, processor) and both average returns.
+    It starts from the nearest stored learner. The command uses the machine code of BLAS, torch and NumPy that the run
+    records, if the processor supports it; in Python, the process keeps its own. Exit code 0 if all outputs have the
+    recorded bits, otherwise 1; it then prints what else differs (versions, processor) and both average returns.
 
     Example: `metaloom reference verify dense-maml-ppo-seed-1@37`
 
@@ -112,7 +112,7 @@ def verify(
 
 @checked
 def extract(name: Name, /, *, run: str | Path | None = None, folder: From = None) -> "Extracted":
-    """Make a run of a reference, for replay, report, compare, fork and all other commands.
+    """Make a run from a reference, for replay, report, compare, fork and all other commands.
 
     Example: `metaloom reference extract dense-maml-ppo-seed-1 --run copied`
 
@@ -134,7 +134,7 @@ def extract(name: Name, /, *, run: str | Path | None = None, folder: From = None
 def add(
     run: RunArgument, /, *, name: str | None = None, to: Path | str | None = None, learners: Positive = 20
 ) -> "Added":
-    """Make a reference of a complete run, which stays as it is, and add it to a folder of references.
+    """Make a reference from a complete run, which is not changed, and add it to a folder of references.
 
     Example: `metaloom reference add first --name dense-promp-seed-6 --to references`
 
@@ -142,8 +142,8 @@ def add(
         run: The run.
         name: Name of the reference; the run's name by default.
         to: Folder of the references; the checkout's by default.
-        learners: Iterations from one stored learner to the next: fewer learners make a smaller archive, and `verify`
-            computes up to this number of iterations.
+        learners: Number of iterations between stored learners. A larger number makes the archive smaller, and `verify`
+            recomputes up to this many iterations.
     """
     if to is None and not (late.shipped() / late.INDEX).exists():
         raise UsageError("found no checkout to add the reference to; required a folder: --to FOLDER")

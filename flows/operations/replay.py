@@ -63,7 +63,7 @@ def replay(
 def materialise(
     run: RunAtArgument, iteration: Iteration = None, *, trust: Trust = False, backend: InProcess = IN_PROCESS
 ) -> "list[StageRef]":
-    """Compute thinned outputs again, and store the ones that have their old digests.
+    """Recompute thinned outputs, and store them if their digests are unchanged.
 
     Args:
         run: The run.
@@ -72,10 +72,10 @@ def materialise(
         backend: Where rollouts run.
 
     Returns:
-        The stages whose outputs are stored again.
+        The stages whose outputs were stored again.
 
     Raises:
-        storage.DigestMismatch: One came out with other bits; nothing of its iteration was stored.
+        storage.DigestMismatch: A recomputed output has other bits; nothing of its iteration was stored.
         storage.RunLocked: Another process writes the run.
     """
     at = RunAt.of(run, iteration)

@@ -35,16 +35,16 @@ def report(
 
     The learning curve is written as PNG too.
 
-    The page has some 2 MB, most of it the program that draws its charts, and needs no network.
+    The page is about 2 MB, most of it the script that draws its charts, and needs no network.
 
     Example: `metaloom report first`
 
     Args:
         run: The run.
         out: Folder for the files; reports/NAME in the runs folder by default.
-        static: Use pictures instead of zoomable charts: a page that runs no scripts.
-        video: A film on the page: the best task of the last iteration, before and after adaptation.
-        figures: Folder in which to write every chart as a separate file too, for a paper.
+        static: Use images instead of zoomable charts, so that the page runs no scripts.
+        video: Add a video of the best task of the last iteration, before and after adaptation.
+        figures: Folder for every chart as a separate file, for a paper.
         format: Format of these files: svg (the default) or pdf.
         trust: Import the modules that the run's settings name, now and later.
     """

@@ -39,16 +39,16 @@ def show(
 ) -> Facts:
     """Show a run, or the stages of one iteration.
 
-    Of a run: its state, metrics and sizes, and the settings that differ from the defaults.
+    For a run: its state, metrics and sizes, and the settings that differ from the defaults.
 
     Example: `metaloom show first@3`
 
     Args:
         run: The run.
         iteration: The iteration; the run itself when None.
-        stage: A stage of the iteration: its inputs, and its arrays with axes, units and meaning. Of sample_transitions,
-            the transitions of the rows that it drew, and where each comes from; of process_samples, the parameters of
-            the baselines that it fitted.
+        stage: A stage of the iteration: its inputs, and its arrays with axes, units and meaning. For
+            sample_transitions, also the transitions that it drew and the origin of each; for process_samples, the
+            parameters of the fitted baselines.
         step: Inner step of the stage; 0 by default.
         update: Gradient step of the iteration whose transitions to show; the first by default.
         rows: Transitions of the minibatch: N or FROM:TO, counted like Python slices; 0:20 by default, `:` for all.

@@ -67,36 +67,36 @@ def sweep(
     With `--optuna` and `--search`, each trial's settings depend on the scores of earlier trials.
 
     After an interruption, the same command continues: complete runs are not trained again. Ctrl-C finishes the current
-    stages. `sweeps/NAME.json` in the runs folder lists the runs. Exit code 1 if a run failed, or all trials of a
-    search; the others are trained in any case.
+    stages. `sweeps/NAME.json` in the runs folder lists the runs. Exit code 1 if a run failed, or all trials of a search
+    failed; the others are trained in any case.
 
     Example: `metaloom sweep promp-point-corner --seeds 2 --grid algorithm.inner_lr=0.05,0.1 --set iterations=2`
 
     Args:
         recipe: A recipe, a file of settings, or a stored sweep.
-        name: Name of the sweep, with which the names of its runs begin; RECIPE-sweep by default.
-        seeds: How many, counted from the recipe's seed (5 by default, 1 with `--optuna`), or which: `1,2,7`.
+        name: Name of the sweep, the prefix of its runs' names; RECIPE-sweep by default.
+        seeds: Number of seeds from the recipe's seed on (5 by default, 1 with `--optuna`), or a list: `1,2,7`.
         grid: Values to try, by setting.
         optuna: Trials to search for the settings with the highest score. Needs the extra `optuna`.
-        search: What to search, by setting: a range "LOW:HIGH" or "LOW:HIGH:log", or a list of values.
-        metric: What the score is, as the mean over the last tenth of the iterations of each of a trial's runs: `return`
+        search: Values to search, by setting: a range "LOW:HIGH" or "LOW:HIGH:log", or a list of values.
+        metric: Metric of the score, averaged over the last tenth of the iterations of each run of a trial: `return`
             after adaptation (by default), `evaluation`, or any metric that `metaloom show` lists.
-        overrides: Settings that change, as KEY=VALUE.
+        overrides: Settings to change, as KEY=VALUE.
         parallel: Runs to train at once, each in a separate process, in which it also samples by default.
         extend: Add runs to a stored sweep: the same settings with more seeds or more values, or more trials.
-        many: Do not refuse a sweep of more than a thousand runs.
+        many: Allow a sweep of more than a thousand runs.
         backend: Where rollouts run.
-        log: Where else to log every run, each an extra of that name.
-        film_every: With `log`, number of iterations from one film to the next; the last iteration has one too.
+        log: Loggers for every run; see `train`.
+        film_every: With `log`, number of iterations between videos; the last iteration always has one.
         progress: Print every run.
-        **settings: Settings that change in all runs; see `train`.
+        **settings: Settings to change in all runs; see `train`.
 
     Returns:
-        Its runs; for a search, only its complete runs, with the trials in order.
+        Its runs; for a search, only its complete runs, in the order of trials.
 
     Raises:
-        ConfigError, EnvError, UsageError: Settings are wrong, or the stored sweep of this name has others; nothing was
-            begun. Or a run failed, or all runs of a search; the others are trained in any case.
+        ConfigError, EnvError, UsageError: Settings are invalid, or differ from the stored sweep of this name; no run
+            was started. Or a run failed, or all runs of a search; the others are trained in any case.
     """
     check_log(log, film_every)
     settings_given = changes(overrides, settings)

@@ -38,8 +38,8 @@ def thin(
         run: The run.
         keep_every: Keep iterations 0, N, 2N, ... complete.
         keep_last: Keep the N newest iterations complete.
-        dry_run: Only say what would be removed.
-        anyway: Remove also what a changed plug-in can no longer recompute.
+        dry_run: Only show what would be removed.
+        anyway: Also remove batches that a changed plug-in can no longer recompute.
         trust: Import the modules that the run's settings name, now and later.
     """
     folder = folder_of(run)

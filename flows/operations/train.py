@@ -76,19 +76,19 @@ def train(
         recipe: A recipe, a file of settings, or settings.
         run: Name of the run under the runs folder, or a path; made from recipe and time by default.
         iterations: Number of iterations; short for `--set iterations=20`.
-        seed: Seed of everything random; short for `--set seed=2`.
-        overrides: Settings that change, as KEY=VALUE.
+        seed: Seed of all random draws; short for `--set seed=2`.
+        overrides: Settings to change, as KEY=VALUE.
         device: Device on which torch computes updates, recorded with the run; short for `--set device=cuda`.
         strict: Stop with exit code 1 after an iteration whose witness episode cannot be reproduced.
         backend: Where rollouts run.
-        log: Where else to log, each an extra of that name.
-        film_every: With `log`, number of iterations from one film to the next; the last iteration has one too.
+        log: Additional loggers: `tensorboard`, `wandb` or `mlflow`, or module:function.
+        film_every: With `log`, number of iterations between videos; the last iteration always has one.
         metrics_port: Port at which Prometheus can read the training.
         progress: Print every iteration.
-        **settings: Settings that change, fields of RunConfig; for a section, a mapping of the fields that change.
+        **settings: Settings to change, by field of RunConfig; for a section, a mapping of fields.
 
     Raises:
-        ConfigError, EnvError: A setting is wrong.
+        ConfigError, EnvError: A setting is invalid.
         storage.RunExists: The run exists already.
     """
     check_log(log, film_every)
@@ -126,15 +126,15 @@ def resume(
     Args:
         run: The run.
         iterations: Total number of iterations to reach; as configured by default.
-        take_over: Seize the lock of a writer that can no longer release it, such as one on a host that died.
-        repair: Mend or recompute what `metaloom verify` finds damaged, then verify the run: exit code 1 if it is not
+        take_over: Take the lock of a writer that can no longer release it, for example because its host died.
+        repair: Repair or recompute what `metaloom verify` finds damaged, then verify the run: exit code 1 if it is not
             intact.
         strict: Stop with exit code 1 after an iteration whose witness episode cannot be reproduced.
-        overrides: Changes of what is kept, as KEY=VALUE.
+        overrides: Retention settings to change, as KEY=VALUE.
         trust: Import the modules that the run's settings name, now and later.
         backend: Where rollouts run.
-        log: Where else to log, each an extra of that name.
-        film_every: With `log`, number of iterations from one film to the next; the last iteration has one too.
+        log: Additional loggers: `tensorboard`, `wandb` or `mlflow`, or module:function.
+        film_every: With `log`, number of iterations between videos; the last iteration always has one.
         metrics_port: Port at which Prometheus can read the training.
         progress: Print every iteration.
     """
@@ -175,19 +175,19 @@ def iterate(
     Args:
         recipe: A recipe, a file of settings, or settings; or an opened run, to continue it.
         run: Name of the new run under the runs folder, or a path; made from recipe and time by default.
-        iterations: Number of iterations of the run in all.
-        seed: Seed of everything random.
-        overrides: Settings that change, as KEY=VALUE.
+        iterations: Total number of iterations.
+        seed: Seed of all random draws.
+        overrides: Settings to change, as KEY=VALUE.
         device: Device on which torch computes updates, recorded with the run.
         backend: Where rollouts run.
-        log: Where else to log; see `train`.
-        **settings: Settings that change; see `train`.
+        log: Additional loggers; see `train`.
+        **settings: Settings to change; see `train`.
 
     Returns:
         Generator of the stored iterations. Its `close()` also stops the run.
 
     Raises:
-        ConfigError, EnvError: A setting is wrong.
+        ConfigError, EnvError: A setting is invalid.
         storage.RunExists: The run exists already.
     """
     check_log(log, None)
@@ -223,11 +223,11 @@ def new_settings(recipe: "str | RunConfig", overrides: Sequence[str], **short: A
 
     Args:
         recipe: A recipe, a file of settings, or settings.
-        overrides: Settings that change, as KEY=VALUE.
+        overrides: Settings to change, as KEY=VALUE.
         **short: Settings that have separate options; None where they do not change.
 
     Raises:
-        ConfigError: A setting is wrong.
+        ConfigError: A setting is invalid.
     """
     # Reject settings before importing numerics, which takes seconds.
     for name in {assignment.partition("=")[0] for assignment in overrides}:

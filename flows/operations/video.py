@@ -44,16 +44,16 @@ def video(
 
     Args:
         run: The run.
-        out: File to write: .gif, .webp, .mp4 (needs `metaloom[video]`), or .png for the last picture alone.
+        out: File to write: .gif, .webp, .mp4 (needs `metaloom[video]`), or .png for only the last frame.
         iteration: The iteration, counted from the end when negative; the newest complete one when None.
         task: Index of the task in the iteration; 0 by default.
         best: The task with the highest mean return after adaptation.
         worst: The task with the lowest.
         episode: Index of the episode within its task; by default the one of median return, at each step.
         steps: Inner step whose episode is shown; repeatable, side by side. By default the first and the last one.
-        size: Width and height of each picture in pixels, for MuJoCo's robots.
-        every: Number of steps from one picture to the next.
-        renderer: What draws MuJoCo's robots. auto: the first of egl, glfw and osmesa that works, else flat shapes,
+        size: Width and height of each panel in pixels, for MuJoCo's robots.
+        every: Number of steps between frames.
+        renderer: Renderer of MuJoCo's robots. auto: the first of egl, glfw and osmesa that works, else flat shapes,
             which need no OpenGL.
         trust: Import the modules that the run's settings name, now and later.
     """

@@ -1,4 +1,4 @@
-"""`view`: a page of curves, stages, batches and films."""
+"""`view`: a page of curves, stages, batches and videos."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,18 +27,18 @@ RunsArgument = Annotated[
 def view(
     runs: RunsArgument = None, /, *, port: Port = 0, opened: Annotated[Callable[[str], None], PythonOnly] = print
 ) -> None:
-    """Open a page: curves, stages, batches, films.
+    """Open a page: curves, stages, batches, videos.
 
     The page is served on this machine until Ctrl-C.
 
-    It follows runs while they are trained, changes nothing and asks no other host for anything. Only its printed
-    address opens it.
+    It follows runs in training, changes nothing, and sends no requests to other hosts. Only the printed address opens
+    it.
 
     Example: `metaloom view first --port 8080`
 
     Args:
         runs: A folder of runs, or one run; the runs folder when None.
-        port: Port on 127.0.0.1; 0 for any that is free.
+        port: Port on 127.0.0.1; 0 for any free port.
         opened: Called with the address of the page.
     """
     place = runs_root() if runs is None else run_folder(runs)

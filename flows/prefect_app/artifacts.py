@@ -109,8 +109,8 @@ class TrainingPage:
                 self._quiet_until = self._clock() + QUIET_SECONDS
             if not self._is_troubled:
                 self._is_troubled = True
-                told = str(error) or type(error).__name__
-                self._logger.warning("The page does not show all of this training, which continues: %s", told)
+                problem = str(error) or type(error).__name__
+                self._logger.warning("The page does not show all of this training, which continues: %s", problem)
 
     def _show(self, report: IterationReport) -> None:
         last = report.iteration + 1 >= report.iterations

@@ -24,7 +24,7 @@ from prefect.workers.process import ProcessWorker
 
 from metaloom.flows.operations import INSTALLED, operations
 from metaloom.flows.prefect_app.flow_process import MODULE
-from metaloom.flows.prefect_app.flow_runs import POOL, QUEUE, TRAININGS, go_on_with_left_over
+from metaloom.flows.prefect_app.flow_runs import POOL, QUEUE, TRAININGS, restart_left_over
 
 FILE = Path(__file__).parent / "prefect.yaml"
 # Command of earlier versions, with which Prefect imported modules of the folder before installed ones.
@@ -112,7 +112,7 @@ def _is_ours(command: str | None) -> bool:
 def main() -> None:
     """Update the server in Prefect's settings."""
     with get_client(sync_client=True) as client:
-        for words in chain(go_on_with_left_over(client, Path(os.environ["PREFECT_HOME"])), deploy(client)):
+        for words in chain(restart_left_over(client, Path(os.environ["PREFECT_HOME"])), deploy(client)):
             sys.stdout.write(f"{words}\n")
 
 

@@ -158,7 +158,7 @@ def meta_train(
         log: Where else to log, for which an extra of Metaloom's is needed: tensorboard, wandb (offline) or mlflow;
             or module:function, called with each iteration.
         trust: Import the modules named in an existing run's settings, now and later.
-        overrides: Any other settings that change, as KEY=VALUE: algorithm.inner_lr=0.05.
+        overrides: Any other settings to change, as KEY=VALUE: algorithm.inner_lr=0.05.
     """
     asked = Asked(
         None if recipe == DEFAULT_RECIPE else recipe,
@@ -192,10 +192,10 @@ def meta_train_custom(
             always does.
         scheduler: Address of a running Dask scheduler, tcp://host:port, used instead of starting workers.
         step_timeout: Seconds a worker waits for one call of an environment before it gives up.
-        retries: How often work is done again whose worker process died.
+        retries: Maximum number of retries of work whose worker process died.
         log: Where else to log, for which an extra of Metaloom's is needed: tensorboard, wandb (offline) or mlflow;
             or module:function, called with each iteration.
-        film_every: Log a film of every N-th iteration; 0 for one at the end.
+        film_every: Log a video of every N-th iteration; 0 for only the last.
         trust: Import the modules named in an existing run's settings, now and later.
     """
     backend = backend_of(workers, scheduler, step_timeout, retries)

@@ -1,4 +1,4 @@
-"""`metaloom serve` at work: its parts, and flow runs whose process is gone, which continue from what is stored.
+"""The running `metaloom serve`: its parts, and the restart of flow runs whose process is gone.
 
 Prefect leaves such flow runs alone: one whose process was killed stays Crashed, and one whose worker or server ended
 before stays Running forever. This imports Prefect, which must not happen in a foreign folder.
@@ -98,7 +98,7 @@ class Caretaker:
         client.set_flow_run_state(run.id, AwaitingRetry(message=message), force=True)
 
 
-def go_on_with_left_over(client: SyncPrefectClient, home: Path) -> Iterator[str]:
+def restart_left_over(client: SyncPrefectClient, home: Path) -> Iterator[str]:
     """Restart flow runs left unfinished by an earlier server and worker.
 
     Yields a message for each.
@@ -223,7 +223,7 @@ def _keep_running(stop: Event, server: Part, worker: Part, home: Path) -> None:
     """Restart flow runs that lose their process, until Ctrl-C or the end of a part."""
     # Prefect's client would ask a server that has ended for minutes.
     at_once: dict[Any, Any] = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: 10.0}
-    caretaker, database = Caretaker(home, _tell), home / "prefect.db"
+    caretaker, database = Caretaker(home, _print_line), home / "prefect.db"
     opened = _identity(database)
     while not stop.wait(LOOK_SECONDS):
         if _identity(database) != opened:
@@ -302,6 +302,6 @@ def _refuse(listening: socket.socket) -> None:
             listening.accept()[0].close()
 
 
-def _tell(words: str) -> None:
+def _print_line(words: str) -> None:
     """Print what has happened since the last call."""
     say(f"{datetime.now():%Y-%m-%d %H:%M:%S} | metaloom serve: {words}")

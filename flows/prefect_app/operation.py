@@ -29,9 +29,10 @@ def serve(
 
     Args:
         port: Port of the server and its page; reports have the next one.
-        host: Address to listen on; any but this machine's own needs a password in PREFECT_SERVER_API_AUTH_STRING.
+        host: Address to listen on; any other than this machine's own needs a password in
+            PREFECT_SERVER_API_AUTH_STRING.
         database: PostgreSQL database for Prefect, `postgresql://USER@HOST/DATABASE`; a SQLite file in .prefect if none.
-        trust: Use this folder although others can write it, and the database in .prefect whoever made it.
+        trust: Use this folder even if others can write to it, and the database in .prefect whoever made it.
     """
     if find_spec("matplotlib") is None:  # the page shows learning curves
         raise ExtraMissing("view", "matplotlib")

@@ -1,9 +1,9 @@
 """`metaloom serve`: a Prefect server with its page, deployments and a worker.
 
-Each part is a process. All get the same address and password. They are started in order and stopped together, also
-when one of them ends: what starts `metaloom serve` again (systemd, Docker, Kubernetes) has flow runs continue. Whoever
-gets into a Prefect server can run what it deploys, so it has a password and a gate against other pages in the user's
-browser (server.py), and listens beyond this machine only with a chosen password.
+Each part is a process. All get the same address and password. They are started in order and stopped together, also when
+one of them ends: flow runs continue when systemd, Docker or Kubernetes restarts `metaloom serve`. Anyone with access to
+a Prefect server can run what it deploys, so it has a password and a gate against other pages in the user's browser
+(server.py), and accepts other machines only with a chosen password.
 """
 
 import asyncio

@@ -7,8 +7,8 @@ with "database is locked" if another transaction has written since this one read
 stored already, as sent by reconnected clients, is accepted. Prefect 3.8 inserts nothing, which SQLite rejects, and
 drops new events.
 
-Both lean on Prefect's private modules; tests/flows/test_prefect_server.py and test_prefect_databases.py run them in a
-real server.
+Both use Prefect's private modules; tests/flows/test_prefect_server.py and test_prefect_databases.py run them in a real
+server.
 """
 
 import socket

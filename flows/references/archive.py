@@ -20,7 +20,7 @@ from metaloom import storage
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import plural
 from metaloom.flows.graph.run_stages import stages_of_run
-from metaloom.flows.references.index import INDEX, Reference, broken, read_index, told_of_archive, write_index
+from metaloom.flows.references.index import INDEX, Reference, as_archive_damage, broken, read_index, write_index
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.trust import names_of_run
 from metaloom.flows.views.run_info import state_of
@@ -172,9 +172,9 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
             action = f"`metaloom verify {storage.argument(run.path)}` lists all damage"
             raise storage.DamagedRun(where, found=error.found, required=required, action=action) from None
         archive = pack(copied, place / f"{name}.zip")
-        raw, told = archive.read_bytes(), _told(storage.open_run(copied))
+        raw, facts = archive.read_bytes(), _described(storage.open_run(copied))
         digest = hashlib.sha256(raw).hexdigest()
-        reference = Reference(name=name, learners=learners, **told, archive=archive.name, size=len(raw), sha256=digest)
+        reference = Reference(name=name, learners=learners, **facts, archive=archive.name, size=len(raw), sha256=digest)
         make_folders(folder)
         with _held(folder):
             known = _known_without(name, folder)
@@ -197,7 +197,7 @@ def opened(folder: Path, reference: Reference) -> Iterator[Path]:
     """
     with _scratch() as place:
         path = extract(folder, reference, place / reference.name)
-        with told_of_archive(folder / reference.archive, path):
+        with as_archive_damage(folder / reference.archive, path):
             yield path
 
 
@@ -218,10 +218,10 @@ def extract(folder: Path, reference: Reference, path: Path) -> Path:
     with _writing(path), unfinished_folder(path.absolute().parent, reference.name) as scratch:
         part = scratch / reference.name
         unpack(raw, archive, part)
-        with told_of_archive(archive, part):
+        with as_archive_damage(archive, part):
             run = storage.open_run(part)
             try:
-                found = _told(run)
+                found = _described(run)
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise broken(archive, f"holds no complete run ({type(error).__name__}: {error})") from None
             differing = [name for name, value in found.items() if value != getattr(reference, name)]
@@ -260,7 +260,7 @@ def _require_folder(path: Path) -> None:
         raise UsageError(f"found {url}; required a run in a folder: references are copied from and to folders only")
 
 
-def _told(run: Run) -> Mapping[str, Any]:
+def _described(run: Run) -> Mapping[str, Any]:
     """Return the part of the index entry that follows from the run."""
     last = run.metrics([run.iterations[-1]]).drop_columns(["iteration"]).to_pylist()[0]
     return {

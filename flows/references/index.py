@@ -35,7 +35,7 @@ def broken(place: Path, found: str, *, action: str = _AGAIN) -> storage.DamagedR
 
 
 @contextmanager
-def told_of_archive(archive: Path, unpacked: Path) -> Iterator[None]:
+def as_archive_damage(archive: Path, unpacked: Path) -> Iterator[None]:
     """Report damage to a temporarily unpacked run as damage to its archive."""
     try:
         yield
@@ -195,9 +195,9 @@ class Added:
 def references_table(rows: References) -> Table:
     """Return the table of `metaloom reference ls`."""
     columns = ("reference", "environment", "algorithm", ">seed", ">iterations", ">last return", ">took", ">size")
-    told = ("name", "env", "algorithm", "seed", "iterations")
+    keys = ("name", "env", "algorithm", "seed", "iterations")
     cells = (
-        (*(r[name] for name in told), optional(r["last_return"]), duration(r["wall_seconds"]), size(r["size"]))
+        (*(r[name] for name in keys), optional(r["last_return"]), duration(r["wall_seconds"]), size(r["size"]))
         for r in rows
     )
     table = new_table(*columns, rows=cells, drop=("size", "took", "seed", "environment", "algorithm"))

@@ -61,12 +61,12 @@ def false_facts(run: Run) -> Iterator[str]:
 
 
 def _differing(recorded: Mapping[str, Any], declared: Mapping[str, Any], inside: str = "") -> Iterator[str]:
-    for name, told in recorded.items():
+    for name, was in recorded.items():
         found = declared.get(name)
         # Compare classes together, since each depends on the others.
-        if isinstance(told, dict) and isinstance(found, dict) and name != "task_classes":
-            yield from _differing(cast(dict[str, Any], told), cast(dict[str, Any], found), f"{inside}{name}.")
-        elif told != found and (told or inside):
+        if isinstance(was, dict) and isinstance(found, dict) and name != "task_classes":
+            yield from _differing(cast(dict[str, Any], was), cast(dict[str, Any], found), f"{inside}{name}.")
+        elif was != found and (was or inside):
             yield f"{inside}{name}"
 
 
@@ -80,7 +80,7 @@ def false_records(run: Run, iterations: Iterable[int]) -> Iterator[str]:
             asked, stored = stages.order(iteration), run.refs_of([iteration])
             for ref in asked:
                 if ref not in stored:
-                    yield f"{_told(ref)}, which the settings request and which is not stored"
+                    yield f"{_name_of(ref)}, which the settings request and which is not stored"
                 else:
                     record, runner = run.record(ref), stages.of(ref)
                     inputs = [each for each in runner.inputs(ref) if isinstance(each, StageRef)]
@@ -91,11 +91,11 @@ def false_records(run: Run, iterations: Iterable[int]) -> Iterator[str]:
                         "seed_position": record.seed_position == tuple(runner.seed_position(ref)),
                     }
                     if wrong := ", ".join(name for name, is_so in is_true.items() if not is_so):
-                        yield f"{wrong} of {_told(ref)}"
-            yield from (f"{_told(ref)}, which the settings do not request" for ref in stored if ref not in asked)
+                        yield f"{wrong} of {_name_of(ref)}"
+            yield from (f"{_name_of(ref)}, which the settings do not request" for ref in stored if ref not in asked)
 
 
-def _told(ref: StageRef) -> str:
+def _name_of(ref: StageRef) -> str:
     return f"{stage_name(ref)} of iteration {ref.iteration}"
 
 

@@ -319,7 +319,7 @@ def _require_same_code(client: Client, spec: SamplerSpec) -> None:
             raise answer
         versions, machine_code[worker] = answer
         require_versions(here, versions, f"at {worker}")
-    _tell_other_arithmetic(machine_code)
+    _warn_other_arithmetic(machine_code)
 
 
 def _wait_for_a_worker(client: Client, address: str) -> None:
@@ -347,7 +347,7 @@ def _cannot_import(error: ImportError) -> WorkersError:
     )
 
 
-def _tell_other_arithmetic(found: Mapping[str, tuple[str, ...]]) -> None:
+def _warn_other_arithmetic(found: Mapping[str, tuple[str, ...]]) -> None:
     """Warn once about workers whose arithmetic rounds differently from this process."""
     here = set(acting_facts())
     others = {worker: code for worker, code in found.items() if not set(code) <= here}

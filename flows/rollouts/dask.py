@@ -24,7 +24,7 @@ from metaloom.flows.rollouts.connection import (
     wait_for,
 )
 from metaloom.flows.rollouts.flight_recorder import Recording, recordings_folder, remove_recordings
-from metaloom.flows.rollouts.guard import NOT_YET, tell_who_trains
+from metaloom.flows.rollouts.guard import NOT_YET, register_trainer
 from metaloom.flows.rollouts.local_cluster import ending_of
 from metaloom.flows.rollouts.supervised import (
     Collected,
@@ -154,7 +154,7 @@ class Session:
         )
 
     def _gather_done(self, waiting: Sequence[Piece]) -> None:
-        """Fetch the answers that are there; submit shards again that Dask wrongly blames, and raise other failures."""
+        """Fetch the available results; resubmit shards that Dask wrongly blames, and raise other failures."""
         done: list[Piece] = []
         for piece in waiting:
             assert piece.future is not None
@@ -207,7 +207,7 @@ class DaskWorkers(RolloutWorkers):
     """Rollouts on Dask workers.
 
     Attributes:
-        session: Connection to the workers' scheduler, and what rollout batches share.
+        session: State shared by rollout batches, including the connection to the scheduler.
     """
 
     session: Session
@@ -227,7 +227,7 @@ class DaskWorkers(RolloutWorkers):
             with connected(backend, spec, session) as connection:
                 watch = Supervision(session, "", timeout, fingerprint(spec))
                 workers = cls(spec, Session(connection, watch, elsewhere))
-                tell_who_trains(recordings_folder(session), session, spec.env.name)
+                register_trainer(recordings_folder(session), session, spec.env.name)
                 try:
                     if not spec.env.is_built_in:  # local workers are not tried in advance
                         workers.try_environment()
@@ -290,9 +290,9 @@ class DaskWorkers(RolloutWorkers):
                 f"{watch.step_timeout_seconds:g} s; if it needs more time, pass --step-timeout SECONDS\n{error}"
             ) from None
         except KilledWorker as error:
-            told = "\n".join(recording.traceback for recording in self.session.recordings(watch)[-1:])
+            traceback = "\n".join(recording.traceback for recording in self.session.recordings(watch)[-1:])
             raise EnvError(
-                f"env.name is {name!r}: its constructor or sample_tasks killed every process that tried it\n{told}"
+                f"env.name is {name!r}: its constructor or sample_tasks killed every process that tried it\n{traceback}"
             ) from error
         if unusable is not None:
             raise unusable

@@ -184,7 +184,7 @@ class FlightRecorder(RolloutWatch):
                 start_guard(self._folder)
 
     def _rest(self) -> None:
-        """Limit no time, until `_alive` is called again."""
+        """Disable the time limit until `_alive` is called."""
         self._set_again = 0.0
         self._allow(0)
 
@@ -292,7 +292,7 @@ def _scheduler_socket() -> socket.socket | None:
 
 
 def _is_shut_down(line: socket.socket) -> bool:
-    """Return True if both directions of a connection are shut down, as nobody but its own process does."""
+    """Return True if both directions of a connection are shut down, which only its own process does."""
     poll = select.poll()
     poll.register(line, 0)
     return any(event & select.POLLHUP for _, event in poll.poll(0))

@@ -1,8 +1,8 @@
 """External watchdog of worker processes: a process per machine and session that runs this file.
 
-A worker writes by when its environment has to return (`flight_recorder.py`); this process ends it then, whatever it is
-doing, and asks it for its tracebacks before. It also acts for a trainer that is killed and cannot clean up. It imports
-neither Metaloom nor numpy, so that it starts within the time of a step.
+A worker writes the deadline of each call of its environment (`flight_recorder.py`). After a deadline, this process asks
+the worker for its tracebacks and ends it, whatever it is doing. It also acts for a trainer that is killed and cannot
+clean up. It imports neither Metaloom nor numpy, so that it starts within the time of a step.
 """
 
 import fcntl
@@ -91,7 +91,7 @@ def started(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19])
 
 
-def tell_who_trains(folder: Path, mark: str, env: str) -> None:
+def register_trainer(folder: Path, mark: str, env: str) -> None:
     """Register this process, so that the guard ends marked workers and removes the folder if it is killed."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     trainer = {"pid": os.getpid(), "born": started(os.getpid()), "mark": mark, "env": env}
@@ -99,7 +99,7 @@ def tell_who_trains(folder: Path, mark: str, env: str) -> None:
     _trained.append(folder)
 
 
-def tell_asked_to_end() -> None:
+def note_requested_end() -> None:
     """Suppress the report of a killed process, since the user asked it to end."""
     for folder in _trained:
         with suppress(OSError):  # of a run before

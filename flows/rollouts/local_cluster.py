@@ -1,4 +1,4 @@
-"""Worker processes on this machine, private to this user and without leftovers."""
+"""Worker processes on this machine, which are private to this user and leave no processes or files."""
 
 import logging
 import os

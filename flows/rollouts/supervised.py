@@ -298,5 +298,5 @@ def _cause_of_death(recordings: Sequence[Recording], timeout_seconds: float, end
         )
     if recordings[-1].traceback:
         return f"its process died{times}: {recordings[-1].traceback.splitlines()[0]}"
-    told = ending or "as by os._exit, or by kill -9 from outside or for lack of memory"
-    return f"its process died{times} without a message, {told}; required an environment that keeps its process alive"
+    how = ending or "as by os._exit, or by kill -9 from outside or for lack of memory"
+    return f"its process died{times} without a message, {how}; required an environment that keeps its process alive"

@@ -48,7 +48,7 @@ class SamplerSpec(Settings):
     env: EnvConfig
     policy: PolicyConfig
     episodes_per_task: int | None
-    """None if min_steps decides."""
+    """Number of episodes; None if min_steps decides."""
     max_episode_steps: int
     threads: int
     actor: ActorKind = "policy"

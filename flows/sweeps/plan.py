@@ -116,14 +116,14 @@ def check_unchanged(stored: Sweep, planned: Sweep, *, extend: bool) -> None:
         added = planned.num_runs - stored.num_runs
     if same or (grows and extend):
         return
-    told = [f"{what}: {_shown(a)} before, {_shown(b)} now" for what, a, b in _parts(stored, planned) if a != b]
+    differences = [f"{what}: {_shown(a)} before, {_shown(b)} now" for what, a, b in _parts(stored, planned) if a != b]
     remedy = (
         f"--extend (in Python: extend=True) adds the {added} new runs to it, --name starts another sweep"
         if grows
         else "--name starts another sweep"
     )
-    told = told or [f"what {stored.recipe} says"]
-    raise UsageError(f"the sweep {stored.name} is stored with different arguments. {'; '.join(told)}. {remedy}")
+    differences = differences or [f"what {stored.recipe} says"]
+    raise UsageError(f"the sweep {stored.name} is stored with different arguments. {'; '.join(differences)}. {remedy}")
 
 
 def _parts(stored: Sweep, planned: Sweep) -> Iterable[tuple[str, object, object]]:

@@ -50,13 +50,13 @@ def _asked(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         study = optuna.create_study(direction="maximize", sampler=sampler)
-        study.add_trials([_told(search, scored, distributions) for scored in earlier])
+        study.add_trials([_finished_trial(search, scored, distributions) for scored in earlier])
         return study.ask(distributions).params
     finally:
         optuna.logging.set_verbosity(before)
 
 
-def _told(search: Search, scored: Scored, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
+def _finished_trial(search: Search, scored: Scored, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
     settings, score = scored
     # A pruned trial without values ranks below all complete ones; failed ones would be ignored.
     state = TrialState.PRUNED if score is None else TrialState.COMPLETE

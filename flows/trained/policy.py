@@ -47,7 +47,7 @@ class TrainedPolicy(Acting):
         state: Learner state, as used in an iteration.
         params: Parameters of every task; None for the learner's, for one task.
         rounds: Episodes used for adaptation, one batch per step.
-        seed: Decides all draws.
+        seed: Seed of all random draws.
         particle: Index of the policy, for algorithms with several (SVPG's particles); otherwise 0.
     """
 

@@ -59,7 +59,7 @@ class Curves:
         done = len(run.iterations)
         while done > MOST_POINTS * every:
             every *= 2
-        if every != self._every or done < self._next or self._is_mended(run):
+        if every != self._every or done < self._next or self._is_repaired(run):
             self._history, self._problems, self._evaluations, self._next, self._every = None, {}, {}, 0, every
         # The last read iteration may have been evaluated since: it is complete before its evaluation.
         for i in {*range(max(0, self._next - self._every), done)} - {*self._evaluations}:
@@ -82,7 +82,7 @@ class Curves:
                         self._problems[i] = error_text(problem)
         self._next = new[-1] + every
 
-    def _is_mended(self, run: Run) -> bool:
+    def _is_repaired(self, run: Run) -> bool:
         """Return True if the first skipped iteration has become readable."""
         if not self._problems:
             return False

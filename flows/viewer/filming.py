@@ -32,8 +32,8 @@ _SIZE = "320x240"
 def sheet(run: Run, iteration: int, step: int, task: int, episode: int, length: int) -> tuple[bytes, Mapping[str, str]]:
     """Return the frames of an episode in one image, row by row, as WebP, and headers that describe it.
 
-    They say the numbers of frames, of frames per row and of steps between frames, and what the command said of the
-    agreement with stored observations. Films are made one at a time, and the last ones are cached.
+    The headers give the number of frames, frames per row and steps between frames, and the command's report on the
+    agreement with stored observations. Videos are made one at a time, and the last ones are cached.
     """
     chosen = ("--task", str(task), "--episode", str(episode), "--step", str(step))
     with _ONE_AT_A_TIME:
@@ -60,7 +60,7 @@ def _film(identity: str, run_at: str, chosen: tuple[str, ...], every: int) -> tu
             for n in range(frames):
                 pictures.seek(n)
                 whole.paste(pictures.convert("RGB"), (n % columns * width, n // columns * height))
-    image, told = io.BytesIO(), done.stdout.strip().splitlines() or [""]
+    image, printed = io.BytesIO(), done.stdout.strip().splitlines() or [""]
     whole.save(image, "WEBP", quality=80)
     about = {"X-Frames": str(frames), "X-Columns": str(columns), "X-Every": str(every)}
-    return image.getvalue(), about | {"X-Told": json.dumps(printable(told[-1]))}
+    return image.getvalue(), about | {"X-Told": json.dumps(printable(printed[-1]))}

@@ -39,8 +39,8 @@ from metaloom.storage import Run, StageRef
 
 REMOTE_SECONDS = 5.0
 """Interval between requests for the state of a URL."""
-_TOLD_BY = ("run.json", "_commits", "_sessions", "_thinned", "_segments")
-"""Files and folders of which every change of a run changes one."""
+_CHANGED_WITH = ("run.json", "_commits", "_sessions", "_thinned", "_segments")
+"""Files and folders, at least one of which changes with every change of a run."""
 
 
 @dataclass
@@ -122,11 +122,11 @@ class Shelf:
         with self._row_lock:
             self._rows = {folder: row for folder, row in self._rows.items() if folder in folders.values()}
             for folder in folders.values():
-                now, stamp = time.monotonic(), [_changed(folder / name) for name in _TOLD_BY]
-                told, when, row = self._rows.get(folder, (None, now, {}))
+                now, stamp = time.monotonic(), [_changed(folder / name) for name in _CHANGED_WITH]
+                old, when, row = self._rows.get(folder, (None, now, {}))
                 # A killed writer changes no file, and changes at a URL are not visible here.
                 is_fresh = now - when < REMOTE_SECONDS if storage.url_of(folder) else row.get("state") != "training"
-                if told != stamp or not is_fresh:
+                if old != stamp or not is_fresh:
                     self._rows[folder] = stamp, now, list_run_row(folder)
             return [self._rows[folder][2] for folder in folders.values()]
 
@@ -173,7 +173,7 @@ class Pages:
         answers: dict[str, Answer] = {
             "/api/place": self._place,
             "/api/runs": self._runs,
-            **{f"{run}{path}": self._of_run(tell) for path, tell in of_run.items()},
+            **{f"{run}{path}": self._of_run(describe) for path, describe in of_run.items()},
             f"{run}/curves": lambda asked: _json(self._opened(asked).curves.data()),
             f"{run}/values/{output}": self._values,
             f"{run}/film/{output}": self._film,
@@ -182,7 +182,7 @@ class Pages:
         static = (file for file in (Path(__file__).parent / "static").iterdir() if file.suffix in _KINDS)
         files = {**{f"/{file.name}": file for file in static}, "/plotly.min.js": self._plotly}
         return [
-            *(Route(path, _told(answer)) for path, answer in answers.items()),
+            *(Route(path, _reporting_errors(answer)) for path, answer in answers.items()),
             *(Route(path, _file(file)) for path, file in {"/": files["/index.html"], **files}.items()),
         ]
 
@@ -196,11 +196,11 @@ class Pages:
         train = shlex.join([program("metaloom"), "train", "first-steps", "--run", f"{place}/first"])
         return _json({"place": place, "only": self._shelf.only, "train": train})
 
-    def _of_run(self, tell: Callable[[storage.Run, Request], Mapping[str, Any]]) -> Answer:
+    def _of_run(self, describe: Callable[[storage.Run, Request], Mapping[str, Any]]) -> Answer:
         def answer(request: Request) -> Response:
             opened = self._opened(request)
             with opened.lock:
-                return _json(tell(opened.run, request))
+                return _json(describe(opened.run, request))
 
         return answer
 
@@ -242,10 +242,10 @@ def _file(path: Path) -> Answer:
     return lambda request: FileResponse(path, media_type=_KINDS[path.suffix], headers={"Cache-Control": "no-cache"})
 
 
-def _told(answer: Answer) -> Answer:
+def _reporting_errors(answer: Answer) -> Answer:
     """Wrap a handler to return errors as data, which the page shows in context."""
 
-    def told(request: Request) -> Response:
+    def handle(request: Request) -> Response:
         try:
             return answer(request)
         except storage.StageThinned as problem:
@@ -258,7 +258,7 @@ def _told(answer: Answer) -> Answer:
                 return _problem(500, problem)
             return _problem(422, problem)
 
-    return told
+    return handle
 
 
 def _problem(status: int, problem: Exception) -> Response:
@@ -299,7 +299,7 @@ def viewer_app(shelf: Shelf, token: str) -> ASGIApp:
     return token_gate(app, token)
 
 
-def serve(place: Path, port: int, tell: Callable[[str], None]) -> None:
+def serve(place: Path, port: int, announce: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C."""
     shelf, token = Shelf(place), secrets.token_urlsafe(_TOKEN_BYTES)
     app = viewer_app(shelf, token)
@@ -312,7 +312,7 @@ def serve(place: Path, port: int, tell: Callable[[str], None]) -> None:
                 f"--port {port}: {error.strerror}; required a free port of {ADDRESS}. 0 selects any free port"
             ) from None
         listening.listen()  # so that the recipient of the address can connect immediately
-        tell(f"http://{ADDRESS}:{listening.getsockname()[1]}/{token}/")
+        announce(f"http://{ADDRESS}:{listening.getsockname()[1]}/{token}/")
         run_server(app, listening)
 
 

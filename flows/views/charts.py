@@ -47,12 +47,12 @@ class Drawing(Figure):
         return rendered(self, "png")
 
 
-def draw(chart: Chart, *, told_elsewhere: bool = False) -> Drawing:
+def draw(chart: Chart, *, titled_elsewhere: bool = False) -> Drawing:
     """Draw a chart. If its title and note are shown elsewhere, omit the note.
 
     Large x values are counted in thousands or millions.
     """
-    if told_elsewhere or chart.kind in ("bars", "layers"):
+    if titled_elsewhere or chart.kind in ("bars", "layers"):
         chart = replace(chart, note="")
     panel, *others = chart.panels
     if others:
@@ -181,7 +181,7 @@ def plain_legend(owner: Axes | Figure, handles: Sequence[Any], labels: Sequence[
 
 
 def style(axes: Axes) -> None:
-    """Style axes like all charts."""
+    """Apply the common style of charts to axes."""
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -192,7 +192,7 @@ def style(axes: Axes) -> None:
 
 
 def rendered(figure: Figure, kind: str, dpi: int = 160) -> bytes:
-    """Render a figure as png, by default sharp on dense screens, as svg, or as pdf with fonts that journals take."""
+    """Render a figure as png, by default sharp on dense screens, as svg, or as pdf with fonts that journals accept."""
     buffer = io.BytesIO()
     # No date and fixed ids: the same run gives the same file.
     metadata: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {"Software": None})
@@ -202,7 +202,7 @@ def rendered(figure: Figure, kind: str, dpi: int = 160) -> bytes:
 
 
 def svg_data_uri(figure: Figure) -> str:
-    """Render a figure as an SVG data URI: an image that an HTML page can hold and that cannot run anything."""
+    """Render a figure as an SVG data URI: an image that an HTML page can embed and that cannot run scripts."""
     return "data:image/svg+xml;base64," + base64.b64encode(rendered(figure, "svg")).decode()
 
 
@@ -227,7 +227,7 @@ def check_plot_file(path: Path) -> None:
 
 
 def write_plot(path: Path, figure: Figure) -> None:
-    """Write a figure as PNG, SVG or PDF, as the suffix says."""
+    """Write a figure as PNG, SVG or PDF, by its suffix."""
     with system_errors(
         path, required="free space and permission to write a plot", action="Free space, or choose another file"
     ):

@@ -142,8 +142,8 @@ def _scripts(charts: Sequence[Chart], plotly: str) -> tuple[str, str]:
 
 
 def _figure(figure: Figure, heading: str = "h3") -> str:
-    told = figure.caption if isinstance(figure, Picture) else figure.note
-    caption = f"<figcaption>{escape(told)}</figcaption>" if told else ""
+    text = figure.caption if isinstance(figure, Picture) else figure.note
+    caption = f"<figcaption>{escape(text)}</figcaption>" if text else ""
     if isinstance(figure, Picture):
         css_class = "card" if figure.enlarged else "card as-is"
         image = f'<img src="{escape(figure.source)}" alt="{escape(figure.alternative)}">'

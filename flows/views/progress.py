@@ -241,10 +241,10 @@ def returns_text(report: IterationReport, prefix: str = "") -> Text:
         return Text(f"{prefix}unknown")
     before = "" if len(returns) == 1 else f"before {number(returns[0])}  after "
     success = " to ".join(map(number, by_inner_step(report.metrics, "success_rate")))
-    told = f"  success rate {success}" if success else ""
+    rate = f"  success rate {success}" if success else ""
     ends = [*map(number, trial_returns(report.metrics))]
     trial = f" (first episode {ends[0]}, last {ends[1]})" if ends else ""
-    return Text.assemble(prefix, before, (number(returns[-1]), "bold"), trial, told)
+    return Text.assemble(prefix, before, (number(returns[-1]), "bold"), trial, rate)
 
 
 def _evaluation_text(returns: Sequence[float]) -> str:
@@ -269,7 +269,7 @@ def sweep_progress(
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
-        bars = Progress(*columns, TextColumn("{task.fields[told]}", markup=False), console=console)
+        bars = Progress(*columns, TextColumn("{task.fields[last]}", markup=False), console=console)
         with stop.drawn_in(console), Live(Group(bars, stop), console=console, refresh_per_second=10):
             shown = _Bars(bars, num_runs, num_done)
             yield SweepObserver(shown.begun, shown.iteration_done, shown.ended, stop)
@@ -320,19 +320,19 @@ class _Bars:
 
     def __init__(self, bars: Progress, num_runs: int, num_done: int) -> None:
         self._bars = bars
-        self._all = bars.add_task("runs", total=num_runs, completed=num_done, told="")
+        self._all = bars.add_task("runs", total=num_runs, completed=num_done, last="")
         self._tasks: dict[str, TaskID] = {}
 
     def begun(self, run: PlannedRun) -> None:
         """Show a bar for a run."""
-        self._tasks[run.name] = self._bars.add_task(printable(run.name), total=None, told="")
+        self._tasks[run.name] = self._bars.add_task(printable(run.name), total=None, last="")
 
     def iteration_done(self, run: PlannedRun, report: IterationReport) -> None:
         """Move its bar."""
         returns = adaptation_returns(report.metrics)
-        told = f"return {number(returns[-1])}" if returns else ""
+        last = f"return {number(returns[-1])}" if returns else ""
         task = self._tasks[run.name]
-        self._bars.update(task, total=report.iterations, completed=report.iteration + 1, told=told)
+        self._bars.update(task, total=report.iterations, completed=report.iteration + 1, last=last)
 
     def ended(self, outcome: Outcome) -> None:
         """Remove its bar."""

@@ -90,7 +90,7 @@ def report_page(
     def figure(chart: Chart) -> Figure:
         if not static:
             return chart
-        source = charts.svg_data_uri(charts.draw(chart, told_elsewhere=True))
+        source = charts.svg_data_uri(charts.draw(chart, titled_elsewhere=True))
         alternative = chart.title if chart.kind == "bars" else f"{chart.title}, against {chart.x_label}"
         return Picture(source, alternative, chart.note)
 
@@ -99,9 +99,9 @@ def report_page(
         sections.setdefault(chart.section, []).append(figure(chart))
     if film is not None:
         sections["Film"] = [film]
-    info, told = run.info, run.info["environment"]
-    about_env = {"env": run.config["env"], **{name: told[name] for name in ABOUT_ENV if told.get(name)}}
-    others = {name: fact for name, fact in told.items() if name not in ABOUT_ENV}
+    info, facts = run.info, run.info["environment"]
+    about_env = {"env": run.config["env"], **{name: facts[name] for name in ABOUT_ENV if facts.get(name)}}
+    others = {name: fact for name, fact in facts.items() if name not in ABOUT_ENV}
     # Each fact once, even if several sources recorded it.
     made = {"created": info["created"], "configuration digest": info["config_digest"]} | info["versions"] | others
     return Page(
@@ -126,12 +126,12 @@ def report_page(
 
 def _subtitle(run: Run) -> str:
     config, parent = run.config, run.info.get("parent")
-    told = f"{config['algorithm']['name']} on {config['env']['name']}, seed {config['seed']}"
+    subtitle = f"{config['algorithm']['name']} on {config['env']['name']}, seed {config['seed']}"
     if parent is None:
-        return told
+        return subtitle
     # Curves include the parent's iterations; the settings below apply to the later part.
     shared = parent["iteration"]
-    return f"{told}, forked from {parent['name']}@{shared}: settings as below from iteration {shared} on"
+    return f"{subtitle}, forked from {parent['name']}@{shared}: settings as below from iteration {shared} on"
 
 
 def _class_table(history: History) -> dict[str, list[tuple[str, str]]]:

@@ -29,7 +29,7 @@ STAGE_COLORS = {
     "learner": "#8250a8",
     "evaluation": "#cc79a7",
 }
-"""Of stages, by the group that keeps their output."""
+"""Colours of stages, by the group that holds their output."""
 GAP_NOTE = "; no band where a class had one task only, and no line where it had none"
 
 

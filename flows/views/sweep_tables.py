@@ -85,12 +85,12 @@ def best_lines(sweep: Sweep, trials: Sequence[Trial]) -> list[str]:
         return [f"no trial has a score: {sweep.search.metric} of the last tenth of the iterations of all its runs"]
     words = [word for key, text in _settings(best).items() for word in ("--set", f"{key}={text}")]
     done = sum(trial.score is not None for trial in trials)
-    told = f"best: trial {best.number} of {done} with a score, {sweep.search.metric} {number(best.score)}"
+    best_line = f"best: trial {best.number} of {done} with a score, {sweep.search.metric} {number(best.score)}"
     # Its score is biased upwards by the selection.
     fresh = ",".join(str(seed) for seed in range(max(sweep.seeds) + 1, max(sweep.seeds) + 6))
     given = [word for assignment in sweep.settings for word in ("--set", assignment)]
     command = ["metaloom", "sweep", sweep.recipe, "--name", f"{sweep.name[:55]}-best", "--seeds", fresh]
-    return [f"{told}: {shlex.join(words)}", f"try it with other seeds: {shlex.join([*command, *given, *words])}"]
+    return [f"{best_line}: {shlex.join(words)}", f"try it with other seeds: {shlex.join([*command, *given, *words])}"]
 
 
 def _settings(trial: Trial) -> dict[str, str]:

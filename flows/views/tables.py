@@ -68,14 +68,14 @@ def runs_view(rows: "Rows") -> RenderableType:
     if not rows:
         return as_text(rows.nothing)
     # A column for success, if any environment reports it.
-    told = [">success rate"] if any("last_success_rate" in row for row in rows) else []
-    columns = ("run", "started", "environment", "algorithm", ">iterations", ">last return", *told, ">on disk", "state")
+    rate = [">success rate"] if any("last_success_rate" in row for row in rows) else []
+    columns = ("run", "started", "environment", "algorithm", ">iterations", ">last return", *rate, ">on disk", "state")
     cells = (
         (
             *(row["name"], age(row.get("started")), row.get("env", ""), row.get("algorithm", "")),
             f"{row['iterations_done']} / {row['iterations']}" if "iterations" in row else "",
             optional(row.get("last_return")),
-            *(optional(row.get("last_success_rate")) for _ in told),
+            *(optional(row.get("last_success_rate")) for _ in rate),
             *(size(row["bytes"]), Text(row["state"], STATE_STYLES[row["state"]])),
         )
         for row in rows
@@ -152,9 +152,9 @@ def _sessions_table(sessions: Sequence[Mapping[str, Any]]) -> Table:
     for session in sessions:
         for n, (name, values) in enumerate(session["changed"].items()):
             first = ("", "") if n else (str(session["session"]), session["started"][:19].replace("T", " "))
-            told = ["-" if value is None else str(value) for value in values]
-            told = [text[:DIGEST_PREFIX] if re.fullmatch("[0-9a-f]{64}", text) else text for text in told]
-            table.add_row(*first, name, *told)
+            texts = ["-" if value is None else str(value) for value in values]
+            texts = [text[:DIGEST_PREFIX] if re.fullmatch("[0-9a-f]{64}", text) else text for text in texts]
+            table.add_row(*first, name, *texts)
     return table
 
 
@@ -352,8 +352,8 @@ def evaluation_view(outcome: "EvaluationOutcome") -> RenderableType:
     success = success_view(success_rows(outcome.evaluation, outcome.classes))
     steps = outcome.summary()
     # The environment's facts for test episodes, steps side by side.
-    told = ((name.replace("_", " "), *(number(step.facts[name]) for step in steps)) for name in steps[0].facts)
-    facts = [new_table("of test episodes", *(f">{label}" for label in labels), rows=told)] if steps[0].facts else []
+    rows = ((name.replace("_", " "), *(number(step.facts[name]) for step in steps)) for name in steps[0].facts)
+    facts = [new_table("of test episodes", *(f">{label}" for label in labels), rows=rows)] if steps[0].facts else []
     return Group(evaluation_table(outcome), *facts, *_classes_view(rows, labels), *success)
 
 

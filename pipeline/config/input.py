@@ -9,7 +9,7 @@ from typing import Any, cast
 from pydantic_core import ErrorDetails
 
 from metaloom.pipeline.config.yaml import parse
-from metaloom.pipeline.schema import ConfigError, told
+from metaloom.pipeline.schema import ConfigError, describe
 
 _NAMED_SECTIONS = ("env", "algorithm", "baseline", "policy", "encoder", "optimizer")
 """Sections that a bare name may replace: the section with that name and defaults."""
@@ -71,7 +71,7 @@ def explain(problem: ErrorDetails, settings: Mapping[str, Any]) -> str:
     path = ".".join(_path(problem["loc"], settings)) or "config"
     if problem["type"] == "value_error":
         return "\n".join(f"{path}: {line}" for line in str(problem.get("ctx", {})["error"]).splitlines())
-    return f"{path}: {told(problem)}"
+    return f"{path}: {describe(problem)}"
 
 
 def _path(location: Sequence[int | str], given: Any) -> Iterator[str]:

@@ -62,8 +62,8 @@ class StoppingConfig(Settings):
         if not history:
             return ()
         found = [*self._criteria(history)]
-        told = [reason for met, reason in found if met]
-        return told if self.combine == "any" or len(told) == len(found) else ()
+        met_reasons = [reason for met, reason in found if met]
+        return met_reasons if self.combine == "any" or len(met_reasons) == len(found) else ()
 
     def _criteria(self, history: Sequence[Metrics]) -> Iterator[tuple[bool, str]]:
         """Yield for each criterion whether it is met, and the value found."""

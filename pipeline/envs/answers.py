@@ -219,25 +219,25 @@ def facts_in(info: Mapping[str, Any], declared: Sequence[Fact]) -> dict[str, flo
     Raises:
         EnvError: one is missing, not declared, or of the wrong kind.
     """
-    told = info.get("facts", {})
-    if not declared and told == {}:
+    reported = info.get("facts", {})
+    if not declared and reported == {}:
         return {}
-    if not isinstance(told, Mapping):
-        raise EnvError(f'found {shown(told)} as info["facts"]; required a dict of numbers and flags')
-    _require_names('info["facts"]', told, declared)
-    return {fact.name: _value(told[fact.name], fact) for fact in declared}
+    if not isinstance(reported, Mapping):
+        raise EnvError(f'found {shown(reported)} as info["facts"]; required a dict of numbers and flags')
+    _require_names('info["facts"]', reported, declared)
+    return {fact.name: _value(reported[fact.name], fact) for fact in declared}
 
 
-def check_facts(told: Mapping[str, Array], declared: Sequence[Fact], rows: Array) -> None:
+def check_facts(reported: Mapping[str, Array], declared: Sequence[Fact], rows: Array) -> None:
     """Check the facts that a batched environment reports for the `rows` [n] that it stepped.
 
     Raises:
         EnvError: one is missing or not declared, or is not an array [n] of its kind.
         RowFault: a number that is not optional is not finite.
     """
-    _require_names("step: facts", told, declared)
+    _require_names("step: facts", reported, declared)
     for fact in declared:
-        values, kinds = told[fact.name], "b" if fact.kind == "flag" else "iuf"
+        values, kinds = reported[fact.name], "b" if fact.kind == "flag" else "iuf"
         if values.shape != (len(rows),) or values.dtype.kind not in kinds:
             raise EnvError(
                 f"step: fact {fact.name}: found dtype {values.dtype} and shape {values.shape}; required "
@@ -253,11 +253,11 @@ def check_facts(told: Mapping[str, Array], declared: Sequence[Fact], rows: Array
             raise RowFault(f"found {values[at]} as fact {fact.name}; required {_wanted(fact)}", int(rows[at]), "step")
 
 
-def _require_names(where: str, told: Mapping[str, Any], declared: Sequence[Fact]) -> None:
+def _require_names(where: str, reported: Mapping[str, Any], declared: Sequence[Fact]) -> None:
     names = [fact.name for fact in declared]
-    if sorted(map(str, told)) != sorted(names):
+    if sorted(map(str, reported)) != sorted(names):
         raise EnvError(
-            f"{where}: found {sorted(map(str, told))}; required the facts that the environment declares, "
+            f"{where}: found {sorted(map(str, reported))}; required the facts that the environment declares, "
             f"{sorted(names)}, in every step"
         )
 

@@ -22,7 +22,7 @@ class BernoulliBandit(MetaEnv):
     | ------------- | ---- | ----------------- |
     | p_0 ... p_k-1 | 1    | U(0, 1), each arm |
 
-    Option `arms`: k, 5 unless said. Reward term: payout = 1 with the probability of the arm, else 0. Never terminates;
+    Option `arms`: k, 5 by default. Reward term: payout = 1 with the probability of the arm, else 0. Never terminates;
     max_episode_steps is the number of pulls. The payouts of an episode depend only on its reset seed: pull t pays if
     the seed's t-th draw from U(0, 1) is below the arm's probability.
     """

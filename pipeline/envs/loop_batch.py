@@ -90,7 +90,7 @@ class LoopBatch:
         observations = np.empty((n, self.observation_size), self._dtype)
         terminated, truncated = np.empty(n, np.bool_), np.empty(n, np.bool_)
         terms: list[list[float]] = []
-        told: list[list[float]] = []
+        facts_by_row: list[list[float]] = []
         for i, row in enumerate(numbers):
             self.watch_row(row)
             with self._asked(row, "step"):
@@ -98,12 +98,12 @@ class LoopBatch:
                 terms.append(self._read_terms(reward, info))
                 observations[i] = self._read(observation)
                 terminated[i], truncated[i] = flag_of(ends, "terminated"), flag_of(is_cut, "truncated")
-                told.append([*facts_in(info, self._facts).values()])
+                facts_by_row.append([*facts_in(info, self._facts).values()])
         self._require_finite(observations, numbers, "step")
         columns = np.array(terms, np.float64).T
         named = dict(zip(self._terms or (), columns, strict=True))
         facts = {
-            fact.name: np.array([values[i] for values in told], np.bool_ if fact.kind == "flag" else np.float64)
+            fact.name: np.array([values[i] for values in facts_by_row], np.bool_ if fact.kind == "flag" else np.float64)
             for i, fact in enumerate(self._facts)
         }
         return BatchStep(observations, named, terminated, truncated, facts)

@@ -202,8 +202,8 @@ class PearlRobot(FixedTasks):
 
     | option            | tasks, drawn once from the distribution of the rules         |
     | ----------------- | ------------------------------------------------------------ |
-    | `num_train_tasks` | to train on, 100 unless said, all equally likely; id from 0  |
-    | `num_test_tasks`  | `test_task_set`, 30 unless said                              |
+    | `num_train_tasks` | to train on, 100 by default, all equally likely; id from 0  |
+    | `num_test_tasks`  | `test_task_set`, 30 by default                               |
     """
 
     def __init__(

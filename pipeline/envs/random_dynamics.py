@@ -85,7 +85,7 @@ class RandomDynamics(MujocoRobot, MetaEnv):
             raise EnvError(f"{cls.__name__} defines vary_model, which is no longer called; required `prepare_model`")
 
     def vary_model(self) -> None:
-        """Reject the call that earlier versions required in constructors."""
+        """Reject a call that constructors needed in earlier versions."""
         raise EnvError(f"{type(self).__name__} calls vary_model; required no call: the robot's constructor does it")
 
     def prepare_model(self) -> None:

@@ -251,10 +251,10 @@ class SingleTask(Wrapped, MetaEnv):
 
     def __init__(self, env: gymnasium.Env[Any, Any], facts: Mapping[str, InfoFact] | None = None) -> None:
         super().__init__(env)
-        self._told = dict(facts or {})
+        self._keys = dict(facts or {})
         self._clashes = False
-        if self._told:
-            self.facts: tuple[Fact, ...] = tuple(Fact(name, fact.kind, fact.per) for name, fact in self._told.items())
+        if self._keys:
+            self.facts: tuple[Fact, ...] = tuple(Fact(name, fact.kind, fact.per) for name, fact in self._keys.items())
         robot = env.unwrapped
         if hasattr(robot, "observation_structure") and self.observation_space.shape == robot.observation_space.shape:
             # Imported here, since other environments do not need MuJoCo.
@@ -271,9 +271,9 @@ class SingleTask(Wrapped, MetaEnv):
         return np.zeros((num_tasks, 0))
 
     def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, told = self.env.step(action)
-        info: Any = told
-        if isinstance(told, Mapping):
+        observation, reward, terminated, truncated, returned = self.env.step(action)
+        info: Any = returned
+        if isinstance(returned, Mapping):
             if "reward_terms" in info and not self._has_terms(reward, info):
                 info = {name: value for name, value in info.items() if name != "reward_terms"}
             if facts := self._facts_of(info):
@@ -294,13 +294,13 @@ class SingleTask(Wrapped, MetaEnv):
 
     def _facts_of(self, info: Mapping[str, Any]) -> dict[str, Any]:
         """Collect facts stored under other keys; drop undeclared ones."""
-        if not self._told:
+        if not self._keys:
             return {"facts": {}} if "facts" in info and not self.facts else {}
-        missing = [fact.key for fact in self._told.values() if fact.key not in info]
+        missing = [fact.key for fact in self._keys.values() if fact.key not in info]
         if missing:
             found = sorted(map(str, info))
             raise EnvError(f"env.facts: found no {missing[0]!r} in info, which has {found}; required it in every step")
-        return {"facts": {name: info[fact.key] for name, fact in self._told.items()}}
+        return {"facts": {name: info[fact.key] for name, fact in self._keys.items()}}
 
 
 def observe_places(env: gymnasium.Env[Any, Any], places: Sequence[int]) -> gymnasium.Env[Any, Any]:

@@ -167,8 +167,8 @@ def episode_metrics(rounds: Sequence[EpisodeBatch], k: int) -> Metrics:
         "average_length": lengths.mean(),
         "fraction_truncated": truncated.mean(),
     }
-    told = [(episodes.episode_facts, _real(episodes)) for episodes in rounds]
-    facts = {name: np.concatenate([values[name][real].ravel() for values, real in told]) for name in rounds[0].facts}
+    parts = [(episodes.episode_facts, _real(episodes)) for episodes in rounds]
+    facts = {name: np.concatenate([values[name][real].ravel() for values, real in parts]) for name in rounds[0].facts}
     return {f"step_{k}.{name}": float(value) for name, value in (metrics | fact_means(facts)).items()}
 
 

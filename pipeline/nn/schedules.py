@@ -43,7 +43,7 @@ def lr_factor(settings: LearningRate | ScheduledSteps, learning_rate: float) -> 
             f"required one such as {', '.join(FROM_A_COUNT)}{suggestion(schedule.name, _SCHEDULERS)}"
         )
 
-    def told(num_updates: int) -> float:
+    def factor_after(num_updates: int) -> float:
         try:
             return factor(num_updates)
         except _REFUSALS as error:  # such as after the end of a schedule
@@ -55,7 +55,7 @@ def lr_factor(settings: LearningRate | ScheduledSteps, learning_rate: float) -> 
         factor(1)
     except _REFUSALS as error:
         raise _refused(schedule, str(error)) from None
-    return told
+    return factor_after
 
 
 def _refused(schedule: TorchScheduler, problem: str) -> ConfigError:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from metaloom.pipeline.plugins import Plugins
-from metaloom.pipeline.schema import ConfigError, Settings, told
+from metaloom.pipeline.schema import ConfigError, Settings, describe
 from metaloom.pipeline.types import Shapes
 
 MLP, CNN, RESIDUAL = "mlp", "cnn", "residual"
@@ -177,7 +177,7 @@ def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Ma
             found = problem.errors()[0]
             where = ".".join(map(str, found["loc"])) or dict(options)
             raise ValueError(
-                f"network_options: {where}: {told(found)}; the options of {name} are {_names(_OPTIONS[name])}"
+                f"network_options: {where}: {describe(found)}; the options of {name} are {_names(_OPTIONS[name])}"
             ) from None
     elif name in SIZED_NETWORKS and options:
         others = "; ".join(f"{other} takes {_names(of)}" for other, of in _OPTIONS.items())

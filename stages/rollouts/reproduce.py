@@ -46,8 +46,8 @@ def reproduce(env: EnvConfig, about: Mapping[str, Any], arrays: Mapping[str, Arr
         if is_ctrl_c(error):
             raise
         problem, call, trace, _ = problem_of(error, env_step)
-        told = {**about, "env_step": env_step, "problem": problem, "call": call, "traceback": trace}
-        raise RolloutError(describe(told), told, arrays) from error
+        described = {**about, "env_step": env_step, "problem": problem, "call": call, "traceback": trace}
+        raise RolloutError(describe(described), described, arrays) from error
     finally:
         batch.close()
 

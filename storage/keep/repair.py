@@ -70,9 +70,9 @@ def repair_run(files: CommittedFiles, session: Session, info: Mapping[str, Any])
     return [*_Repair(files, session, info).lines()]
 
 
-def mend_segments(files: CommittedFiles, session: Session, info: Mapping[str, Any]) -> list[str]:
+def repair_segments(files: CommittedFiles, session: Session, info: Mapping[str, Any]) -> list[str]:
     """Repair segments, or unpack damaged ones; returns lines like `repair_run`."""
-    return [*_Repair(files, session, info).mend_segments()]
+    return [*_Repair(files, session, info).repair_segments()]
 
 
 class _Repair:
@@ -85,13 +85,13 @@ class _Repair:
         self._lost: set[StageRef] = set()
 
     def lines(self) -> Iterator[str]:
-        yield from self._mend_copies()
+        yield from self._repair_copies()
         yield from self._drop_markers()
         yield from self._read_records()
         yield from self._miss_records()
-        yield from self._mend_sessions()
+        yield from self._repair_sessions()
         yield from self._drop_arrays()
-        yield from self._mend_groups()
+        yield from self._repair_groups()
         # Lost outputs are taken out of the run, with what has to be computed again for their sake. Without its update
         # an iteration is not complete, so whoever resumes comes back to it; what its outputs are computed from has to
         # be there.
@@ -101,7 +101,7 @@ class _Repair:
         self._session.remove(path for ref in lost if (path := self._files.record_path(ref)).exists())
         self._files.forget_specs()
 
-    def _mend_copies(self) -> Iterator[str]:
+    def _repair_copies(self) -> Iterator[str]:
         raw = read_file(self._files.root / "run.json", limit=2**30)
         for copy in info_copies(self._files.root):
             with suppress(DamagedRun):
@@ -110,7 +110,7 @@ class _Repair:
             _put(self._session, copy, raw)
             yield f"{self._name(copy)}: written again"
 
-    def mend_segments(self) -> Iterator[str]:
+    def repair_segments(self) -> Iterator[str]:
         """Repair the files of segments, and unpack damaged segments."""
         # Segments with intact seals are used until the others are unpacked.
         sound: list[Segment] = []
@@ -118,13 +118,13 @@ class _Repair:
             with suppress(DamagedRun):
                 sound.append(self._files.segments.open(name))
         self._files.segments.use(sound)
-        yield from self._mend_arrays()
+        yield from self._repair_arrays()
         # Imported here: repairing a run without segments does not need pyarrow.
         from metaloom.storage.keep.unpacking import unpack_damaged
 
         yield from unpack_damaged(self._files, self._session)
 
-    def _mend_arrays(self) -> Iterator[str]:
+    def _repair_arrays(self) -> Iterator[str]:
         """Rewrite damaged array metadata that a segment also holds."""
         for segment in self._files.segments.all():
             for array, packed in segment.seal.arrays.items():
@@ -179,8 +179,8 @@ class _Repair:
         # Positions without a readable record that are not known to be lost.
         links = sealed_links(self._files.segments.all(), self._records.values())
         end = max(links[-1].head.sequence if links else 0, known.known if known else 0)
-        told = known.lost if known else ()
-        gaps = [position for position in missing_positions(self._files.root, links, end) if position not in told]
+        lost = known.lost if known else ()
+        gaps = [position for position in missing_positions(self._files.root, links, end) if position not in lost]
         if len(gaps) > len(self._lost):
             yield (
                 f"_commits: {describe_missing(gaps, known)}; from now on they are recorded as lost and not reported "
@@ -198,7 +198,7 @@ class _Repair:
                     self._session.remove([self._files.root / file.path])
                 yield self._lose(record.ref, error)
 
-    def _mend_sessions(self) -> Iterator[str]:
+    def _repair_sessions(self) -> Iterator[str]:
         """Rewrite damaged descriptions of sessions from their records."""
         root = self._files.root / FOLDER
         written: dict[tuple[int, str], list[StageRecord]] = {}
@@ -238,7 +238,7 @@ class _Repair:
             self._lost.add(owner)
             yield f"{self._name(path)}: written again with {owner}, which is computed again"
 
-    def _mend_groups(self) -> Iterator[str]:
+    def _repair_groups(self) -> Iterator[str]:
         arrays = {chunk.array for record in self._records.values() for chunk in record.chunks}
         arrays.update(*(segment.seal.arrays for segment in self._files.segments.all()))
         for group in sorted({array.partition("/")[0] for array in arrays} | {""}):

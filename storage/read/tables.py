@@ -19,8 +19,8 @@ def episode_columns(arrays: Mapping[str, Array]) -> Columns:
     """Summarize a batch of episodes from its `rewards`, `facts.*` and arrays with one value per episode."""
     others = {name: arrays[name] for name in EACH_EPISODE if name in arrays}
     named = {"return": arrays["rewards"].sum(axis=2, dtype=np.float64), "length": others.pop("lengths"), **others}
-    told = (name for name in arrays if name.startswith(FACTS))
-    facts = {name.removeprefix(FACTS): fact_of_episodes(arrays[name], named["length"]) for name in told}
+    fact_names = (name for name in arrays if name.startswith(FACTS))
+    facts = {name.removeprefix(FACTS): fact_of_episodes(arrays[name], named["length"]) for name in fact_names}
     return named | {f"fact_{name}": array for name, array in facts.items()}
 
 

@@ -139,7 +139,7 @@ class _Verification:
         self.spans: list[tuple[StageRef, SpanInput]] = []
         self.uncounted: set[StageRef] = set()
         self.reported: set[str] = set()
-        self.told: set[tuple[Path | str, str]] = set()
+        self.segment_damage: set[tuple[Path | str, str]] = set()
 
     def run(self) -> None:
         info = self._info()
@@ -225,7 +225,7 @@ class _Verification:
             try:
                 segment.check(name)
             except (StoreError, OSError) as error:
-                self.told.add((segment.folder / name, _problem(error)))
+                self.segment_damage.add((segment.folder / name, _problem(error)))
                 if (segment.folder / name).relative_to(self.root).as_posix() not in self.reported:
                     self._report(segment.folder / name, _problem(error))
         try:
@@ -378,7 +378,7 @@ class _Verification:
                 if not said.endswith("zarr.json") and not {said, chunk.path} & self.reported:
                     where = Path(said or chunk.path)
                     file = where if where.is_relative_to(self.root / SEGMENTS) else chunk.path
-                    if (file, _problem(error)) not in self.told:  # a file shared by all iterations
+                    if (file, _problem(error)) not in self.segment_damage:  # a file shared by all iterations
                         self._report(file, _problem(error), record.ref, chunk.array)
         for table in () if self.files.segments.holding(record.ref) else record.tables:
             with (

@@ -144,7 +144,7 @@ def ask_to_stop(root: Path, token: str) -> None:
     """Ask the writer whose session has this token to stop. Removes requests to dead writers.
 
     Raises:
-        DamagedRun: the folder for the folder is a symbolic link.
+        DamagedRun: the folder of requests is a symbolic link.
         OSError: the system refuses the write.
     """
     folder, request = operator_folder(root), _request(root, token)

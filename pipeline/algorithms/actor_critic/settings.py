@@ -216,7 +216,7 @@ ActorCriticSettings = A2C | PPO | PPO2
 class SVPG(AlgorithmSettings):
     """Stein variational policy gradient, Liu et al. 2017, arXiv:1704.02399.
 
-    Several policies (particles), each with its own critic, climb their returns and repel each other.
+    Several policies (particles), each with its own critic, maximize their returns and repel each other.
     """
 
     graph: ClassVar[str] = "on_policy"
@@ -227,7 +227,7 @@ class SVPG(AlgorithmSettings):
     particle: Annotated[ActorCriticSettings, ByName(ALGORITHMS, ActorCritic)] = A2C()
     """The algorithm of a particle, with its options; a bare name selects it with its defaults."""
     num_particles: int = Field(default=4, ge=1)
-    """Number of policies. Each acts in one task, so num_tasks must be equal."""
+    """Number of policies. Each acts in one task, so num_tasks must equal it."""
     temperature: float = Field(default=1.0, gt=0)
     """Near 0, particles follow their own policy gradients; larger values increase the repulsion."""
     temperature_decay: float = Field(default=1.0, gt=0, le=1)

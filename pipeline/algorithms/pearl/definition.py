@@ -143,7 +143,7 @@ def posterior(outputs: Tensor) -> Posterior:
     The product is the Gaussian with 1/σ² = Σ 1/σ²_n and μ = σ² Σ μ_n/σ²_n.
 
     Args:
-        outputs: [K, C, 2Z] of the encoder: μ_n, then the input of the softplus, at least 1e-7, that gives σ²_n.
+        outputs: [K, C, 2Z] of the encoder: μ_n, then the input of the softplus that gives σ²_n, at least 1e-7.
     """
     means, raw = outputs.chunk(2, -1)
     precisions = 1 / softplus(raw, threshold=50).clamp(min=MIN_VARIANCE)

@@ -68,7 +68,7 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
     optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
     """Optimizer of every network, with a separate state for each; adam and rmsprop have an ε of 1e-8."""
     soft_target_tau: float = Field(default=0.005, gt=0, le=1)
-    """Weight of V in the target V that every gradient step moves towards it."""
+    """Weight of V in each update of the target V, once per gradient step."""
     num_updates: int = Field(default=2000, ge=1)
     """Gradient steps per iteration."""
     meta_batch_size: int = Field(default=16, ge=1)
