@@ -39,7 +39,7 @@ class UntrustedRun(ConfigError):
 
 
 @dataclass(frozen=True)
-class Settings:
+class StoredSettings:
     """Stored settings of a run or a policy, which may name modules.
 
     Attributes:
@@ -57,7 +57,7 @@ class Settings:
     starts: tuple[str, ...] = ()
 
     @classmethod
-    def of_run(cls, run: Run) -> "Settings":
+    def of_run(cls, run: Run) -> "StoredSettings":
         """Return the settings of a run and its ancestors."""
         remedy = (
             f"add --trust (in Python: metaloom.trust_run({run.location!r})). `metaloom show "
@@ -66,7 +66,7 @@ class Settings:
         return cls(run.location, str(run.info["sha256"]), names_of_run(run), remedy, tuple(_starts_elsewhere(run)))
 
     @classmethod
-    def of_policy(cls, path: str | Path, described: str) -> "Settings":
+    def of_policy(cls, path: str | Path, described: str) -> "StoredSettings":
         """Return the settings in a policy's file, from its JSON description."""
         sha256 = hashlib.sha256(described.encode()).hexdigest()
         names = sorted({*names_in(json.loads(described))})
@@ -121,7 +121,7 @@ def trust_run(run: Run | str | Path) -> None:
     Raises:
         storage.StoreError: the run does not exist.
     """
-    Settings.of_run(run if isinstance(run, Run) else storage.open_run(run_folder(run))).trust()
+    StoredSettings.of_run(run if isinstance(run, Run) else storage.open_run(run_folder(run))).trust()
 
 
 def require_trust(run: Run) -> None:
@@ -130,7 +130,7 @@ def require_trust(run: Run) -> None:
     Raises:
         UntrustedRun: names the modules and their locations.
     """
-    Settings.of_run(run).require_trust()
+    StoredSettings.of_run(run).require_trust()
 
 
 def names_of_run(run: Run) -> list[str]:

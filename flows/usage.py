@@ -62,7 +62,7 @@ class Sample:
         return arrays + records + (iterations - packed) * self.table_bytes + log
 
 
-class Sampler:
+class UsageSampler:
     """Measures the first iterations of a run."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ def kept_usage(run: Run, iterations: int, observer: Observer) -> Iterator[Observ
     """
     if iterations >= SIZE + MARGIN:  # packing imports it later: include it in the measurement
         import metaloom.storage.write.packed_tables  # noqa: F401 # pyright: ignore[reportUnusedImport]
-    before, sampler, began = read_usage(run.path) or Usage(), Sampler(), time.perf_counter()
+    before, sampler, began = read_usage(run.path) or Usage(), UsageSampler(), time.perf_counter()
     enough = max(2, min(10, iterations // 2))
     usage, written = before, began
 

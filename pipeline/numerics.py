@@ -66,7 +66,7 @@ def unusual_numerics(device: DeviceName = "cpu") -> dict[str, str]:
     return unusual
 
 
-class _Shared:
+class _SharedSettings:
     """Settings shared by all threads: the first to compute sets them, the last restores them."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class _Shared:
                     _restore(self._settings, self._before)
 
 
-_shared = _Shared()
+_shared = _SharedSettings()
 
 
 def _set_normal(settings: list[_Setting]) -> list[Any]:

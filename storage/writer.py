@@ -28,7 +28,7 @@ from metaloom.storage.format.records import StageRecord
 from metaloom.storage.format.thinning import Retention, Thinned, thinnable
 from metaloom.storage.keep.thinner import Thinner
 from metaloom.storage.progress import Progress, unseen
-from metaloom.storage.read.history import History
+from metaloom.storage.read.history import RecordChain
 from metaloom.storage.run import Run
 from metaloom.storage.write.array_store import ArrayStore
 from metaloom.storage.write.creation import WRITABLE
@@ -61,7 +61,7 @@ class RunWriter:
         run: Run,
         session: Session,
         arrays: ArrayStore,
-        history: History,
+        history: RecordChain,
         retention: Retention,
         repaired: Sequence[str] = (),
     ) -> None:

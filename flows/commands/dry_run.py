@@ -19,7 +19,7 @@ from metaloom.flows.formatting import count, duration, plural, short_time, size
 from metaloom.flows.graph.check import check_graph
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.usage import Sample, Sampler, most_memory
+from metaloom.flows.usage import Sample, UsageSampler, most_memory
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.memory import machine_memory
 from metaloom.storage.unfinished import unfinished_folder
@@ -115,7 +115,7 @@ def dry_run(config: RunConfig, folder: Path, backend: Backend = Backend(), *, pr
 
 def _probe(config: RunConfig, backend: Backend) -> Probe:
     """Train some iterations, and write a report if possible. The first one includes imports and setup."""
-    sampler, began, sample = Sampler(), time.monotonic(), None
+    sampler, began, sample = UsageSampler(), time.monotonic(), None
     evaluation = config.evaluation.model_copy(update={"every": None})
     short = config.model_copy(update={"iterations": min(_PROBED, config.iterations), "evaluation": evaluation})
     with unfinished_folder(Path(tempfile.gettempdir()), "metaloom-probe", 0o700) as folder:

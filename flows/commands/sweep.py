@@ -25,7 +25,7 @@ from metaloom.flows.graph.run_stages import stages_of
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.loggers.live import logging_to
 from metaloom.flows.observer import IterationReport, Observer
-from metaloom.flows.results.sweep import Ending, Outcome, SweepObserver, SweepResult
+from metaloom.flows.results.sweep import Ending, RunOutcome, SweepObserver, SweepResult
 from metaloom.flows.rollouts.guard import note_requested_end
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.signals import kept_from_children
@@ -49,20 +49,20 @@ _FOR_ALL = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 
 def train_runs(
     jobs: Sequence[Job], observer: SweepObserver, *, parallel: int, backend: Backend, logged: Logging
-) -> list[Outcome]:
+) -> list[RunOutcome]:
     """Train runs, up to `parallel` at a time. On a stop request, every run finishes its stage.
 
     Returns:
         Outcomes of all started runs.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[RunOutcome] = []
     if parallel == 1:
         for run, config, folder in jobs:
             if observer.should_stop():
                 break
             observer.begun(run)
             watching = Observer(iteration_done=partial(observer.iteration_done, run), should_stop=observer.should_stop)
-            outcomes.append(Outcome(run, *_train_or_resume(config, folder, backend, watching, logged)))
+            outcomes.append(RunOutcome(run, *_train_or_resume(config, folder, backend, watching, logged)))
             observer.ended(outcomes[-1])
         return outcomes
     # Resolve what depends on this process's folder and environment, which may differ in others.
@@ -107,7 +107,7 @@ def train_runs(
                 process.join()
                 lost = f"its process ended with exit code {process.exitcode}; see `metaloom logs`"
                 del working[receiver]
-                outcomes.append(Outcome(run, *(message or ("failed", lost))))
+                outcomes.append(RunOutcome(run, *(message or ("failed", lost))))
                 observer.ended(outcomes[-1])
     finally:
         stop.set()
@@ -159,7 +159,7 @@ def _train_or_resume(
     return ("stopped" if result.stopped else "complete"), ""
 
 
-def was_stopped(jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> bool:
+def was_stopped(jobs: Sequence[Job], outcomes: Sequence[RunOutcome]) -> bool:
     """Return True if a stop was requested before all runs had ended."""
     return len(outcomes) < len(jobs) or any(outcome.ending == "stopped" for outcome in outcomes)
 
@@ -229,7 +229,7 @@ def _try_settings(configs: Sequence[RunConfig]) -> None:
             stages.context.try_learner()
 
 
-TrainRuns = Callable[[Sequence[Job], SweepObserver], list[Outcome]]
+TrainRuns = Callable[[Sequence[Job], SweepObserver], list[RunOutcome]]
 """Function that trains runs and returns the outcomes of started ones."""
 
 
@@ -243,7 +243,7 @@ def _train_trials(sweep: Sweep, search: Search, train: TrainRuns, observer: Swee
     from metaloom.flows.sweeps.suggestions import suggest  # which needs it
 
     scored: list[tuple[dict[str, str], float | None]] = []
-    outcomes: list[Outcome] = []
+    outcomes: list[RunOutcome] = []
     if sweep.runs:
         sweep.write()  # the number of trials may have grown
     for number in range(search.trials):
@@ -262,10 +262,10 @@ def _train_trials(sweep: Sweep, search: Search, train: TrainRuns, observer: Swee
 
 def _train_trial(
     sweep: Sweep, runs: Sequence[PlannedRun], metric: str, train: TrainRuns, observer: SweepObserver
-) -> tuple[list[Outcome], bool]:
+) -> tuple[list[RunOutcome], bool]:
     """Train the missing runs of a trial; return their outcomes, and True if a stop was requested."""
     jobs: list[Job] = []
-    failed: list[Outcome] = []
+    failed: list[RunOutcome] = []
     for run in runs:
         folder = sweep.folder(run)
         try:
@@ -273,7 +273,7 @@ def _train_trial(
         except ConfigError as problem:
             if run.digest:
                 raise
-            failed.append(Outcome(run, "failed", str(problem)))
+            failed.append(RunOutcome(run, "failed", str(problem)))
             observer.begun(run)
             observer.ended(failed[-1])
             continue

@@ -39,7 +39,7 @@ _NARROWEST = 400
 
 
 @dataclass(frozen=True)
-class Panel:
+class FramePanel:
     """A panel of a video frame.
 
     Attributes:
@@ -64,7 +64,7 @@ def check_film_file(out: Path, option: str = "--out") -> None:
         _mp4_writer()
 
 
-def write_film(frames: Iterable[Sequence[Panel]], out: Path, fps: float, caption: str) -> None:
+def write_film(frames: Iterable[Sequence[FramePanel]], out: Path, fps: float, caption: str) -> None:
     """Write frames, with equal numbers of panels, to a file atomically."""
     suffix = out.suffix.lower()
     with (
@@ -88,7 +88,7 @@ def write_film(frames: Iterable[Sequence[Panel]], out: Path, fps: float, caption
         unfinished.replace(out)
 
 
-def compose(panels: Sequence[Panel], caption: str) -> Image.Image:
+def compose(panels: Sequence[FramePanel], caption: str) -> Image.Image:
     """Draw a frame: the caption, and the panels side by side under it."""
     # Enlarge pictures that are narrower than the captions.
     times = -(-_NARROWEST // sum(panel.picture.shape[1] for panel in panels))
@@ -149,7 +149,7 @@ AGREES = 1e-5
 
 
 @dataclass(frozen=True)
-class Recording:
+class StoredEpisode:
     """A stored episode, with everything needed to simulate it again.
 
     Attributes:
@@ -265,7 +265,7 @@ def video(
 
 
 def film_of(
-    recordings: Sequence[Recording],
+    recordings: Sequence[StoredEpisode],
     out: Path,
     caption: str,
     *,
@@ -299,7 +299,7 @@ def film_of(
     return Film(out, frames, recordings[0].b, episodes, returns, difference)
 
 
-def _way(recording: Recording, env: MetaEnv) -> list[Array]:
+def _way(recording: StoredEpisode, env: MetaEnv) -> list[Array]:
     """Return the positions of a moving robot or a point, in m; none for other environments."""
     position = position_of(env)
     return [] if position is None else [position() for _ in recording.simulate(env)]
@@ -309,13 +309,13 @@ def _way(recording: Recording, env: MetaEnv) -> list[Array]:
 class _Panels:
     """Frames of one episode."""
 
-    recording: Recording
+    recording: StoredEpisode
     env: MetaEnv
     painter: Painter
     adapts: bool
     largest_difference: float = 0.0
 
-    def pictures(self, every: int) -> Iterator[Panel]:
+    def pictures(self, every: int) -> Iterator[FramePanel]:
         recording, position_now = self.recording, position_of(self.env)
         sums = np.concatenate([[0.0], np.cumsum(recording.rewards, dtype=np.float64)])
         k = recording.position.step
@@ -332,12 +332,12 @@ class _Panels:
                 start = position if start is None else start
                 moved = f"x {round(position[0] - start[0], 1) + 0.0:+.1f} m   "  # 0.0 lest it be -0.0
             if t % every == 0 or t == recording.length:
-                yield Panel(self.painter.draw(), above, f"step {t}   {moved}reward so far {sums[t]:.2f}")
+                yield FramePanel(self.painter.draw(), above, f"step {t}   {moved}reward so far {sums[t]:.2f}")
 
 
-def _frames(panels: Sequence[_Panels], every: int) -> Iterator[list[Panel]]:
+def _frames(panels: Sequence[_Panels], every: int) -> Iterator[list[FramePanel]]:
     """Yield frames until the longest episode ends; shorter ones stay at their last frame."""
-    shown: list[Panel | None] = [None] * len(panels)
+    shown: list[FramePanel | None] = [None] * len(panels)
     for together in zip_longest(*(panel.pictures(every) for panel in panels)):
         shown = [new or old for new, old in zip(together, shown, strict=True)]
         yield [panel for panel in shown if panel is not None]
@@ -345,7 +345,7 @@ def _frames(panels: Sequence[_Panels], every: int) -> Iterator[list[Panel]]:
 
 def _recordings(
     run: Run, iteration: int, task: WhichTask, episode: int | None, steps: Sequence[int] | None
-) -> list[Recording]:
+) -> list[StoredEpisode]:
     name = run.stages.named("rollouts")
     refs = [ref for ref in run.refs() if ref.iteration == iteration and ref.stage == name]
     if not refs:
@@ -366,7 +366,7 @@ def _recordings(
         batches: dict[int, EpisodeBatch] = {k: outputs.load(stored[k]) for k in {*chosen, max(stored)}}
         b = _place(task, batches[max(stored)])
         return [
-            Recording(
+            StoredEpisode(
                 config,
                 RolloutPosition(config.seed, iteration, k),
                 b,
@@ -435,7 +435,7 @@ class EvaluationFilm:
         b = int(np.argsort(returns, kind="stable")[(len(returns) - 1) // 2])
         run_seed = EvaluationPlan.of(config).run_seed
         recordings = [
-            Recording(config, test_position(run_seed, k), b, median_episode(episodes, b), outcome.tasks, episodes)
+            StoredEpisode(config, test_position(run_seed, k), b, median_episode(episodes, b), outcome.tasks, episodes)
             for k, episodes in self._kept.items()
         ]
         caption = (

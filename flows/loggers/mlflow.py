@@ -20,7 +20,7 @@ _LONGEST_PARAM = 500
 _ID = "metaloom.id"
 
 
-class _Live:
+class _MlflowRun:
     """The run in MLflow, whose database and files are in the folder."""
 
     def __init__(self, run: Run, folder: Path) -> None:
@@ -90,4 +90,4 @@ def _allowed(name: str) -> str:
     return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
 
 
-open_logger = _Live
+open_logger = _MlflowRun

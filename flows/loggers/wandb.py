@@ -11,7 +11,7 @@ from metaloom.flows.observer import IterationReport
 from metaloom.storage import Run
 
 
-class _Live:
+class _WandbRun:
     """The run at Weights & Biases, whose files are in the folder."""
 
     def __init__(self, run: Run, folder: Path) -> None:
@@ -62,4 +62,4 @@ class _Live:
         self._run.finish(exit_code=int(failed))
 
 
-open_logger = _Live
+open_logger = _WandbRun

@@ -30,7 +30,7 @@ from prefect.states import AwaitingRetry, Cancelled, Cancelling
 
 from metaloom.flows.prefect_app.flow_process import MODULE
 from metaloom.flows.prefect_app.home import DATABASE, Address
-from metaloom.flows.prefect_app.parts import START_SECONDS, Interrupted, Part, ServeError, Stop, running, say
+from metaloom.flows.prefect_app.parts import START_SECONDS, Interrupted, Part, ServeError, StopRequest, running, say
 from metaloom.storage import argument
 from metaloom.storage.write.holder import LOCK_NAME
 
@@ -198,7 +198,7 @@ def _set_cancelled(client: SyncPrefectClient, run: FlowRun) -> None:
     client.set_flow_run_state(run.id, Cancelled(message="cancelled; what it has stored stays"), force=True)
 
 
-def serve_parts(home: Path, address: Address, listening: socket.socket, stop: Stop, ready: str) -> None:
+def serve_parts(home: Path, address: Address, listening: socket.socket, stop: StopRequest, ready: str) -> None:
     """Start the parts, wait for Ctrl-C or the end of one of them, and end them all."""
     with ExitStack() as stack:
         say("starting the Prefect server ...")
@@ -281,7 +281,9 @@ def _answers(address: Address) -> bool:
         return False
 
 
-def _end_runs(stop: Stop, server: Part, listening: socket.socket, stop_worker: Callable[[], None], home: Path) -> None:
+def _end_runs(
+    stop: StopRequest, server: Part, listening: socket.socket, stop_worker: Callable[[], None], home: Path
+) -> None:
     if server.code is not None:
         Thread(target=_refuse, args=(listening,), daemon=True).start()
     else:

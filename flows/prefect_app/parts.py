@@ -110,7 +110,7 @@ def running(
             process.wait()
 
 
-class Stop(Event):
+class StopRequest(Event):
     """Request to stop, set by a signal.
 
     Attributes:

@@ -39,7 +39,7 @@ from metaloom.flows.prefect_app.home import (
     write_environment,
     write_settings,
 )
-from metaloom.flows.prefect_app.parts import Interrupted, ServeError, Stop, alone, say
+from metaloom.flows.prefect_app.parts import Interrupted, ServeError, StopRequest, alone, say
 from metaloom.flows.prefect_app.reports import VARIABLE, served_reports
 
 ANSWER_SECONDS = 10
@@ -103,7 +103,7 @@ def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = N
     address = Address(port, host)
     _require_password(address)
     url = None if database is None else server_url(database)
-    stop = Stop()
+    stop = StopRequest()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop.heard)
     # Held from here on: in a moment without a listener somebody else could take the port and receive the password.

@@ -11,7 +11,7 @@ Ending = Literal["complete", "stopped", "failed"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """Outcome of training a run: complete, stopped, or failed, with the reason."""
 
     run: PlannedRun
@@ -24,11 +24,11 @@ class SweepResult:
     """Result of training a sweep: the outcomes of started runs, and True if a stop was requested."""
 
     sweep: Sweep
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RunOutcome, ...]
     stopped: bool
 
     @property
-    def failed(self) -> tuple[Outcome, ...]:
+    def failed(self) -> tuple[RunOutcome, ...]:
         """The runs that failed."""
         return tuple(outcome for outcome in self.outcomes if outcome.ending == "failed")
 
@@ -39,7 +39,7 @@ class SweepObserver:
 
     begun: Callable[[PlannedRun], None] = lambda run: None
     iteration_done: Callable[[PlannedRun, IterationReport], None] = lambda run, report: None
-    ended: Callable[[Outcome], None] = lambda outcome: None
+    ended: Callable[[RunOutcome], None] = lambda outcome: None
     should_stop: Callable[[], bool] = lambda: False
 
 

@@ -27,7 +27,7 @@ from metaloom.flows.rollouts.flight_recorder import Recording, recordings_folder
 from metaloom.flows.rollouts.guard import NOT_YET, register_trainer
 from metaloom.flows.rollouts.local_cluster import ending_of
 from metaloom.flows.rollouts.supervised import (
-    Collected,
+    CollectedShard,
     Shard,
     Supervision,
     collect_watched,
@@ -72,7 +72,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Piece:
+class ShardAttempt:
     """A shard with its parameters, the attempt at it, and how often it was wrongly blamed.
 
     Its result stays on a worker while there is a reference to its future.
@@ -81,13 +81,13 @@ class Piece:
     shard: Shard
     params: TaskParams
     watch: Supervision
-    future: "Future[Collected] | None" = None
+    future: "Future[CollectedShard] | None" = None
     pardons: int = 0
-    answer: Collected | None = None
+    answer: CollectedShard | None = None
 
 
 @dataclass(frozen=True)
-class Session:
+class DaskSession:
     """State shared by the rollout batches of a run.
 
     Attributes:
@@ -118,7 +118,7 @@ class Session:
         # Workers of the same machine give the same result.
         return max(found, key=len)
 
-    def collect(self, pieces: Sequence[Piece]) -> list[Collected]:
+    def collect(self, pieces: Sequence[ShardAttempt]) -> list[CollectedShard]:
         """Return the shards' results in order.
 
         Raises:
@@ -132,14 +132,14 @@ class Session:
                 self._submit(piece)
             patience = Patience(self.connection.client, pieces[0].watch.step_timeout_seconds)
             while waiting := [piece for piece in pieces if piece.answer is None]:  # results are fetched as they arrive
-                if patience.any_done([cast(Future[Collected], piece.future) for piece in waiting]):
+                if patience.any_done([cast(Future[CollectedShard], piece.future) for piece in waiting]):
                     self._gather_done(waiting)
         finally:
             # After an error, cancel the other work, which would occupy workers.
             self.connection.client.cancel([p.future for p in pieces if p.answer is None and p.future is not None])
-        return [cast(Collected, piece.answer) for piece in pieces]
+        return [cast(CollectedShard, piece.answer) for piece in pieces]
 
-    def _submit(self, piece: Piece) -> None:
+    def _submit(self, piece: ShardAttempt) -> None:
         self.traffic.submitted += 1
         self.traffic.sent_bytes += num_bytes((piece.shard.tasks, piece.params))
         piece.future = self.connection.client.submit(
@@ -153,9 +153,9 @@ class Session:
             pure=False,
         )
 
-    def _gather_done(self, waiting: Sequence[Piece]) -> None:
+    def _gather_done(self, waiting: Sequence[ShardAttempt]) -> None:
         """Fetch the available results; resubmit shards that Dask wrongly blames, and raise other failures."""
-        done: list[Piece] = []
+        done: list[ShardAttempt] = []
         for piece in waiting:
             assert piece.future is not None
             if (status := piece.future.status) in ("error", "cancelled"):
@@ -163,14 +163,14 @@ class Session:
             elif status == "finished":
                 done.append(piece)
         try:
-            answers = cast(list[Collected], self.connection.client.gather([piece.future for piece in done]))
+            answers = cast(list[CollectedShard], self.connection.client.gather([piece.future for piece in done]))
         except KilledWorker:  # an answer went with its worker; such an attempt has failed, which is seen next time
             return
         for piece, answer in zip(done, answers, strict=True):
             piece.answer = answer
             self.traffic.received_bytes += num_bytes(answer)
 
-    def _after_failure(self, piece: Piece, future: Future[Collected]) -> None:
+    def _after_failure(self, piece: ShardAttempt, future: Future[CollectedShard]) -> None:
         try:
             future.result()
         except KilledWorker as error:
@@ -210,7 +210,7 @@ class DaskWorkers(RolloutWorkers):
         session: State shared by rollout batches, including the connection to the scheduler.
     """
 
-    session: Session
+    session: DaskSession
 
     @classmethod
     @contextmanager
@@ -226,7 +226,7 @@ class DaskWorkers(RolloutWorkers):
         try:
             with connected(backend, spec, session) as connection:
                 watch = Supervision(session, "", timeout, fingerprint(spec))
-                workers = cls(spec, Session(connection, watch, elsewhere))
+                workers = cls(spec, DaskSession(connection, watch, elsewhere))
                 register_trainer(recordings_folder(session), session, spec.env.name)
                 try:
                     if not spec.env.is_built_in:  # local workers are not tried in advance
@@ -249,9 +249,9 @@ class DaskWorkers(RolloutWorkers):
         """
         whole, bounds = Shard(self.spec, tasks, position), self.bounds(len(tasks))
 
-        def collect() -> list[Collected]:
+        def collect() -> list[CollectedShard]:
             return self.session.collect(
-                [Piece(whole.part(*ends), params.slice(*ends), self.session.supervise()) for ends in bounds]
+                [ShardAttempt(whole.part(*ends), params.slice(*ends), self.session.supervise()) for ends in bounds]
             )
 
         answers = self.uninterrupted(collect, f"iteration {position.iteration}, inner step {position.step}")

@@ -215,7 +215,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Collected:
+class CollectedShard:
     """A shard's episodes.
 
     Attributes:
@@ -235,10 +235,10 @@ class Collected:
         return self.processor_seconds if self.processor_seconds > self.seconds / 10 else self.seconds
 
 
-sizeof.register(Collected, num_bytes)
+sizeof.register(CollectedShard, num_bytes)
 
 
-def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) -> Collected:
+def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) -> CollectedShard:
     """Collect the episodes of a shard, unless it would end the process like an earlier attempt. Runs on a worker.
 
     Raises:
@@ -255,7 +255,7 @@ def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) 
         with supervision.recorded(shard.spec.episodes_at_once) as recorder:
             began, worked = time.perf_counter(), time.thread_time()
             episodes = collect_shard(shard.spec, params, shard.tasks, shard.position, recorder)
-            collected = Collected(episodes, time.perf_counter() - began, time.thread_time() - worked)
+            collected = CollectedShard(episodes, time.perf_counter() - began, time.thread_time() - worked)
         # Again, since the first shard of a torch policy has just imported torch.
         require_own_versions(supervision.versions, shard.spec)
         return collected

@@ -20,7 +20,7 @@ from metaloom.flows import recipes
 from metaloom.flows.errors import UsageError
 from metaloom.flows.runs import runs_root
 from metaloom.flows.sweeps.space import Choice, Search
-from metaloom.flows.trust import Settings, names_in
+from metaloom.flows.trust import StoredSettings, names_in
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.config.yaml import parse
 from metaloom.pipeline.schema import ConfigError
@@ -118,7 +118,7 @@ class Sweep:
         written = asdict(self)
         return {"format": FORMAT} | {name: written[name] for name in _FIELDS if written[name] is not None}
 
-    def _named(self) -> Settings:
+    def _named(self) -> StoredSettings:
         """Return the settings that may name modules, parsed, since YAML can escape a colon."""
         document, given = self.document(), [*self.settings]
         if self.search is not None:
@@ -135,7 +135,7 @@ class Sweep:
             names |= {*names_in(recipes.load_settings(self.recipe))}
             text += Path(self.recipe).read_text("utf-8", errors="replace")
         remedy = f"repeat the full command that started the sweep {self.name}"
-        return Settings(str(self.file), hashlib.sha256(text.encode()).hexdigest(), sorted(names), remedy)
+        return StoredSettings(str(self.file), hashlib.sha256(text.encode()).hexdigest(), sorted(names), remedy)
 
     def write(self) -> None:
         """Write the file atomically, and trust the modules it names."""

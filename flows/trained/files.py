@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 import metaloom
 from metaloom.flows.errors import UsageError
 from metaloom.flows.trained.blueprint import Blueprint
-from metaloom.flows.trust import Settings
+from metaloom.flows.trust import StoredSettings
 from metaloom.pipeline.nn.flat_networks import renamed
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, LearnerState, TaskParams
@@ -56,7 +56,7 @@ class PolicyFile:
         metadata["origin"] = json.dumps(dict(self.blueprint.origin))
         metadata["sha256"] = digest_of(metadata, arrays)
         # The writer has already imported the modules it names.
-        Settings.of_policy(path, described).trust()
+        StoredSettings.of_policy(path, described).trust()
         save_file({name: np.array(value, order="C") for name, value in arrays.items()}, path, metadata)
 
     @classmethod
@@ -70,7 +70,7 @@ class PolicyFile:
         """
         metadata, arrays = _contents(path)
         try:
-            described, settings = json.loads(metadata["policy"]), Settings.of_policy(path, metadata["policy"])
+            described, settings = json.loads(metadata["policy"]), StoredSettings.of_policy(path, metadata["policy"])
             if trust:
                 settings.trust()
             settings.require_trust()

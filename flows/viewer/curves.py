@@ -3,7 +3,7 @@
 from threading import Lock
 from typing import Any
 
-from metaloom.flows.views.history import History, evaluation_after, load_history
+from metaloom.flows.views.history import RunHistory, evaluation_after, load_history
 from metaloom.flows.views.run_charts import curves, learning_chart
 from metaloom.flows.views.series import chart_data, evenly_spaced, numbers
 from metaloom.pipeline.shown import error_text
@@ -22,7 +22,7 @@ class Curves:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._lock = Lock()
-        self._history: History | None = None
+        self._history: RunHistory | None = None
         self._problems: dict[int, str] = {}
         self._evaluations: dict[int, tuple[float, Evaluation]] = {}
         self._next = 0
@@ -94,7 +94,7 @@ class Curves:
             return False
         return True
 
-    def _add(self, newer: History) -> None:
+    def _add(self, newer: RunHistory) -> None:
         self._history = newer if self._history is None else self._history.followed_by(newer)
 
 

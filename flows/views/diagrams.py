@@ -16,7 +16,7 @@ EVERY_STEP, STEPS, LATEST = "every step", "steps so far", "last iterations"
 
 
 @dataclass(frozen=True)
-class Edge:
+class DrawnEdge:
     """An input of a stage.
 
     Attributes:
@@ -42,7 +42,7 @@ class Diagram:
     """The stages of a run in data-flow order, and their inputs."""
 
     stages: tuple[Stage, ...]
-    edges: tuple[Edge, ...]
+    edges: tuple[DrawnEdge, ...]
 
 
 def diagram_of(config: RunConfig) -> Diagram:
@@ -105,11 +105,11 @@ _WHICH: Mapping[Word, str] = {
 }
 
 
-def _edges(graph: Graph, config: RunConfig, stage: Stage) -> Iterator[Edge]:
+def _edges(graph: Graph, config: RunConfig, stage: Stage) -> Iterator[DrawnEdge]:
     for name, edge in stage.edges.items():
         for source, found in graph.sources(graph.edges[edge]):
-            yield Edge(source, stage.name, name, _WHICH[found.word])
+            yield DrawnEdge(source, stage.name, name, _WHICH[found.word])
     for name in WITNESS if config.env.witness and stage.ends_iteration else ():
         wanted = graph.inputs(config, stage.at(0)).get(name)
         if isinstance(wanted, StageRef):
-            yield Edge(wanted.stage, stage.name, name, SAME)
+            yield DrawnEdge(wanted.stage, stage.name, name, SAME)

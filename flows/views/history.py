@@ -21,7 +21,7 @@ _TOLD_EVERY = 1000
 
 
 @dataclass(frozen=True)
-class History:
+class RunHistory:
     """Learning history of a run, one row per complete iteration.
 
     Attributes:
@@ -55,7 +55,7 @@ class History:
         """The number of inner steps, K."""
         return self.task_returns.shape[1] - 1
 
-    def followed_by(self, newer: "History") -> "History":
+    def followed_by(self, newer: "RunHistory") -> "RunHistory":
         """Append the history of later iterations."""
         both = [(history.metrics, np.full(len(history.iterations), np.nan)) for history in (self, newer)]
         names = {**self.metrics, **newer.metrics}
@@ -71,7 +71,7 @@ class History:
         )
 
 
-def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progress: Progress = unseen) -> History:
+def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progress: Progress = unseen) -> RunHistory:
     """Read the learning history of a run from its tables, for some complete iterations or all."""
     # Read once, since a run in training grows meanwhile.
     chosen = run.iterations if iterations is None else iterations
@@ -88,7 +88,7 @@ def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progre
         episodes, metrics = run.episodes(block), run.metrics(block)
         _, steps, returns, _ = means = mean_returns(episodes)
         by_class, task_classes = ({}, None) if classes is None else episode_classes(episodes, classes, means)
-        newer = History(
+        newer = RunHistory(
             iterations=np.asarray(block),
             metrics={
                 name: metrics[name].cast(pa.float64()).to_numpy().astype(np.float64, copy=False)

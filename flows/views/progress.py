@@ -33,7 +33,7 @@ from metaloom.flows.formatting import (
 from metaloom.flows.interrupt import Stop
 from metaloom.flows.observer import IterationReport, Observer
 from metaloom.flows.results.class_returns import class_rows, classes_text
-from metaloom.flows.results.sweep import Outcome, SweepObserver
+from metaloom.flows.results.sweep import RunOutcome, SweepObserver
 from metaloom.flows.sweeps.stored import PlannedRun
 from metaloom.pipeline.shown import printable
 from metaloom.storage import StageRef
@@ -60,7 +60,7 @@ def progress(
     stream, stop = sys.stdout if out is None else out, stop or Stop()
     console = _PanelConsole(file=stream, highlight=False)
     if mode == "auto" and is_live(console):
-        panel = Panel()
+        panel = TrainingPanel()
         # Standard error is drawn above the panel only if it is a terminal.
         live = Live(Group(panel, stop), console=console, refresh_per_second=4, redirect_stderr=sys.stderr.isatty())
 
@@ -117,7 +117,7 @@ class Pace:
         return self.seconds_per_iteration * (report.iterations - report.iteration - 1)
 
 
-class Panel:
+class TrainingPanel:
     """Live panel, rendered repeatedly by rich while training runs in another thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -296,7 +296,7 @@ class _Lines:
         """Store the newest iteration."""
         self._reports[run.name] = report
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: RunOutcome) -> None:
         """Report how a run ended, and the number of ended runs."""
         name, report = outcome.run.name, self._reports.get(outcome.run.name)
         self._ended += outcome.ending == "complete"
@@ -334,7 +334,7 @@ class _Bars:
         task = self._tasks[run.name]
         self._bars.update(task, total=report.iterations, completed=report.iteration + 1, last=last)
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: RunOutcome) -> None:
         """Remove its bar."""
         self._bars.remove_task(self._tasks.pop(outcome.run.name))
         if outcome.ending == "complete":

@@ -13,7 +13,7 @@ from metaloom.flows.formatting import adaptation_label, count, dotted, duration,
 from metaloom.flows.results.class_returns import headline_returns, named_estimates, plus_minus
 from metaloom.flows.runs import require_settings
 from metaloom.flows.views import charts
-from metaloom.flows.views.history import STEPS, History, load_history, stage_seconds
+from metaloom.flows.views.history import STEPS, RunHistory, load_history, stage_seconds
 from metaloom.flows.views.page import Figure, Page, Picture, plotly_file
 from metaloom.flows.views.run_charts import learning_chart, run_charts
 from metaloom.flows.views.series import Chart
@@ -70,14 +70,14 @@ def write_figures(run: Run, out: Path, kind: FigureFormat) -> list[Path]:
     return [*files]
 
 
-def learning_curve(name: str, history: History) -> charts.Drawing:
+def learning_curve(name: str, history: RunHistory) -> charts.Drawing:
     """Draw average returns before and after adaptation over training."""
     return charts.draw(learning_chart(name, history))
 
 
 def report_page(
     run: Run,
-    history: History,
+    history: RunHistory,
     seconds: Mapping[StageRef, Array] | None = None,
     *,
     static: bool = False,
@@ -134,7 +134,7 @@ def _subtitle(run: Run) -> str:
     return f"{subtitle}, forked from {parent['name']}@{shared}: settings as below from iteration {shared} on"
 
 
-def _class_table(history: History) -> dict[str, list[tuple[str, str]]]:
+def _class_table(history: RunHistory) -> dict[str, list[tuple[str, str]]]:
     if not history.by_class:
         return {}
     before, after = named_estimates(history.by_class[-1][0]), named_estimates(history.by_class[-1][-1])
@@ -145,7 +145,7 @@ def _class_table(history: History) -> dict[str, list[tuple[str, str]]]:
     return {CLASS_TABLE: rows}
 
 
-def _tiles(run: Run, history: History, stage_seconds: Mapping[StageRef, Array]) -> list[tuple[str, str]]:
+def _tiles(run: Run, history: RunHistory, stage_seconds: Mapping[StageRef, Array]) -> list[tuple[str, str]]:
     drawn = history.task_returns[-1].mean(axis=1).tolist()
     returns, statistic = headline_returns(drawn, history.by_class[-1] if history.by_class else ())
     compute = sum(float(np.nansum(seconds)) for seconds in stage_seconds.values())

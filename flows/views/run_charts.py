@@ -8,7 +8,7 @@ import numpy as np
 from metaloom.flows.formatting import TRIAL_RETURNS, adaptation_label, plural, short_time, stage_name
 from metaloom.flows.results.class_returns import count_alike
 from metaloom.flows.results.evaluation import AdaptationSummary, summarize_classes, summarize_steps
-from metaloom.flows.views.history import STEPS, History, evaluation_after, stage_seconds
+from metaloom.flows.views.history import STEPS, RunHistory, evaluation_after, stage_seconds
 from metaloom.flows.views.series import (
     AFTER,
     BEFORE,
@@ -46,7 +46,7 @@ SECTIONS = (
 """Headings of the charts, in page order."""
 
 
-def run_charts(run: Run, history: History, seconds: Mapping[StageRef, Array] | None = None) -> list[Chart]:
+def run_charts(run: Run, history: RunHistory, seconds: Mapping[StageRef, Array] | None = None) -> list[Chart]:
     """Return every chart of a run, in page order; `seconds` as from `stage_seconds`, by default read."""
     steps = np.full(len(history.iterations), np.nan) if history.env_steps is None else history.env_steps
     each = zip(history.iterations.tolist(), steps.tolist(), strict=True)
@@ -60,7 +60,7 @@ def run_charts(run: Run, history: History, seconds: Mapping[StageRef, Array] | N
     return sorted(charts, key=lambda chart: SECTIONS.index(chart.section))
 
 
-def curves(name: str, history: History, evaluations: Mapping[int, tuple[float, Evaluation]]) -> list[Chart]:
+def curves(name: str, history: RunHistory, evaluations: Mapping[int, tuple[float, Evaluation]]) -> list[Chart]:
     """Return the charts of single panels over training, in page order.
 
     Args:
@@ -74,7 +74,7 @@ def curves(name: str, history: History, evaluations: Mapping[int, tuple[float, E
 
 
 def _over_training(
-    history: History,
+    history: RunHistory,
     section: str,
     name: str,
     title: str,
@@ -92,7 +92,7 @@ def _over_training(
     return explain_gaps(chart) if band == ERROR_BAND else chart
 
 
-def learning_chart(name: str, history: History) -> Chart:
+def learning_chart(name: str, history: RunHistory) -> Chart:
     """Average episode return before and after adaptation.
 
     With `count_alike`, the average is class-balanced, which removes the effect of the draw of classes.
@@ -116,7 +116,7 @@ def learning_chart(name: str, history: History) -> Chart:
     return _over_training(history, "Return", "learning_curve", title, y_label, alone(series), note, band, wide=True)
 
 
-def class_lines(history: History) -> Iterator[Chart]:
+def class_lines(history: RunHistory) -> Iterator[Chart]:
     """Average episode return of each class of task: after adaptation, and before it."""
     last, names = history.last_step, history.by_class[0][0].names if history.by_class else ()
     for k in sorted({last, 0}, reverse=True) if names else ():
@@ -130,7 +130,7 @@ def class_lines(history: History) -> Iterator[Chart]:
         yield _over_training(history, section, name, title, y_label, alone(series), CLASS_NOTE, ERROR_BAND)
 
 
-def _class_panels(history: History) -> Iterator[Chart]:
+def _class_panels(history: RunHistory) -> Iterator[Chart]:
     if not history.by_class:
         return
     names, last = history.by_class[0][0].names, history.last_step
@@ -146,7 +146,7 @@ def _class_panels(history: History) -> Iterator[Chart]:
     yield _over_training(history, *about, wide=True)
 
 
-def _task_charts(history: History) -> Iterator[Chart]:
+def _task_charts(history: RunHistory) -> Iterator[Chart]:
     """Yield charts with a point per task: after against before adaptation in the last iteration, and over training."""
     last, num_tasks = history.last_step, history.task_returns.shape[2]
     if num_tasks == 1:
@@ -188,7 +188,7 @@ def _by_kind(names: Sequence[str], kinds: Array, values: Array) -> tuple[Panel, 
     return alone(series)
 
 
-def metric_lines(history: History) -> Iterator[Chart]:
+def metric_lines(history: RunHistory) -> Iterator[Chart]:
     """Yield the curves of the metrics that the run has: trials, success and updates."""
     metrics, last, shown = history.metrics, history.last_step, steps_note(history.last_step)
 
@@ -325,7 +325,7 @@ def per_shot_chart(title: str, evaluation: Evaluation) -> Chart:
     )
 
 
-def _time_charts(run: Run, history: History, seconds: Mapping[StageRef, Array]) -> Iterator[Chart]:
+def _time_charts(run: Run, history: RunHistory, seconds: Mapping[StageRef, Array]) -> Iterator[Chart]:
     if not seconds:
         return
     layers = [*_layers(seconds, run)]

@@ -16,7 +16,7 @@ from metaloom.flows.formatting import plural, seconds_of, size, stage_name
 from metaloom.flows.observer import IterationReport
 from metaloom.flows.run_log import LogLine, LogReader
 from metaloom.flows.views.parts import as_text
-from metaloom.flows.views.progress import SPARKLINE_WIDTH, Panel, PlainLines, ProgressMode, is_live, json_line
+from metaloom.flows.views.progress import SPARKLINE_WIDTH, PlainLines, ProgressMode, TrainingPanel, is_live, json_line
 from metaloom.flows.views.run_info import state_of
 from metaloom.flows.views.stored_reports import StoredReports
 from metaloom.storage import StageRef, argument
@@ -110,7 +110,7 @@ class Watch:
         return Ending("stopped", f"stopped after {how}; {again}")
 
 
-class WatchPanel(Panel):
+class WatchPanel(TrainingPanel):
     """Live panel of a run that another process trains."""
 
     def __init__(self, watch: Watch) -> None:

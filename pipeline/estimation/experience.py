@@ -13,7 +13,7 @@ from metaloom.pipeline.types import Array, EpisodeBatch, Params
 
 
 @dataclass(frozen=True)
-class Rows:
+class StepRows:
     """Environment steps for training a policy and its critic.
 
     Attributes:
@@ -32,9 +32,9 @@ class Rows:
     old_values: Array
     targets: Array
 
-    def __getitem__(self, which: Array | slice) -> Rows:
+    def __getitem__(self, which: Array | slice) -> StepRows:
         """Select or reorder rows."""
-        return Rows(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
+        return StepRows(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
 
     def __len__(self) -> int:
         return len(self.actions)

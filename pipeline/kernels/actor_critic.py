@@ -13,7 +13,7 @@ import numpy as np
 
 from metaloom.pipeline.algorithms.actor_critic.gradient_steps import CRITIC, ActorCriticSteps
 from metaloom.pipeline.algorithms.actor_critic.settings import ActorCriticSettings
-from metaloom.pipeline.estimation.experience import Experience, Rows
+from metaloom.pipeline.estimation.experience import Experience, StepRows
 from metaloom.pipeline.nn.distributions import LOG_2PI
 from metaloom.pipeline.nn.flat_networks import FlatNetwork, FlatParams, renamed
 from metaloom.pipeline.nn.spec import NetworkSpec
@@ -172,7 +172,7 @@ class FusedSteps(ActorCriticSteps):
     def old_log_prob(self, experience: Experience) -> Array:
         return self._head.old_log_prob(experience.behavior, experience.actions)
 
-    def policy_gradient(self, rows: Rows, critic_weight: float | None = None) -> float:
+    def policy_gradient(self, rows: StepRows, critic_weight: float | None = None) -> float:
         if critic_weight is not None:
             self.critic_gradient(rows, critic_weight)
         settings = self._settings
@@ -182,12 +182,12 @@ class FusedSteps(ActorCriticSteps):
         self._policy_network.backward(self._head.backward(slopes, settings.entropy_coeff))
         return self.policy_params.clip_gradient(settings.max_grad_norm)
 
-    def critic_gradient(self, rows: Rows, weight: float, max_norm: float | None = None) -> None:
+    def critic_gradient(self, rows: StepRows, weight: float, max_norm: float | None = None) -> None:
         slopes = value_slopes(self.values(rows.observations), rows.old_values, rows.targets, self._settings.value_clip)
         self._critic_network.backward(weight * slopes[:, None])
         self.critic_params.clip_gradient(max_norm)
 
-    def describe(self, rows: Rows, behavior: Mapping[str, Array]) -> dict[str, float]:
+    def describe(self, rows: StepRows, behavior: Mapping[str, Array]) -> dict[str, float]:
         clip_eps = self._settings.policy_clip
         outputs = self._policy_network.forward(rows.observations)
         log_prob = self._head.log_prob(outputs, rows.actions)

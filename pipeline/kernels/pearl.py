@@ -106,7 +106,7 @@ def inference(use_information_bottleneck: bool) -> GaussianProduct | Point:
     return GaussianProduct() if use_information_bottleneck else Point()
 
 
-class Part:
+class GradientPart:
     """Gradients on some of a minibatch's K tasks, as a share of the whole minibatch's gradients.
 
     Call `critic_gradients`, update the Q-functions, then call `actor_gradients`.
@@ -252,7 +252,7 @@ class PEARLKernel(FusedGradientSteps[Noise]):
     _networks: PEARLNetworks
 
     def prepare(self) -> None:
-        self._parts: list[Part] = []
+        self._parts: list[GradientPart] = []
         self._shape: tuple[int, ...] = ()
 
     def step(self, minibatch: Minibatch, noise: Noise) -> Metrics:
@@ -266,7 +266,7 @@ class PEARLKernel(FusedGradientSteps[Noise]):
             self._shape, num_parts = shape, min(MAX_PARTS, shape[0])
             bounds = [shape[0] * i // num_parts for i in range(num_parts + 1)]
             self._parts = [
-                Part(self._settings, self._discount, self.copies, self._networks, minibatch, slice(start, stop))
+                GradientPart(self._settings, self._discount, self.copies, self._networks, minibatch, slice(start, stop))
                 for start, stop in pairwise(bounds)
             ]
         sums = self._over_parts(lambda part: part.critic_gradients(minibatch, noise))
@@ -279,7 +279,7 @@ class PEARLKernel(FusedGradientSteps[Noise]):
         K, N, _ = self._shape
         return {name: value / (K if name in ("kl", "latent_std") else K * N) for name, value in sums.items()}
 
-    def _over_parts(self, gradients: Callable[[Part], Metrics]) -> Metrics:
+    def _over_parts(self, gradients: Callable[[GradientPart], Metrics]) -> Metrics:
         by_part = list(self._parallel(gradients, self._parts))
         return {name: sum(part[name] for part in by_part) for name in by_part[0]}
 

@@ -58,7 +58,7 @@ def dot(a: Array, b: Array) -> float:
 Value = TypeVar("Value")
 
 
-class Trial(NamedTuple, Generic[Value]):
+class LineSearchTrial(NamedTuple, Generic[Value]):
     """Parameters tried by the line search, and their evaluation; None if not finite."""
 
     params: Params
@@ -93,14 +93,14 @@ def search(
     evaluate: Callable[[Params], Value | None],
     accept: Callable[[Value], bool],
     settings: NaturalSteps,
-) -> tuple[Trial[Value] | None, Metrics]:
+) -> tuple[LineSearchTrial[Value] | None, Metrics]:
     """Try the fractions 1, ratio, ratio², ... of a step until one is accepted; None if none is."""
-    trials, accepted, found = 0, False, Trial[Value](params, None)
+    trials, accepted, found = 0, False, LineSearchTrial[Value](params, None)
     can_move = any(step.any() for step in full_step.values())
     while can_move and not accepted and trials < settings.line_search_trials:
         fraction = settings.backtrack_ratio**trials
         moved = {name: (params[name] + fraction * step).astype(params[name].dtype) for name, step in full_step.items()}
-        found = Trial(params | moved, evaluate(params | moved))
+        found = LineSearchTrial(params | moved, evaluate(params | moved))
         accepted = found.value is not None and accept(found.value)
         trials += 1
     accepted |= settings.accept_violation and found.value is not None

@@ -104,7 +104,7 @@ _TABLE_BYTES = 4
 _INDEX_BYTES = 16
 
 
-class Part(NamedTuple):
+class ShardPart(NamedTuple):
     """Location of a part in its shard, and its CRC-32C without the last four bytes, which hold it."""
 
     offset: int
@@ -122,7 +122,7 @@ def encode_shard(row: Array) -> tuple[Content, int]:
     return (*pieces, table, index, _crc_of(index)), crc32c(table + index)
 
 
-def read_parts(descriptor: int, spec: ArraySpec, where: Path, *, size: int, crc: int) -> list[Part]:
+def read_parts(descriptor: int, spec: ArraySpec, where: Path, *, size: int, crc: int) -> list[ShardPart]:
     """Read the locations of a shard's parts, after checking the committed size and CRC-32C."""
     count = spec.shape[0]
     tail = count * (_TABLE_BYTES + _INDEX_BYTES) + CRC_BYTES
@@ -134,14 +134,14 @@ def read_parts(descriptor: int, spec: ArraySpec, where: Path, *, size: int, crc:
         raise damaged(where, "its table of parts is not the committed one")
     crcs = np.frombuffer(raw, "<u4", count).tolist()
     places = np.frombuffer(index, "<u8").reshape(count, 2).tolist()
-    parts = [Part(offset, length, crc) for (offset, length), crc in zip(places, crcs, strict=True)]
+    parts = [ShardPart(offset, length, crc) for (offset, length), crc in zip(places, crcs, strict=True)]
     ends = [0, *(part.offset + part.size for part in parts)]
     if [*(part.offset for part in parts), size - tail] != ends:
         raise damaged(where, "its parts do not fill it")
     return parts
 
 
-def check_parts(descriptor: int, parts: Iterable[Part], where: Path) -> None:
+def check_parts(descriptor: int, parts: Iterable[ShardPart], where: Path) -> None:
     """Compare parts with the table of their shard.
 
     Raises:
@@ -151,7 +151,7 @@ def check_parts(descriptor: int, parts: Iterable[Part], where: Path) -> None:
         _read_part(descriptor, part, where)
 
 
-def decode_parts(descriptor: int, parts: Iterable[Part], spec: ArraySpec, where: Path) -> Array:
+def decode_parts(descriptor: int, parts: Iterable[ShardPart], spec: ArraySpec, where: Path) -> Array:
     """Read, check and decode parts to a writable array [number of parts, ...].
 
     Raises:
@@ -164,7 +164,7 @@ def decode_parts(descriptor: int, parts: Iterable[Part], spec: ArraySpec, where:
     return rows
 
 
-def _read_part(descriptor: int, part: Part, where: Path) -> bytes:
+def _read_part(descriptor: int, part: ShardPart, where: Path) -> bytes:
     raw = _pread(descriptor, part.size, part.offset, where)
     check_chunk(raw, where, size=part.size, crc=part.crc)
     return raw

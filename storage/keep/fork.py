@@ -103,7 +103,7 @@ def fork_run(
                     follow(path)
                     check_free(path)
                     links = _Links(parent.path, folder)
-                    shared = _Shared.of(parent, iteration)
+                    shared = _SharedOutputs.of(parent, iteration)
                     about = (config, config_digest, environment)
                     _build(parent, shared, links, iteration, capacity, about, progress)
                     _place(folder, path)
@@ -117,7 +117,7 @@ def fork_run(
 
 
 @dataclass(frozen=True)
-class _Shared:
+class _SharedOutputs:
     """Outputs of the parent that a fork shares.
 
     Attributes:
@@ -133,7 +133,7 @@ class _Shared:
     chain: Sequence[Link]
 
     @classmethod
-    def of(cls, parent: Run, iteration: int) -> "_Shared":
+    def of(cls, parent: Run, iteration: int) -> "_SharedOutputs":
         """Collect the outputs that a fork at `iteration` shares."""
         start = parent.learner_ref(0)
         refs = [ref for ref in parent.files.live_refs() if ref.iteration < iteration or ref == start]
@@ -156,7 +156,7 @@ class _Shared:
 
 def _build(
     parent: Run,
-    shared: _Shared,
+    shared: _SharedOutputs,
     links: "_Links",
     iteration: int,
     capacity: int,
@@ -234,7 +234,7 @@ def _share_sessions(root: Path, links: "_Links") -> None:
 
 
 def _share_outputs(
-    parent: Run, shared: _Shared, links: "_Links", session: Session, iteration: int, progress: Progress
+    parent: Run, shared: _SharedOutputs, links: "_Links", session: Session, iteration: int, progress: Progress
 ) -> None:
     live = [record for record in shared.records if not parent.files.segments.holding(record.ref)]
     own = {r.ref.iteration for r in live if r.ref != parent.learner_ref(0)}

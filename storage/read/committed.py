@@ -16,7 +16,7 @@ from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.storage.errors import damaged
 from metaloom.storage.format.arrays import ARRAY_PATH, ArraySpec, read_metadata, read_spec
 from metaloom.storage.format.chunks import (
-    Part,
+    ShardPart,
     check_chunk,
     check_parts,
     crc32c,
@@ -389,7 +389,7 @@ class CommittedFiles:
         return [live, segment.chunk_path(self.spec(chunk.array), row)]
 
     @contextmanager
-    def _shard(self, record: StageRecord, file: StoredFile) -> Generator[tuple[int, list[Part], Path]]:
+    def _shard(self, record: StageRecord, file: StoredFile) -> Generator[tuple[int, list[ShardPart], Path]]:
         """Open a shard; yield its descriptor, parts and path."""
         opened, where = self._unless_thinned(
             record, file, lambda: [(partial(open_file, path), path) for path in reversed(self.files_of(record, file))]

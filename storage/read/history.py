@@ -69,7 +69,7 @@ class Digests:
 
 
 @dataclass
-class History:
+class RecordChain:
     """Facts about existing records that a writer needs.
 
     Attributes:
@@ -98,7 +98,7 @@ class History:
         self.head = Head.of(record)
 
 
-def read_history(files: CommittedFiles, info: Mapping[str, Any]) -> History:
+def read_history(files: CommittedFiles, info: Mapping[str, Any]) -> RecordChain:
     """Read the history of a run, checking that its chain and files are complete.
 
     For segments, reads the seals and compares the sizes of their files.
@@ -124,7 +124,7 @@ def read_history(files: CommittedFiles, info: Mapping[str, Any]) -> History:
     last = links[-1].head if links else None
     next_sequence = max(last.sequence + 1 if last else 0, first_sequence(info), known.known if known else 0)
     lost = missing_positions(files.root, links, next_sequence)
-    return History(
+    return RecordChain(
         digests=Digests(files.segments, {record.ref: record.digest for record in records}),
         next_sequence=next_sequence,
         last_hash=follows.get(next_sequence) or (last.sha256 if last else info["sha256"]),

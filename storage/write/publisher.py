@@ -11,7 +11,7 @@ from metaloom.storage.format.codec import Piece, Value, array_digests, flatten, 
 from metaloom.storage.format.provenance import utc, versions
 from metaloom.storage.format.records import Input, SpanInput, StageRecord, StoredFile
 from metaloom.storage.read.committed import CommittedFiles, table_path
-from metaloom.storage.read.history import History, SpanSums
+from metaloom.storage.read.history import RecordChain, SpanSums
 from metaloom.storage.read.info import origin
 from metaloom.storage.read.tables import FACTS, Columns, episode_columns, evaluation_file, iteration_tables
 from metaloom.storage.write.array_store import ArrayStore
@@ -35,7 +35,7 @@ class Publisher:
     """Publishes outputs in order."""
 
     def __init__(
-        self, files: CommittedFiles, session: Session, arrays: ArrayStore, history: History, info: Mapping[str, Any]
+        self, files: CommittedFiles, session: Session, arrays: ArrayStore, history: RecordChain, info: Mapping[str, Any]
     ) -> None:
         self._files = files
         self._session = session

@@ -25,7 +25,7 @@ from metaloom.flows.results.class_returns import classes_of, classes_text, episo
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import tables
 from metaloom.flows.views.history import load_history
-from metaloom.flows.views.progress import Panel, PlainLines, json_line
+from metaloom.flows.views.progress import PlainLines, TrainingPanel, json_line
 from metaloom.flows.views.report import learning_curve, report_page
 from metaloom.flows.views.run_charts import BALANCED_NOTE, BAND_NOTE
 from metaloom.flows.views.watching import Watch
@@ -129,7 +129,7 @@ def test_progress_and_show_tell_the_classes(trained):
         "average_return": estimate.mean, "standard_error": estimate.standard_error,
     }  # fmt: skip
     assert plus_minus(report.class_returns[1].balanced) in iteration_line(report)
-    panel, out = Panel(clock=lambda: 0.0), io.StringIO()
+    panel, out = TrainingPanel(clock=lambda: 0.0), io.StringIO()
     panel.iteration_done(report)
     for view in (panel, tables.run_view(run), tables.iteration_view(run, 1)):
         Console(file=out, width=160).print(view)

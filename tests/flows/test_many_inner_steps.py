@@ -15,7 +15,7 @@ from metaloom.flows.viewer.adaptation import adaptation_page
 from metaloom.flows.viewer.curves import Curves
 from metaloom.flows.viewer.outputs import returns_by_task
 from metaloom.flows.views import charts
-from metaloom.flows.views.history import History, load_history
+from metaloom.flows.views.history import RunHistory, load_history
 from metaloom.flows.views.report import learning_curve, write_report
 from metaloom.flows.views.run_charts import evaluation_lines, run_charts
 from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN, MOST_STEPS, evenly_spaced, shown_steps, steps_note
@@ -67,7 +67,7 @@ def test_of_more_inner_steps_the_first_the_last_and_those_between_have_six_colou
 @pytest.mark.parametrize("last", [MOST_STEPS, 45, 200])
 def test_the_learning_curve_of_many_inner_steps_has_room_for_its_lines_and_its_legend(last):
     returns = np.random.default_rng(0).normal(size=(3, last + 1, 4))
-    history = History(np.arange(3), {"env_steps": np.arange(1, 4) * 1000.0}, returns)
+    history = RunHistory(np.arange(3), {"env_steps": np.arange(1, 4) * 1000.0}, returns)
     figure = learning_curve("name", history)
     # Warnings are errors: matplotlib has one for a layout without room.
     assert charts.rendered(figure, "png").startswith(b"\x89PNG")

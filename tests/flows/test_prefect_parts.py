@@ -29,7 +29,7 @@ from metaloom.flows.prefect_app.deployments import finishing_the_stage
 from metaloom.flows.prefect_app.flow_process import MODULE
 from metaloom.flows.prefect_app.flow_runs import Caretaker
 from metaloom.flows.prefect_app.home import Address, WithoutFalseAlarms, write_settings
-from metaloom.flows.prefect_app.parts import ServeError, Stop, running
+from metaloom.flows.prefect_app.parts import ServeError, StopRequest, running
 from metaloom.flows.prefect_app.serve import _listening
 
 ID = UUID(int=1)
@@ -84,7 +84,7 @@ class TestPart:
             killed.process.wait()
             told = rf"^{ended} ended \(killed by SIGKILL\), and `metaloom serve` with it; flow runs continue .* systemd"
             with pytest.raises(ServeError, match=told):
-                flow_runs._keep_running(Stop(), server, worker, tmp_path)
+                flow_runs._keep_running(StopRequest(), server, worker, tmp_path)
 
     def test_its_port_is_held_when_it_has_ended_and_nobody_waits_there(self):
         """By the process that keeps it, so that nobody else can listen there until that has stopped the rest."""
@@ -99,7 +99,7 @@ class TestPart:
                 assert heard(listening) == b"served"
                 part.process.kill()
                 part.process.wait()
-                flow_runs._end_runs(Stop(), part, listening, lambda: None, HOME)
+                flow_runs._end_runs(StopRequest(), part, listening, lambda: None, HOME)
                 assert heard(listening) == heard(listening) == b""
                 with pytest.raises(OSError, match="in use"):
                     socket.create_server(listening.getsockname())
@@ -110,7 +110,7 @@ class TestPart:
             part.process.wait()
             log.write_text("".join(f"line {i}\n" for i in range(20)))
             with pytest.raises(ServeError, match=r"^it ended with code 1; the end of .*log:\nline 5\n(.*\n)*line 19$"):
-                flow_runs._wait(Stop(), part, lambda: False)
+                flow_runs._wait(StopRequest(), part, lambda: False)
 
     def test_parts_end_with_the_process_that_started_them(self):
         code = (

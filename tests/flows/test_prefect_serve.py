@@ -41,7 +41,7 @@ from metaloom.flows.prefect_app.home import (
     write_environment,
     write_settings,
 )
-from metaloom.flows.prefect_app.parts import ServeError, Stop, alone, running
+from metaloom.flows.prefect_app.parts import ServeError, StopRequest, alone, running
 from metaloom.flows.prefect_app.reports import address_of, served_reports
 from metaloom.flows.prefect_app.serve import (
     _listening,
@@ -88,7 +88,7 @@ def test_a_server_that_has_ended_is_not_asked_whoever_answers_in_its_place():
     with running("it", ["timeit", "-n", "1", "-r", "1", "raise ValueError"]) as part:
         part.process.wait()
         with pytest.raises(ServeError, match="it ended with code 1"):
-            flow_runs._wait(Stop(), part, lambda: True)
+            flow_runs._wait(StopRequest(), part, lambda: True)
 
 
 def test_a_deployment_does_not_outlast_the_server_that_it_needs():
@@ -98,11 +98,11 @@ def test_a_deployment_does_not_outlast_the_server_that_it_needs():
     ):
         server.process.wait()
         with pytest.raises(ServeError, match=r"the server ended \(exit code 1\)"):
-            flow_runs._wait(Stop(), step, lambda: False, needs=server)
+            flow_runs._wait(StopRequest(), step, lambda: False, needs=server)
 
 
 def test_a_part_that_is_not_ready_in_time_is_told():
-    stop = Stop()
+    stop = StopRequest()
     stop.set()  # which is looked at only after the time
     with (
         running("it", ["timeit", "while True: pass"]) as part,
@@ -598,7 +598,7 @@ class TestReports:
     ],
 )
 def test_the_first_signal_says_whether_flow_runs_are_cancelled_or_wait(heard, for_good):
-    stop = Stop()
+    stop = StopRequest()
     for number in heard:
         stop.heard(number, None)
     assert (stop.is_set(), stop.for_good) == (True, for_good)
@@ -615,4 +615,4 @@ def test_a_database_that_is_removed_ends_serve_with_the_runs_to_go_on_with(tmp_p
         storage.create_run(tmp_path / "a run", capacity=3, **about),
         pytest.raises(ServeError, match=r"prefect\.db was removed(.|\n)*metaloom resume '.*/a run'$"),
     ):
-        flow_runs._keep_running(Stop(), server, SimpleNamespace(require=lambda: None), tmp_path)
+        flow_runs._keep_running(StopRequest(), server, SimpleNamespace(require=lambda: None), tmp_path)

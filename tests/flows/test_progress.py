@@ -14,11 +14,11 @@ from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.train import IterationReport, train
 from metaloom.flows.interrupt import Stop
-from metaloom.flows.results.sweep import Outcome, SweepObserver
+from metaloom.flows.results.sweep import RunOutcome, SweepObserver
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.sweeps.stored import PlannedRun
 from metaloom.flows.views import status
-from metaloom.flows.views.progress import Panel, progress, sparkline, sweep_progress
+from metaloom.flows.views.progress import TrainingPanel, progress, sparkline, sweep_progress
 from metaloom.storage import StageRef
 
 
@@ -42,7 +42,7 @@ def report(iteration: int, *, before: float = -20.0, after: float = -9.5, elapse
     )
 
 
-def shown(panel: Panel) -> str:
+def shown(panel: TrainingPanel) -> str:
     out = io.StringIO()
     Console(file=out, width=100).print(panel)
     return out.getvalue()
@@ -79,7 +79,7 @@ def test_an_evaluation_is_shown_in_lines_json_and_the_panel():
         with progress(mode, out=out) as observer:
             observer.iteration_done(evaluated)
         assert found in out.getvalue()
-    panel = Panel(clock=lambda: 0.0)
+    panel = TrainingPanel(clock=lambda: 0.0)
     panel.iteration_done(evaluated)
     panel.iteration_done(report(10))
     assert "0: −20.50  1: −8.25   after 10 updates" in shown(panel)
@@ -96,7 +96,9 @@ RUNS = [PlannedRun(name, {}, 1, "") for name in ("lr=1", "lr=2")]
 
 def work_on(observer: SweepObserver) -> None:
     """Complete the first run and let the second one fail."""
-    for run, outcome in zip(RUNS, (Outcome(RUNS[0], "complete"), Outcome(RUNS[1], "failed", "no power")), strict=True):
+    for run, outcome in zip(
+        RUNS, (RunOutcome(RUNS[0], "complete"), RunOutcome(RUNS[1], "failed", "no power")), strict=True
+    ):
         observer.begun(run)
         if outcome.ending == "complete":
             observer.iteration_done(run, report(19, before=-2.0, after=-1.5))
@@ -166,7 +168,7 @@ def test_a_dumb_terminal_gets_lines(monkeypatch):
 
 def test_the_panel_shows_stage_returns_speed_and_time_left():
     now = [100.0]
-    panel = Panel(clock=lambda: now[0])
+    panel = TrainingPanel(clock=lambda: now[0])
     assert "starting" in shown(panel)
     panel.stage_started(StageRef(12, "collect_rollouts", 1))
     now[0] = 102.5

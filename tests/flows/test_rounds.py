@@ -26,9 +26,16 @@ from metaloom import storage
 from metaloom.flows.commands.train import Observer, train
 from metaloom.flows.errors import WorkersError
 from metaloom.flows.rollouts.backends import rollout_workers
-from metaloom.flows.rollouts.dask import FEWEST_SHARDS, SECONDS_PER_SHARD, DaskWorkers, Piece, Session, tasks_per_shard
+from metaloom.flows.rollouts.dask import (
+    FEWEST_SHARDS,
+    SECONDS_PER_SHARD,
+    DaskSession,
+    DaskWorkers,
+    ShardAttempt,
+    tasks_per_shard,
+)
 from metaloom.flows.rollouts.supervised import (
-    Collected,
+    CollectedShard,
     Shard,
     Supervision,
     collect_watched,
@@ -84,7 +91,7 @@ def test_every_thread_has_two_shards_where_there_are_the_tasks(threads, size):
 
 def test_the_first_round_is_cut_by_its_steps_and_the_next_by_what_it_took(tiny_config):
     spec = SamplerSpec.of(tiny_config(episodes_per_task=20, max_episode_steps=100), 1)
-    workers = DaskWorkers(spec, Session(SimpleNamespace(num_threads=0), None, False))
+    workers = DaskWorkers(spec, DaskSession(SimpleNamespace(num_threads=0), None, False))
     assert workers.bounds(40) == [(n, n + 4) for n in range(0, 40, 4)]
     workers.session.costs[spec.model_dump_json()] = 0.4
     assert workers.bounds(41) == [*((n, n + 2) for n in range(0, 40, 2)), (40, 41)]
@@ -93,8 +100,8 @@ def test_the_first_round_is_cut_by_its_steps_and_the_next_by_what_it_took(tiny_c
 
 
 def test_a_shard_costs_what_a_processor_worked_for_it_unless_it_mostly_waited_for_something_else():
-    assert Collected(None, seconds=4.0, processor_seconds=1.0).cost == 1.0
-    assert Collected(None, seconds=4.0, processor_seconds=0.1).cost == 4.0
+    assert CollectedShard(None, seconds=4.0, processor_seconds=1.0).cost == 1.0
+    assert CollectedShard(None, seconds=4.0, processor_seconds=0.1).cost == 4.0
 
 
 def test_dask_knows_the_sizes_of_batches(tiny_config, round_of):
@@ -102,7 +109,7 @@ def test_dask_knows_the_sizes_of_batches(tiny_config, round_of):
     spec, params, tasks = round_of(config)
     episodes = LocalWorkers(spec).collect(params, tasks, AT)
     expected = sum(array.nbytes for array in flatten(episodes).values())
-    assert sizeof(episodes) == sizeof(Collected(episodes, 1.0, 1.0)) == expected > 1000
+    assert sizeof(episodes) == sizeof(CollectedShard(episodes, 1.0, 1.0)) == expected > 1000
 
 
 @pytest.mark.dask
@@ -114,7 +121,7 @@ def test_workers_know_the_sizes_of_what_they_hold_and_give_it_to_the_trainer_the
         patch.setitem(there.scheduler.handlers, "gather", None)
         held = list[int]()
         patch.setattr(
-            Collected, "cost", property(lambda answer: held.extend(_sizes_at(there) if not held else []) or 1.0)
+            CollectedShard, "cost", property(lambda answer: held.extend(_sizes_at(there) if not held else []) or 1.0)
         )
         found = workers.collect(params, tasks, AT)
         assert sum(held) == sum(array.nbytes for array in flatten(found).values())
@@ -167,19 +174,19 @@ def test_an_answer_that_goes_with_its_worker_is_computed_again():
             if futures and self.gone:
                 self.gone = False
                 futures[0].result()
-            return [Collected(None, 1.0, 1.0) for _ in futures]
+            return [CollectedShard(None, 1.0, 1.0) for _ in futures]
 
     connection = metaloom.flows.rollouts.connection.Connection(
         lambda: contextlib.nullcontext(Client()), contextlib.ExitStack()
     )
-    session = Session(connection, Supervision("s", "", 1.0), False)
+    session = DaskSession(connection, Supervision("s", "", 1.0), False)
     shard = SimpleNamespace(name="it", tasks=None)
-    piece = Piece(shard, None, session.supervise(), Attempt("finished", "error"))
+    piece = ShardAttempt(shard, None, session.supervise(), Attempt("finished", "error"))
     answers = []
     for _ in range(3):
         session._gather_done([piece])
         answers.append(piece.answer)
-    assert answers == [None, None, Collected(None, 1.0, 1.0)]
+    assert answers == [None, None, CollectedShard(None, 1.0, 1.0)]
     assert (session.traffic.submitted, session.traffic.repeated, piece.pardons) == (1, 1, 1)
 
 

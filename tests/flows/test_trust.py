@@ -387,6 +387,6 @@ def test_flows_of_stored_runs_take_the_word_of_who_starts_them(monkeypatch, user
 def test_names_are_told_in_their_order_whatever_the_order_of_settings():
     config = {"metrics": [f"mine:{letter}" for letter in "fbeadc"]}
     names = [f"mine:{letter}" for letter in "abcdef"]
-    assert trust.Settings.of_policy("mine.safetensors", json.dumps(config)).names == names
+    assert trust.StoredSettings.of_policy("mine.safetensors", json.dumps(config)).names == names
     run = SimpleNamespace(info={"config": config, "ancestors": [{"config": {"env": "mine:Env"}}]})
     assert trust.names_of_run(run) == ["mine:Env", *names]

@@ -476,9 +476,9 @@ def test_each_side_of_a_test_film_says_after_how_many_steps_of_adaptation_it_is(
 
 def test_captions_have_room_beside_small_pictures():
     small = np.arange(2 * 90 * 3, dtype=np.uint8).reshape(2, 90, 3)
-    shown = np.asarray(commands_video.compose([commands_video.Panel(small, "", "")] * 2, ""))
+    shown = np.asarray(commands_video.compose([commands_video.FramePanel(small, "", "")] * 2, ""))
     # 2 x 90 pixels are enlarged three times, to 540: twice would be 360, and captions need 400.
     assert shown.shape == (2 * 3 + 3 * 26, 2 * 270 + 4, 3)
     assert (shown[52:58:3, 0:270:3] == small).all()
     wide = np.zeros((2, 400, 3), np.uint8)
-    assert commands_video.compose([commands_video.Panel(wide, "", "")], "").width == 400
+    assert commands_video.compose([commands_video.FramePanel(wide, "", "")], "").width == 400

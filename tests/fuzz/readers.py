@@ -27,7 +27,7 @@ from metaloom.flows.run_log import LogReader
 from metaloom.flows.runs import RunAt, parse_span
 from metaloom.flows.sweeps.stored import Sweep, find_sweep
 from metaloom.flows.trained.files import PolicyFile
-from metaloom.flows.trust import Settings
+from metaloom.flows.trust import StoredSettings
 from metaloom.pipeline.config.input import load_config, override
 from metaloom.pipeline.envs.contract import TaskField
 from metaloom.pipeline.schema import ConfigError
@@ -90,7 +90,7 @@ def _questioned(path: Path) -> None:
     """What listing and showing a run asks of its run.json."""
     run: Run = open_run(path)
     _ = run.config, run.stages, run.iterations, run.refs()
-    Settings.of_run(run)
+    StoredSettings.of_run(run)
 
 
 def _spec(raw: bytes) -> None:

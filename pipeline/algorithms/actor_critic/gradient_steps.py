@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from metaloom.pipeline.algorithms.actor_critic.settings import ActorCriticSettings
-from metaloom.pipeline.estimation.experience import Experience, Rows
+from metaloom.pipeline.estimation.experience import Experience, StepRows
 from metaloom.pipeline.nn.distributions import Distribution, clipped_surrogate, likelihood_ratio
 from metaloom.pipeline.nn.flat_networks import FlatParams, renamed
 from metaloom.pipeline.nn.flat_tensors import FlatTensors
@@ -92,18 +92,18 @@ class ActorCriticSteps(ABC):
         """Return the log-probabilities [N] of the actions under the policy that acted."""
 
     @abstractmethod
-    def policy_gradient(self, rows: Rows, critic_weight: float | None = None) -> SupportsFloat:
+    def policy_gradient(self, rows: StepRows, critic_weight: float | None = None) -> SupportsFloat:
         """Store the clipped gradient of the policy's loss; return its norm before clipping.
 
         With `critic_weight`, also store the gradient of that multiple of the critic's loss on the same rows.
         """
 
     @abstractmethod
-    def critic_gradient(self, rows: Rows, weight: float, max_norm: float | None = None) -> None:
+    def critic_gradient(self, rows: StepRows, weight: float, max_norm: float | None = None) -> None:
         """Store the clipped gradient of `weight` times the critic's loss."""
 
     @abstractmethod
-    def describe(self, rows: Rows, behavior: Mapping[str, Array]) -> dict[str, float]:
+    def describe(self, rows: StepRows, behavior: Mapping[str, Array]) -> dict[str, float]:
         """Return the losses, KL and entropy on all rows, by name."""
 
     def state(self) -> LearnerState:
@@ -133,7 +133,7 @@ class TorchSteps(ActorCriticSteps):
         acted = self._recorded(experience.behavior)
         return acted.log_prob(self._tensor(experience.actions)).cpu().numpy()
 
-    def policy_gradient(self, rows: Rows, critic_weight: float | None = None) -> Tensor:
+    def policy_gradient(self, rows: StepRows, critic_weight: float | None = None) -> Tensor:
         """Differentiate L = policy loss - c_e H, with the entropy H, and + c_v value loss; see ActorCriticSteps."""
         settings = self._settings
         now = self._distribution(rows.observations)
@@ -147,13 +147,13 @@ class TorchSteps(ActorCriticSteps):
         self.policy_params.backward(loss)
         return self.policy_params.clip_gradient(settings.max_grad_norm)
 
-    def critic_gradient(self, rows: Rows, weight: float, max_norm: float | None = None) -> None:
+    def critic_gradient(self, rows: StepRows, weight: float, max_norm: float | None = None) -> None:
         self.critic_params.backward(weight * self._value_loss(rows))
         if max_norm is not None:
             self.critic_params.clip_gradient(max_norm)
 
     @torch.no_grad()
-    def describe(self, rows: Rows, behavior: Mapping[str, Array]) -> dict[str, float]:
+    def describe(self, rows: StepRows, behavior: Mapping[str, Array]) -> dict[str, float]:
         now = self._distribution(rows.observations)
         values, targets = self._values(rows.observations), self._tensor(rows.targets)
         log_prob = now.log_prob(self._tensor(rows.actions))
@@ -167,11 +167,11 @@ class TorchSteps(ActorCriticSteps):
             described["clip_fraction"] = clip_fraction(log_prob, self._tensor(rows.old_log_prob), clip_eps)
         return {name: float(value) for name, value in described.items()}
 
-    def _policy_loss(self, log_prob: Tensor, rows: Rows) -> Tensor:
+    def _policy_loss(self, log_prob: Tensor, rows: StepRows) -> Tensor:
         old_log_prob, advantages = self._tensor(rows.old_log_prob), self._tensor(rows.advantages)
         return policy_loss(log_prob, old_log_prob, advantages, self._settings.policy_clip)
 
-    def _value_loss(self, rows: Rows) -> Tensor:
+    def _value_loss(self, rows: StepRows) -> Tensor:
         values, old_values = self._values(rows.observations), self._tensor(rows.old_values)
         return value_loss(values, old_values, self._tensor(rows.targets), self._settings.value_clip)
 

@@ -13,7 +13,7 @@ from metaloom.pipeline.algorithms.actor_critic.settings import PPO, ActorCriticS
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup, require_finite_params
 from metaloom.pipeline.algorithms.kernel_choice import choose_kernel, fused, network_blockers, optimizer_blockers
 from metaloom.pipeline.estimation.config import ProcessingConfig
-from metaloom.pipeline.estimation.experience import Experience, Rows
+from metaloom.pipeline.estimation.experience import Experience, StepRows
 from metaloom.pipeline.estimation.processing import scale
 from metaloom.pipeline.estimation.returns import EPSILON, discounted_returns, shift_positive
 from metaloom.pipeline.nn.device import use_device
@@ -135,7 +135,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         raw, _, targets = self._estimated(owned, steps)
         stored = (np.split(values, len(steps)) for values in (step.samples.advantages, step.samples.values, targets))
         data = [
-            Rows(e.observations, e.actions, of.old_log_prob(e), *(e.rows(part) for part in parts))
+            StepRows(e.observations, e.actions, of.old_log_prob(e), *(e.rows(part) for part in parts))
             for of, e, *parts in zip(steps, owned, *stored, strict=True)
         ]
         before = _described(steps, data, owned)
@@ -179,7 +179,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
     def _learn(
         self,
         steps: Sequence[ActorCriticSteps],
-        data: Sequence[Rows],
+        data: Sequence[StepRows],
         rate: float,
         num_updates: int,
         of_seed: Callable[[int, int, int], np.random.Generator],
@@ -265,7 +265,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         return LearnerState(state.params, state.optimizer, state.extra | counters)
 
 
-def _described(steps: Sequence[ActorCriticSteps], data: Sequence[Rows], owned: Sequence[Experience]) -> Metrics:
+def _described(steps: Sequence[ActorCriticSteps], data: Sequence[StepRows], owned: Sequence[Experience]) -> Metrics:
     """Return losses, KL, entropy and explained variance, averaged over policies."""
     each = [of.describe(rows, e.behavior) for of, rows, e in zip(steps, data, owned, strict=True)]
     return {name: float(np.mean([one[name] for one in each])) for name in each[0]}

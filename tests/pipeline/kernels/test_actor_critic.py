@@ -8,7 +8,7 @@ from small_setups import CHOICES, DISCRETE_ACTIONS, A, O, small_setup
 
 from metaloom.pipeline.algorithms.actor_critic.settings import A2C, PPO, PPO2, SVPG
 from metaloom.pipeline.config.input import ConfigError
-from metaloom.pipeline.estimation.experience import Rows
+from metaloom.pipeline.estimation.experience import StepRows
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.inference import log_softmax
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Step
@@ -53,7 +53,7 @@ def rows(kind, rng):
     # Near the log-probabilities of the policy, so that some ratios are clipped and some are not.
     old_log_prob = -scale + 0.5 * rng.normal(size=N)
     old_values = 0.3 * rng.normal(size=N)
-    return Rows(rng.normal(size=(N, O)), actions, old_log_prob, rng.normal(size=N), old_values, rng.normal(size=N))
+    return StepRows(rng.normal(size=(N, O)), actions, old_log_prob, rng.normal(size=N), old_values, rng.normal(size=N))
 
 
 def in_float64(state):

@@ -5,7 +5,7 @@ import pytest
 
 from metaloom.pipeline.algorithms.actor_critic.settings import A2C, SVPG
 from metaloom.pipeline.algorithms.actor_critic.stein import median_bandwidth, stein_direction
-from metaloom.pipeline.estimation.experience import Rows
+from metaloom.pipeline.estimation.experience import StepRows
 from metaloom.pipeline.types import Step
 
 from .conftest import GAUSSIAN, POLICIES, learner_of
@@ -68,7 +68,7 @@ def test_one_particle_with_a_flat_prior_has_a2cs_gradient_up_to_the_temperature(
     advantages = experience.rows(svpg.process(state, episodes, seed=0).advantages)
     old_log_prob = steps.old_log_prob(experience)
     steps.policy_gradient(
-        Rows(experience.observations, experience.actions, old_log_prob, advantages, advantages, advantages)
+        StepRows(experience.observations, experience.actions, old_log_prob, advantages, advantages, advantages)
     )
     ((direction,), _) = svpg.directions([steps], 0)
     assert np.abs(direction).max() > 0
