@@ -1,4 +1,4 @@
-"""Signals that stop a training, which `metaloom resume` can continue.
+"""Signals that stop a training run, which `metaloom resume` can continue.
 
 Ctrl-C finishes and commits the current stage; pressed again, it stops immediately. After SIGTERM and SIGHUP, a
 scheduler or terminal kills the process soon, so a stage that takes longer is abandoned.

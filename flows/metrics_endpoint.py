@@ -1,4 +1,4 @@
-"""Prometheus metrics of a training, served to this machine while the process trains."""
+"""Prometheus metrics of a training run, served to this machine while the process trains."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class TrainingMetrics:
-    """Prometheus metrics of one training, in a separate registry."""
+    """Prometheus metrics of one run, in a separate registry."""
 
     def __init__(self, run: str) -> None:
         self.registry: CollectorRegistry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""Events of a training for observers."""
+"""Events of a training run for observers."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

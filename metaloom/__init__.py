@@ -78,7 +78,7 @@ def _names() -> "dict[str, Callable[[], object]]":
     return found | {"reference": partial(import_module, f"{__name__}.flows.operations.reference")}
 
 
-if not TYPE_CHECKING:  # else any name would pass for one of ours
+if not TYPE_CHECKING:  # otherwise type checkers would accept any name
 
     def __getattr__(name: str) -> object:
         if name.startswith("__"):

@@ -143,7 +143,7 @@ def cancel(call: "Call[Cancelled]") -> int:
 
 
 def watch(call: "Call[Ending]", *, as_json: bool = False) -> int:
-    """Watch a training and print how it ended; Ctrl-C only ends watching."""
+    """Watch a training run and print how it ended; Ctrl-C only ends watching."""
     STATUS.end()
     with suppress(KeyboardInterrupt):
         try:

@@ -86,7 +86,7 @@ def direct(ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], Stag
 
 
 Training = Generator[IterationReport, None, TrainResult]
-"""A training that pauses after each iteration."""
+"""A training run that pauses after each iteration."""
 
 
 def training(

@@ -53,7 +53,7 @@ _OPEN = ("evaluation.num_tasks", "algorithm.num_init_memory_steps", "algorithm.n
 def rehearse(stages: Runner, should_stop: Callable[[], bool] = lambda: False) -> None:
     """Reject plug-ins that fail in small iterations and again in iterations of the run itself.
 
-    Faults of environments are left to the training, which quarantines them.
+    Faults of environments are left to the run itself, which quarantines them.
 
     Raises:
         Exception: the error that training would raise.

@@ -24,7 +24,7 @@ def check_loggers(names: Sequence[str], film_every: int | None) -> None:
         if name not in MODULES:
             function_named(name)
             continue
-        for package, module in ((name, name), ("pillow", "PIL")):  # which draws films
+        for package, module in ((name, name), ("pillow", "PIL")):  # which draws videos
             if find_spec(module) is None:
                 raise ExtraMissing(name, package)
     if film_every is not None and not names:

@@ -177,7 +177,7 @@ class _Loggers:
             yield
         except Exception as error:
             text = _ACCESS.sub("//...@", f"{type(error).__name__}: {error}".splitlines()[0])
-            log.warning("%s: %s stopped logging this training, which continues: %s", location(self._folder), name, text)
+            log.warning("%s: %s stopped logging this run, which continues: %s", location(self._folder), name, text)
             if (logger := self._open.pop(name, None)) is not None:
                 with suppress(Exception):
                     logger.close(failed=True)

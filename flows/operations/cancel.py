@@ -1,4 +1,4 @@
-"""`cancel`: the training of a run stops after its current stage.
+"""`cancel`: stops the training of a run after its current stage.
 
 The writer checks for requests before every stage. Unlike a signal, a request cannot reach another process with the same
 id, and any process that shares the folder can make it.

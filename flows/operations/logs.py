@@ -1,4 +1,4 @@
-"""`logs`: what the training of a run has logged."""
+"""`logs`: the log of a training run."""
 
 from typing import TYPE_CHECKING, Literal
 
@@ -17,7 +17,7 @@ Level = Literal["debug", "info", "warning", "error"]
 
 @checked
 def logs(run: RunArgument, *, level: Level = "info") -> "LogLines":
-    """Print what the training of a run has logged.
+    """Print the log of a training run.
 
     These are warnings, errors, iterations and lines from your loggers.
 

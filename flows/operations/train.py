@@ -205,7 +205,7 @@ def iterate(
 
 
 def _iterations(folder: Path, start: "Callable[..., Training]", log: Sequence[str]) -> "Generator[FinishedIteration]":
-    """Yield the iterations of a training; closing the generator ends it properly."""
+    """Yield the iterations of a training run; closing the generator ends it properly."""
     run, left = None, False
     with late.logging_to(log, folder, late.Observer(should_stop=lambda: left, reads=True)) as observer:
         training = start(observer=observer)

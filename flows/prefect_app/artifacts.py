@@ -110,7 +110,7 @@ class TrainingPage:
             if not self._is_troubled:
                 self._is_troubled = True
                 problem = str(error) or type(error).__name__
-                self._logger.warning("The page does not show all of this training, which continues: %s", problem)
+                self._logger.warning("The page does not show all of this run, which continues: %s", problem)
 
     def _show(self, report: IterationReport) -> None:
         last = report.iteration + 1 >= report.iterations

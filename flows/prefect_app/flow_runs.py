@@ -35,8 +35,7 @@ from metaloom.storage import argument
 from metaloom.storage.write.holder import LOCK_NAME
 
 POOL = "local"
-# Work queue of trainings. A concurrency limit of a deployment would be a lease that a flow must renew with the server,
-# or be ended.
+# Work queue of training runs. A deployment's concurrency limit would be a lease: a flow that cannot renew it is ended.
 QUEUE, TRAININGS = "training", 1
 # Longer stages are aborted: a cancelled flow run ends within 15 s.
 STAGE_SECONDS = 10.0
@@ -49,7 +48,7 @@ UNFINISHED = ("PENDING", "RUNNING", "CANCELLING")
 LOOK_SECONDS = 1.0
 # Longer than the 30 s that Prefect leaves a cancelled flow run to end by itself.
 CANCEL_SECONDS = 40.0
-# What Prefect's client raises of a server that it cannot reach, or that is too busy.
+# Errors of Prefect's client for a server that is unreachable or too busy.
 _AWAY = (HTTPError, PrefectException, RuntimeError)
 
 

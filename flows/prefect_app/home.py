@@ -205,7 +205,7 @@ def _hash(password: str) -> str:
 # Exceptions of a flow run that was cancelled or whose `serve` was stopped, which Prefect takes for
 # unexpected.
 ENDED = ("CancelledRun", "TerminationSignal")
-# Ended by `serve`, before or after a training's signal handler is installed.
+# Ended by `serve`, before or after training has installed its signal handler.
 ABORTED = "Crash detected! Execution was aborted by a termination signal"
 
 

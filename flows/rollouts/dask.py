@@ -164,7 +164,7 @@ class DaskSession:
                 done.append(piece)
         try:
             answers = cast(list[CollectedShard], self.connection.client.gather([piece.future for piece in done]))
-        except KilledWorker:  # an answer went with its worker; such an attempt has failed, which is seen next time
+        except KilledWorker:  # a result was lost with its worker; the failed attempt is handled in the next call
             return
         for piece, answer in zip(done, answers, strict=True):
             piece.answer = answer
@@ -187,8 +187,8 @@ class DaskSession:
     def _death(self, shard: Shard, watch: Supervision, begun: Sequence[Recording]) -> Exception:
         """Build the error for a shard that killed every worker that tried it."""
         ending = ending_of(begun[-1].at.pid) if begun and not self.elsewhere else None
-        recordings = self.recordings(watch)  # again: it may have been cut off before it said why it ended
-        # An attempt may be cut short before it gets there, by what the one before has left of its worker's connections.
+        recordings = self.recordings(watch)  # again, since it may have been cut off before recording why it ended
+        # An attempt may be cut short because the previous one has broken its worker's connections.
         recordings = [recording for recording in recordings if recording.at.env_step != NOT_YET] or recordings
         if recordings and len({recording.place for recording in recordings}) == 1:
             return shard.death(recordings, watch, ending)

@@ -47,7 +47,7 @@ def identity(file: io.FileIO | socket.socket) -> tuple[int, int] | None:
 
 
 _NO_FILE = (0, 0)
-# Offsets in the header: env_step and row, then sizes and the place of the first row.
+# Offsets in the header: env_step and row, then sizes and the index of the first row.
 _POSITION, _SIZES = Header._fields.index("env_step"), Header._fields.index("steps")
 
 
@@ -176,7 +176,7 @@ class FlightRecorder(RolloutWatch):
     def _alive(self) -> None:
         """Restart the timer."""
         now = time.monotonic()
-        # To look at descriptors and at the guard costs as much as a step of a small robot.
+        # Checking descriptors and the guard takes as long as a step of a small robot.
         if now >= self._set_again:
             self._set_again = now + self._slack
             self._allow(now + self._patience)
@@ -192,7 +192,7 @@ class FlightRecorder(RolloutWatch):
         if self._is_copy:
             self._end_copy()
         line = self._line
-        # Dask marks what it closes as closed, but does not notice what others close, nor soon what they shut down.
+        # Dask knows which sockets it has closed, but not which ones others have closed, and notices shutdowns late.
         same = line is None or identity(line) == self._line_identity
         alone = line is not None and (_is_shut_down(line) if same else line.fileno() < 0)
         if alone or not same or identity(self._report) != self._report_identity:

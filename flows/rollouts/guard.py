@@ -102,7 +102,7 @@ def register_trainer(folder: Path, mark: str, env: str) -> None:
 def note_requested_end() -> None:
     """Suppress the report of a killed process, since the user asked it to end."""
     for folder in _trained:
-        with suppress(OSError):  # of a run before
+        with suppress(OSError):  # of an earlier run
             (folder / _ASKED).touch()
 
 
@@ -217,7 +217,7 @@ def _end_if_overdue(folder: Path, header: Header) -> None:
         report.write_text(f"{STOPPED if stopped else 'Timeout'}: ended from outside\n", encoding="utf-8")
         if stopped:
             process.kill()
-        else:  # until the next look
+        else:  # until the next check
             process.send_signal(TRACEBACK)
 
 

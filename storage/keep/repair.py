@@ -92,9 +92,8 @@ class _Repair:
         yield from self._repair_sessions()
         yield from self._drop_arrays()
         yield from self._repair_groups()
-        # Lost outputs are taken out of the run, with what has to be computed again for their sake. Without its update
-        # an iteration is not complete, so whoever resumes comes back to it; what its outputs are computed from has to
-        # be there.
+        # Remove lost outputs, and outputs that must be recomputed with them. Removing the update makes an iteration
+        # incomplete, so that resuming recomputes it, for which its inputs must be stored.
         iterations = {ref.iteration for ref in self._lost}
         lost = self._lost | {self._files.stages.last_ref(iteration) for iteration in iterations}
         lost |= {r for r, record in self._records.items() if r.iteration in iterations and self._is_thinned(record)}

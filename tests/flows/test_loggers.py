@@ -270,7 +270,7 @@ def test_a_logger_that_fails_is_said_once_and_the_run_goes_on(
     assert seen == told
     (line,) = (record.getMessage() for record in caplog.records if "which continues" in record.getMessage())
     assert line.endswith(
-        f"tensorboard stopped logging this training, which continues: ConnectionError: {where} of a server that is gone"
+        f"tensorboard stopped logging this run, which continues: ConnectionError: {where} of a server that is gone"
     )
     assert digests(path) == digests(copy_tiny_run(tmp_path / "as it is without"))
 
@@ -421,7 +421,7 @@ def test_a_function_is_called_with_each_iteration_once_all_of_it_is_stored(
 def test_a_function_that_fails_is_not_called_again_and_the_training_continues(watch, tiny_config, tmp_path, caplog):
     run = metaloom.train(tiny_config(), tmp_path / "run", log=["my_watch:fail"], progress=False)
     assert (watch.SEEN, len(run)) == ([0], 3)
-    assert "my_watch:fail stopped logging this training, which continues: RuntimeError: of a function" in caplog.text
+    assert "my_watch:fail stopped logging this run, which continues: RuntimeError: of a function" in caplog.text
 
 
 def asked_of(proxy):

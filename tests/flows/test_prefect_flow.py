@@ -318,7 +318,7 @@ class TestPage:
             recorder.now = 60.0 * minute
             page.iteration_done(report(minute))
         assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
-            "The page does not show all of this training, which continues: division by zero"
+            "The page does not show all of this run, which continues: division by zero"
         ]
         assert recorder.calls[-1] == "create_image"
 

@@ -333,7 +333,7 @@ class TestPage:
         page._report(lambda: tried.append("at the end"), always=True)
         assert tried == [1000, 1030, 1060, "at the end"]
         assert [record.getMessage() for record in caplog.records] == [
-            "The page does not show all of this training, which continues: refused",
+            "The page does not show all of this run, which continues: refused",
         ]
 
 
