@@ -90,7 +90,7 @@ EXIT_CODES = {
 
 
 def exit_code(error: Exception) -> int | None:
-    """Return the exit code of an expected error; None for others, such as those of a user's environment."""
+    """Return the exit code of an expected error; None for others, such as errors of a user's environment."""
     # Dask reads the user's configuration files on import, and names the faulty one.
     if isinstance(error, ValueError) and str(error).startswith("A dask config file at "):
         return USAGE

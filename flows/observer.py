@@ -75,7 +75,7 @@ def strict(observer: Observer) -> Observer:
             )
         if not report.metrics[REPRODUCED]:
             raise StageFault(
-                f"iteration {report.iteration}: an episode came out differently when it was played again on a new copy "
+                f"iteration {report.iteration}: an episode differed when it was replayed on a new copy "
                 "of the environment (see the warning above); --strict requires the same bits"
             )
 

@@ -108,7 +108,7 @@ class RunLog(logging.Handler):
             asked = "`metaloom cancel`" if writer.is_asked_to_stop() else None
             by = "this process" if observer.should_stop() else asked
             if by is not None:
-                self.log_event(logging.INFO, f"stops, asked by {by}")
+                self.log_event(logging.INFO, f"stops at the request of {by}")
             return by is not None
 
         return replace(observer, stage_started=stage_started, iteration_done=iteration_done, should_stop=should_stop)

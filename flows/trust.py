@@ -1,7 +1,7 @@
 """Trust in stored runs: permission to import the modules named in their settings.
 
 Settings name classes as module:Class, and importing a module runs its code. Settings of a stored run may have been
-written by anybody, so they become a RunConfig only in `run_stages.config_of`, and a policy's only in `trained.files`;
+written by anyone, so they become a RunConfig only in `run_stages.config_of`, and a policy's only in `trained.files`;
 both check trust first. Trust is remembered per user by the hash of a run.json or policy, so changes revoke it. It also
 requires that modules are found at the same paths.
 

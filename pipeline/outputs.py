@@ -98,7 +98,7 @@ class OutputField:
         if self.dtype not in DTYPES:
             yield f"has entries of dtype {self.dtype}; required one of {', '.join(DTYPES)}, as in NDArray[np.float32]"
         if not self.description.strip():
-            yield f"does not say what its entries are; required a few words, as in {_EXAMPLE}"
+            yield f"does not describe its entries; required a few words, as in {_EXAMPLE}"
         for axis in self.dims:
             if not _AXIS.fullmatch(axis):
                 yield (

@@ -179,7 +179,7 @@ def _raised(path: str, problem: BaseException) -> str:
 
 def _not_found_again(path: str) -> str:
     return (
-        f"found {path!r}, which exists in this process alone, so the run could not be continued or replayed; required "
+        f"found {path!r}, which exists only in this process, so the run could not be continued or replayed; required "
         "a class at the top level of a module that can be imported"
     )
 

@@ -186,7 +186,7 @@ class Iteration(Shown):
         if not (name := self._stage_of(stage)):
             raise StageMissing(
                 self.run.files.root,
-                found=f"none of its stages gives {stage}",
+                found=f"none of its stages outputs {stage}",
                 required=f"one of {', '.join(f'{known.group} ({known.name})' for known in self.run.stages.stages)}",
                 action="`metaloom show RUN` shows its algorithm",
             )
@@ -482,7 +482,7 @@ def require_own_records(run: Run) -> None:
         follows = boundaries(run.info)
         found = [_link_at(run, first_sequence(info), first_iteration(info)) for info in contributors(run.info)]
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise damaged(run.path / "run.json", "does not say which stages and ancestors the run has") from None
+        raise damaged(run.path / "run.json", "does not describe the run's stages and ancestors") from None
     for problem in chain_problems(run.files, (link for link in found if link is not None), follows):
         raise problem
 

@@ -35,7 +35,7 @@ class PipeConsole(Console):
         raise OutputClosed
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Convert a string to text without control codes, since stored text may come from anybody."""
+        """Convert a string to text without control codes, since stored text may come from anyone."""
         return super().render_str(printable(text), **options)
 
     def out(self, *objects: Any, **options: Any) -> None:

@@ -15,7 +15,7 @@ reference: App = App(
     name="reference",
     help="""List, show, verify, extract or add reference runs.
 
-    Anybody can compute every iteration of a reference run again.
+    Anyone can recompute every iteration of a reference run.
 
     Example: `metaloom reference ls`
     """,

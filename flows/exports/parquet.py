@@ -22,7 +22,7 @@ def export_parquet(
 ) -> None:
     """Write one row per real step in a file per iteration and inner step, and the derived tables.
 
-    OUT/steps/iteration=3/stage=rollouts_0/steps.parquet    columns as of `Run.steps`, without `iteration`
+    OUT/steps/iteration=3/stage=rollouts_0/steps.parquet    columns as in `Run.steps`, without `iteration`
     OUT/episodes.parquet  OUT/tasks.parquet  OUT/metrics.parquet  and, if there are any, OUT/evaluations.parquet
     OUT/STAGE.parquet for every custom stage whose output has a custom type, as `Run.table` reads it
     """

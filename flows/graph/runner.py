@@ -140,7 +140,7 @@ class Runner:
         if difference is not None and self._differed in ([], [ref]):
             self._differed[:] = [ref]
             log.warning(
-                "%s: an episode came out differently when it was played again on a new copy: %s. The environment is "
+                "%s: an episode differed when it was replayed on a new copy: %s. The environment is "
                 "not reproducible, so replay and resume give different results; see docs/hostile_environments.md",
                 self.config.env.name,
                 difference,

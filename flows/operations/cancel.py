@@ -71,7 +71,7 @@ def cancel(run: RunArgument, *, asked: Annotated[Callable[[Writer], None] | None
         return Cancelled(True, f"it stopped, and {watch.writer} has continued the run since")
     ending = watch.ending()
     return Cancelled(
-        writer is None or ending.went_well, f"{'nobody writes it: ' if writer is None else ''}{ending.message}"
+        writer is None or ending.went_well, f"{'no process writes it: ' if writer is None else ''}{ending.message}"
     )
 
 

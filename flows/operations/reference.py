@@ -1,4 +1,4 @@
-"""`reference`: runs that anybody can compute again; each function is a command of this group."""
+"""`reference`: runs that anyone can recompute; each function is a command of this group."""
 
 import re
 from collections.abc import Callable, Collection, Iterator

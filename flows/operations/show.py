@@ -73,7 +73,7 @@ def found(
     trust: bool = False,
     everything: bool = False,
 ) -> "Found":
-    """Return functions that give the requested facts as data and rendered."""
+    """Return functions that return the requested facts as data and rendered."""
     opened = open_run(at.path)
     if stage not in (None, *(names := [known.name for known in opened.stages.stages])):
         raise UsageError(f"found --stage {stage}; required a stage of the run: {', '.join(names)}")

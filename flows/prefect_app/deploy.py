@@ -1,8 +1,8 @@
-"""Brings the work pool, deployments and flow runs of `metaloom serve` up to date, and says what it changes.
+"""Updates the work pool, deployments and flow runs of `metaloom serve`, and reports the changes.
 
-Missing objects are created from prefect.yaml. Of existing ones only what belongs to this version is updated: the flow's
+Creates missing objects from prefect.yaml. In existing ones, updates only what depends on the version: the flow's
 location, its parameters and its start command. Users' changes stay: limits, job variables, descriptions, default
-parameters, tags, schedules and pauses. Flow runs that were left over continue.
+parameters, tags, schedules and pauses. Restarts abandoned flow runs.
 """
 
 import os

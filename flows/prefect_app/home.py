@@ -104,7 +104,7 @@ def _require_own(home: Path) -> None:
     elif found.st_uid != os.geteuid():
         fault = f"belongs to the user {found.st_uid}"
     elif mode & stat.S_IWOTH:
-        fault = f"can be written by everybody (mode {mode:04o})"
+        fault = f"can be written by everyone (mode {mode:04o})"
     else:
         home.chmod(0o700)
         return

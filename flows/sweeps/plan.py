@@ -122,7 +122,7 @@ def check_unchanged(stored: Sweep, planned: Sweep, *, extend: bool) -> None:
         if grows
         else "--name starts another sweep"
     )
-    differences = differences or [f"what {stored.recipe} says"]
+    differences = differences or [f"{stored.recipe} has changed"]
     raise UsageError(f"the sweep {stored.name} is stored with different arguments. {'; '.join(differences)}. {remedy}")
 
 

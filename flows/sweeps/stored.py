@@ -199,7 +199,7 @@ def _plain() -> TypeAdapter[Sweep]:
 
 
 def _parsed(text: bytes, root: Path, name: str) -> Sweep:
-    """Read the file of a sweep, which may come from anybody."""
+    """Read the file of a sweep, which may come from anyone."""
     document: Any = from_json(text)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError("another format")

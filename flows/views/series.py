@@ -149,7 +149,7 @@ def evenly_spaced(count: int, most: int) -> Array:
 def shown_steps(last: int) -> dict[int, str]:
     """Return the inner steps, of 0 to last, that charts show, with their colours.
 
-    Of many steps, these are the first, the last and evenly spaced ones between, as colours allow.
+    If there are more steps than colours, these are the first, the last and evenly spaced ones between.
     """
     first, *between, end = evenly_spaced(last + 1, MOST_STEPS).tolist() if last else (0, 0)
     return {first: BEFORE, **dict(zip(between, BETWEEN, strict=False)), end: AFTER}

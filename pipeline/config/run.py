@@ -162,7 +162,7 @@ class RunConfig(Settings):
     def digest(self) -> str:
         """Return the SHA-256 of the settings that decide the results of training.
 
-        Excluded are `iterations` and `stop`, which decide the end of a run, `evaluation`, `retention` and `replay`.
+        Excludes `iterations` and `stop`, which decide when a run ends, and `evaluation`, `retention` and `replay`.
         """
         beside = ("iterations", "stop", "evaluation", "retention", "replay")
         settings = {name: value for name, value in self.decisive().items() if name not in beside}

@@ -246,7 +246,7 @@ class Graph:
         return replace(self, stages=stages, edges=edges)
 
     def remove(self, stage: Stage | str) -> Self:
-        """Return the graph without a stage; no edge may come from it any more."""
+        """Return the graph without a stage; no edge may still come from it."""
         gone = self._known(stage)
         left = tuple(stage for stage in self.stages if stage is not gone)
         read = {edge: reader.name for reader in left for edge in reader.edges.values()}

@@ -76,7 +76,7 @@ def _joined(stage: Stage, values: Sequence[Any]) -> Any:
         parts.append(_arrays(value))
         if sizes := {len(array) for array in parts[b].values()} - {1}:
             raise GraphError(
-                f"{where} arrays of {max(sizes)} tasks; required arrays of this task alone: a first axis of length 1"
+                f"{where} arrays of {max(sizes)} tasks; required arrays of this task only: a first axis of length 1"
             )
         if other := parts[b].keys() ^ parts[0].keys():
             names = sorted(name if key is None else f"{name}[{key!r}]" for name, key in other)

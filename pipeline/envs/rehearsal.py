@@ -44,7 +44,7 @@ def refusal(who: str, draw: Draw | None = None) -> str:
         draw: Draw from a global generator that is the cause. Training also rejects it, except from an installed
             package.
     """
-    why = draw or "Draw from self.np_random alone and restore all state in reset"
+    why = draw or "Draw only from self.np_random and restore all state in reset"
     remedy = "" if draw and not draw.installed else "; to train on it anyway: --set env.copies=kept"
     return (
         f"{who} gave different results for the same task, seed and actions; required the same bits, or no run could "

@@ -87,7 +87,7 @@ def task_adjusted_rewards(discounted: Array, predicted: Array, mask: Array, proc
 
 
 def scale(values: Array, mask: Array, processing: ProcessingConfig) -> Array:
-    """Normalize and shift values [E, T] of one task as `processing` says; zero on padding."""
+    """Normalize and shift values [E, T] of one task according to `processing`; zero on padding."""
     if processing.name == "dice" and processing.dice_norm == "padded":
         mask = np.ones_like(mask)
     if processing.normalize_advantages:

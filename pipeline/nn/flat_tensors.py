@@ -17,7 +17,7 @@ from metaloom.pipeline.types import Array, Params
 
 
 class FlatTensors:
-    """Parameters by name, differentiated and updated in place; `optimize` says by which optimizer.
+    """Parameters by name, differentiated and updated in place; `optimize` selects the optimizer.
 
     Attributes:
         params: Parameters by name, leaves of autograd that share the memory of `vector`.

@@ -109,7 +109,7 @@ def _repeated(module: nn.Module, name: str, inputs: Sequence[Tensor], check: Cal
     if not all(torch.equal(*pair) for pair in zip(_parts(again), _parts(outputs), strict=True)):
         raise ConfigError(
             f"policy.network: {name} returns different outputs for the same inputs on a second call, so no stage "
-            "could be recomputed; required outputs that depend on parameters and inputs alone"
+            "could be recomputed; required outputs that depend only on parameters and inputs"
         )
     return outputs
 
@@ -171,7 +171,7 @@ class ModuleNetwork:
         options = json.dumps(dict(spec.options))
         self._module, dtype = _checked(self._class, spec.name, self._shape, spec.output_size, options)
         if dtype != torch.float32 and _float32_alone.get():
-            raise ConfigError(f"policy.network: {spec.name} gives outputs of {dtype}; required torch.float32")
+            raise ConfigError(f"policy.network: {spec.name} returns outputs of {dtype}; required torch.float32")
         self._copies = ModuleCopies(self._module)
 
     @property
@@ -243,6 +243,6 @@ def _check_outputs(name: str, inputs: Tensor, output_size: int, outputs: Any) ->
     if not isinstance(outputs, Tensor) or outputs.shape != (len(inputs), output_size):
         found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ConfigError(
-            f"policy.network: {name} gives {found} for inputs of shape {tuple(inputs.shape)}; "
+            f"policy.network: {name} returned {found} for inputs of shape {tuple(inputs.shape)}; "
             f"required {(len(inputs), output_size)}"
         )

@@ -223,10 +223,10 @@ class ModuleCell:
         expected = [(4, self.feature_size), (4, self.state_size)]
         if (found := _shapes(outputs)) != expected:
             raise ConfigError(
-                f"policy.network: {self.spec.name} gives {found}; required features and states {expected}"
+                f"policy.network: {self.spec.name} returned {found}; required features and states {expected}"
             )
         if dtypes := {part.dtype for part in outputs} - {torch.float32}:
-            raise ConfigError(f"policy.network: {self.spec.name} gives outputs of {dtypes.pop()}; required float32")
+            raise ConfigError(f"policy.network: {self.spec.name} returns outputs of {dtypes.pop()}; required float32")
 
 
 def _shapes(outputs: Any) -> list[object]:
@@ -301,14 +301,14 @@ def _require_same_sequence(factory: Any, name: str, input_size: int, options: st
                     found = along(*given)
                 shapes = [tuple(part.shape) for part in expected]
                 if (of_sequence := _shapes(found)) != shapes:
-                    raise ConfigError(f"policy.network: {name}.sequence gives {of_sequence}; required {shapes}")
+                    raise ConfigError(f"policy.network: {name}.sequence returned {of_sequence}; required {shapes}")
                 for what, part, as_given in zip(("inputs", "states"), given, (inputs, before), strict=True):
                     if not torch.equal(part, as_given):
                         raise ConfigError(
                             f"policy.network: {name}.sequence modifies its {what} in place, which other code reads; "
                             "required a copy, such as inputs * 2 or state.clone()"
                         )
-                _require_same(f"{name}.sequence gives", ("features", "states"), found, expected)
+                _require_same(f"{name}.sequence returned", ("features", "states"), found, expected)
                 with _explained(f"the gradient of {name}.sequence", given):
                     gradients = _gradients(learned, found, weights)
                 names = [f"the gradient of {path.removeprefix('cell.')}" for path in learned_parameters(along)]

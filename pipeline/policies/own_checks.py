@@ -45,7 +45,7 @@ class _Check:
         initial = self._call("initialize", lambda: policy.initialize(np.random.default_rng(0)))
         for parameter, value in initial.items():
             if value.dtype != np.float32:
-                self._refuse(f"gives the parameter {parameter} as {value.dtype}", "float32")
+                self._refuse(f"returns the parameter {parameter} as {value.dtype}", "float32")
         # Away from initial values, since a mistake in a logarithm or factor may not show at 0 or 1.
         self._params = {
             parameter: torch.from_numpy(value + 0.1 * rng.standard_normal(value.shape, np.float32))
@@ -73,16 +73,18 @@ class _Check:
         ):
             shape = tuple(self._call(what, measured).shape)
             if shape not in shapes:
-                self._refuse(f"gives {what} of shape {shape} for {_ROWS} rows", f"{(_ROWS,)}, summed over the actions")
+                self._refuse(
+                    f"returns {what} of shape {shape} for {_ROWS} rows", f"{(_ROWS,)}, summed over the actions"
+                )
 
     def _distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> OwnDistribution:
         state = torch.get_rng_state()
         found = self._call("distribution", lambda: self._policy.distribution(params, observations))
         for method, required in _METHODS.items():
             if not callable(getattr(found, method, None)):
-                self._refuse(f"gives distributions ({type(found).__name__}) without {method}", required)
+                self._refuse(f"returns distributions ({type(found).__name__}) without {method}", required)
         if not torch.equal(torch.get_rng_state(), state):
-            self._refuse("draws random numbers in `distribution`", "draws in the distributions' `sample` alone")
+            self._refuse("draws random numbers in `distribution`", "draws only in the distributions' `sample`")
         return found
 
     def _actions(self, of_rows: OwnDistribution) -> Tensor:
@@ -100,7 +102,7 @@ class _Check:
             )
             if not is_kind or tuple(actions.shape) != shape:
                 kind = "int64" if discrete else "floating-point"
-                self._refuse(f"gives {_form(actions)} in `{name}` for {_ROWS} rows", f"actions {shape}, {kind}")
+                self._refuse(f"returns {_form(actions)} in `{name}` for {_ROWS} rows", f"actions {shape}, {kind}")
         if not torch.equal(*drawn):
             self._refuse(
                 "draws different actions from the same seed of torch's generator",
@@ -114,7 +116,7 @@ class _Check:
         if not isinstance(found, Tensor) or tuple(found.shape) != shape:
             keeps = isinstance(found, Tensor) and tuple(found.shape) == tuple(actions.shape) != shape
             cure = ": sum over the last axis, the dimensions of the action" if keeps else ""
-            self._refuse(f"gives {_form(found)} in `{what}` for actions {tuple(actions.shape)}", f"{shape}{cure}")
+            self._refuse(f"returns {_form(found)} in `{what}` for actions {tuple(actions.shape)}", f"{shape}{cure}")
         return found
 
     def _check_recorded(self, of_rows: OwnDistribution, actions: Tensor, log_prob: Tensor) -> None:
@@ -122,11 +124,11 @@ class _Check:
         value: Any
         for name, value in parameters.items():
             if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != _ROWS:
-                self._refuse(f"gives parameters()[{name!r}] as {_form(value)}", f"a tensor ({_ROWS}, ...)")
+                self._refuse(f"returns parameters()[{name!r}] as {_form(value)}", f"a tensor ({_ROWS}, ...)")
         stored = {name: value.float() for name, value in parameters.items()}
         rebuilt = self._call("recorded", lambda: self._policy.recorded(stored))
         if not callable(getattr(rebuilt, "log_prob", None)):
-            self._refuse(f"gives {type(rebuilt).__name__} in `recorded`", "distributions, with log_prob")
+            self._refuse(f"returns {type(rebuilt).__name__} in `recorded`", "distributions, with log_prob")
         found = self._log_prob(rebuilt, actions, "log_prob of `recorded`")
         if not torch.allclose(found, log_prob, rtol=1e-3, atol=1e-3):
             self._refuse(

@@ -665,7 +665,7 @@ STRUCTURAL = {
     ),
     "an encoder with outputs in float64": (
         {"algorithm": "rl2", "episodes_per_task": 4, "policy": {"encoder": "own_flow:DoubleOutputs"}},
-        "policy.encoder: own_flow:DoubleOutputs gives outputs of torch.float64; required torch.fl",
+        "policy.encoder: own_flow:DoubleOutputs returns outputs of torch.float64; required torch.fl",
     ),
     "a network on a GPU": (
         {"policy": {"network": "own_flow:GpuNet"}},

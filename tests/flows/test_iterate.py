@@ -81,7 +81,7 @@ def test_a_loop_that_is_left_stops_the_run_in_order_and_another_continues_it(tin
     gc.collect()
     run = metaloom.open_run(path)
     assert (len(run), storage.current_writer(path), metaloom.verify(run).intact) == (1, None, True)
-    assert [line.message for line in metaloom.logs(run)][-1] == "stops, asked by this process"
+    assert [line.message for line in metaloom.logs(run)][-1] == "stops at the request of this process"
     assert [iteration.index for iteration in metaloom.iterate(run, iterations=4)] == [1, 2, 3]
     whole = metaloom.train(tiny_config(iterations=4), tmp_path / "whole", progress=False)
     assert digests(path) == digests(whole.path)

@@ -75,7 +75,7 @@ class TestAnotherProcess:
         assert process.wait() == EXIT_INTERRUPTED
         done = len(storage.open_run(path).iterations)
         assert f"stopped after {done} of 100,000 iterations; continue with: metaloom resume {path}" in told
-        assert "stops, asked by `metaloom cancel`" in [line.message for line in lines(path)]
+        assert "stops at the request of `metaloom cancel`" in [line.message for line in lines(path)]
         assert [*(path / "_operator").glob("stop-*")] == []
         assert storage.verify_run(path) == []
         assert watch_run(path, mode="plain", out=watched, wait=time.sleep).how == "stopped"
@@ -123,7 +123,7 @@ class TestAnotherProcess:
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait() == EXIT_INTERRUPTED
-        assert "stops, asked by this process" in [line.message for line in lines(path)]
+        assert "stops at the request of this process" in [line.message for line in lines(path)]
 
 
 class TestWriter:
@@ -355,7 +355,7 @@ def test_a_complete_run_is_told_at_once(trained, capsys):
     assert told[0].startswith("iteration 2 (3 of 3)")
     assert told[-1] == "complete: 3 of 3 iterations"
     assert cli.run(["cancel", str(trained)]) == 0
-    assert capsys.readouterr().out == "nobody writes it: complete: 3 of 3 iterations\n"
+    assert capsys.readouterr().out == "no process writes it: complete: 3 of 3 iterations\n"
 
 
 def test_what_is_watched_of_the_store_agrees_with_what_the_trainer_told(tmp_path, tiny_config):

@@ -187,11 +187,11 @@ def test_a_module_that_cannot_be_imported_is_not_taken_for_a_missing_one(text, w
 @pytest.mark.usefixtures("own")
 def test_an_object_that_no_other_process_would_find_is_refused(monkeypatch):
     inner = load("own_plugins:outer")()
-    with pytest.raises(ConfigError, match=r"own_plugins:outer\.<locals>\.Inner', which exists in this process alone"):
+    with pytest.raises(ConfigError, match=r"own_plugins:outer\.<locals>\.Inner', which exists only in this process"):
         build_config(settings(algorithm=inner()))
     still = load("own_plugins:Still")
     monkeypatch.setattr(still, "__module__", "__main__")
-    with pytest.raises(ConfigError, match="'__main__:Still', which exists in this process alone"):
+    with pytest.raises(ConfigError, match="'__main__:Still', which exists only in this process"):
         build_config(settings(algorithm=still()))
 
 

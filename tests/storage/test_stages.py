@@ -69,7 +69,7 @@ def test_what_a_table_calls_thinnable_goes_and_a_fork_has_the_same_stages(path, 
 
 
 def test_what_no_stage_of_a_run_gives_is_told(path):
-    with pytest.raises(storage.StageMissing, match="none of its stages gives rollouts"):
+    with pytest.raises(storage.StageMissing, match="none of its stages outputs rollouts"):
         storage.open_run(path)[0].rollouts(0)
 
 

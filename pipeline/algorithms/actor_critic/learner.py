@@ -63,7 +63,7 @@ class Moments:
 
 
 def scaled(advantages: Array, mask: Array, processing: ProcessingConfig, running: Moments | None) -> Array:
-    """Return advantages [b, E, T] scaled as `processing` says: by task, or by running moments that include them."""
+    """Scale advantages [b, E, T] according to `processing`: by task, or by running moments that include them."""
     if running is None:
         return np.stack([scale(task, real, processing) for task, real in zip(advantages, mask, strict=True)])
     if processing.normalize_advantages:

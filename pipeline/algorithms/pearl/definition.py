@@ -152,7 +152,7 @@ def posterior(outputs: Tensor) -> Posterior:
 
 
 def point(outputs: Tensor) -> Posterior:
-    """Return a point posterior, the mean of the encoder's outputs [K, C, Z], for runs without bottleneck."""
+    """Return a point posterior, the mean of the encoder's outputs [K, C, Z], for runs without the bottleneck."""
     mean = outputs.mean(1)
     return Posterior(mean, torch.zeros_like(mean))
 

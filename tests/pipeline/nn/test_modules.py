@@ -208,10 +208,10 @@ def test_threads_do_not_see_each_others_parameters():
         ("With", {"layer": "BatchNorm1d"}, "changes its buffer norm.running_mean .*, as batch normalization does"),
         ("With", {"layer": "BatchNorm1d-static"}, "depends on the other rows"),
         ("Drifting", {}, "returns different outputs for the same inputs on a second call"),
-        ("Fickle", {}, "gives .*; required "),
+        ("Fickle", {}, "returned .*; required "),
         ("NoisyWhileLearning", {}, "draws random numbers when it is called"),
         ("Frozen", {"layers": ["first", "norm", "last"]}, "has no parameters to learn"),
-        ("Wide", {}, r"gives \(1, 4, 3\) for inputs of shape \(4, 5\); required \(4, 3\)"),
+        ("Wide", {}, r"returned \(1, 4, 3\) for inputs of shape \(4, 5\); required \(4, 3\)"),
         ("Failing", {}, "raised RuntimeError on inputs of shape .*: shapes do not match"),
         ("Double", {}, "parameter first.weight of nets:Double is torch.float64; required torch.float32"),
         (

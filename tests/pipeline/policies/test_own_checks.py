@@ -69,23 +69,23 @@ def with_policy(**methods):
 
 GENERATOR = torch.Generator()
 WRONG = {
-    "gives distributions (Wrong) without mode; required mode(): the most": with_distribution(mode=None),
-    "gives float32[4, 2] in `log_prob` for actions (4, 2); required (4,): sum over the last axis": with_distribution(
+    "returns distributions (Wrong) without mode; required mode(): the most": with_distribution(mode=None),
+    "returns float32[4, 2] in `log_prob` for actions (4, 2); required (4,): sum over the last axis": with_distribution(
         log_prob=lambda self, actions: torch.distributions.Normal(self.mean, self.log_std.exp()).log_prob(actions)
     ),
-    "gives float32[2, 4, 1] in `log_prob of parameters with a task axis`": with_distribution(
+    "returns float32[2, 4, 1] in `log_prob of parameters with a task axis`": with_distribution(
         log_prob=lambda self, actions: DiagGaussian(*self).log_prob(actions)[(..., None)[: actions.ndim - 1]]
     ),
     "`sample` of own:Wrong raised ZeroDivisionError": with_distribution(sample=lambda self: 1 / 0),
-    "gives float32[4] in `sample` for 4 rows; required actions (4, 2), floating-point": with_distribution(
+    "returns float32[4] in `sample` for 4 rows; required actions (4, 2), floating-point": with_distribution(
         sample=lambda self: self.mean[:, 0]
     ),
-    "gives int64[4, 2] in `mode` for 4 rows; required actions (4, 2)": with_distribution(mode=lambda s: s.mean.long()),
+    "returns int64[4, 2] in `mode` for 4 rows; required actions (4, 2)": with_distribution(mode=lambda s: s.mean.long()),
     "draws different actions from the same seed of torch's generator": with_distribution(
         sample=lambda self: self.mean + torch.randn(self.mean.shape, generator=GENERATOR)
     ),
-    "gives kl of shape (4, 2) for 4 rows; required (4,)": with_distribution(kl=lambda self, other: self.mean),
-    "gives parameters()['log_std'] as float32[1, 2]; required a tensor (4, ...)": with_distribution(
+    "returns kl of shape (4, 2) for 4 rows; required (4,)": with_distribution(kl=lambda self, other: self.mean),
+    "returns parameters()['log_std'] as float32[1, 2]; required a tensor (4, ...)": with_distribution(
         parameters=lambda self: self._asdict()
     ),
     "in `recorded` that differ from those it acted with: log_prob": with_policy(
@@ -94,7 +94,7 @@ WRONG = {
     "in `recorded` that differ from those it acted with: log_prob -": with_policy(
         recorded=lambda self, behavior: Gaussian(behavior["mean"], 2 * behavior["log_std"])
     ),
-    "gives the parameter kernel as float64; required float32": with_policy(
+    "returns the parameter kernel as float64; required float32": with_policy(
         initialize=lambda s, rng: {"kernel": rng.random(2)}
     ),
     "draws random numbers in `distribution`; required draws in": with_policy(

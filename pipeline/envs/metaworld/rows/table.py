@@ -62,7 +62,7 @@ def sweep_along(moment: Moment, *, radius: float, slack: float, level: float) ->
         moment: The rows.
         radius: Radius of the object, m.
         slack: Gap between the object and a pad that still counts as gripping, m.
-        level: Level as of `cage_and_grip`.
+        level: As in `cage_and_grip`.
     """
     caging = hamacher(_between_pads(moment, radius, 0.05), _level_with(moment, level))
     return (caging + np.where(caging > 0.95, _between_pads(moment, radius, radius + slack), 0)) / 2
