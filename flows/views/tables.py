@@ -352,8 +352,8 @@ def evaluation_view(outcome: "EvaluationOutcome") -> RenderableType:
     success = success_view(success_rows(outcome.evaluation, outcome.classes))
     steps = outcome.summary()
     # The environment's facts for test episodes, steps side by side.
-    rows = ((name.replace("_", " "), *(number(step.facts[name]) for step in steps)) for name in steps[0].facts)
-    facts = [new_table("of test episodes", *(f">{label}" for label in labels), rows=rows)] if steps[0].facts else []
+    cells = ((name.replace("_", " "), *(number(step.facts[name]) for step in steps)) for name in steps[0].facts)
+    facts = [new_table("of test episodes", *(f">{label}" for label in labels), rows=cells)] if steps[0].facts else []
     return Group(evaluation_table(outcome), *facts, *_classes_view(rows, labels), *success)
 
 

@@ -80,7 +80,9 @@ WRONG = {
     "returns float32[4] in `sample` for 4 rows; required actions (4, 2), floating-point": with_distribution(
         sample=lambda self: self.mean[:, 0]
     ),
-    "returns int64[4, 2] in `mode` for 4 rows; required actions (4, 2)": with_distribution(mode=lambda s: s.mean.long()),
+    "returns int64[4, 2] in `mode` for 4 rows; required actions (4, 2)": with_distribution(
+        mode=lambda s: s.mean.long()
+    ),
     "draws different actions from the same seed of torch's generator": with_distribution(
         sample=lambda self: self.mean + torch.randn(self.mean.shape, generator=GENERATOR)
     ),

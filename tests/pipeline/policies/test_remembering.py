@@ -344,7 +344,10 @@ def test_a_cell_that_does_not_keep_to_the_contract_is_refused(name, reason):
         ("parts", r"Sums.sequence returned features -?\d.* at \(25\d, .*\), but step by step"),
         ("odd", r"Sums.sequence returned features .* at \(2, 0, .*\), but step by step"),
         ("single", r"Sums.sequence returned features .* at \(0, 0, .*\), but step by step"),
-        ("shape", r"Sums.sequence returned \['Tensor'|sequence returned \[\(2, 4, 5\)\]; required \[\(2, 4, 5\), \(4, 5\)\]"),
+        (
+            "shape",
+            r"Sums.sequence returned \['Tensor'|sequence returned \[\(2, 4, 5\)\]; required \[\(2, 4, 5\), \(4, 5\)\]",
+        ),
         ("raises", r"Sums.sequence raised ValueError on inputs of shape \(2, 4, 7\) .* float64: of a sequence"),
         ("long", r"Sums.sequence, unlike 70 single steps, raised ValueError on inputs of shape \(70, 4, 7\)"),
         ("writes", "Sums.sequence modifies its inputs in place, which other code reads; required a copy"),
