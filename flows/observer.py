@@ -71,7 +71,7 @@ def strict(observer: Observer) -> Observer:
         if REPRODUCED not in report.metrics:
             raise StageFault(
                 f"iteration {report.iteration}: --strict found no episode to play again, since the stages of the run "
-                "output no tasks or no rollouts; leave --strict out"
+                "output no tasks or no rollouts; remove --strict"
             )
         if not report.metrics[REPRODUCED]:
             raise StageFault(

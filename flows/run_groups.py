@@ -145,7 +145,7 @@ def _refuse_repeated(groups: Iterable[Sequence[Run]], settings: Mapping[Path, Ma
             if other is not run:
                 raise UsageError(
                     f"found runs {other.name} and {run.name} with the same settings and seed {run.config['seed']}: "
-                    "the same seed would count twice. Leave one of them out"
+                    "the same seed would count twice. Name only one of them"
                 )
 
 

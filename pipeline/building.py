@@ -36,7 +36,7 @@ def measures_of(config: RunConfig, env: MetaEnv) -> Measures:
     """
     if config.env.diagnostics and not env.has_diagnostics:
         raise ConfigError(
-            f"env.diagnostics is on, but {config.env.name} has none; leave it out, or define MetaEnv.diagnostics in a "
+            f"env.diagnostics is on, but {config.env.name} has none; remove it, or define MetaEnv.diagnostics in a "
             "custom environment"
         )
     return Measures.named(config.metrics, diagnostics=env.diagnostics if config.env.diagnostics else None)

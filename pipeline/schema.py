@@ -213,7 +213,7 @@ class ByName(Generic[S]):
         if found is not type(value):
             raise ConfigError(
                 f"found an object of {path_of(type(value))} whose name is {name!r}, which stands for {path_of(found)}; "
-                "leave the field name out in your class"
+                "remove the field name from your class"
             )
         return value if given else value.model_copy(update={"name": name})
 

@@ -154,7 +154,7 @@ def _trained(run: Run, metric: str) -> History:
     except storage.StageMissing:
         raise UsageError(
             f"{run.name} has no complete iteration; required one or more in each. "
-            f"`metaloom resume {storage.argument(run.path)}` continues it, or leave it out"
+            f"`metaloom resume {storage.argument(run.path)}` continues it; or compare the other runs"
         ) from None
     column = last_return(table.column_names) if metric == AFTER_ADAPTATION else metric
     if column is None:

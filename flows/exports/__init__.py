@@ -126,7 +126,7 @@ def export(
     for name in given:
         if not form.takes(name):
             option = "step" if name == "steps" else name
-            raise UsageError(f"found --{option} with --to {to}, which does not take it; leave it out")
+            raise UsageError(f"found --{option} with --to {to}, which does not take it; remove it")
     if not len(run.select(iterations)):
         raise UsageError(f"{run.path}: found no complete iteration to export; required at least one")
     stored = dict.fromkeys(ref.step for ref in run.refs() if ref.stage == run.stages.named("rollouts"))

@@ -66,7 +66,7 @@ class Runner:
             if all(stage.output is not Evaluation for stage in graph.stages):
                 raise ConfigError(
                     f"evaluation.every is {config.evaluation.every}, but the graph {config.algorithm.graph} has no "
-                    "stage that evaluates; leave it out, or add metaloom.stages.evaluate.EVALUATE to the graph"
+                    "stage that evaluates; remove it, or add metaloom.stages.evaluate.EVALUATE to the graph"
                 )
             # Check the tasks of the last evaluation before the first iteration.
             evaluation_tasks(config, context.env, config.iterations)

@@ -107,13 +107,13 @@ def changes(overrides: Sequence[str], settings: Mapping[str, Any] | None = None)
 def refuse_without(option: str, **others: object) -> None:
     """Reject options that need another option, which was not given."""
     for name in _given(others):
-        raise UsageError(f"found --{name} without {option}; add {option}, or leave --{name} out")
+        raise UsageError(f"found --{name} without {option}; add {option}, or remove --{name}")
 
 
 def refuse_with(option: str, **others: object) -> None:
     """Reject options that have no meaning together with another one."""
     for name in _given(others):
-        raise UsageError(f"found --{name} with {option}; leave one of them out")
+        raise UsageError(f"found --{name} with {option}; remove one of them")
 
 
 def _given(options: dict[str, object]) -> list[str]:

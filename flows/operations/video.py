@@ -62,7 +62,7 @@ def video(
     if not (width.isdecimal() and height.isdecimal() and all(16 <= int(side) <= 4096 for side in (width, height))):
         raise UsageError(f"found --size {text}; required WIDTHxHEIGHT in pixels, from 16 to 4096, such as 480x360")
     if sum((best, worst, task is not None)) > 1:
-        raise UsageError("found several of --task, --best and --worst; leave all but one out")
+        raise UsageError("found several of --task, --best and --worst; remove all but one")
     agree(at.path, trust)
     drawn_by = choose_renderer(renderer)  # before MuJoCo is imported
     which = "best" if best else "worst" if worst else task or 0

@@ -43,7 +43,7 @@ class Backend:
         if self.mathematics == "workers":
             raise UsageError(
                 "found mathematics=workers, which this version does not have: wherever it was measured, the trainer "
-                "computed updates faster than workers; leave it out"
+                "computed updates faster than workers; remove it"
             )
         if self.workers is not None and self.scheduler is not None:
             raise UsageError(

@@ -224,7 +224,7 @@ def _client(address: str, spec: SamplerSpec) -> Iterator[Client]:
     except (OSError, ValueError) as error:
         raise NobodyThere(
             f"no Dask scheduler answers at {address} ({error}); start one with `dask scheduler` and workers with "
-            "`dask worker`, or leave --scheduler out to use processes on this machine"
+            "`dask worker`, or remove --scheduler to use processes on this machine"
         ) from None
     except TypeError as error:  # Dask's message about a missing certificate
         raise WorkersError(

@@ -165,7 +165,7 @@ def _check_keys(option: str, keys: Iterable[str], settings: Sequence[str]) -> No
         if key == "seed":
             raise UsageError(f"found {option} seed=...; required --seeds, such as --seeds 5 or --seeds 1,2,3")
         if key in given:
-            raise UsageError(f"found {key} in {option} and in --set; leave one of them out")
+            raise UsageError(f"found {key} in {option} and in --set; remove one of them")
 
 
 def _check_count(count: int, *, many: bool) -> None:
@@ -191,7 +191,7 @@ def _refuse_equal(option: str, points: Iterable[tuple[Mapping[str, str], str]]) 
     for point, digest in points:
         if digest in seen:
             twice = " and ".join(" ".join(f"{k}={v}" for k, v in p.items()) for p in (seen[digest], point))
-            raise UsageError(f"found {twice} in {option}, which are the same settings; leave one of them out")
+            raise UsageError(f"found {twice} in {option}, which are the same settings; remove one of them")
         seen[digest] = point
 
 

@@ -122,7 +122,7 @@ def wanted_search(trials: int | None, space: Mapping[str, str], metric: str | No
             raise UsageError(f"found {option} without --optuna; required how many trials, such as --optuna 20")
         return None
     if grid:
-        raise UsageError("found --grid with --optuna; leave it out: --search KEY=V1,V2 searches listed values too")
+        raise UsageError("found --grid with --optuna; remove it: --search KEY=V1,V2 searches listed values too")
     return Search(trials, metric or "return", space)
 
 
@@ -134,7 +134,7 @@ def parse_space(assignments: Iterable[str]) -> dict[str, str]:
         if not key or not text:
             raise UsageError(f"found --search {assignment}; required KEY=VALUES with {_EXAMPLES}")
         if key in space:
-            raise UsageError(f"found --search {key} twice; leave one of them out")
+            raise UsageError(f"found --search {key} twice; remove one of them")
         space[key] = text
     return space
 
@@ -146,7 +146,7 @@ def _dimension(key: str, text: str) -> Dimension:
         if len(texts) < 2 or not all(texts):
             raise UsageError(f"{found}; required {_EXAMPLES}")
         if len({*texts}) < len(texts):
-            raise UsageError(f"{found}, with a value twice; leave one of them out")
+            raise UsageError(f"{found}, with a value twice; remove one of them")
         return Choice(texts)
     low, high, log = given["low"], given["high"], given["log"] is not None
     whole = all(re.fullmatch(_WHOLE, text) for text in (low, high))

@@ -115,7 +115,7 @@ class Acting:
         """
         algorithm = self.blueprint.config.algorithm
         if algorithm.trial is None:
-            raise UsageError(f"found {algorithm.name}, whose policy has no memory; leave `observe` out")
+            raise UsageError(f"found {algorithm.name}, whose policy has no memory; do not call `observe`")
         with self._turn:
             if not self._awaits or self._last is None:
                 raise UsageError("found rewards before actions; required `policy(observations)` before each of them")

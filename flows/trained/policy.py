@@ -155,7 +155,7 @@ class TrainedPolicy(Acting):
         if isinstance(to, EpisodeBatch):
             if (episodes, steps, max_episode_steps) != (None, 1, None):
                 raise UsageError(
-                    "found episodes, steps or max_episode_steps together with a batch of episodes; leave them out: a "
+                    "found episodes, steps or max_episode_steps together with a batch of episodes; omit them: a "
                     "batch is what one step adapts to"
                 )
             return self._adapted_to(to)

@@ -33,7 +33,7 @@ class NormalizingLearner(Learner[Any, Sequence[Step]]):
         if setup.policy.normalize_observations and setup.observation_scale != 1:
             raise ConfigError(
                 f"policy.normalize_observations is on, but the observations of {setup.env_name} are bytes, which are "
-                f"divided by {setup.observation_scale:g}; leave it out"
+                f"divided by {setup.observation_scale:g}; remove it"
             )
         self.inner: Learner[Any, Sequence[Step]] = inner
         self._discount = setup.processing.discount

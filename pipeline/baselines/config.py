@@ -52,7 +52,7 @@ class BaselineConfig(BaselineSettings):
         for option, about in type(self).model_fields.items():
             value = getattr(self, option)
             if option != "name" and option not in _OPTIONS[self.name] and value != about.default:
-                raise ValueError(f"{option} is {value} but the baseline {self.name} has no such option; leave it out")
+                raise ValueError(f"{option} is {value} but the baseline {self.name} has no such option; remove it")
         return self
 
     def fit_predict(

@@ -94,12 +94,12 @@ class RunConfig(Settings):
         if self.evaluation.adaptation_steps and not self.algorithm.adapts:
             yield (
                 f"evaluation.adaptation_steps is {self.evaluation.adaptation_steps} but {self.algorithm.name} does not "
-                "adapt (inner_steps is 0); leave it out or set it to 0"
+                "adapt (inner_steps is 0); remove it or set it to 0"
             )
         if self.evaluation.remembered is not None and self.algorithm.trial is None:
             yield (
                 f"evaluation.remembered is {self.evaluation.remembered} but the policy of {self.algorithm.name} has no "
-                "memory; leave it out"
+                "memory; remove it"
             )
         for name, found in (("iterations", self.iterations), ("inner steps", self.algorithm.adaptation_steps + 1)):
             if found > (most := MOST_ITERATIONS if name == "iterations" else MOST_STEPS):
@@ -112,7 +112,7 @@ class RunConfig(Settings):
         if self.policy.encoder is not None and self.algorithm.actor != "recurrent":
             yield (
                 f"policy.encoder is {self.policy.encoder.name}, but the policy of {self.algorithm.name} has no memory; "
-                "leave it out"
+                "remove it"
             )
         yield from self._idle_sizes()
         asked = {"policy.normalize_observations": self.policy, "processing.scale_rewards": self.processing}
@@ -121,7 +121,7 @@ class RunConfig(Settings):
                 why = "also learns from earlier iterations, which were normalized with other statistics"
                 if graph not in ("off_policy", "task_inference", "trial_inference"):
                     why = f"has the graph {graph}, and only on_policy and trials keep statistics"
-                yield f"{name} is on, but {self.algorithm.name} {why}; leave it out"
+                yield f"{name} is on, but {self.algorithm.name} {why}; remove it"
         if self.min_rollouts is not None and self.min_rollouts > self.episodes_per_task:
             yield (
                 f"min_rollouts is {self.min_rollouts} but episodes_per_task, its upper limit, is "
@@ -141,7 +141,7 @@ class RunConfig(Settings):
                 sizes.append((f"algorithm.{field}", critic, getattr(algorithm, field), (about.default,)))
         for name, network, found, expected in sizes:
             if network not in SIZED_NETWORKS and found not in expected:
-                yield f"{name} is {found} but the network is {network}, which sets its own sizes; leave it out"
+                yield f"{name} is {found} but the network is {network}, which sets its own sizes; remove it"
 
     @property
     def samples_until_enough(self) -> bool:

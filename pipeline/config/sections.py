@@ -44,7 +44,7 @@ class EvaluationConfig(Settings):
                 f"tasks has rows of lengths {sorted({len(task) for task in self.tasks})}; required equal lengths"
             )
         if self.task_sampling == "balanced" and self.evenly_by is not None:
-            raise ValueError(f"task_sampling is balanced but evenly_by is {self.evenly_by}; leave one of them out")
+            raise ValueError(f"task_sampling is balanced but evenly_by is {self.evenly_by}; remove one of them")
         return self
 
 

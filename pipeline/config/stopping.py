@@ -50,7 +50,7 @@ class StoppingConfig(Settings):
         if self.convergence_window is None and self.convergence_p_value != 0.99:
             raise ValueError("convergence_p_value is set but convergence_window is not; set both or neither")
         if self.return_threshold is None and self.convergence_window is None and self.statistic != "min":
-            raise ValueError("statistic is set but no criterion uses returns; leave it out")
+            raise ValueError("statistic is set but no criterion uses returns; remove it")
         return self
 
     def met(self, history: Sequence[Metrics]) -> bool:

@@ -188,7 +188,7 @@ class PearlAntDir(PearlRobot, AnyDirection, AntWalk, Ant):
             if (num_train_tasks, num_test_tasks) != (100, 30):
                 raise EnvError(
                     f"{type(self).__name__}: num_train_tasks or num_test_tasks is set but forward_backward is on, "
-                    "which has exactly two tasks; leave one of them out"
+                    "which has exactly two tasks; remove one of them"
                 )
             self.task_set: tuple[tuple[float, ...], ...] | None = ((-1.0, 0.0), (1.0, 0.0))
             self.test_task_set: tuple[tuple[float, ...], ...] | None = None

@@ -31,7 +31,7 @@ class FlatObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
         if not _flattens(space):
             kept = [key for key, part in _parts(space) if _flattens(part)] if isinstance(space, Dict | Tuple) else []
             remedy = (
-                "Leave the other parts out: --set 'env.wrappers=[{name: FilterObservation, options: {filter_keys: "
+                "Remove the other parts: --set 'env.wrappers=[{name: FilterObservation, options: {filter_keys: "
                 f"{json.dumps(kept)}}}}}]'"
                 if kept
                 else "Wrap it in a custom gymnasium.Wrapper that returns one: --set 'env.wrappers=[my_module:Class]'"

@@ -65,13 +65,13 @@ def wrapper_class(wrapper: WrapperConfig) -> type[gymnasium.Wrapper[Any, Any, An
             raise EnvError(
                 f"env.wrappers: found {wrapper.name}, whose statistics come from one copy of the environment, so "
                 "results would depend on the number of workers and on resumes; required statistics kept in the "
-                f"learner: leave it out and --set {setting}"
+                f"learner: remove it and --set {setting}"
             )
     if issubclass(cls, RecordVideo):
         raise EnvError(
             f"env.wrappers: found {wrapper.name}, which makes every copy of the environment write videos to a folder "
             "named in the settings, even when somebody else replays the run; required wrappers that write no files: "
-            "leave it out and film stored episodes with `metaloom video RUN@ITERATION`"
+            "remove it and film stored episodes with `metaloom video RUN@ITERATION`"
         )
     return cls
 

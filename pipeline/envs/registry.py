@@ -39,7 +39,7 @@ def make_env(config: EnvConfig) -> MetaEnv:
     if config.observed is not None:
         raise EnvError(
             f"env.observed: found {list(config.observed)} for {config.name}, which is a MetaEnv; required a plain "
-            "gymnasium environment. Leave it out, or restrict what the environment itself returns"
+            "gymnasium environment. Remove it, or restrict what the environment itself returns"
         )
     if config.facts:
         raise EnvError(

@@ -38,9 +38,9 @@ class ProcessingConfig(Settings):
     @model_validator(mode="after")
     def _norms_have_something_to_do(self) -> "ProcessingConfig":
         if self.adv_norm != "std" and not self.normalize_advantages:
-            raise ValueError(f"adv_norm is {self.adv_norm} but normalize_advantages is off; leave one of them out")
+            raise ValueError(f"adv_norm is {self.adv_norm} but normalize_advantages is off; remove one of them")
         if self.dice_norm != "real" and not (self.normalize_advantages or self.positive_advantages):
-            raise ValueError(f"dice_norm is {self.dice_norm} but nothing is normalized or shifted; leave it out")
+            raise ValueError(f"dice_norm is {self.dice_norm} but nothing is normalized or shifted; remove it")
         return self
 
     def build_return_baseline(self) -> Baseline:
@@ -53,13 +53,13 @@ def processing_problems(processing: ProcessingConfig, learns_from: Sequence[str]
     needed = "dice" if "adjusted_rewards" in learns_from else "advantages"
     changed = [name for name, default in _DICE_OPTIONS.items() if getattr(processing, name) != default]
     if processing.name != needed:
-        yield f"processing.name is {processing.name} but the algorithm needs {needed}; leave processing.name out"
+        yield f"processing.name is {processing.name} but the algorithm needs {needed}; remove processing.name"
     elif needed == "advantages":
-        yield from (f"processing.{name} is set but applies to DiCE only; leave it out" for name in changed)
+        yield from (f"processing.{name} is set but applies to DiCE only; remove it" for name in changed)
     elif "advantages" not in learns_from:
         unused = ["gae_lambda"] * (processing.gae_lambda != 1) + [name for name in changed if name != "dice_norm"]
         why = "the algorithm does not learn from advantages"
-        yield from (f"processing.{name} is set but {why}; leave it out" for name in unused)
+        yield from (f"processing.{name} is set but {why}; remove it" for name in unused)
     elif processing.return_baseline is None:
         yield (
             "processing.return_baseline is not set but the algorithm learns from advantages; set it to a baseline "

@@ -129,15 +129,14 @@ def _check_schedule(settings: LearningRate | ScheduledSteps) -> None:
         )
     if horizon is not None and name != "linear":
         raise ValueError(
-            f"lr_horizon is {horizon} but lr_schedule is {name}; set algorithm.lr_schedule=linear or leave lr_horizon "
-            "out"
+            f"lr_horizon is {horizon} but lr_schedule is {name}; set algorithm.lr_schedule=linear or remove lr_horizon"
         )
     if decay != 1 and name != "exponential":
-        raise ValueError(f"lr_decay is {decay} but lr_schedule is {name}; leave lr_decay out")
+        raise ValueError(f"lr_decay is {decay} but lr_schedule is {name}; remove lr_decay")
     if decay == 1 and name == "exponential":
         raise ValueError(
-            f"lr_schedule is exponential but lr_decay is {decay}, which changes nothing; set lr_decay below 1 or leave "
-            "lr_schedule out"
+            f"lr_schedule is exponential but lr_decay is {decay}, which changes nothing; set lr_decay below 1 or "
+            "remove lr_schedule"
         )
 
 
@@ -154,7 +153,7 @@ class OptimizerConfig(Settings):
     @classmethod
     def _no_step_size(cls, options: dict[str, JsonValue]) -> dict[str, JsonValue]:
         if "lr" in options:
-            raise ValueError("lr is the algorithm's own setting (learning_rate, outer_lr); leave it out of the options")
+            raise ValueError("lr is the algorithm's own setting (learning_rate, outer_lr); remove it from the options")
         return options
 
     @property

@@ -103,7 +103,7 @@ def check_std(config: PolicyConfig, spaces: Spaces) -> None:
     if spaces.num_actions and (options := config.std_options):
         raise ConfigError(
             f"policy: {options} sets a standard deviation, but the environment has {spaces.num_actions} discrete "
-            "actions; leave it out"
+            "actions; remove it"
         )
 
 

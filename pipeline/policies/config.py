@@ -128,9 +128,7 @@ class PolicyConfig(Settings):
         if self.network not in BUILT_IN_NETWORKS:
             for name in ("activation", "output_activation"):
                 if (value := getattr(self, name)) != _DEFAULTS[name]:
-                    raise ValueError(
-                        f"{name} is {value} but network is {self.network}, which has its own; leave it out"
-                    )
+                    raise ValueError(f"{name} is {value} but network is {self.network}, which has its own; remove it")
         return self
 
     @property

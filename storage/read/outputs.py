@@ -193,7 +193,7 @@ class StoredOutputs:
         specs = (self.files.spec(chunk.array) for chunk in record.chunks)
         counts = {spec.shape[0] for spec in specs if spec.dims[1:2] == ("task",)}
         if len(counts) != 1:
-            raise ValueError(f"found task={task!r} for {record.ref}, whose arrays have no task axis; leave `task` out")
+            raise ValueError(f"found task={task!r} for {record.ref}, whose arrays have no task axis; omit `task`")
         return places(task, counts.pop(), "task")
 
     def lengths(self, ref: StageRef) -> Array:

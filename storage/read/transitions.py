@@ -90,7 +90,7 @@ def minibatch_table(run: StoredOutputs, batches: Minibatches, update: int, *, co
     """
     numbers = batches.context_rows if context else batches.rows
     if numbers is None:
-        raise _nothing(run, "no context", "a run whose algorithm infers tasks from context", "Leave `context` out")
+        raise _nothing(run, "no context", "a run whose algorithm infers tasks from context", "Omit `context`")
     if not 0 <= update < batches.num_updates:
         found, required = f"no gradient step {update}", f"a step from 0 to {batches.num_updates - 1}"
         raise _nothing(run, found, required, "Choose one of them")

@@ -132,9 +132,9 @@ def test_every_command_has_a_help_text_with_an_example(name, capsys):
         (["train", "promp-point-corner", "--run", "x", "--workers", "2", "--scheduler", "tcp://x:1"], "one of them"),
         (
             ["train", "promp-point-corner", "--probe"],
-            "found --probe without --dry-run; add --dry-run, or leave --probe out",
+            "found --probe without --dry-run; add --dry-run, or remove --probe",
         ),
-        (["recipes", "--format", "json"], "found --format without a recipe; add a recipe, or leave --format out"),
+        (["recipes", "--format", "json"], "found --format without a recipe; add a recipe, or remove --format"),
         (["recipes", "promp", "--schema"], "found --schema with a recipe"),
         (["doctor", "--set", "env.options.reward=dense"], "found --set without --env"),
         (["doctor", "--env", "point-corner", "--set", "iterations=3"], "found settings of iterations; required"),

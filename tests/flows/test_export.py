@@ -183,7 +183,7 @@ def test_places_without_an_episode_are_no_rows_of_a_history(tmp_path):
     ("to", "options", "message"),
     [
         ("parquet", {"by": "task"}, "found --by with --to parquet, which does not take it"),
-        ("tensorboard", {"steps": (0,)}, "leave it out"),
+        ("tensorboard", {"steps": (0,)}, "remove it"),
         ("delta", {"iterations": 1}, "found --iterations with --to delta"),
         ("parquet", {"steps": (5,)}, "found --step 5; required one of 0, 1"),
         ("parquet", {"iterations": slice(5, 6)}, "no complete iteration"),

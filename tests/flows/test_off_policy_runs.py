@@ -346,8 +346,8 @@ def test_the_context_is_of_what_was_collected_last(whole):
 @pytest.mark.parametrize(
     ("recipe", "change", "message"),
     [
-        ("sac", "num_tasks=2", r"num_tasks is 2 but sac learns one task; leave num_tasks out"),
-        ("sac", "baseline=linear_feature", r"leave baseline out"),
+        ("sac", "num_tasks=2", r"num_tasks is 2 but sac learns one task; remove num_tasks"),
+        ("sac", "baseline=linear_feature", r"remove baseline"),
         ("sac", "policy.init_std=0.5", r"policy: .*init_std.* applies to Gaussian policies only"),
         ("sac", "algorithm.use_trained_policy_for_refill=true", r"init_from names no run"),
         ("dql", "processing.gae_lambda=0.5", r"processing.gae_lambda is 0.5 but dql learns from single transitions"),

@@ -113,7 +113,7 @@ def test_a_worker_gives_the_digests_of_this_process(tmp_path, digests):
         (("rl2-bandit", "policy.encoder=gru"), "policy.encoder: found gru; required cnn, mlp, or module:Class"),
         (
             ("ppo", "env=pixels:Catch", "policy.network=cnn", "policy.encoder=cnn"),
-            "policy.encoder is cnn, but the policy of ppo has no memory; leave it out",
+            "policy.encoder is cnn, but the policy of ppo has no memory; remove it",
         ),
         (
             ("varibad", "env=pixels:Catch", "policy.network=cnn"),
@@ -121,7 +121,7 @@ def test_a_worker_gives_the_digests_of_this_process(tmp_path, digests):
         ),
         (
             ("sac", "env=Pendulum-v1", "policy.network=own_network:Residual", "policy.hidden_sizes=[8]"),
-            r"policy.hidden_sizes is \(8,\) but the network is own_network:Residual, .*leave it out",
+            r"policy.hidden_sizes is \(8,\) but the network is own_network:Residual, .*remove it",
         ),
         (
             ("ppo", "env=Pendulum-v1", "policy.network=own_network:Residual", "algorithm.critic_hidden_sizes=[8]"),

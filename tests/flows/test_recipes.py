@@ -191,7 +191,7 @@ def test_hidden_layers_of_a_recipe_are_not_those_of_a_network_of_the_users_own()
     assert new_config("sac-pendulum", ["policy.network=cnn"]).policy.hidden_sizes == (64, 64)
     config = new_config("sac-pendulum", ["policy.network=my_nets:Net"])
     assert config.policy.hidden_sizes == config.algorithm.critic_hidden_sizes == (256, 256)
-    with pytest.raises(ConfigError, match=r"policy.hidden_sizes is \(8,\) .*leave it out"):
+    with pytest.raises(ConfigError, match=r"policy.hidden_sizes is \(8,\) .*remove it"):
         new_config("sac-pendulum", ["policy.network=my_nets:Net", "policy.hidden_sizes=[8]"])
 
 

@@ -199,7 +199,7 @@ def test_what_only_building_a_run_shows_is_refused_before_the_first_trial():
 
 def test_the_command_refuses_options_that_do_not_belong_together(capsys):
     for more, problem in (
-        (["--grid", "algorithm.inner_lr=0.1,0.2"], "found --grid with --optuna; leave it out: --search KEY=V1,V2"),
+        (["--grid", "algorithm.inner_lr=0.1,0.2"], "found --grid with --optuna; remove it: --search KEY=V1,V2"),
         (["--search", "algorithm.inner_lr=0.1:0.2"], "found --search algorithm.inner_lr twice"),
         (["--search", "algorithm.clip_eps"], "found --search algorithm.clip_eps; required KEY=VALUES"),
         (["--parallel", "2"], "trials are 1 run each; required at most that"),

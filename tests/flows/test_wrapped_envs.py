@@ -144,7 +144,7 @@ def test_runs_without_wrappers_keep_their_digest_and_those_with_some_have_anothe
         ("GrayscaleObservation", r"the environment has observations in Box"),
         ("NormalizeObservation", "and --set policy.normalize_observations=true"),
         ("gymnasium.wrappers:NormalizeReward", "and --set processing.scale_rewards=true"),
-        ({"name": "RecordVideo", "options": {"video_folder": "films"}}, "leave it out and film stored episodes with"),
+        ({"name": "RecordVideo", "options": {"video_folder": "films"}}, "remove it and film stored episodes with"),
         ("wrapped_envs:Misfit", r"required numbers of shape \(7,\), as its observation_space declares; without them"),
         ({"name": "TransformReward", "options": {"func": 3}}, "'int' object is not callable; without them the"),
     ],
@@ -360,7 +360,7 @@ class Class(gymnasium.Wrapper):
 @pytest.mark.parametrize(
     ("name", "settings", "words"),
     [
-        ("Spoken", {}, "Leave the other parts out"),
+        ("Spoken", {}, "Remove the other parts"),
         ("OnlySpoken", {}, "Wrap it in a custom gymnasium.Wrapper"),
         ("ManySwitches", {}, "of 8,192 combinations"),
         ("Grasps", {}, "required a Box of floats with one axis"),

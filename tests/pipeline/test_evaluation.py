@@ -171,5 +171,5 @@ def test_balanced_tasks_are_held_out_from_what_was_drawn_balanced():
 def test_balanced_evaluation_is_refused_without_classes_and_beside_evenly_by():
     with pytest.raises(EnvError, match=r"evaluation\.task_sampling is balanced, but Fixed declares no classes"):
         evaluation_tasks(config(evaluation={"task_sampling": "balanced"}), Fixed(), 3)
-    with pytest.raises(ConfigError, match="evenly_by is goal; leave one of them out"):
+    with pytest.raises(ConfigError, match="evenly_by is goal; remove one of them"):
         config(evaluation={"task_sampling": "balanced", "evenly_by": "goal"})

@@ -136,7 +136,7 @@ def test_what_there_is_not_is_refused(run):
         run.steps(episode=-7)
     with pytest.raises(ValueError, match="found task 8"):
         run.episodes(task=8)
-    with pytest.raises(ValueError, match="no task axis; leave `task` out"):
+    with pytest.raises(ValueError, match="no task axis; omit `task`"):
         run.load(run.learner_ref(0), task=0)
 
 

@@ -103,18 +103,18 @@ class ActorCritic(LearningRate):
     def problems(self, run: RunSettings) -> Iterator[str]:
         name = run.algorithm.name
         if run.baseline.name != "zero":
-            yield f"baseline is {run.baseline.name} but {name} has a critic instead; leave baseline out"
+            yield f"baseline is {run.baseline.name} but {name} has a critic instead; remove baseline"
         for problem in processing_problems(run.processing, ("advantages",)):
             yield f"{problem} (algorithm.name is {name})"
         if self.advantage_scaling == "running" and not run.processing.normalize_advantages:
             yield (
                 "algorithm.advantage_scaling is running but processing.normalize_advantages is off, so nothing is "
-                "scaled; leave one of them out"
+                "scaled; remove one of them"
             )
         if self.advantage_scaling == "running" and run.processing.adv_norm != "std":
             yield (
                 f"processing.adv_norm is {run.processing.adv_norm} but algorithm.advantage_scaling is running, "
-                "which divides by the standard deviation; leave one of them out"
+                "which divides by the standard deviation; remove one of them"
             )
         try:
             self.critic_like(run.policy)
@@ -265,5 +265,5 @@ class SVPG(AlgorithmSettings):
         if run.num_tasks != self.num_particles:
             yield (
                 f"num_tasks is {run.num_tasks} but algorithm.num_particles is {self.num_particles}, and every particle "
-                "acts in one task; leave num_tasks out"
+                "acts in one task; remove num_tasks"
             )

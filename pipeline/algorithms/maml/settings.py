@@ -63,7 +63,7 @@ class GradientBased(BaseModel):
         if run.samples_until_enough:
             yield (
                 f"min_steps or min_rollouts is set, but {name} needs the same number of episodes for every task; "
-                "leave both out"
+                "remove both"
             )
         if self.gradient_noise and run.num_tasks < 2:
             yield (
@@ -105,7 +105,7 @@ class MetaAdam(ScheduledSteps):
         if self.tolerance is not None and self.num_epochs == 1:
             raise ValueError(
                 f"tolerance is {self.tolerance} but num_epochs is 1, so there is no epoch to skip; "
-                "raise num_epochs or leave tolerance out"
+                "raise num_epochs or remove tolerance"
             )
         return self
 
@@ -140,7 +140,7 @@ class Exploration(GradientBased):
     def _credit_is_given(self) -> Exploration:
         for name, default in (("e_maml_scale", "mean"), ("exploration_rounds", "all")):
             if not self.exploration and getattr(self, name) != default:
-                raise ValueError(f"{name} is {getattr(self, name)} but exploration is off; turn it on or leave it out")
+                raise ValueError(f"{name} is {getattr(self, name)} but exploration is off; turn it on or remove it")
         if self.exploration and self.inner_steps == 0:
             raise ValueError(
                 "exploration is on but inner_steps is 0, so no rollout batch comes before adaptation; turn it off"
@@ -227,7 +227,7 @@ class ProMP(MetaAdam, GradientBased, AlgorithmSettings):
         if not self.adaptive_inner_kl_penalty and self.target_inner_kl != DEFAULT_TARGET_INNER_KL:
             raise ValueError(
                 f"target_inner_kl is {self.target_inner_kl} but adaptive_inner_kl_penalty is off; "
-                "turn it on or leave target_inner_kl out"
+                "turn it on or remove target_inner_kl"
             )
         return self
 
@@ -316,7 +316,7 @@ class DiceMAML(MetaAdam, GradientBased, AlgorithmSettings):
         if self.tolerance is not None:
             raise ValueError(
                 f"tolerance is {self.tolerance} but the value of the DiCE loss is constant in the parameters, unlike "
-                "its derivatives; leave tolerance out"
+                "its derivatives; remove tolerance"
             )
         return self
 

@@ -95,23 +95,23 @@ class OffPolicySettings(BaseModel):
     def problems(self, run: RunSettings) -> Iterator[str]:
         name = run.algorithm.name
         if run.baseline.name != "zero":
-            yield f"baseline is {run.baseline.name} but {name} learns from single transitions; leave baseline out"
+            yield f"baseline is {run.baseline.name} but {name} learns from single transitions; remove baseline"
         for field in ProcessingConfig.model_fields:
             value = getattr(run.processing, field)
             if field not in ("name", "discount") and value != getattr(_PROCESSING, field):
                 yield (
                     f"processing.{field} is {value} but {name} learns from single transitions, for which only "
-                    "processing.discount applies; leave it out"
+                    "processing.discount applies; remove it"
                 )
         if run.processing.name != "advantages":
             yield (
-                f"processing.name is {run.processing.name} but {name} learns from single transitions; leave "
-                "processing.name out"
+                f"processing.name is {run.processing.name} but {name} learns from single transitions; remove "
+                "processing.name"
             )
         if run.policy.name is not None:
-            yield f"policy.name is {run.policy.name} but {name} brings its own distributions; leave it out"
+            yield f"policy.name is {run.policy.name} but {name} has its own distributions; remove it"
         if options := run.policy.std_options:
-            yield f"policy: {options} applies to Gaussian policies only, and {name} has none; leave it out"
+            yield f"policy: {options} applies to Gaussian policies only, and {name} has none; remove it"
 
 
 class ReplaySettings(LearningRate, OffPolicySettings):
@@ -174,10 +174,10 @@ class ReplaySettings(LearningRate, OffPolicySettings):
         if self.use_trained_policy_for_refill and not run.starts_warm:
             yield (
                 "algorithm.use_trained_policy_for_refill is on but init_from names no run to take the policy from; "
-                "set init_from or leave it out"
+                "set init_from or remove it"
             )
         if run.num_tasks != 1:
-            yield f"num_tasks is {run.num_tasks} but {name} learns one task; leave num_tasks out"
+            yield f"num_tasks is {run.num_tasks} but {name} learns one task; remove num_tasks"
 
 
 _PROCESSING = ProcessingConfig()

@@ -156,13 +156,13 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
                 )
         if run.episodes_per_task != 1:
             yield (
-                f"episodes_per_task is {run.episodes_per_task} but {self.name} collects by steps; leave it out and set "
+                f"episodes_per_task is {run.episodes_per_task} but {self.name} collects by steps; remove it and set "
                 "algorithm.num_steps_prior, num_steps_posterior and num_extra_rl_steps_posterior"
             )
         if run.samples_until_enough:
             yield (
                 f"min_steps or min_rollouts is set, but {self.name} needs the same number of episodes for every "
-                "task; leave both out"
+                "task; remove both"
             )
 
 

@@ -56,12 +56,12 @@ class TrialSettings(BaseModel):
     def problems(self, run: RunSettings) -> Iterator[str]:
         name = run.algorithm.name
         if run.baseline.name != "zero":
-            yield f"baseline is {run.baseline.name} but {name} learns its own values instead; leave baseline out"
+            yield f"baseline is {run.baseline.name} but {name} learns its own values instead; remove baseline"
         yield from self.own_problems(run)
         if run.samples_until_enough:
             yield (
-                f"min_steps or min_rollouts is set but {name} has the same number of episodes in every trial; leave "
-                "them out"
+                f"min_steps or min_rollouts is set but {name} has the same number of episodes in every trial; remove "
+                "them"
             )
         if run.episodes_per_task % self.episodes_per_trial:
             yield (

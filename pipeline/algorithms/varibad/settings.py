@@ -79,7 +79,7 @@ class VariBAD(TrialClipping, TrialSteps, AlgorithmSettings):
     def own_problems(self, run: RunSettings) -> Iterator[str]:
         if run.policy.name is not None:
             yield (
-                f"policy.name is {run.policy.name} but varibad brings its own policy, on a posterior; set "
+                f"policy.name is {run.policy.name} but varibad has its own policy, conditioned on a posterior; set "
                 "policy.network to a custom class"
             )
         if run.policy.network in RECURRENT_NETWORKS:
@@ -88,4 +88,4 @@ class VariBAD(TrialClipping, TrialSteps, AlgorithmSettings):
                 "(algorithm.encoder_size); required a network without a memory, such as mlp"
             )
         if self.state_weight != 1 and not self.decode_states:
-            yield f"algorithm.state_weight is {self.state_weight} but algorithm.decode_states is off; leave it out"
+            yield f"algorithm.state_weight is {self.state_weight} but algorithm.decode_states is off; remove it"
