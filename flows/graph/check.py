@@ -47,17 +47,17 @@ def _problems_of_stages(graph: Graph) -> Iterator[str]:
             stored = stored_stage(stage)
         except OutputError as problem:
             yield (
-                f"stage {stage.name}: {problem}. A stage gives one of {', '.join(KINDS)}, or a frozen dataclass of "
+                f"stage {stage.name}: {problem}. A stage returns one of {', '.join(KINDS)}, or a frozen dataclass of "
                 "arrays"
             )
         else:
             if stored.schema and stored.output in KINDS:
                 yield (
-                    f"stage {stage.name} gives a class named {stored.output}, the name of a built-in output; "
+                    f"stage {stage.name} returns a class named {stored.output}, the name of a built-in output; "
                     "required another name"
                 )
         if stage.output is not Update and (stage.ends_iteration or stage.group == LEARNER):
-            yield f"stage {stage.name} gives {stage.output.__name__}, but it provides learners; required Update"
+            yield f"stage {stage.name} returns {stage.output.__name__}, but it provides learners; required Update"
         if stage.group in by_group:
             yield (
                 f"stage {stage.name} has the group {stage.group!r}, which holds {by_group[stage.group]}; required a "
@@ -123,7 +123,7 @@ def _problem_of_type(graph: Graph, ref: StageRef, name: str, wanted: Input) -> s
         given, fits = f"{wanted}, a span of outputs", SpanOutputs in single
     else:
         refs = wanted if isinstance(wanted, tuple) else (wanted,)
-        given = ", ".join(f"{one}, which gives {graph[one.stage].output.__name__}" for one in refs)
+        given = ", ".join(f"{one}, which returns {graph[one.stage].output.__name__}" for one in refs)
         given = f"a tuple of {given}" if isinstance(wanted, tuple) else given
         types = items if isinstance(wanted, tuple) else single
         fits = any(all(issubclass(graph[one.stage].output, t) for one in refs) for t in types)

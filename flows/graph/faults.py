@@ -57,7 +57,7 @@ def run_checked(stages: Runner, ref: StageRef, inputs: dict[str, Any]) -> Value:
         raise StageFault(f"{ref.where}: {mistake}") from error
     if type(value) is not (required := stages.graph[ref.stage].output):
         raise StageFault(
-            f"{ref.where}: the stage gave {type(value).__name__}; required {required.__name__}, as it declares"
+            f"{ref.where}: the stage returned {type(value).__name__}; required {required.__name__}, as it declares"
         )
     if (schema := table_of(stages.graph)[ref.stage].schema) and (problem := schema.problem_of(value)):
         raise StageFault(f"{ref.where}: {problem}")

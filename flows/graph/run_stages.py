@@ -192,7 +192,7 @@ def require_stored_outputs(run: Run, graph: Graph) -> None:
             different = stage.schema.differences(stored.schema)
         else:
             changed = (stage.schema or stored.schema) and stage.output != stored.output
-            different = [f"it gives {stage.output}, stored as {stored.output}"] if changed else []
+            different = [f"it returns {stage.output}, stored as {stored.output}"] if changed else []
         if different:
             raise IncompatibleFormat(
                 run.path / "run.json",

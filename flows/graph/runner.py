@@ -159,7 +159,7 @@ class Runner:
             )
         found: object = self._compute(stage, at, {required[0]: Update(learner, {})}, where, tested=tested)
         if not isinstance(found, Evaluation):
-            raise StageFault(f"{where}: the stage {stage.name} gave {type(found).__name__}; required Evaluation")
+            raise StageFault(f"{where}: the stage {stage.name} returned {type(found).__name__}; required Evaluation")
         return found
 
     def _compute(self, stage: Stage, at: At, inputs: Mapping[str, Any], where: str, **tools: Any) -> Any:

@@ -50,7 +50,7 @@ def _film(identity: str, run_at: str, chosen: tuple[str, ...], every: int) -> tu
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL)
         except subprocess.TimeoutExpired:
-            raise UsageError(f"found no film of {run_at} after {SECONDS} s; `metaloom video` waits longer") from None
+            raise UsageError(f"found no video of {run_at} after {SECONDS} s; `metaloom video` waits longer") from None
         if not out.exists():
             raise UsageError(printable(done.stderr.strip() or f"`metaloom video` ended with code {done.returncode}"))
         with Image.open(out) as pictures:

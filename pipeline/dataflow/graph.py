@@ -181,7 +181,7 @@ class Graph:
         Raises:
             GraphError: the stage reads an output that exists in training only.
         """
-        assert self.adaptation is not None, "what adapts is of such a graph"
+        assert self.adaptation is not None, "only such a graph has stages that adapt"
         collecting, adapted = self.adaptation
         there = {self.learner_ref(0), *(one.at(0, k) for one in self.adapting)}
         there |= {collecting.at(0, n) for n in range(k + 1)}

@@ -91,7 +91,7 @@ def described_parts(space: gymnasium.Space[Any]) -> dict[str, Any]:
         return {"tuple": [described_parts(part) for part in space]}
     if isinstance(space, Box):
         return {"shape": [*space.shape], "dtype": str(space.dtype)}
-    assert isinstance(space, ActionSpace), "FlatObservations has refused others"
+    assert isinstance(space, ActionSpace), "FlatObservations rejects all others"
     return described_space(space)
 
 

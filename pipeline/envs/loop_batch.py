@@ -56,7 +56,7 @@ class LoopBatch:
         first = self._envs[0]
         self._name = type(first.unwrapped).__name__
         space = first.observation_space
-        assert isinstance(space, Box), "PolicyActions has made one vector of others"
+        assert isinstance(space, Box), "PolicyActions flattens all others"
         self.num_rows = num_rows
         self._shape = space.shape
         self._spaces = _spaces(first)

@@ -14,7 +14,7 @@ from metaloom.pipeline.nn.spec import Spaces, is_image
 def spaces_of(env: gymnasium.Env[Any, Any]) -> Spaces:
     """Return the sizes of an environment made by `make_env`."""
     observations, actions = env.observation_space, env.action_space
-    assert isinstance(observations, Box), "PolicyActions has made one vector of others"
+    assert isinstance(observations, Box), "PolicyActions flattens all others"
     discrete = isinstance(actions, Discrete)
     # Images are scaled by their largest value, such as 255 for bytes; the maximum of the type means no bound. Other
     # observations are not scaled.
@@ -34,7 +34,7 @@ def observation_dtype(space: gymnasium.Space[Any], config: EnvConfig) -> np.dtyp
 
     Integer types larger than float32 are kept only if float32 cannot represent all values of the space.
     """
-    assert isinstance(space, Box), "PolicyActions has made one vector of others"
+    assert isinstance(space, Box), "PolicyActions flattens all others"
     dtype, float32 = np.dtype(space.dtype), np.dtype(np.float32)
     if not config.integer_observations or dtype.kind not in "iu":
         return float32

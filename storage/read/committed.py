@@ -267,7 +267,7 @@ class CommittedFiles:
         except FileNotFoundError:
             raise damaged(path, "is missing") from None
         except (KeyError, TypeError, ValueError) as error:
-            raise damaged(path, f"names no capacity ({type(error).__name__})") from None
+            raise damaged(path, f"has no valid capacity ({type(error).__name__})") from None
 
     def forget_specs(self) -> None:
         """Discard cached metadata, because it was rewritten."""

@@ -334,7 +334,7 @@ def test_a_class_that_changed_under_a_stored_run_is_refused(run, flow, monkeypat
             "NoAxes",
             "stage spread: Bare.v does not declare its axes and dtype; required Annotated[NDArray[np.float32], A",
         ),
-        ("OurName", "stage spread gives a class named Samples, the name of a built-in output; required another name"),
+        ("OurName", "stage spread returns a class named Samples, the name of a built-in output; required another name"),
     ],
 )
 def test_a_class_that_cannot_be_stored_is_refused_before_a_folder_exists(flow, tiny_config, name, sentence):
@@ -355,7 +355,7 @@ def test_a_class_that_cannot_be_stored_is_refused_before_a_folder_exists(flow, t
             "Spread.share has 4 entries along task, but an earlier array has 3; required equal lengths",
         ),
         ("Endless", StageFault, "spread k=0: share holds nan at task 0, episode 0, step 0, index [0, 0, 0] (120 of"),
-        ("Other", StageFault, "spread k=0: the stage gave ndarray; required Spread, as it declares"),
+        ("Other", StageFault, "spread k=0: the stage returned ndarray; required Spread, as it declares"),
         ("Slashed", LayoutMismatch, "spread(i=0, k=0): an array named 'ends.a/b'; required: letters, digits, '_'"),
         ("Wider", LayoutMismatch, "spread_0/ends.first: an entry of shape (4, 3, 2), dtype float32; required: shape "),
     ],

@@ -779,7 +779,7 @@ OF_DATA = {
     "an update on a GPU": (of("UpdatesOnGpu"), r"line \d+: asks for a GPU .*; required tensors on setup.device"),
     "an output of a subclass": (
         of("WithMore"),
-        "with_more k=0: the stage gave MoreSamples; required Samples, as it decl",
+        "with_more k=0: the stage returned MoreSamples; required Samples, as it decl",
     ),
 }
 """Mistakes that only data show: settings, and the sentence."""
@@ -972,9 +972,12 @@ def test_an_output_that_would_lose_its_mask_in_the_store_is_refused(flow, tiny_c
     ("name", "sentence"),
     [
         ("NoEnd", "2 make the first learner and 0 end an iteration; required different names, one stage of the group"),
-        ("EndsBySamples", "stage halve gives Samples, but it provides learners; required Update"),
+        ("EndsBySamples", "stage halve returns Samples, but it provides learners; required Update"),
         ("Before", "halve(i=0, k=0) reads samples from own = last_iteration(process_samples), which has no output"),
-        ("OneOfMany", "samples from process_samples(i=0, k=0), which gives Samples; required tuple[metaloom.pipeline"),
+        (
+            "OneOfMany",
+            "samples from process_samples(i=0, k=0), which returns Samples; required tuple[metaloom.pipeline",
+        ),
         ("SpanOfMany", "a span of outputs; required tuple[metaloom.pipeline.types.Samples, ...]"),
         ("Metrics", "stage halve has the group 'metrics', which holds the metrics of every iteration"),
     ],
@@ -994,7 +997,7 @@ def test_a_graph_that_was_written_for_an_earlier_version_is_refused(flow, tiny_c
 
 def test_an_evaluation_whose_input_has_another_name_is_given_the_learner(flow, tiny_config):
     train(tiny_config(iterations=1, algorithm="own_flow:OwnInput"), Path("run"), backend=SERIAL)
-    with pytest.raises(StageFault, match="the stage evaluate_later gave NoneType; required Evaluation"):
+    with pytest.raises(StageFault, match="the stage evaluate_later returned NoneType; required Evaluation"):
         evaluate(Path("run"), backend=SERIAL)
 
 
