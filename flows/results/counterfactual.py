@@ -42,7 +42,7 @@ class Outcome:
         """The learner after the update."""
         if not isinstance(self.value, Update):
             raise UsageError(
-                f"found a {type(self.value).__name__}; required the stage that ends an iteration, which returns a learner"
+                f"found a {type(self.value).__name__}; required the stage that ends an iteration and returns a learner"
             )
         return self.value.learner
 

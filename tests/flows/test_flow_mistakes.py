@@ -694,7 +694,7 @@ STRUCTURAL = {
     ),
     "an input of another type": (
         of("OtherType"),
-        r"samples from .* gives EpisodeBatch; required .*Samples \| None, the annotation in its",
+        r"samples from .* returns EpisodeBatch; required .*Samples \| None, the annotation in its",
     ),
 }
 """Mistakes that are refused before the run has a folder: settings, and the sentence."""
@@ -976,7 +976,7 @@ def test_an_output_that_would_lose_its_mask_in_the_store_is_refused(flow, tiny_c
         ("Before", "halve(i=0, k=0) reads samples from own = last_iteration(process_samples), which has no output"),
         (
             "OneOfMany",
-            "samples from process_samples(i=0, k=0), which returns Samples; required tuple[metaloom.pipeline",
+            "samples from process_samples(i=0, k=0), which returns Samples; required tuple[metaloom.",
         ),
         ("SpanOfMany", "a span of outputs; required tuple[metaloom.pipeline.types.Samples, ...]"),
         ("Metrics", "stage halve has the group 'metrics', which holds the metrics of every iteration"),
