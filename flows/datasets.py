@@ -39,9 +39,8 @@ class _Part:
 class RunDataset(Dataset[Item]):
     """Transitions, episodes or trials of a run, in the order iteration, inner step, task, episode, t.
 
-    An item is a mapping of tensors. A list of indices gives stacked items, for loading batches.
-    Reading an item loads its task's part of the arrays, and recent parts are cached. `sampler` shuffles so that the
-    cache helps.
+    An item is a mapping of tensors. A list of indices returns stacked items, for loading batches. Reading an item loads
+    its task's part of the arrays, and recent parts are cached. `sampler` shuffles so that the cache helps.
 
     Args:
         run: The run. Thinned batches must be recomputed or excluded.

@@ -171,7 +171,7 @@ class Runs(Sequence[Run]):
 
 
 def open_run(run: RunLike) -> Run:
-    """Open a run for reading, by name in the runs folder, path or URL. It may be being written.
+    """Open a run for reading, by name in the runs folder, path or URL. The run may still be in progress.
 
     Raises:
         storage.StoreError: the run does not exist or cannot be read.

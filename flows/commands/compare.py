@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def runs_named(names: Sequence[RunLike]) -> list[opened.Run]:
-    """Open runs by names, paths, patterns and names of sweeps; of a sweep, the runs that have begun.
+    """Open runs by names, paths, patterns and names of sweeps; for a sweep, the runs that have begun.
 
     Raises:
         UsageError: a pattern matches no run.
@@ -139,7 +139,7 @@ def scored(
 
 
 def described(metric: str, last: int) -> str:
-    """Describe what was compared."""
+    """Describe the comparison."""
     if metric == EVALUATION:
         return "return of test episodes after the last adaptation step, by task, of the last common evaluation"
     over = f"of at most the last {last} iterations" if last > 1 else "of the last iteration"

@@ -226,7 +226,7 @@ def _fsync_bytes_per_second(folder: Path) -> float:
 
 
 def _unreadable_settings(error: ValueError) -> tuple[str, str, str]:
-    """Return what is wrong with Prefect's settings, the requirement, and a remedy."""
+    """Return the problem with Prefect's settings, the requirement, and a remedy."""
     profiles = os.environ.get("PREFECT_PROFILES_PATH") or Path(
         os.environ.get("PREFECT_HOME") or "~/.prefect", "profiles.toml"
     )

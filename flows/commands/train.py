@@ -267,7 +267,7 @@ def _retention_for(run: storage.Run, config: RunConfig) -> Retention:
 
 
 def environment(stages: Runner) -> dict[str, Any]:
-    """Return what affects results besides the configuration: code and defaults."""
+    """Return the code and defaults that affect results besides the configuration."""
     plugins, facts = plugin_sources(stages.config), device_facts(stages.config.device)
     env = stages.context.env
     components, declared, classes = component_facts(env), described_facts(env), env.task_classes

@@ -101,7 +101,7 @@ class Runner:
         return found
 
     def upstream(self, ref: StageRef) -> list[StageRef]:
-        """Return references to a stage's inputs; of a span, only those of its last iteration."""
+        """Return references to a stage's inputs; for a span, only of its last iteration."""
         found: list[StageRef] = []
         for wanted in self.inputs(ref):
             found += self.graph.within(self.config, wanted, wanted.last) if isinstance(wanted, Span) else [wanted]

@@ -73,7 +73,7 @@ def evaluate(
             the most likely ones, so returns match a trial; `drawn`, sampled ones.
         seed: Seed of the drawn tasks and episodes.
         trust: Import the modules that the run's settings name, now and later.
-        backend: Where rollouts run.
+        backend: Backend of the rollouts.
         tested: Called with each number of adaptation steps and the test episodes after it.
 
     Raises:

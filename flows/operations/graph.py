@@ -28,7 +28,7 @@ def graph(
 
     Args:
         recipe: A recipe, a file of settings, or a stored run.
-        form: A table of text, a flowchart for Markdown, or an image.
+        form: Text table, Markdown flowchart or image.
         overrides: Settings to change, as KEY=VALUE.
         trust: Import the modules that the run's settings name, now and later.
     """

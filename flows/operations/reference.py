@@ -95,7 +95,7 @@ def verify(
     Args:
         name: A reference, or NAME@ITERATION.
         folder: Folder of the references; the checkout's by default.
-        backend: Where rollouts run.
+        backend: Backend of the rollouts.
         prepared: Called with the reference and the iterations before they are computed.
     """
     place, found, iteration = _named(name, folder)

@@ -44,7 +44,7 @@ def replay(
         step: Only this inner step of the stage.
         until_diff: Stop after the first stage that differs.
         trust: Import the modules that the run's settings name, now and later.
-        backend: Where rollouts run.
+        backend: Backend of the rollouts.
         replayed: Called with each stage.
     """
     at = RunAt.of(run, iteration)
@@ -69,7 +69,7 @@ def materialise(
         run: The run.
         iteration: The iteration, counted from the end when negative; all complete ones when None.
         trust: Import the modules that the run's settings name, now and later.
-        backend: Where rollouts run.
+        backend: Backend of the rollouts.
 
     Returns:
         The stages whose outputs were stored again.

@@ -85,7 +85,7 @@ def sweep(
         parallel: Runs to train at once, each in a separate process, in which it also samples by default.
         extend: Add runs to a stored sweep: the same settings with more seeds or more values, or more trials.
         many: Allow a sweep of more than a thousand runs.
-        backend: Where rollouts run.
+        backend: Backend of the rollouts.
         log: Loggers for every run; see `train`.
         film_every: With `log`, number of iterations between videos; the last iteration always has one.
         progress: Print every run.

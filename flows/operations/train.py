@@ -80,7 +80,7 @@ def train(
         overrides: Settings to change, as KEY=VALUE.
         device: Device on which torch computes updates, recorded with the run; short for `--set device=cuda`.
         strict: Stop with exit code 1 after an iteration whose witness episode cannot be reproduced.
-        backend: Where rollouts run.
+        backend: Backend of the rollouts.
         log: Additional loggers: `tensorboard`, `wandb` or `mlflow`, or module:function.
         film_every: With `log`, number of iterations between videos; the last iteration always has one.
         metrics_port: Port at which Prometheus can read the training.
@@ -132,7 +132,7 @@ def resume(
         strict: Stop with exit code 1 after an iteration whose witness episode cannot be reproduced.
         overrides: Retention settings to change, as KEY=VALUE.
         trust: Import the modules that the run's settings name, now and later.
-        backend: Where rollouts run.
+        backend: Backend of the rollouts.
         log: Additional loggers: `tensorboard`, `wandb` or `mlflow`, or module:function.
         film_every: With `log`, number of iterations between videos; the last iteration always has one.
         metrics_port: Port at which Prometheus can read the training.
@@ -179,7 +179,7 @@ def iterate(
         seed: Seed of all random draws.
         overrides: Settings to change, as KEY=VALUE.
         device: Device on which torch computes updates, recorded with the run.
-        backend: Where rollouts run.
+        backend: Backend of the rollouts.
         log: Additional loggers; see `train`.
         **settings: Settings to change; see `train`.
 

@@ -155,7 +155,7 @@ def meta_train(
         workers: Dask worker processes for rollouts here; 0 samples in the flow's own process, as a run of one task
             always does.
         scheduler: Address of a running Dask scheduler, tcp://host:port, used instead of starting workers.
-        log: Where else to log, for which an extra of Metaloom's is needed: tensorboard, wandb (offline) or mlflow;
+        log: Additional loggers, each of which needs Metaloom's extra: tensorboard, wandb (offline) or mlflow;
             or module:function, called with each iteration.
         trust: Import the modules named in an existing run's settings, now and later.
         overrides: Any other settings to change, as KEY=VALUE: algorithm.inner_lr=0.05.
@@ -193,7 +193,7 @@ def meta_train_custom(
         scheduler: Address of a running Dask scheduler, tcp://host:port, used instead of starting workers.
         step_timeout: Seconds a worker waits for one call of an environment before it gives up.
         retries: Maximum number of retries of work whose worker process died.
-        log: Where else to log, for which an extra of Metaloom's is needed: tensorboard, wandb (offline) or mlflow;
+        log: Additional loggers, each of which needs Metaloom's extra: tensorboard, wandb (offline) or mlflow;
             or module:function, called with each iteration.
         film_every: Log a video of every N-th iteration; 0 for only the last.
         trust: Import the modules named in an existing run's settings, now and later.

@@ -37,7 +37,7 @@ TEMPLATE = Path(__file__).parent / "prefect.toml"
 
 @dataclass(frozen=True)
 class Address:
-    """Where the server listens."""
+    """Address on which the server listens."""
 
     port: int
     host: str = HOST

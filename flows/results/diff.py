@@ -46,7 +46,7 @@ class RunDiff(Shown):
     only_b: int
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return what differs; see pipeline.shown."""
+        """Return the differences; see pipeline.shown."""
         found = f"first difference in {self.first}" if self.first else f"{plural(self.compared, 'output')} equal"
         missing = f"; {self.only_a} and {self.only_b} outputs only one has" if self.only_a or self.only_b else ""
         rows = [(d.name, str(d.a), str(d.b)) for d in (*self.settings, *self.environment)]

@@ -26,7 +26,7 @@ class DiskUse:
         groups: Sizes by content.
         stages: Sizes of committed files by stage and inner step.
         ranges: Sizes by the first and last iteration of a range.
-        problem: Why the rest is unknown, for a damaged run.
+        problem: Reason why the rest of a damaged run is unknown.
     """
 
     name: str

@@ -36,7 +36,7 @@ def use_device(name: DeviceName) -> torch.device:
 
 
 def device_facts(name: DeviceName) -> dict[str, str]:
-    """Return what decides a device's bits besides torch's version: model and libraries; empty on CPU."""
+    """Return a device's model and libraries, on which its bits depend besides torch; empty on CPU."""
     if name == "cuda":
         return {
             "model": torch.cuda.get_device_name(),

@@ -20,7 +20,7 @@ BEFORE_ITERATIONS = -1
 
 
 class Collected(NamedTuple):
-    """Where a rollout batch comes from and what it is used for.
+    """Origin and use of a rollout batch.
 
     Attributes:
         iteration: Iteration that collected it, or BEFORE_ITERATIONS.

@@ -1,7 +1,8 @@
 """Conversion of batches to stored arrays and back, and their digests.
 
-`flatten` gives the arrays as users see them (one per parameter or metric), for digests and comparisons. `encode` gives
-the stored arrays, in which a mapping of parameters is packed into one array per dtype, since Zarr's cost is per array.
+`flatten` returns the arrays as users see them (one per parameter or metric), for digests and comparisons. `encode`
+returns the stored arrays, in which a mapping of parameters is packed into one array per dtype, since Zarr's cost is per
+array.
 """
 
 import hashlib

@@ -73,7 +73,7 @@ def fork_run(
     are thinned in the fork.
 
     Args:
-        parent: Run to fork, which may be being written.
+        parent: Run to fork, possibly still being written.
         iteration: First iteration that is not shared.
         path: Folder or URL of the new run; must not exist, or be empty.
         config: Settings of the new run, as plain JSON data.
