@@ -85,7 +85,7 @@ def _training_arrays(config: RunConfig, spaces: Spaces, train_tasks: int, of_ste
     arrays["the episodes of an iteration"] = steps * of_step
     if config.policy.network in RECURRENT_NETWORKS:
         state = config.policy.cell_spec(spaces).state_size
-        arrays["what the policy remembers while it acts"] = 4 * max(1, spec.episodes_at_once) * state
+        arrays["the policy's memory during sampling"] = 4 * max(1, spec.episodes_at_once) * state
     return arrays
 
 
@@ -110,7 +110,7 @@ def _refusal(config: RunConfig, least: Callable[[RunConfig], int], memory: int, 
     while too_large - fits > 1:
         middle = (fits + too_large) // 2
         fits, too_large = (middle, too_large) if least(_with(config, path, middle)) <= memory else (fits, middle)
-    required = f"at most {fits}" if fits else "a smaller value, and smaller values of other sizes"
+    required = f"at most {fits}" if fits else "a smaller value, and other smaller sizes"
     return (
         f"{path}: found {numbers[path]}, with which {what} take at least {size(least(config))} of memory, but "
         f"the machine has {size(memory)}; required {required}"

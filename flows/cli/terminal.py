@@ -337,7 +337,7 @@ def _restore(at: RunAt, backend: Backend, *, whole: bool, as_json: bool) -> int:
     for ref in () if as_json else refs:
         console().print(f"{ref.iteration} {stage_label(ref.stage, ref.step)}: stored again with its old digest")
     if not refs and not as_json:
-        console().print("nothing was thinned there")
+        console().print("no outputs are thinned")
     return 0
 
 

@@ -39,9 +39,7 @@ def train(
     *,
     dry_run: Annotated[
         bool,
-        Parameter(
-            help="Create nothing: print the environment steps that the run would take, and what this machine has."
-        ),
+        Parameter(help="Create nothing; print the run's environment steps and this machine's resources."),
     ] = False,
     probe: Annotated[
         bool,
@@ -101,7 +99,7 @@ def _train(log: Sequence[str], as_json: bool, folder: Path, start: "Callable[[Ob
     elif not result.computed and result.damage is None:
         done, name = plural(result.iterations_done, "iteration"), argument(folder)
         announce(
-            as_json, f"nothing was missing: the run has its {done}; for more: metaloom resume {name} --iterations N"
+            as_json, f"nothing to do: the run already has its {done}; for more: metaloom resume {name} --iterations N"
         )
     if stop():  # there may be no time for charts
         announce(as_json, f"complete; for its report: metaloom report {argument(folder)}")
@@ -140,9 +138,9 @@ def sweep(
     call: "Call[Runs]",
     *,
     status: Annotated[
-        bool, Parameter(help="Train nothing: show what is done. RECIPE is then the name of the sweep.")
+        bool, Parameter(help="Train nothing; show progress. RECIPE is then the name of the sweep.")
     ] = False,
-    dry_run: Annotated[bool, Parameter(help="Train nothing: show which runs there would be.")] = False,
+    dry_run: Annotated[bool, Parameter(help="Train nothing; list the planned runs.")] = False,
     as_json: bool = False,
 ) -> int:
     """Train a sweep, or show it."""

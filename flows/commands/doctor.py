@@ -125,7 +125,7 @@ def check_physics() -> Check:
         env.close()
     if np.isfinite(outcome.observations).all():
         return Check("physics", "ok", f"MuJoCo {metadata.version('mujoco')}, batched step works", "mujoco.batch")
-    return Check("physics", "fail", "a batched step gave NaN", "finite numbers", REBUILD)
+    return Check("physics", "fail", "a batched step returned NaN", "finite numbers", REBUILD)
 
 
 def check_runs_folder(runs_root: Path) -> Check:

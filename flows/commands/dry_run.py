@@ -76,7 +76,7 @@ class DryRun:
     def table(self) -> Table:
         """Return the estimate as a table."""
         found, table = self.probe, Table("", "per iteration", "for the run", "there is", box=None)
-        unknown = "not measured; --probe does" if found is None else "longer than the probe"
+        unknown = "not measured; use --probe" if found is None else "longer than the probe"
         trainer = unknown if found is None else size(found.trainer_bytes)
         workers = unknown if found is None else f"{plural(self.workers, 'worker')} of {size(found.worker_bytes)}"
         disk, times = (unknown, ""), (unknown, "")

@@ -103,8 +103,8 @@ def _misfits(run: Run, iteration: int, old: RunConfig, stages: Runner) -> Iterat
                 yield f"env: {name} cannot change {change}: every array of a run has one form"
         if iteration and stages.graph.remembers_by_task and make_env(old.env).task_set != stages.context.env.task_set:
             yield (
-                f"env: {new.env.name} has different training tasks than {old.env.name}, whose replay buffers they "
-                "would get"
+                f"env: {new.env.name} has different training tasks than {old.env.name}, to which the replay "
+                "buffers belong"
             )
     fresh = _expect(stages.run(stages.graph.learner_ref(0), {}))
     stored = _expect(run.load(run.learner_ref(iteration)))

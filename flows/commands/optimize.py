@@ -103,7 +103,7 @@ def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
         refused.append("processing.scale_rewards")  # rewards are inputs of a memory
     if refused:
         raise UsageError(
-            f"found changes of {', '.join(refused)}, which decide what is sampled; required changes of "
+            f"found changes of {', '.join(refused)}, which affect sampling; required changes of "
             f"{', '.join(CHANGEABLE)} only, which leave stored batches as they are. `metaloom train` collects new "
             "episodes"
         )

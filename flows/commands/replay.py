@@ -255,7 +255,7 @@ def debug_stage(
             value = run_checked(stages, ref, inputs)
         except Exception as fault:
             held = ", ".join(inputs) or "nothing"
-            say(f"{type(fault).__name__}: {fault}\n`{INPUTS}` holds {held}; `up` leads out to the stage")
+            say(f"{type(fault).__name__}: {fault}\n`{INPUTS}` holds {held}; `up` moves to the stage")
             # A builtin name is visible from every frame.
             setattr(builtins, INPUTS, inputs)
             try:

@@ -174,7 +174,7 @@ def require_stored_sizes(run: Run, learner: Learner[Any, Any]) -> None:
         if stored is None or stored.shape != value.shape:
             raise IncompatibleFormat(
                 run.path / "run.json",
-                found=f"settings by which {part}.{name} of the learner has the shape {list(value.shape)}",
+                found=f"settings with which {part}.{name} of the learner has the shape {list(value.shape)}",
                 required=f"{list(stored.shape) if stored else 'no such array'}, as stored with {ref}",
                 action="Restore run.json from a copy of the run",
             )

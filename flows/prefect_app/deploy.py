@@ -96,7 +96,7 @@ def _deploy(client: SyncPrefectClient, wanted: dict[str, Any], flow: Flow[..., A
     changed = {field: value for field, value in ours.items() if getattr(found, field) != value}
     if changed:
         client.update_deployment(found.id, DeploymentUpdate(**changed))
-        yield f"deployment {name}: brought {', '.join(sorted(changed))} up to date"
+        yield f"deployment {name}: updated {', '.join(sorted(changed))}"
     if found.paused:
         yield f"deployment {name} is paused: its schedules start nothing until it is resumed on Prefect's page"
 

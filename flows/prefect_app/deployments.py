@@ -102,7 +102,7 @@ def _ended(break_off: Any, done: str) -> State:
         with get_client(sync_client=True) as client:
             state = client.read_flow_run(UUID(flow_run.get_id())).state
     except Exception:  # a cancelled flow run is not restarted
-        get_run_logger().warning("Prefect's server does not answer whether this flow run is cancelled")
+        get_run_logger().warning("Prefect's server does not report whether this flow run is cancelled")
     if state is None or not (state.is_cancelling() or state.is_cancelled()):
         break_off(signal.SIGTERM, None)
     return Cancelled(message=f"cancelled after {done}")

@@ -93,7 +93,7 @@ class Caretaker:
         self._asked.discard(run.id)
         self._restarts[run.id] = [*recent, now]
         self._say(f"flow run {run.name} has lost its process; it continues from what is stored")
-        message = "Its process was gone; it continues from what is stored."
+        message = "Its process had ended; it continues from what is stored."
         client.set_flow_run_state(run.id, AwaitingRetry(message=message), force=True)
 
 
@@ -108,7 +108,7 @@ def restart_left_over(client: SyncPrefectClient, home: Path) -> Iterator[str]:
             _set_cancelled(client, run)
         else:
             yield f"flow run {run.name} was left without a worker; it continues from what is stored"
-            message = "Its worker was gone; it continues from what is stored."
+            message = "Its worker had ended; it continues from what is stored."
             client.set_flow_run_state(run.id, AwaitingRetry(message=message), force=True)
 
 
@@ -133,7 +133,7 @@ def leave_all(client: SyncPrefectClient, home: Path, stop_worker: Callable[[], N
     end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
     for run in [*flow_runs(client, *UNFINISHED), *flow_runs(client, "CRASHED", since=began)]:
         if not state_of(run).is_cancelling():
-            message = "metaloom serve was stopped; it continues from what is stored when that is started again."
+            message = "metaloom serve was stopped; after its restart the flow run continues from what is stored."
             client.set_flow_run_state(run.id, AwaitingRetry(message=message), force=True)
 
 
@@ -194,7 +194,7 @@ def end_processes(processes: Iterable[psutil.Process], seconds: float) -> None:
 
 
 def _set_cancelled(client: SyncPrefectClient, run: FlowRun) -> None:
-    client.set_flow_run_state(run.id, Cancelled(message="cancelled; what it has stored stays"), force=True)
+    client.set_flow_run_state(run.id, Cancelled(message="cancelled; stored data is kept"), force=True)
 
 
 def serve_parts(home: Path, address: Address, listening: socket.socket, stop: StopRequest, ready: str) -> None:

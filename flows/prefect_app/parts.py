@@ -70,8 +70,8 @@ class Part:
         if (code := self.code) is not None:
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             raise self.explain(
-                f"ended ({how}), and `metaloom serve` with it; flow runs continue from what is stored when that is "
-                "started again, as systemd, Docker and Kubernetes do (docs/operations.md)"
+                f"ended ({how}), and so did `metaloom serve`; flow runs continue from what is stored when it is "
+                "restarted, as systemd, Docker and Kubernetes do (docs/operations.md)"
             )
 
 

@@ -78,8 +78,8 @@ def require_answer(url: str) -> None:
         ) from None
     except Exception as error:  # errors of drivers and network have no common class
         raise UsageError(
-            f"--database: {without_password(url)} cannot be used ({type(error).__name__}: {error}); required a "
-            "database that exists and whose owner the user is. `createdb` makes one"
+            f"--database: {without_password(url)} cannot be used ({type(error).__name__}: {error}); required an "
+            "existing database that the user owns. `createdb` makes one"
         ) from None
 
 

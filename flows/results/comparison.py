@@ -179,7 +179,7 @@ class Comparison(Shown):
 
     @property
     def intervals(self) -> str:
-        """Description of the intervals."""
+        """Line that describes the intervals, below the table."""
         resamples = f"{plural(self.resamples, 'bootstrap resample')} of whole runs, seed {self.seed}"
         return f"intervals: 95 % over seeds, {resamples}; Student's t"
 

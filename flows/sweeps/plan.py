@@ -153,7 +153,7 @@ def _place(recipe: str, name: str | None) -> tuple[Path, str]:
             f"found the runs folder {url}; required a folder on this machine for sweeps. Set METALOOM_RUNS"
         )
     if len(check_run_name(name)) > _LONGEST_NAME:
-        raise UsageError(f"found a sweep name of {len(name)} letters; required at most {_LONGEST_NAME}")
+        raise UsageError(f"found a sweep name of {len(name)} characters; required at most {_LONGEST_NAME}")
     if storage.run_exists(root / name):
         raise UsageError(f"{name} is the name of a run in {root}; required another one, by --name")
     return root, name

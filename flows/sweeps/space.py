@@ -119,7 +119,7 @@ def wanted_search(trials: int | None, space: Mapping[str, str], metric: str | No
     """Return the requested search; None if `trials` is None."""
     if trials is None:
         for option in ["--search"] * bool(space) + ["--metric"] * bool(metric):
-            raise UsageError(f"found {option} without --optuna; required how many trials, such as --optuna 20")
+            raise UsageError(f"found {option} without --optuna; required the number of trials, such as --optuna 20")
         return None
     if grid:
         raise UsageError("found --grid with --optuna; remove it: --search KEY=V1,V2 searches listed values too")
@@ -146,7 +146,7 @@ def _dimension(key: str, text: str) -> Dimension:
         if len(texts) < 2 or not all(texts):
             raise UsageError(f"{found}; required {_EXAMPLES}")
         if len({*texts}) < len(texts):
-            raise UsageError(f"{found}, with a value twice; remove one of them")
+            raise UsageError(f"{found}, which repeats a value; remove one of them")
         return Choice(texts)
     low, high, log = given["low"], given["high"], given["log"] is not None
     whole = all(re.fullmatch(_WHOLE, text) for text in (low, high))
@@ -160,7 +160,7 @@ def _dimension(key: str, text: str) -> Dimension:
     if bounds.low >= bounds.high:
         raise UsageError(f"{found}, an empty range; required a lower bound below the upper one, or --set for one value")
     if not whole and bounds.high - bounds.low < _NARROWEST * max(abs(bounds.low), abs(bounds.high)):
-        raise UsageError(f"{found}, a range of few values; required bounds that differ in their first nine digits")
+        raise UsageError(f"{found}, too narrow a range; required bounds that differ in their first nine digits")
     if log and bounds.low <= 0:
         raise UsageError(f"{found}, the logarithm of {low}; required a lower bound above 0, or no :log")
     return bounds

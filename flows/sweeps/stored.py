@@ -183,7 +183,7 @@ def held(sweep: Sweep) -> Iterator[None]:
     except BlockingIOError:
         raise UsageError(
             f"the sweep {sweep.name} is being worked on by another process; required one at a time. "
-            f"`metaloom sweep {sweep.name} --status` shows how far it is"
+            f"`metaloom sweep {sweep.name} --status` shows its progress"
         ) from None
     finally:
         os.close(descriptor)

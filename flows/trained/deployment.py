@@ -37,7 +37,7 @@ class DeployedPolicy(nn.Module):
         if blueprint.config.algorithm.trial is not None:
             raise UsageError(
                 f"found {blueprint.config.algorithm.name}, whose policy keeps a memory from step to step, which such a "
-                "module has not; required .safetensors, which `metaloom.load_policy` reads"
+                "module cannot; required .safetensors, which `metaloom.load_policy` reads"
             )
         self.observation_shape: tuple[int, ...] = blueprint.spaces.observation_shape
         self._normalizes = MEAN in params

@@ -127,5 +127,5 @@ def _contents(path: str | Path) -> tuple[Mapping[str, str], Mapping[str, Array]]
             "`policy.save` writes it"
         )
     if metadata.get("sha256") != digest_of(metadata, arrays):
-        raise UsageError(f"{path}: found other contents than `policy.save` wrote; save the policy again")
+        raise UsageError(f"{path}: found contents other than `policy.save` wrote; save the policy again")
     return metadata, arrays

@@ -252,7 +252,7 @@ class TrainedPolicy(Acting):
         if self.latent is None and {*batch.behavior} != recorded:
             raise ValueError(
                 f"found episodes that record {', '.join(sorted(batch.behavior)) or 'nothing'} of the policy that "
-                f"collected them; required {', '.join(sorted(recorded))}, as of this kind of policy"
+                f"collected them; required {', '.join(sorted(recorded))}, as from this kind of policy"
             )
 
 

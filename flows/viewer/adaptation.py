@@ -74,7 +74,7 @@ def _ways(run: Run, iteration: int) -> dict[str, Any] | None:
 def _positions(
     run: Run, ref: StageRef, columns: Sequence[int], share: Sequence[int]
 ) -> list[list[list[list[float | None]]]]:
-    """Read positions of every task in share m of n of the episodes: [x, y], each with an entry per step."""
+    """Read positions of every task in the m-th of n shares of the episodes: [x, y], each with an entry per step."""
     lengths = run.lengths(ref)
     tasks = [*range(min(len(lengths), MOST_TASKS))]
     place, shares = share

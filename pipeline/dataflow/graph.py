@@ -147,7 +147,7 @@ class Graph:
                 for name, found in self.sources(edge):
                     if found.word == "this_step" and self[name].output is TaskParams and self[name].stepped:
                         raise GraphError(
-                            f"graph {self.name}: {stage.name} acts with what {name} gives in the same inner step, "
+                            f"graph {self.name}: {stage.name} acts with the output of {name} in the same inner step, "
                             "which evaluations and trained policies cannot compute; required an edge last_step(...) "
                             f"from the stage that ends an inner step, so {name} has to come after adaptation"
                         )

@@ -171,7 +171,7 @@ class Stage:
             )
         if self.over and not fields_of_tasks(output, all_of_them=True):
             raise GraphError(
-                f"stage {name} is over tasks, but gives {output.__name__}, which does not have the task axis in all "
+                f"stage {name} is over tasks, but returns {output.__name__}, which does not have the task axis in all "
                 "its fields; required EpisodeBatch, Samples, TaskParams, or a custom class whose arrays all have "
                 "the axis B"
             )

@@ -181,7 +181,7 @@ class Rehearsal:
         if past:
             making, playing = 1000 * np.mean(self.making), 1000 * np.mean(self.playing)
             yield (
-                f"an episode depends on what its copy played before ({past}), so every episode is played on a new "
+                f"an episode depends on earlier episodes of its copy ({past}), so every episode is played on a new "
                 f"copy (env.copies=fresh), which takes {making:.3g} of {playing:.3g} ms for {self.steps} steps"
             )
         first = self.alone(0)

@@ -85,7 +85,7 @@ def fork_run(
     Raises:
         InvalidRunName: the path cannot be printed on one line.
         StageMissing: the parent has fewer complete iterations.
-        RunExists: there is something at the path.
+        RunExists: the path is not empty.
         RunLocked: another process is creating the same run.
         StorageFailed: the system refuses the write.
     """

@@ -216,7 +216,7 @@ class StoredOutputs:
         further = f" --iterations {iteration + 1}" if iteration >= self.capacity else ""
         return StageMissing(
             self.location,
-            found=f"{found or f'iteration {iteration} is not there'}; {count} iterations are complete",
+            found=f"{found or f'iteration {iteration} does not exist'}; {count} iterations are complete",
             required=f"an iteration from 0 to {count - 1}" if count else "a run with a complete iteration",
             action=f"`metaloom resume {argument(self.path)}{further}` computes what is missing",
         )

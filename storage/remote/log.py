@@ -274,7 +274,7 @@ class RemoteLog:
                     return False
                 if self.stored_entry(self.next) is None:  # still missing
                     where = f"{self.objects.url}/{entry_key(self.next)}"
-                    raise self._damaged_entry(where, "is missing; later ones are there")
+                    raise self._damaged_entry(where, "is missing; later ones exist")
                 return True
             entry = self._checked(raw, f"{self.objects.url}/{entry_key(self.next)}")
             foreign = entry.session not in self._here  # this cache has the files that it committed

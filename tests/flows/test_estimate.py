@@ -155,7 +155,7 @@ def test_a_dry_run_prints_what_it_counts_and_measures_and_creates_nothing(
     arguments = ["train", "promp-point-corner", "--dry-run", "--set", "iterations=3", "--set", "num_tasks=2"]
     assert main([*arguments, "--workers", "0"]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("not measured; --probe does") == 3
+    assert printed.count("not measured; use --probe") == 3
     reported: list[int] = []
 
     def write(run: Run, out: Path) -> None:

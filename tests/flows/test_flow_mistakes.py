@@ -1028,7 +1028,7 @@ def test_the_inputs_of_the_first_evaluation_are_checked(refused, every):
         ),
         (
             "SameStep",
-            "collect_rollouts acts with what kept gives in the same inner step, which evaluations",
+            "collect_rollouts acts with the output of kept in the same inner step, which evaluations",
         ),
     ],
 )

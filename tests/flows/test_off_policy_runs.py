@@ -207,8 +207,8 @@ def test_an_update_is_computed_again_under_other_settings(whole, recipe):
 @pytest.mark.parametrize(
     ("recipe", "change", "message"),
     [
-        ("sac", "algorithm.num_init_memory_steps=6", "algorithm.num_init_memory_steps, which decide what is sampled"),
-        ("dql", "algorithm.eps_init=0.5", "algorithm.eps_init, which decide what is sampled"),
+        ("sac", "algorithm.num_init_memory_steps=6", "algorithm.num_init_memory_steps, which affect sampling"),
+        ("dql", "algorithm.eps_init=0.5", "algorithm.eps_init, which affect sampling"),
         ("pearl-sparse-point-robot", "algorithm.num_steps_prior=5", "algorithm.num_steps_prior, which decide"),
         ("sac", "algorithm.name=promp", "required an algorithm whose iterations have the stages of sac"),
     ],

@@ -82,7 +82,7 @@ class TestPart:
             killed = server if ended == "the server" else worker
             killed.process.kill()
             killed.process.wait()
-            told = rf"^{ended} ended \(killed by SIGKILL\), and `metaloom serve` with it; flow runs continue .* systemd"
+            told = rf"^{ended} ended \(killed by SIGKILL\), and so did `metaloom serve`; flow runs continue .* systemd"
             with pytest.raises(ServeError, match=told):
                 flow_runs._keep_running(StopRequest(), server, worker, tmp_path)
 

@@ -225,7 +225,7 @@ def test_what_people_set_stays_when_the_flows_are_deployed_again(served, monkeyp
         step = {"prefect.deployments.steps.set_working_directory": {"directory": "/tmp"}}
         job = {**set_by_people["job_variables"], "command": f"/old/python -P -m {MODULE}"}
         served.tell(path, {"pull_steps": [step], "entrypoint": "old.module", "job_variables": job}, method="PATCH")
-        changed = "deployment replay/replay: brought entrypoint, job_variables, pull_steps up to date"
+        changed = "deployment replay/replay: updated entrypoint, job_variables, pull_steps"
         assert deployed_again() == [waiting, changed, paused]
         assert of_people() == before | {"pull_steps": before["pull_steps"] or []}
         # A command of their own, whose quotation has no end.

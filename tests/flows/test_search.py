@@ -164,7 +164,7 @@ def test_a_search_goes_on_alike_whatever_the_order_of_its_settings_in_the_comman
         ({"trials": 1, "space": {"policy.activation": "tanh,relux"}}, r"--search policy.activation=relux: .*relux"),
         ({"space": {"algorithm.inner_lr": "0.3:0.01"}}, "an empty range"),
         ({"space": {"algorithm.inner_lr": "0.3:0.3"}}, "an empty range"),
-        ({"space": {"algorithm.inner_lr": "0.1:0.10000000000000002"}}, "a range of few values"),
+        ({"space": {"algorithm.inner_lr": "0.1:0.10000000000000002"}}, "too narrow a range"),
         ({"space": {"algorithm.inner_lr": "0:0.3:log"}}, r"logarithm of 0; required a lower bound above 0"),
         ({"space": {"algorithm.inner_lr": "0.1:1e999"}}, "bounds that float64 can represent"),
         ({"space": {"algorithm.inner_steps": f"1:{2**53 + 1}"}}, "at most 9,007,199,254,740,992"),

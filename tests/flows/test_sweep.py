@@ -285,7 +285,7 @@ def test_the_command_refuses_what_it_cannot_read(capsys):
         (["--grid", "algorithm.inner_lr"], "required KEY=V1,V2"),
         (["--parallel", "0"], "Must be >= 1"),
         (["--name", "a/b"], "run name"),
-        (["--name", "a" * 61], "61 letters"),
+        (["--name", "a" * 61], "61 characters"),
         (["--status"], "found --set with --status"),
     ):
         assert cli.run(words(*more)) == 2, more

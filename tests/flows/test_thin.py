@@ -48,7 +48,7 @@ def test_what_was_thinned_is_computed_again_with_its_old_digest_byte_for_byte(tr
     assert digests(trained) == before
     assert storage.verify_run(trained) == []
     assert command(["replay", "run@1", "--materialise"]) == 0
-    assert "nothing was thinned" in capsys.readouterr().out
+    assert "no outputs are thinned" in capsys.readouterr().out
 
 
 def test_all_that_was_thinned_can_be_asked_for_at_once(trained, capsys):
@@ -63,7 +63,7 @@ def test_all_that_was_thinned_can_be_asked_for_at_once(trained, capsys):
 def test_a_run_to_which_nothing_is_missing_says_so_and_how_it_goes_on(trained, capsys):
     assert command(["resume", "run", "--workers", "0"]) == 0
     told = capsys.readouterr().out
-    assert "nothing was missing: the run has its 3 iterations; for more: metaloom resume" in told
+    assert "nothing to do: the run already has its 3 iterations; for more: metaloom resume" in told
     assert command(["replay", "run@7"]) == 1
     assert "run --iterations 8` computes it" in capsys.readouterr().err
 

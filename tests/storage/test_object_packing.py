@@ -358,7 +358,7 @@ def test_an_entry_of_the_log_that_was_lost_before_others_is_missed(run, memory, 
         key = f"/bucket/runs/first/_log/{number:08d}.json"
         raw = memory.cat_file(key)
         memory.rm_file(key)
-        with pytest.raises(storage.DamagedRun, match=rf"_log/{number:08d}.json: is missing; later ones are there"):
+        with pytest.raises(storage.DamagedRun, match=rf"_log/{number:08d}.json: is missing; later ones exist"):
             storage.open_run(URL)
         memory.pipe_file(key, raw)
         assert len(storage.open_run(URL)) == ITERATIONS

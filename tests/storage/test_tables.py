@@ -138,7 +138,7 @@ def test_iterations_that_are_not_complete_are_refused_or_left_out(make_run, put,
     with pytest.raises(storage.StageMissing):
         run.episodes([0, 1])
     for wrong, told in (
-        ([-2], "iteration -2 is not there; 1 iterations are complete"),
+        ([-2], "iteration -2 does not exist; 1 iterations are complete"),
         (1, "`metaloom resume .*/run` c"),
     ):
         with pytest.raises(storage.StageMissing, match=told):

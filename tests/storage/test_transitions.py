@@ -101,7 +101,7 @@ def test_only_batches_that_hold_a_row_are_read(run, transitions, monkeypatch):
         (lambda run: run.transitions([10**6]), "no row 1000000; required: a row from 0 to"),
         (lambda run: run[1].transitions(2), "no gradient step 2; required: a step from 0 to 1"),
         (lambda run: run[1].transitions(-1), "no gradient step -1"),
-        (lambda run: run[5].transitions(), "iteration 5 is not there; 3 iterations are complete"),
+        (lambda run: run[5].transitions(), "iteration 5 does not exist; 3 iterations are complete"),
     ],
 )
 def test_what_is_not_there_is_told_with_what_is(run, read, said):

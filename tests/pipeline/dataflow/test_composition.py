@@ -287,5 +287,5 @@ def test_a_stage_over_tasks_gets_each_task_alone_on_any_thread_and_its_outputs_a
 
 
 def test_a_stage_over_tasks_has_to_give_something_of_every_task():
-    with pytest.raises(GraphError, match=r"together is over tasks, but gives Total, which does not have the task axis"):
+    with pytest.raises(GraphError, match="together is over tasks, but returns Total, which does not have"):
         Stage(together, EACH_STEP, over="tasks")

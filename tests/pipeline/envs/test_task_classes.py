@@ -48,7 +48,7 @@ def test_they_are_plain_data(classes):
     [
         (lambda: nearest("v", {"only": 1}), "two or more"),
         (lambda: nearest("v", {"fast": 1, "balanced": 0}), "'balanced'"),
-        (lambda: nearest("v", {"a": 1, "b": 1}), "all different"),
+        (lambda: nearest("v", {"a": 1, "b": 1}), "2 distinct centers"),
         (lambda: nearest("v", {"a": (1, 2), "b": (0, 1)}), "value for every field"),
         (lambda: nearest("v", {"a": float("nan"), "b": 1}), "finite"),
         (lambda: nearest(("v", "v"), {"a": (0, 1), "b": (1, 0)}), r"the fields .'v', 'v'"),
