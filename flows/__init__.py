@@ -1,1 +1,1 @@
-"""Running of stages: their order, where they run, and what is skipped because it is already stored."""
+"""Execution of stages: their order, where they run, and which are skipped because they are already stored."""

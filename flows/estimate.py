@@ -33,7 +33,7 @@ def refusal_of(config: RunConfig, *, evaluation_alone: bool = False) -> str | No
     """Return why a run, or one evaluation, cannot fit into this machine's memory; None if it may.
 
     Raises:
-        ConfigError, EnvError: settings and environment do not fit each other, or the learner is too large.
+        ConfigError, EnvError: settings and environment are incompatible, or the learner is too large.
     """
     setup, _, env = build_learner(config)
     train_tasks, test_tasks = len(env.task_set or ()), len(env.test_task_set or ())

@@ -64,7 +64,7 @@ class RunLog(logging.Handler):
             raise
 
     def log_end(self, error: BaseException) -> None:
-        """Log once what ended the training."""
+        """Log once why the training ended."""
         if error is not self._logged:
             self._logged = error
             kind = type(error).__name__

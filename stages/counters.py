@@ -1,4 +1,4 @@
-"""Checks of what a learner returns, and the counters that it keeps over a whole run."""
+"""Checks of a learner's results, and the counters of a whole run."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

@@ -98,7 +98,7 @@ class StorageFailed(StoreError):
 
 
 def damaged(where: Path, found: str) -> DamagedRun:
-    """Build the error for a file that is not what was written."""
+    """Build the error for a file that differs from what was written."""
     run, depth = _run_around(where)
     # All files can be restored from the rest of the run, except folders.
     lost = depth <= 1 and where.name != "run.json"

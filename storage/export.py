@@ -78,7 +78,7 @@ def export_folder(out: Path) -> Generator[Path, None, None]:
     Also removes folders left by killed exports.
 
     Raises:
-        ExportExists: there is something at `out`.
+        ExportExists: `out` is not empty.
         StorageFailed: the system refuses the write.
     """
     with system_errors(out, required=_WRITABLE, action="Free space, or choose another folder"):

@@ -56,7 +56,7 @@ def create_run(
 
     Raises:
         InvalidRunName: the path cannot be printed on one line.
-        RunExists: there is something at the path.
+        RunExists: the path is not empty.
         RunLocked: another process is creating the same run.
         StorageFailed: the system refuses the write.
     """

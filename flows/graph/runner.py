@@ -50,7 +50,7 @@ class Runner:
         """Build the stages of a run with this configuration.
 
         Raises:
-            ConfigError, EnvError: settings and environment do not fit each other.
+            ConfigError, EnvError: settings and environment are incompatible.
         """
         context = Context.build(config, rollouts, parallel)
         graph = context.graph

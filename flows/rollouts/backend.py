@@ -1,4 +1,4 @@
-"""The choice of where rollouts run. Imports neither numerics nor Dask."""
+"""The choice of a backend for rollouts. Imports neither numerics nor Dask."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -15,7 +15,7 @@ DEFAULT_RETRIES = 3
 
 @dataclass(frozen=True)
 class Backend:
-    """Choice of where rollouts run.
+    """Choice of a backend for rollouts.
 
     A run of one task has two workers if `step_timeout_seconds` or `retries` is set. Dask workers have one physics
     thread each. An environment that exceeds the timeout ends its worker and the run; sampling in this process has no

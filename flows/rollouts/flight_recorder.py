@@ -56,7 +56,7 @@ class Recording:
     """Recorded progress of an attempt whose process ended.
 
     Attributes:
-        at: Process, and where it was.
+        at: Process and its position.
         actions: Actions [T, N, A] float32, zero after `env_step`; without rows while simulators were made.
         timed_out: True if the guard ended the process.
         stopped: True if the process was suspended then, as by SIGSTOP.

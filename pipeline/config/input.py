@@ -37,7 +37,7 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[st
 
     Raises:
         ConfigError: an assignment has no "=", an empty key, sets a field of a value that is not a section, or replaces
-            a section of which an earlier one set a part.
+            a section that an earlier one set in part.
     """
     merged: dict[str, Any] = json.loads(json.dumps(settings))
     done: list[str] = []

@@ -25,7 +25,7 @@ MOST_ITERATIONS, MOST_STEPS = 10**8, 10**4
 
 
 class RunConfig(Settings):
-    """All settings that decide a run's results and which of them are kept, but not where it runs."""
+    """All settings that determine a run's results and which of them are kept, but not where it runs."""
 
     env: EnvConfig
     algorithm: Annotated[AlgorithmSettings, ByName(ALGORITHMS, AlgorithmSettings)]

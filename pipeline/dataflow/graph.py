@@ -216,7 +216,7 @@ class Graph:
                 Stages that read the source now read the new stage, which itself still reads the source.
 
         Raises:
-            GraphError: names the stage, the edge and what to do.
+            GraphError: names the stage, the edge and a remedy.
         """
         before = self._known(after)
         n = self.stages.index(before) + 1

@@ -28,7 +28,7 @@ class Classes:
         held_out: Names of classes whose tasks are all held out.
 
     Raises:
-        ValueError: these do not fit each other.
+        ValueError: these are inconsistent.
     """
 
     fields: tuple[str, ...]

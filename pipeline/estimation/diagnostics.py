@@ -112,7 +112,7 @@ def _checked(source: str, numbers: object) -> dict[str, float]:
 def fact_means(facts: Mapping[str, Array]) -> Metrics:
     """Return means over episodes of per-episode facts, name -> [...] bool or float32.
 
-    A flag gives `NAME_rate`, the share of episodes where it is set; a number gives `average_NAME`, ignoring NaN.
+    A flag yields `NAME_rate`, the share of episodes where it is set; a number yields `average_NAME`, ignoring NaN.
     """
     means: Metrics = {}
     for name, values in facts.items():

@@ -19,7 +19,7 @@ CELL, ENCODER = "cell", "encoder"
 
 @dataclass(frozen=True)
 class CellSpec:
-    """A recurrent network: one input and a state give features and the next state.
+    """A recurrent network: it maps an input and a state to features and the next state.
 
     Attributes:
         name: Name: gru, lstm, linear-attention, another registered one, or module:Class of a torch.nn.Module.

@@ -29,7 +29,7 @@ class TaskDistribution:
         """Draw `num_tasks` tasks not in `seen`, equally many of every class if classes are given.
 
         Raises:
-            EnvError: the distribution almost never gives an unseen task, or a task of some class.
+            EnvError: the distribution almost never yields an unseen task, or a task of some class.
         """
         fields = self.env.task_fields
         if balanced_by is None:

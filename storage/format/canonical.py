@@ -46,7 +46,7 @@ def read_sealed(path: Path, *, indented: bool = False, holder: str | None = None
 
     Raises:
         FileNotFoundError: there is no such file.
-        DamagedRun: the file is not what was written.
+        DamagedRun: the file differs from what was written.
     """
     raw = read_file(path, limit=_LARGEST)
     try:

@@ -136,7 +136,7 @@ def read_session(folder: Path) -> Document:
 
     Raises:
         FileNotFoundError: it was interrupted before writing one.
-        DamagedRun: the file is not what was written.
+        DamagedRun: the file differs from what was written.
     """
     try:
         return read_sealed(folder / ABOUT)

@@ -132,7 +132,7 @@ def read_marker(path: Path, stages: StageTable) -> dict[StageRef, str]:
 
     Raises:
         FileNotFoundError: there is no marker.
-        DamagedRun: it is not what was written.
+        DamagedRun: it differs from what was written.
     """
     document = read_sealed(path)
     try:

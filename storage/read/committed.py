@@ -180,7 +180,7 @@ class CommittedFiles:
 
         Raises:
             FileNotFoundError: the output is not stored.
-            DamagedRun: the record is not what was written.
+            DamagedRun: the record differs from what was written.
         """
         try:
             return self._record(ref)

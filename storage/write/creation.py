@@ -28,7 +28,7 @@ def check_new_run(path: str | Path) -> None:
 
     Raises:
         InvalidRunName: the path cannot be printed on one line.
-        RunExists: there is something at the path.
+        RunExists: the path is not empty.
         StorageFailed: the system refuses the write.
     """
     path = check_path(folder_of(path))

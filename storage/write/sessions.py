@@ -204,7 +204,7 @@ class Session:
         self._changed.clear()  # the log knows it
 
     def share(self) -> None:
-        """Send changes since the last call to object storage, if the run is there.
+        """Send changes since the last call to object storage, if the run is stored there.
 
         Raises:
             StorageFailed: object storage cannot be reached.

@@ -68,7 +68,7 @@ _MAX_JOINTS = 35
 
 
 class MetaWorldBatch(RowBatch):
-    """N rows of a benchmark; a reset may give each another class.
+    """N rows of a benchmark; a reset may assign each a different class.
 
     Args:
         official: Function that makes a class by number; called once per class.
