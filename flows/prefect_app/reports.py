@@ -44,7 +44,7 @@ def address_of(run: Path, file: str) -> str | None:
 def served_reports(listening: socket.socket) -> Iterator[str]:
     """Serve the reports at a listening socket during the block; yield their URL.
 
-    Only this machine's browser gets files, and only those in the folder; links out of it are not followed.
+    Serves only browsers on this machine, and only files in the folder; links out of it are not followed.
     """
     root, (host, port) = reports_root().resolve(), listening.getsockname()
     files = StaticFiles(directory=root, check_dir=False)
