@@ -114,7 +114,7 @@ def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value)
 
 
 def require_unchanged(ref: StageRef, given: StageRef, first: Mapping[str, ArrayDigest], value: Value) -> None:
-    """Reject a stage that wrote into an output that it or another stage gave.
+    """Reject a stage that wrote into an output that it or another stage returned.
 
     Arrays that stages read are read-only, but not the memory that they share with a tensor or with a buffer.
 

@@ -37,7 +37,7 @@ class ServeError(RuntimeError):
 
 
 class Interrupted(Exception):
-    """Ctrl-C came while the parts were being started."""
+    """Raised if Ctrl-C comes while the parts are being started."""
 
 
 @dataclass(frozen=True)

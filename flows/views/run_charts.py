@@ -202,7 +202,7 @@ def metric_lines(history: RunHistory) -> Iterator[Chart]:
     gained = "; the gap is what the update gained on them" if "loss_before" in metrics else ""
     norm, noise = (
         "Norm of the meta-gradient",
-        "How much of it is noise a run records with algorithm.gradient_noise=true.",
+        "To record how much of it is noise, set algorithm.gradient_noise=true.",
     )
     if "meta_gradient_standard_error" in metrics:
         norm = "Signal and noise of the meta-gradient"

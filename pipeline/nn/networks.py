@@ -120,7 +120,7 @@ class MLP:
         return parameter_shapes(self.prefix, self.spec)
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Return the kernels after Glorot and Bengio 2010, zero biases; see Network."""
+        """Return kernels after Glorot and Bengio 2010, and zero biases; see Network."""
         return initialize_shapes(self.shapes, rng)
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
