@@ -29,9 +29,7 @@ _AGAIN = "Get the folder's archives and index.json again from their source"
 
 def broken(place: Path, found: str, *, action: str = _AGAIN) -> storage.DamagedRun:
     """Build the error for a damaged archive or index."""
-    return storage.DamagedRun(
-        place, found=found, required="the file that `metaloom reference add` wrote", action=action
-    )
+    return storage.DamagedRun(place, found=found, required="the output of `metaloom reference add`", action=action)
 
 
 @contextmanager
