@@ -1051,7 +1051,7 @@ def test_an_evaluation_by_stages_that_read_what_is_there_in_training_only_is_ref
         ("NoneOfATask", "is over tasks, and for task 0 returned NoneType; required Samples, as it declares"),
         (
             "TwiceATask",
-            "twice_a_task is over tasks, and for task 0 returned arrays of 2 tasks; required arrays of this task alone",
+            "twice_a_task is over tasks, and for task 0 returned arrays of 2 tasks; required arrays of this task only",
         ),
         ("MoreOfATask", "for task 1 returned different arrays than for task 0: only one has params['more']"),
     ],

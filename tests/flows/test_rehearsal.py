@@ -42,12 +42,12 @@ def planted(monkeypatch, tmp_path, request):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("counter", "what its copy played before (observations after reset of episode 2)"),
-        ("cache", "what its copy played before (observations at step 0 of episode 2)"),
+        ("counter", "earlier episodes of its copy (observations after reset of episode 2)"),
+        ("cache", "earlier episodes of its copy (observations at step 0 of episode 2)"),
         ("generator made once", "4 reset seeds gave the same"),
-        ("simulator built once", "what its copy played before"),
+        ("simulator built once", "earlier episodes of its copy"),
         ("task applied late", "4 tasks gave the same"),
-        ("statistics", "what its copy played before"),
+        ("statistics", "earlier episodes of its copy"),
     ],
 )
 def test_an_environment_whose_copies_remember_gets_a_new_copy_for_every_episode(kind, words, planted):

@@ -174,7 +174,7 @@ def test_a_wrapper_that_remembers_gets_a_new_copy_for_every_episode_also_around_
         assert (config.copies, config.witness) == ("auto", True)
         found, notes = settled(config, 20)
         assert found.copies == "fresh"
-        assert "what its copy played before (observations after reset of episode 2)" in notes[0]
+        assert "earlier episodes of its copy (observations after reset of episode 2)" in notes[0]
 
 
 def test_wrappers_around_a_meta_env_keep_its_tasks(tiny_config, tmp_path):

@@ -99,7 +99,7 @@ WRONG = {
     "returns the parameter kernel as float64; required float32": with_policy(
         initialize=lambda s, rng: {"kernel": rng.random(2)}
     ),
-    "draws random numbers in `distribution`; required draws in": with_policy(
+    "draws random numbers in `distribution`; required draws only in": with_policy(
         distribution=lambda self, params, rows: Gaussian(rows @ params["kernel"] + torch.randn(()), params["log_std"])
     ),
 }
