@@ -171,7 +171,7 @@ def test_a_search_goes_on_alike_whatever_the_order_of_its_settings_in_the_comman
         ({"space": {"algorithm.inner_lr": "0.1"}}, "required a range such as"),
         ({"space": {"algorithm.inner_lr": "0.1:0.3:lin"}}, "required a range such as"),
         ({"space": {"algorithm.inner_lr": "0.1,"}}, "required a range such as"),
-        ({"space": {"policy.activation": "tanh,tanh"}}, "a repeats a value"),
+        ({"space": {"policy.activation": "tanh,tanh"}}, "repeats a value"),
         ({"trials": 1, "space": {"algorithm.inner_lr": "0.1,0.10"}}, "the same settings"),
         ({"space": {"seed": "1:3"}}, "required --seeds"),
         ({"space": {"num_tasks": "2:3"}}, "num_tasks in --search and in --set"),
