@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from logging.handlers import QueueHandler
 from multiprocessing import Pipe
@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Never
 
 _LOOK_SECONDS = 0.1
-_FOR_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
 
 def passes_in_copy(work: Callable[[], bool], seconds: float, should_stop: Callable[[], bool]) -> bool:
@@ -32,12 +32,12 @@ def passes_in_copy(work: Callable[[], bool], seconds: float, should_stop: Callab
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, ValueError, OSError):  # it may be closed
             stream.flush()  # otherwise both processes write it
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_PARENT)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, in a process with threads
         pid = os.fork()
     if pid == 0:
-        _send(work, seconds, sender)
+        _send(work, seconds, sender, before)
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         sender.close()
@@ -56,9 +56,11 @@ def passes_in_copy(work: Callable[[], bool], seconds: float, should_stop: Callab
     return passed
 
 
-def _send(work: Callable[[], bool], seconds: float, sender: Connection) -> Never:
+def _send(work: Callable[[], bool], seconds: float, sender: Connection, mask: Iterable[int]) -> Never:
     try:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process
+        for number in _HANDLED:  # they end the copy: handlers are for the first process
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.alarm(math.ceil(seconds))
         records = SimpleQueue[logging.LogRecord]()
         logging.getLogger().handlers[:] = [QueueHandler(records)]

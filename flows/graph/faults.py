@@ -14,15 +14,12 @@ from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.tables import table_of
 from metaloom.pipeline.algorithms.contract import NumericalError
 from metaloom.pipeline.baselines import BaselineError
-from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.config.sources import plugin_paths
 from metaloom.pipeline.dataflow.outputs import Outputs
 from metaloom.pipeline.dataflow.refs import Span
 from metaloom.pipeline.device import asks_for_gpu
 from metaloom.pipeline.envs import REPRODUCED
 from metaloom.pipeline.envs.answers import last_line
 from metaloom.pipeline.global_random import SEEDED
-from metaloom.pipeline.plugin_files import own_paths
 from metaloom.pipeline.plugins import is_installed
 from metaloom.pipeline.types import BatchError
 from metaloom.stages.counters import require_counters
@@ -36,27 +33,22 @@ FAULTS = (StageFault, NumericalError, BaselineError)
 """Errors of stages caused by data and environments, rather than bugs."""
 
 
-def compute_checked(stages: Runner, ref: StageRef, outputs: Outputs) -> Value:
-    """Compute a stage's output and check that all values are finite.
+def run_checked(stages: Runner, ref: StageRef, inputs: Mapping[str, Any]) -> Value:
+    """Compute a stage's output from its inputs by name and check that all values are finite.
 
     Raises:
         metaloom.stages.faults.NotFinite: names the index of the first non-finite value.
+        StageFault: a plug-in wrote into an input, or its output cannot be stored.
     """
-    return run_checked(stages, ref, stages.load_inputs(ref, outputs))
-
-
-def run_checked(stages: Runner, ref: StageRef, inputs: dict[str, Any]) -> Value:
-    """Like compute_checked, with inputs given by name."""
-    own = own_paths(plugin_paths(stages.config))
-    read = dict[StageRef, tuple[Value, dict[str, int]]]()
-    for name, wanted in stages.graph.inputs(stages.config, ref).items():
-        if own and name in inputs and not isinstance(wanted, Span):
-            refs, held = (wanted, inputs[name]) if isinstance(wanted, tuple) else ((wanted,), (inputs[name],))
+    declared, read = stages.graph.inputs(stages.config, ref), dict[StageRef, tuple[Value, dict[str, int]]]()
+    for name, value in inputs.items() if stages.own else ():
+        if not isinstance(wanted := declared[name], Span):
+            refs, held = (wanted, value) if isinstance(wanted, tuple) else ((wanted,), (value,))
             read |= {given: (one, checksums(one)) for given, one in zip(refs, held, strict=True)}
     try:
         value = stages.witnessed(ref, stages.run(ref, inputs), inputs)
     except BaseException as error:
-        if (mistake := _mistake(error, stages.config)) is None:
+        if (mistake := _mistake(error, stages)) is None:
             raise
         raise StageFault(f"{ref.where}: {mistake}") from error
     for given, (held, sums) in read.items():
@@ -75,23 +67,23 @@ def run_checked(stages: Runner, ref: StageRef, inputs: dict[str, Any]) -> Value:
     return value
 
 
-def _mistake(error: BaseException, config: RunConfig) -> str | None:
+def _mistake(error: BaseException, stages: Runner) -> str | None:
     """Describe a plug-in's mistake and its line, if an error is known to be one; otherwise None."""
     if isinstance(error, SystemExit):  # would end the program as if the run were complete
         return f"the stage asked Python to exit ({error}); required a result or an error"
-    if not own_paths(plugin_paths(config)):
+    if not stages.own:
         return None
-    places: list[str] = []  # innermost first; empty for lines of libraries and Metaloom
+    device, places = stages.config.device, list[str]()  # innermost first; empty for lines of libraries and Metaloom
     for frame, line in reversed([*walk_tb(error.__traceback__)]):
         module, code = str(frame.f_globals.get("__name__")), frame.f_code
-        is_own = not module.startswith("metaloom.") and not is_installed(code.co_filename)
-        places.append(f"{module}:{code.co_qualname}, line {line}: " if is_own else "")
+        is_ours = module.startswith("metaloom.") or is_installed(code.co_filename)
+        places.append("" if is_ours else f"{module}:{code.co_qualname}, line {line}: ")
     if isinstance(error, BatchError):
         found = str(error)
     elif isinstance(error, ValueError) and "read-only" in str(error):
         found = "modifies an input array that other stages read; required a copy, as in np.array(...)"
-    elif isinstance(error, Exception) and config.device != "cuda" and asks_for_gpu(error):
-        found = f"asks for a GPU ({error}); required tensors on setup.device, which is {config.device}"
+    elif isinstance(error, Exception) and device != "cuda" and asks_for_gpu(error):
+        found = f"asks for a GPU ({error}); required tensors on setup.device, which is {device}"
     elif not isinstance(error, Exception | KeyboardInterrupt) and places[0]:
         found = f"raised {last_line(error)}, which is no Exception; required a result or an Exception"
     else:
@@ -107,10 +99,10 @@ def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value)
     Raises:
         StageFault: names the counter, or the first array that differs or that the second computation changed.
     """
-    own, stage = own_paths(plugin_paths(stages.config)), stages.graph[ref.stage]
-    if own and stage.ends_iteration:
+    stage = stages.graph[ref.stage]
+    if stages.own and stage.ends_iteration:
         require_counters(value, ref.where)
-    if not own or stage.samples:
+    if not stages.own or stage.samples:
         return
     first, sums = array_digests(value), checksums(value)
     again = replace(stages, context=stages.context.with_new_learner())
@@ -118,7 +110,7 @@ def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value)
     if name := first_differing(first, array_digests(second)):
         raise StageFault(
             f"{ref.where}: two computations of the same inputs differ, first in {name}; required the same bits of "
-            f"{', '.join(own)}. Draw from {SEEDED}, not from a generator without a seed, and keep state in "
+            f"{', '.join(stages.own)}. Draw from {SEEDED}, not from a generator without a seed, and keep state in "
             "LearnerState.extra, not in a class or a module"
         )
     require_unchanged(ref, ref, sums, value)
