@@ -13,7 +13,7 @@ from metaloom.pipeline.dataflow.stage import ITERATION, Stage
 from metaloom.pipeline.estimation.diagnostics import step_metrics
 from metaloom.pipeline.estimation.processing import process_samples
 from metaloom.pipeline.policies.build import build_policy
-from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.seeding import own_generator
 from metaloom.pipeline.types import LearnerState, Step, TaskBatch, TaskParams, Update
 from metaloom.stages.counters import updated
 from metaloom.stages.graphs.on_policy import ON_POLICY
@@ -38,7 +38,7 @@ class ESMAMLLearner(Learner):
         self.settings, self.setup, self.policy = settings, setup, build_policy(setup.policy, setup)
 
     def initialize(self, *, run_seed):
-        return LearnerState(self.policy.initialize(generator(run_seed, "initialize")), {}, {})
+        return LearnerState(self.policy.initialize(own_generator(run_seed, "initialize")), {}, {})
 
     def process(self, state, episodes, *, seed, parallel=map):
         return process_samples(episodes, self.setup.baseline.build(), self.setup.processing, seed=seed)

@@ -1,6 +1,7 @@
 """Expected errors, which commands report in one line with an exit code. Others are bugs and show a traceback."""
 
 import re
+import traceback
 from importlib.metadata import PackageNotFoundError, distribution
 
 
@@ -50,6 +51,15 @@ def _is_installed(requirement: str) -> bool:
         return "extra ==" in requirement or bool(distribution(re.split(r"[^\w.-]", requirement, maxsplit=1)[0]))
     except PackageNotFoundError:
         return False
+
+
+def exit_text(ended: SystemExit) -> str:
+    """Describe the exit that a plug-in asked for: the program would end as if it had succeeded."""
+    last = traceback.extract_tb(ended.__traceback__)[-1]
+    return (
+        f"{last.filename}, line {last.lineno}, in {last.name} asked Python to exit "
+        f"({str(ended) or 'without a reason'}); required a result or an error"
+    )
 
 
 class WorkersError(ConnectionError):

@@ -10,7 +10,7 @@ from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.stage import EACH_STEP, ITERATION, At, Stage
 from metaloom.pipeline.envs.answers import as_integers, check_facts, is_ctrl_c
-from metaloom.pipeline.envs.contract import BatchEnv, BatchStep, EnvError
+from metaloom.pipeline.envs.contract import BatchStep, EnvError
 from metaloom.pipeline.policies.acting import check_actor_params, make_actor
 from metaloom.pipeline.policies.actors import Actor, ActorSetup
 from metaloom.pipeline.policies.remembering import Memory
@@ -75,6 +75,7 @@ COLLECT_ROUND = replace(
 )
 
 
+@np.errstate(over="ignore", invalid="ignore")  # reported at the end, with a better message than NumPy's warning
 def play_episodes(
     sampler: Sampler,
     params: TaskParams,
@@ -94,71 +95,60 @@ def play_episodes(
         ValueError: the parameters do not fit the environment.
     """
     if sampler.enough is None:
-        return _collect_trials(sampler, params, tasks, position, watch)
+        # First episodes of all trials, then second ones: longer trials append episodes and change no earlier one.
+        blocks, memory = list[EpisodeBatch](), None
+        for _ in range(sampler.episodes_per_trial):
+            at = replace(position, first_episode=position.first_episode + len(blocks) * sampler.episodes_at_once)
+            rollout = _Rollout(sampler, params, tasks, at, watch, memory)
+            blocks.append(rollout.run())
+            memory = rollout.actor.memory
+        return blocks[0] if len(blocks) == 1 else episodes_together(blocks)
 
     def block(b: int, first_episode: int) -> EpisodeBatch:
         at = replace(position, first_task=position.first_task + b, first_episode=first_episode)
-        return _collect_together(sampler, params.slice(b, b + 1), tasks.slice(b, b + 1), at, watch)[0]
+        return _Rollout(sampler, params.slice(b, b + 1), tasks.slice(b, b + 1), at, watch).run()
 
     # Task by task, since the number of blocks differs between tasks.
     return tasks_together([collect_until(sampler.enough, partial(block, b)) for b in range(len(tasks))])
 
 
-def _collect_trials(
-    sampler: Sampler, params: TaskParams, tasks: TaskBatch, position: RolloutPosition, watch: RolloutWatch
-) -> EpisodeBatch:
-    """Collect the first episode of every trial, then the second of every trial, and so on.
-
-    Lengthening trials therefore appends episodes without changing earlier ones.
-    """
-    blocks: list[EpisodeBatch] = []
-    memory = None
-    for _ in range(sampler.episodes_per_trial):
-        at = replace(position, first_episode=position.first_episode + len(blocks) * sampler.episodes_at_once)
-        block, memory = _collect_together(sampler, params, tasks, at, watch, memory)
-        blocks.append(block)
-    return blocks[0] if len(blocks) == 1 else episodes_together(blocks)
-
-
-def _collect_together(
-    sampler: Sampler,
-    params: TaskParams,
-    tasks: TaskBatch,
-    position: RolloutPosition,
-    watch: RolloutWatch,
-    memory: Memory | None = None,
-) -> tuple[EpisodeBatch, Memory | None]:
-    """Collect episodes in parallel, starting from an actor's memory; also return its memory afterwards."""
-    env = sampler.batch(len(tasks), watch)
-    watch.idle()  # building an actor may import torch; keep that out of the environment's time
-    check_actor_params(sampler.actor, sampler.policy, params.params, sampler.spaces)
-    # Overflow is reported at the end, with a better message than NumPy's warning.
-    with np.errstate(over="ignore", invalid="ignore"):
-        rollout = _Rollout(sampler, env, params, tasks, position, watch, memory)
-        return rollout.run(), rollout.actor.memory
-
-
 class _Rollout:
-    """Buffers of one call, [T, N, ...] with N = B * E rows. Time comes first so that each step writes one block."""
+    """Buffers of one call, [T, N, ...] with N = B * E rows. Time comes first so that each step writes one block.
+
+    Episodes are collected in parallel, starting from an actor's memory.
+    """
 
     def __init__(
         self,
         sampler: Sampler,
-        env: BatchEnv,
         params: TaskParams,
         tasks: TaskBatch,
         position: RolloutPosition,
         watch: RolloutWatch,
-        memory: Memory | None,
+        memory: Memory | None = None,
     ) -> None:
+        self.env = env = sampler.batch(len(tasks), watch)
+        watch.idle()  # building an actor may import torch; keep that out of the environment's time
+        check_actor_params(sampler.actor, sampler.policy, params.params, sampler.spaces)
         B, E, T = len(tasks), sampler.episodes_at_once, sampler.max_episode_steps
         self.B, self.E, self.T, self.N = B, E, T, B * E
-        self.env, self.tasks, self.position, self.watch = env, tasks, position, watch
+        self.tasks, self.watch = tasks, watch
         self.circumstances = Circumstances(sampler.env, tasks, position, E)
         self.seeds = [position.reset_seed(b, e, sampler.env.seed_bits) for b in range(B) for e in range(E)]
         self.observations = np.zeros((T + 1, B * E, env.observation_size), sampler.observation_dtype)
         self.taken = watch.actions((T, B * E, env.action_size), position)
-        self.actor = _actor(sampler, params, self.taken, B, position, memory)
+        drawing = () if sampler.deterministic else range(B)
+        setup = ActorSetup(
+            sampler.policy,
+            params,
+            self.taken,
+            num_rows=E,
+            spaces=sampler.spaces,
+            rngs=[generator(position.run_seed, "actions", *position.of_task(b)) for b in drawing] or None,
+            belief_rng=lambda b, e: generator(position.run_seed, "beliefs", *position.of_episode(b, e)),
+            memory=memory,
+        )
+        self.actor: Actor = make_actor(sampler.actor, setup)
         self.rewards = np.zeros((T, B * E), np.float32)
         self.terms: dict[str, Array] = {}
         self.declared = sampler.facts
@@ -267,25 +257,6 @@ class _Rollout:
         split = values.reshape(len(values), self.B, self.E, *values.shape[2:])
         # Always copy: with one row the layout is already right, but the actions belong to the watch.
         return np.array(np.moveaxis(split, 0, 2), order="C")
-
-
-def _actor(
-    sampler: Sampler, params: TaskParams, taken: Array, num_tasks: int, position: RolloutPosition, memory: Memory | None
-) -> Actor:
-    rngs = None
-    if not sampler.deterministic:
-        rngs = [generator(position.run_seed, "actions", *position.of_task(b)) for b in range(num_tasks)]
-    setup = ActorSetup(
-        sampler.policy,
-        params,
-        taken,
-        num_rows=sampler.episodes_at_once,
-        spaces=sampler.spaces,
-        rngs=rngs,
-        belief_rng=lambda b, e: generator(position.run_seed, "beliefs", *position.of_episode(b, e)),
-        memory=memory,
-    )
-    return make_actor(sampler.actor, setup)
 
 
 def _require_shape(name: str, found: Array, required: tuple[int, ...]) -> None:

@@ -6,7 +6,7 @@ from metaloom.pipeline.algorithms.contract import AlgorithmSettings, Learner
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.estimation.processing import process_samples
 from metaloom.pipeline.policies.build import build_policy
-from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.seeding import own_generator
 from metaloom.pipeline.types import LearnerState, TaskParams
 
 
@@ -28,7 +28,7 @@ class ReptileLearner(Learner):
         self.settings, self.setup, self.policy = settings, setup, build_policy(setup.policy, setup)
 
     def initialize(self, *, run_seed):
-        return LearnerState(self.policy.initialize(generator(run_seed, "initialize")), {}, {})
+        return LearnerState(self.policy.initialize(own_generator(run_seed, "initialize")), {}, {})
 
     def process(self, state, episodes, *, seed, parallel=map):
         return process_samples(episodes, self.setup.baseline.build(), self.setup.processing, seed=seed)

@@ -10,7 +10,6 @@ import faulthandler
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
@@ -28,7 +27,7 @@ from metaloom.flows.cli.output import (
     console,
     discard_output,
 )
-from metaloom.flows.errors import EXIT_INTERRUPTED, FAILURE, USAGE, StartAgain, exit_code, explained
+from metaloom.flows.errors import EXIT_INTERRUPTED, FAILURE, USAGE, StartAgain, exit_code, exit_text, explained
 from metaloom.flows.operations import late, operations
 from metaloom.flows.operations.options import complete_runs
 from metaloom.flows.streams import keep_streams
@@ -139,13 +138,8 @@ def run(tokens: Sequence[str]) -> int:
     except OutputClosed:
         discard_output()
         return EXIT_OUTPUT_CLOSED
-    except SystemExit as ended:  # of a plug-in; the program would end as if it had succeeded
-        last = traceback.extract_tb(ended.__traceback__)[-1]
-        print(
-            f"metaloom: {last.filename}, line {last.lineno}, in {last.name} asked Python to exit "
-            f"({printable(ended) or 'without a reason'}); required a result or an error",
-            file=sys.stderr,
-        )
+    except SystemExit as ended:
+        print(f"metaloom: {printable(exit_text(ended))}", file=sys.stderr)
         return FAILURE
     except Exception as raised:
         error = explained(raised)

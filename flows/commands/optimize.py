@@ -16,7 +16,7 @@ from metaloom import storage
 from metaloom.flows.commands.replay import require_known
 from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.changes import warn_changed_sources
-from metaloom.flows.graph.faults import compute_checked, run_checked
+from metaloom.flows.graph.faults import run_checked
 from metaloom.flows.graph.run_stages import config_of, require_stored_outputs, stages_of
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.tables import graph_of
@@ -172,7 +172,7 @@ class _Altered:
         if ref in self._known:
             return self._known[ref]
         if ref.iteration == self._iteration and ref not in self._stored:
-            value: Any = compute_checked(self._stages, ref, self)
+            value: Any = run_checked(self._stages, ref, self._stages.load_inputs(ref, self))
             self.digests[ref] = storage.output_digest(storage.digest(value))
         else:
             value = self._run.load(ref)

@@ -12,7 +12,7 @@ import numpy as np
 from metaloom import storage
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import stage_name
-from metaloom.flows.graph.faults import compute_checked, debug_command, explained, run_checked
+from metaloom.flows.graph.faults import debug_command, explained, run_checked
 from metaloom.flows.graph.recomputed import Recomputed, nearest_learner
 from metaloom.flows.graph.run_stages import RunStages, config_of, stages_of_run
 from metaloom.flows.results.replay import ArrayDifference, StageReplay
@@ -114,7 +114,7 @@ def _replay_stage(run: Run, stages: RunStages, ref: StageRef, outputs: Recompute
     # Read the arrays even if the digest would do, since they may differ from their record.
     stored = None if run.is_thinned(ref) else flatten(run.load(ref))
     with explained(run.path, ref):
-        value = compute_checked(stages.of(ref), ref, outputs)
+        value = run_checked(runner := stages.of(ref), ref, runner.load_inputs(ref, outputs))
     differences = [*compare(ref, stored, flatten(value))] if stored is not None else []
     if not differences:
         differences = [*compare_digests(ref, record.arrays, array_digests(value))]

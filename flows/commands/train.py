@@ -16,7 +16,7 @@ from metaloom import storage
 from metaloom.flows.estimate import check_sizes
 from metaloom.flows.formatting import plural
 from metaloom.flows.graph.changes import warn_changed_sources
-from metaloom.flows.graph.faults import compute_checked, explained, require_sound
+from metaloom.flows.graph.faults import explained, require_sound, run_checked
 from metaloom.flows.graph.recomputed import require_resumable
 from metaloom.flows.graph.rehearsal import rehearse
 from metaloom.flows.graph.run_stages import changed_since, config_of, stages_of, stages_of_run
@@ -412,7 +412,7 @@ def run_once(stages: Runner, writer: RunWriter, ref: StageRef, seconds: dict[str
     if not writer.contains(ref):
         started, began = time.time(), time.perf_counter()
         with explained(writer.run.path, ref, stages.seed_position(ref)), abandonable():
-            value = compute_checked(stages, ref, writer)
+            value = run_checked(stages, ref, stages.load_inputs(ref, writer))
             took, start = time.perf_counter() - began, writer.run.learner_ref(ref.iteration)
             # Check the first two iterations under these settings, since in the second a learner may have state.
             if ref.iteration <= 1 or writer.run.config_of(start) != writer.run.config_of(ref):

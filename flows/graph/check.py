@@ -12,8 +12,9 @@ from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.graph import Graph
 from metaloom.pipeline.dataflow.outputs import SpanOutputs
 from metaloom.pipeline.dataflow.refs import Span, StageRef
-from metaloom.pipeline.dataflow.stage import GraphError, Input
+from metaloom.pipeline.dataflow.stage import INNER_STEP, GraphError, Input
 from metaloom.pipeline.outputs import OutputError
+from metaloom.pipeline.plugins import path_of
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Update
 from metaloom.storage.format.codec import KINDS
@@ -29,7 +30,7 @@ def check_graph(config: RunConfig) -> None:
     graph = graph_of(config)
     if graph in GRAPHS.values():
         return
-    problems = [*_problems_of_stages(graph)]
+    problems = [*_problems_of_stages(graph, config)]
     if not problems:
         try:
             _ = table_of(graph)
@@ -40,8 +41,9 @@ def check_graph(config: RunConfig) -> None:
         raise ConfigError("\n".join(f"the graph {config.algorithm.graph}: {problem}" for problem in problems))
 
 
-def _problems_of_stages(graph: Graph) -> Iterator[str]:
+def _problems_of_stages(graph: Graph, config: RunConfig) -> Iterator[str]:
     by_group: dict[str, str] = {METRICS_GROUP: "the metrics of every iteration"}
+    built_in = {stage for ours in GRAPHS.values() for stage in ours.stages}
     for stage in graph.stages:
         try:
             stored = stored_stage(stage)
@@ -56,6 +58,11 @@ def _problems_of_stages(graph: Graph) -> Iterator[str]:
                     f"stage {stage.name} returns a class named {stored.output}, the name of a built-in output; "
                     "required another name"
                 )
+        if stage.per is INNER_STEP and stage not in built_in and not config.algorithm.adaptation_steps:
+            yield (
+                f"stage {stage.name} runs k = 0 ... K-1, but {path_of(type(config.algorithm))}.adaptation_steps, which "
+                "is K, is 0, so it would never run; required 1 or more, or per=EACH_STEP"
+            )
         if stage.output is not Update and (stage.ends_iteration or stage.group == LEARNER):
             yield f"stage {stage.name} returns {stage.output.__name__}, but it provides learners; required Update"
         if stage.group in by_group:

@@ -14,18 +14,18 @@ from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.tables import table_of
 from metaloom.pipeline.algorithms.contract import NumericalError
 from metaloom.pipeline.baselines import BaselineError
-from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.config.sources import plugin_paths
 from metaloom.pipeline.dataflow.outputs import Outputs
+from metaloom.pipeline.dataflow.refs import Span
 from metaloom.pipeline.device import asks_for_gpu
 from metaloom.pipeline.envs import REPRODUCED
+from metaloom.pipeline.envs.answers import last_line
 from metaloom.pipeline.global_random import SEEDED
-from metaloom.pipeline.plugin_files import own_paths
 from metaloom.pipeline.plugins import is_installed
 from metaloom.pipeline.types import BatchError
 from metaloom.stages.counters import require_counters
 from metaloom.stages.faults import StageFault, require_finite
 from metaloom.storage import StageRef
+from metaloom.storage.format.chunks import crc32c
 from metaloom.storage.format.codec import Value, array_digests, differing, flatten
 from metaloom.storage.format.records import ArrayDigest
 
@@ -33,28 +33,26 @@ FAULTS = (StageFault, NumericalError, BaselineError)
 """Errors of stages caused by data and environments, rather than bugs."""
 
 
-def compute_checked(stages: Runner, ref: StageRef, outputs: Outputs) -> Value:
-    """Compute a stage's output and check that all values are finite.
+def run_checked(stages: Runner, ref: StageRef, inputs: Mapping[str, Any]) -> Value:
+    """Compute a stage's output from its inputs by name and check that all values are finite.
 
     Raises:
         metaloom.stages.faults.NotFinite: names the index of the first non-finite value.
+        StageFault: a plug-in wrote into an input, or its output cannot be stored.
     """
-    return run_checked(stages, ref, stages.load_inputs(ref, outputs))
-
-
-def run_checked(stages: Runner, ref: StageRef, inputs: dict[str, Any]) -> Value:
-    """Like compute_checked, with inputs given by name."""
+    declared, read = stages.graph.inputs(stages.config, ref), dict[StageRef, tuple[Value, dict[str, int]]]()
+    for name, value in inputs.items() if stages.own else ():
+        if not isinstance(wanted := declared[name], Span):
+            refs, held = (wanted, value) if isinstance(wanted, tuple) else ((wanted,), (value,))
+            read |= {given: (one, checksums(one)) for given, one in zip(refs, held, strict=True)}
     try:
         value = stages.witnessed(ref, stages.run(ref, inputs), inputs)
-    except SystemExit as ended:
-        # SystemExit of a plug-in would end the program as if the run were complete.
-        raise StageFault(
-            f"{ref.where}: the stage asked Python to exit ({ended}); required a result or an error"
-        ) from ended
-    except Exception as error:
-        if (mistake := _mistake(error, stages.config)) is None:
+    except BaseException as error:
+        if (mistake := _mistake(error, stages)) is None:
             raise
         raise StageFault(f"{ref.where}: {mistake}") from error
+    for given, (held, sums) in read.items():
+        require_unchanged(ref, given, sums, held)
     if type(value) is not (required := stages.graph[ref.stage].output):
         raise StageFault(
             f"{ref.where}: the stage returned {type(value).__name__}; required {required.__name__}, as it declares"
@@ -69,24 +67,28 @@ def run_checked(stages: Runner, ref: StageRef, inputs: dict[str, Any]) -> Value:
     return value
 
 
-def _mistake(error: Exception, config: RunConfig) -> str | None:
+def _mistake(error: BaseException, stages: Runner) -> str | None:
     """Describe a plug-in's mistake and its line, if an error is known to be one; otherwise None."""
-    if not own_paths(plugin_paths(config)):
+    if isinstance(error, SystemExit):  # would end the program as if the run were complete
+        return f"the stage asked Python to exit ({error}); required a result or an error"
+    if not stages.own:
         return None
+    device, places = stages.config.device, list[str]()  # innermost first; empty for lines of libraries and Metaloom
+    for frame, line in reversed([*walk_tb(error.__traceback__)]):
+        module, code = str(frame.f_globals.get("__name__")), frame.f_code
+        is_ours = module.startswith("metaloom.") or is_installed(code.co_filename)
+        places.append("" if is_ours else f"{module}:{code.co_qualname}, line {line}: ")
     if isinstance(error, BatchError):
         found = str(error)
     elif isinstance(error, ValueError) and "read-only" in str(error):
         found = "modifies an input array that other stages read; required a copy, as in np.array(...)"
-    elif config.device != "cuda" and asks_for_gpu(error):
-        found = f"asks for a GPU ({error}); required tensors on setup.device, which is {config.device}"
+    elif isinstance(error, Exception) and device != "cuda" and asks_for_gpu(error):
+        found = f"asks for a GPU ({error}); required tensors on setup.device, which is {device}"
+    elif not isinstance(error, Exception | KeyboardInterrupt) and places[0]:
+        found = f"raised {last_line(error)}, which is no Exception; required a result or an Exception"
     else:
         return None
-    # The innermost line outside of libraries and Metaloom.
-    for frame, line in reversed([*walk_tb(error.__traceback__)]):
-        module, code = str(frame.f_globals.get("__name__")), frame.f_code
-        if not module.startswith("metaloom.") and not is_installed(code.co_filename):
-            return f"{module}:{code.co_qualname}, line {line}: {found}"
-    return found
+    return next(filter(None, places), "") + found
 
 
 def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value) -> None:
@@ -97,23 +99,24 @@ def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value)
     Raises:
         StageFault: names the counter, or the first array that differs or that the second computation changed.
     """
-    own, stage = own_paths(plugin_paths(stages.config)), stages.graph[ref.stage]
-    if own and stage.ends_iteration:
+    stage = stages.graph[ref.stage]
+    if stages.own and stage.ends_iteration:
         require_counters(value, ref.where)
-    if not own or stage.samples:
+    if not stages.own or stage.samples:
         return
-    first, again = array_digests(value), replace(stages, context=stages.context.with_new_learner())
+    first, sums = array_digests(value), checksums(value)
+    again = replace(stages, context=stages.context.with_new_learner())
     second = run_checked(again, ref, again.load_inputs(ref, outputs, witness=False))
     if name := first_differing(first, array_digests(second)):
         raise StageFault(
             f"{ref.where}: two computations of the same inputs differ, first in {name}; required the same bits of "
-            f"{', '.join(own)}. Draw from {SEEDED}, not from a generator without a seed, and keep state in "
+            f"{', '.join(stages.own)}. Draw from {SEEDED}, not from a generator without a seed, and keep state in "
             "LearnerState.extra, not in a class or a module"
         )
-    require_unchanged(ref, ref, first, value)
+    require_unchanged(ref, ref, sums, value)
 
 
-def require_unchanged(ref: StageRef, given: StageRef, first: Mapping[str, ArrayDigest], value: Value) -> None:
+def require_unchanged(ref: StageRef, given: StageRef, sums: Mapping[str, int], value: Value) -> None:
     """Reject a stage that wrote into an output that it or another stage returned.
 
     Arrays that stages read are read-only, but not the memory that they share with a tensor or with a buffer.
@@ -121,11 +124,16 @@ def require_unchanged(ref: StageRef, given: StageRef, first: Mapping[str, ArrayD
     Raises:
         StageFault: names the first array that changed.
     """
-    if changed := differing(first, array_digests(value)):
+    if changed := [name for name, found in checksums(value).items() if found != sums[name]]:
         raise StageFault(
             f"{ref.where}: the stage changed {changed[0]} of {given}, which others read; required copies, since "
             "torch.from_numpy(...), .numpy() and views of a buffer share memory"
         )
+
+
+def checksums(value: Value) -> dict[str, int]:
+    """Return a checksum of every array of a value, by name."""
+    return {name: crc32c(array.tobytes()) for name, array in sorted(flatten(value).items())}
 
 
 def first_differing(stored: Mapping[str, ArrayDigest], again: Mapping[str, ArrayDigest]) -> str | None:

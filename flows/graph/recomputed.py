@@ -6,8 +6,6 @@ from metaloom import storage
 from metaloom.flows.graph.changes import machine_changes
 from metaloom.flows.graph.faults import first_differing, run_checked
 from metaloom.flows.graph.run_stages import RunStages
-from metaloom.pipeline.config.sources import plugin_paths
-from metaloom.pipeline.plugin_files import own_paths
 from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.stages.faults import StageFault
 from metaloom.storage import Run, StageRef
@@ -83,13 +81,11 @@ def require_resumable(run: Run, stages: RunStages) -> None:
         StageFault: names the first array that differs.
     """
     for ref in (ref for i in run.iterations[-1:] for ref in stages.order(i) if run.contains(ref)):
-        config, record = stages.config(ref), run.record(ref)
-        own = own_paths(plugin_paths(config))
-        if not own or config.device != "cpu" or run.config_of(ref) != run.config:
+        record = run.record(ref)
+        if run.config_of(ref) != run.config or not (runner := stages.of(ref)).own or runner.config.device != "cpu":
             return
         if any((*changed_versions(record), *stages.changes(ref), *machine_changes(run, ref))):
             return
-        runner = stages.of(ref)
         if runner.graph[ref.stage].samples:
             continue
         try:
@@ -101,8 +97,8 @@ def require_resumable(run: Run, stages: RunStages) -> None:
             where = f"{run.location}: {ref.where}"
             raise StageFault(
                 f"{where}, computed again before the run is resumed, differs from what is stored, first in {name}, "
-                f"and no source has changed; required the same bits of {', '.join(own)}. State kept in a learner, a "
-                "class or a module is lost in a new process: keep it in LearnerState.extra"
+                f"and no source has changed; required the same bits of {', '.join(runner.own)}. State kept in a "
+                "learner, a class or a module is lost in a new process: keep it in LearnerState.extra"
             )
     stages.renew_learners()
 

@@ -7,27 +7,27 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
+from metaloom.flows.copied import passes_in_copy
 from metaloom.flows.errors import WorkersError
-from metaloom.flows.graph.faults import FAULTS, require_sound, require_unchanged, reworded, run_checked
+from metaloom.flows.graph.faults import FAULTS, checksums, require_sound, require_unchanged, reworded, run_checked
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.tables import table_of
-from metaloom.flows.rollouts.workers import SamplerSpec, close_samplers
+from metaloom.flows.rollouts.workers import LocalWorkers, SamplerSpec, close_samplers
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
-from metaloom.pipeline.config.sources import plugin_paths
 from metaloom.pipeline.dataflow.outputs import Outputs
 from metaloom.pipeline.envs.answers import last_line
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.rehearsal import SECONDS, stopwatch
-from metaloom.pipeline.plugin_files import acting_paths, own_paths
+from metaloom.pipeline.plugin_files import acting_paths
 from metaloom.pipeline.tasks.evaluation import evaluation_tasks
 from metaloom.stages.rollouts.faults import RolloutError
 from metaloom.storage import StageRef
-from metaloom.storage.format.codec import array_digests, encode
-from metaloom.storage.format.records import ArrayDigest
+from metaloom.storage.format.codec import encode
 
 log: logging.Logger = logging.getLogger(__name__)
 
+_Fault = tuple[StageRef, Exception]
 ITERATIONS = 2
 """In the second iteration, a learner may have state."""
 _OWN_SECONDS = 5 * SECONDS
@@ -58,9 +58,24 @@ def rehearse(stages: Runner, should_stop: Callable[[], bool] = lambda: False) ->
     Raises:
         Exception: the error that training would raise.
     """
-    config = stages.config
-    if {*own_paths(plugin_paths(config))} <= {*acting_paths(config.env, config.policy)}:
+    config, local = stages.config, LocalWorkers(stages.context.rollouts.spec)
+    if {*stages.own} <= {*acting_paths(config.env, config.policy)}:
         return
+    alone = replace(stages, context=replace(stages.context, rollouts=local, parallel=map))
+    # A copy cannot use the GPU that this process uses. In this process, an error has its own class and traceback.
+    if config.device == "cpu" and passes_in_copy(lambda: not _fault(alone), 20 * _OWN_SECONDS, should_stop):
+        return
+    if (found := _fault(stages, should_stop)) is None:
+        return
+    ref, error = found
+    if isinstance(error, FAULTS):
+        raise reworded(error, f"before the run: {error}") from error
+    error.add_note(f"before the run: in {ref.where}")
+    raise error
+
+
+def _fault(stages: Runner, should_stop: Callable[[], bool] = lambda: False) -> tuple[StageRef, Exception] | None:
+    """Return the stage that fails in small iterations and in the run's own, with its error."""
     if found := _first_fault(stages, _small(stages), SECONDS, should_stop):
         # The small sizes may be the cause, for example of an average over more steps than there are.
         ref, error = found
@@ -71,15 +86,9 @@ def rehearse(stages: Runner, should_stop: Callable[[], bool] = lambda: False) ->
             last_line(error),
             10 * _OWN_SECONDS,
         )
-        found = _first_fault(stages, config, _OWN_SECONDS, should_stop, last=ref)
+        found = _first_fault(stages, stages.config, _OWN_SECONDS, should_stop, last=ref)
     close_samplers()  # of sizes that the run does not have
-    if found is None:
-        return
-    ref, error = found
-    if isinstance(error, FAULTS):
-        raise reworded(error, f"before the run: {error}") from error
-    error.add_note(f"before the run: in {ref.where}")
-    raise error
+    return found
 
 
 class _Memory(dict[StageRef, Any], Outputs):
@@ -108,7 +117,7 @@ def _small(stages: Runner) -> RunConfig:
 
 def _first_fault(
     stages: Runner, config: RunConfig, seconds: float, should_stop: Callable[[], bool], last: StageRef | None = None
-) -> tuple[StageRef, Exception] | None:
+) -> _Fault | None:
     """Return the first stage that fails, with its error; None if none does in time.
 
     Args:
@@ -116,10 +125,10 @@ def _first_fault(
         config: Settings of the iterations.
         seconds: Limit of processor time, or of a tenth of the elapsed time, after which no stage begins.
         should_stop: Asked before every stage.
-        last: Last stage to compute, in this iteration or in the first later one that has it; None: two iterations.
+        last: Last stage, in this iteration or in the first later one that has it; None: two iterations.
     """
-    workers, memory, spent = stages.context.rollouts, _Memory(), stopwatch()
-    first = dict[StageRef, Mapping[str, ArrayDigest]]()
+    memory, first, spent = _Memory(), dict[StageRef, Mapping[str, int]](), stopwatch()
+    workers = stages.context.rollouts
     workers = replace(workers, spec=SamplerSpec.of(config, workers.spec.threads))
     runner = Runner.build(config, workers, stages.context.parallel)
     iterations = min(ITERATIONS, config.iterations) if last is None else config.iterations
@@ -130,12 +139,10 @@ def _first_fault(
             try:
                 memory[ref] = run_checked(runner, ref, runner.load_inputs(ref, memory, witness=False))
                 _ = encode(table_of(runner.graph), ref, memory[ref])
-                first[ref] = array_digests(memory[ref])
+                first[ref] = checksums(memory[ref])
                 require_sound(runner, ref, memory, memory[ref])
-                read = {*runner.upstream(ref)}
-                for given in first:
-                    if given != ref and (given.stage == ref.stage or given in read):
-                        require_unchanged(ref, given, first[given], memory[given])
+                for given in (one for one in first if one.stage == ref.stage):
+                    require_unchanged(ref, given, first[given], memory[given])
             except (RolloutError, EnvError, WorkersError):
                 return None
             except Exception as error:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
+from metaloom.flows.errors import exit_text
 from metaloom.flows.graph.changes import changes_of, warn_changed_sources
 from metaloom.flows.graph.check import check_graph
 from metaloom.flows.graph.runner import Runner
@@ -24,6 +25,7 @@ from metaloom.pipeline.config.run import RunConfig, build_stored
 from metaloom.pipeline.config.sources import plugin_sources
 from metaloom.pipeline.dataflow.graph import Graph
 from metaloom.pipeline.numerics import normal_numerics
+from metaloom.stages.faults import StageFault
 from metaloom.storage import IncompatibleFormat, Run, StageRef
 from metaloom.storage.read.info import mapping
 
@@ -38,19 +40,23 @@ def stages_of(config: RunConfig, backend: Backend, check: Callable[[], object] =
 
     Raises:
         ConfigError: the graph of the run cannot be computed.
+        StageFault: a plug-in asked Python to exit.
     """
-    check_graph(config)
-    torch.set_num_threads(1)  # not reset between stages: this changed the bits of a VariBAD run
-    with (
-        threadpool_limits(1),
-        ThreadPoolExecutor(usable_cores(), "metaloom-math", _prepare_thread) as pool,
-        rollout_workers(config, backend) as workers,
-    ):
-        with normal_numerics(config.device):
-            check()
-            runner = Runner.build(config, workers, pool.map)
-        with closing(runner.context.env):
-            yield runner
+    try:
+        check_graph(config)
+        torch.set_num_threads(1)  # not reset between stages: this changed the bits of a VariBAD run
+        with (
+            threadpool_limits(1),
+            ThreadPoolExecutor(usable_cores(), "metaloom-math", _prepare_thread) as pool,
+            rollout_workers(config, backend) as workers,
+        ):
+            with normal_numerics(config.device):
+                check()
+                runner = Runner.build(config, workers, pool.map)
+            with closing(runner.context.env):
+                yield runner
+    except SystemExit as ended:
+        raise StageFault(exit_text(ended)) from ended
 
 
 def _prepare_thread() -> None:

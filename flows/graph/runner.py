@@ -7,7 +7,7 @@ output.
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Self
 
 from metaloom.flows.graph.context import Context
@@ -82,6 +82,11 @@ class Runner:
     def config(self) -> RunConfig:
         """The run's settings."""
         return self.context.config
+
+    @cached_property
+    def own(self) -> list[str]:
+        """Paths of its plug-ins that neither Metaloom nor gymnasium provides."""
+        return own_paths(plugin_paths(self.config))
 
     def under(self, config: RunConfig) -> Self:
         """Return the stages with other settings. The environment must stay the same."""

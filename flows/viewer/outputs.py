@@ -178,7 +178,8 @@ def output_page(run: Run, ref: StageRef) -> dict[str, Any]:
         "versions": dict(record.versions),
         "environment": [*dotted(run.environment_of(ref))],
         "inputs": [
-            {**_ref(item.ref), "digest": item.digest, "stored": run.contains(item.ref)} for item in record.inputs
+            {**_ref(item.ref), "digest": item.digest, "stored": run.contains(item.ref)}
+            for item in dict.fromkeys(record.inputs)
         ],
         "read_by": [_ref(other.ref) for other in near if any(item.ref == ref for item in other.inputs)],
         "arrays": arrays_of(run, record),
@@ -215,7 +216,7 @@ def draw_graph(run: Run, records: Sequence[StageRecord]) -> str:
     arrows = [
         Arrow(places[source], places[record.ref], dashed=source not in own)
         for record in records
-        for source in (*(item.ref for item in record.inputs), *record.spans)
+        for source in dict.fromkeys((*(item.ref for item in record.inputs), *record.spans))
         if places[source] < places[record.ref]
     ]
     return draw(boxes, arrows)

@@ -127,7 +127,8 @@ def stage_info(run: Run, record: storage.StageRecord) -> dict[str, Any]:
         "bytes": record.stored_bytes,
         "digest": record.digest,
         "thinned": run.is_thinned(record.ref),
-        "inputs": [{**asdict(item.ref), "digest": item.digest} for item in record.inputs],
+        # A witness may be of a batch that is an input as well, which the record lists twice.
+        "inputs": [{**asdict(item.ref), "digest": item.digest} for item in dict.fromkeys(record.inputs)],
         "spans": [item.as_dict() for item in record.spans],
     }
 

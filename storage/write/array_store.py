@@ -1,7 +1,7 @@
 """The arrays of a run being written, created on first use and grown when the run is extended."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from metaloom.storage.errors import DigestMismatch, LayoutMismatch, StoreError
 from metaloom.storage.format.arrays import ArraySpec, group_document, render_metadata
@@ -9,6 +9,7 @@ from metaloom.storage.format.chunks import crc32c, encode_chunk, encode_shard
 from metaloom.storage.format.codec import Piece
 from metaloom.storage.format.files import Content, make_folder
 from metaloom.storage.format.records import StoredFile
+from metaloom.storage.format.stages import METRICS_GROUP
 from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.write.sessions import Session
 
@@ -112,13 +113,15 @@ class ArrayStore:
     def _fitting_spec(self, piece: Piece) -> ArraySpec:
         spec = self._files.spec(piece.path)
         new = ArraySpec.of(piece, spec.rows, shards=self._shards)
-        if (spec.shape, spec.dtype) != (new.shape, new.dtype):
-            raise _mismatch(
-                spec, f"an entry of shape {new.shape}, dtype {new.dtype}", f"shape {spec.shape}, dtype {spec.dtype}"
+        found, required = (_form(one, piece.attributes) for one in (new, spec))
+        if other := [name for name in {**required, **found} if found.get(name) != required.get(name)]:
+            forms = (", ".join(f"{name} {form.get(name, 'absent')}" for name in other) for form in (found, required))
+            raise LayoutMismatch(
+                piece.path,
+                found=next(forms),
+                required=f"{next(forms)}, as in the iterations already stored",
+                action="Give arrays the same names, shapes and dtypes in every iteration",
             )
-        for name, value in piece.attributes.items():
-            if _without_order(value) != _without_order(spec.attributes.get(name)):
-                raise _mismatch(spec, f"{name} {value!r}", f"{spec.attributes.get(name)!r}")
         return spec
 
     def _rows(self, path: str) -> int:
@@ -126,18 +129,15 @@ class ArrayStore:
         return self.capacity + path.startswith("learner/")
 
 
-def _without_order(attribute: object) -> object:
-    # The order of a mapping is not significant; that of the first iteration is kept.
-    if not isinstance(attribute, list):
-        return attribute
-    entries = cast(list[object], attribute)
-    return [{**cast(dict[str, object], e), "order": None} if isinstance(e, dict) else e for e in entries]
-
-
-def _mismatch(spec: ArraySpec, found: str, required: str) -> LayoutMismatch:
-    return LayoutMismatch(
-        spec.path,
-        found=found,
-        required=f"{required}, as in the iterations already stored",
-        action="Start a new run for outputs of another form",
-    )
+def _form(spec: ArraySpec, names: Iterable[str]) -> dict[str, str]:
+    """Describe what all rows of an array share: shape, dtype, some attributes and, of a packed array, its parts."""
+    form = {"shape": str(spec.shape), "dtype": spec.dtype}
+    for name in names:
+        value = spec.attributes.get(name)
+        if name == "entries":  # in any order; that of the first iteration is kept
+            form |= {part["name"]: f"{part['shape']} at {part['offset']}" for part in value or ()}
+        elif spec.path.startswith(f"{METRICS_GROUP}/"):
+            form |= dict.fromkeys(value or (), "present")
+        else:
+            form[name] = repr(value)
+    return form

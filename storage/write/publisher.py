@@ -6,8 +6,9 @@ from typing import Any
 
 from metaloom.pipeline.dataflow.refs import Span, StageRef
 from metaloom.pipeline.types import EACH_EPISODE, EpisodeBatch, Evaluation, TaskBatch, Update
-from metaloom.storage.errors import StageExists
+from metaloom.storage.errors import LayoutMismatch, StageExists
 from metaloom.storage.format.codec import Piece, Value, array_digests, flatten, output_digest
+from metaloom.storage.format.places import argument
 from metaloom.storage.format.provenance import utc, versions
 from metaloom.storage.format.records import Input, SpanInput, StageRecord, StoredFile
 from metaloom.storage.read.committed import CommittedFiles, table_path
@@ -57,7 +58,12 @@ class Publisher:
             self._tasks = {output.ref.iteration: output.value}
         if isinstance(output.value, EpisodeBatch) and output.ref.stage == self._files.stages.named("rollouts"):
             self._episodes[output.ref] = episode_columns(flatten(output.value))
-        chunks = self._arrays.write(output.pieces)
+        try:
+            chunks = self._arrays.write(output.pieces)
+        except LayoutMismatch as problem:
+            where = f"{argument(self._files.root)}: {output.ref.where}: {problem.where}"
+            said = {"found": problem.found, "required": problem.required, "action": problem.action}
+            raise LayoutMismatch(where, **said) from None
         tables = self._write_tables(output)
         record = self._record(output, chunks, tables)
         try:

@@ -1,10 +1,13 @@
 """Mistakes in a user's stages, graphs, learners and policies: each is refused by a sentence that says what to do."""
 
 import importlib
+import logging
+import os
 import random
 import re
 import sys
 import threading
+import time
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain, count
@@ -21,6 +24,7 @@ from metaloom.flows import cli
 from metaloom.flows.commands.fork import fork
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
+from metaloom.flows.copied import passes_in_copy
 from metaloom.flows.observer import Observer
 from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.rollouts.workers import Backend
@@ -119,6 +123,23 @@ def in_a_buffer(*, samples: Samples) -> Samples:
 def summed_in_a_buffer(*, samples: Samples) -> Samples:
     buffer = BUFFERS.setdefault(samples.advantages.shape, torch.zeros(samples.advantages.shape))
     return replace(samples, advantages=buffer.add_(torch.tensor(samples.advantages) + 1).numpy())
+
+
+def clipped_later(at, *, samples: Samples) -> Samples:
+    return clipped_in_place(samples=samples) if at.iteration == 2 else samples
+
+
+def over_spread(at, *, samples: Samples) -> Samples:
+    spread = BUFFERS.setdefault((at.iteration, at.step), samples.advantages.std() + np.float32(1))
+    return replace(samples, advantages=samples.advantages / spread)
+
+
+class Halt(BaseException):
+    pass
+
+
+def halting(*, samples: Samples) -> Samples:
+    raise Halt("enough")
 
 
 def exiting_the_second_time(*, samples: Samples) -> Samples:
@@ -221,6 +242,9 @@ GRAPHS = {
         Stage(remembering, EACH_STEP), after="process_samples", gives="samples"
     ),
     "ClippedInPlace": samples_by(clipped_in_place),
+    "ClippedLater": samples_by(clipped_later),
+    "OverSpread": samples_by(over_spread),
+    "Halting": samples_by(halting),
     "InABuffer": samples_by(in_a_buffer),
     "SummedInABuffer": samples_by(summed_in_a_buffer),
     "ExitingTheSecondTime": samples_by(exiting_the_second_time),
@@ -688,6 +712,10 @@ STRUCTURAL = {
         "halve has the group 'samples_{step}', which holds process_samples; required a",
     ),
     "an argument of another name": (of("ArgumentName"), "reads sample, but .*halve has .* samples; required the same"),
+    "a stage that never runs": (
+        {"algorithm": {"name": "own_flow:Beside", "inner_steps": 0}},
+        r"halve runs k = 0 ... K-1, but own_flow:Beside.adaptation_steps, which is K, is 0, .*; required 1 or more, or",
+    ),
     "an output that cannot be stored": (
         of("Output"),
         "Noise.values does not declare its axes and dtype; required Annotated",
@@ -767,6 +795,10 @@ OF_DATA = {
         of("ClippedInPlace", env={"name": "point-corner", "options": {"reward": "dense"}}),
         r"clipped_in_place k=0: the stage changed advantages of process_samples\(i=0, k=0\), .*; required copies",
     ),
+    "an error that is no Exception": (
+        of("Halting"),
+        r"halting k=0: own_flow:halting, line \d+: raised own_flow.Halt: enough, .*; required a result or an Exception",
+    ),
     "a buffer that is used again": (
         of("InABuffer", env={"name": "point-corner", "options": {"reward": "dense"}}),
         r"in_a_buffer k=1: the stage changed advantages of in_a_buffer\(i=0, k=0\), which others read; required cop",
@@ -797,6 +829,17 @@ def test_a_mistake_is_refused_by_a_sentence_that_says_where_and_what_is_required
     assert str(caught.value).startswith("before the run: ") == (mistake in {*OF_DATA} - {*LATE})
 
 
+def test_a_write_into_the_memory_of_an_input_is_refused_in_every_iteration(flow, tiny_config):
+    env = {"name": "point-corner", "options": {"reward": "dense"}}
+    with pytest.raises(StageFault, match=r"^run: iteration 2, clipped_later k=0: the stage changed advantages of "):
+        train(tiny_config(iterations=3, algorithm="own_flow:ClippedLater", env=env), Path("run"), backend=SERIAL)
+
+
+def test_a_graph_whose_own_stage_runs_without_inner_steps_trains(flow, tiny_config):
+    train(tiny_config(algorithm={"name": "own_flow:Halved", "inner_steps": 0}), Path("run"), backend=SERIAL)
+    assert storage.open_run("run")[0].output("halve").advantages.any()
+
+
 def test_a_stored_run_whose_network_gives_float64_replays_identical(flow, tiny_config, monkeypatch):
     with monkeypatch.context() as earlier:
         earlier.setattr("metaloom.pipeline.nn.modules.float32_alone", nullcontext)
@@ -821,6 +864,31 @@ def test_the_rehearsal_changes_no_number_and_takes_part_in_none(flow, tiny_confi
     monkeypatch.setattr("metaloom.flows.commands.train.rehearse", lambda *given: None)
     train(config, Path("plain"), backend=SERIAL)
     assert digests(Path("rehearsed")) == digests(Path("plain"))
+
+
+def test_what_the_rehearsal_computes_stays_in_no_cache_of_a_plug_in(flow, tiny_config, monkeypatch):
+    env = {"name": "point-corner", "options": {"reward": "dense"}}
+    for copied in (True, False):
+        monkeypatch.setattr(flow, "BUFFERS", {})
+        if not copied:
+            monkeypatch.setattr("metaloom.flows.graph.rehearsal.passes_in_copy", lambda work, *limits: work())
+        train(tiny_config(algorithm="own_flow:OverSpread", env=env), Path(f"{copied}"), backend=SERIAL)
+        monkeypatch.setattr(flow, "BUFFERS", {})  # as in another process
+        assert all(outcome.identical for outcome in replay(Path(f"{copied}"))) == copied
+
+
+def test_a_copy_that_ends_hangs_or_fails_does_not_pass_and_a_request_to_stop_ends_it(caplog):
+    def warned():
+        logging.getLogger("own").warning("said %s", "once")
+        return True
+
+    assert passes_in_copy(warned, 60, lambda: False)
+    assert [record.getMessage() for record in caplog.records] == ["said once"]
+    for work in (lambda: os._exit(0), lambda: time.sleep(60), lambda: 1 / 0, sys.exit, lambda: False):
+        assert not passes_in_copy(work, 1, lambda: False)
+    began = time.monotonic()
+    assert passes_in_copy(lambda: time.sleep(60), 60, lambda: True)
+    assert time.monotonic() - began < 30
 
 
 def test_what_goes_wrong_at_the_sizes_of_the_rehearsal_alone_is_trained(flow, tiny_config):
@@ -850,6 +918,7 @@ def test_a_size_that_is_refused_is_no_size_of_the_rehearsal_which_finds_mistakes
 def test_no_stage_of_the_rehearsal_begins_after_ten_times_its_seconds_of_waiting(flow, tiny_config, monkeypatch):
     """As where a simulator in another process is slow."""
     clock = SimpleNamespace(process_time=lambda: 0.0, monotonic=count(0, 6).__next__)
+    monkeypatch.setattr("metaloom.flows.graph.rehearsal.passes_in_copy", lambda work, *limits: work())
     monkeypatch.setattr("metaloom.pipeline.envs.rehearsal.time", clock)
     with pytest.raises(StageFault, match=r"^run: iteration 1, meta_optimize k=0: two computations"):
         train(tiny_config(iterations=2, algorithm="own_flow:Counting"), Path("run"), backend=SERIAL)
@@ -920,7 +989,9 @@ def test_an_exit_in_the_second_computation_of_a_stage_is_an_error(flow, tiny_con
         train(tiny_config(algorithm="own_flow:ExitingTheSecondTime"), Path("run"), backend=SERIAL)
 
 
-def test_an_exit_of_a_plug_in_outside_of_stages_is_no_success_of_the_command(flow, capsys):
+def test_an_exit_of_a_plug_in_outside_of_stages_is_no_success(flow, tiny_config, capsys):
+    with pytest.raises(StageFault, match=r"own_flow.py, line \d+, in <lambda> asked Python to exit \(without"):
+        metaloom.train(tiny_config(algorithm="own_flow:ExitsInitializing"), "run", progress=False)
     settings = ["--set", "algorithm=own_flow:ExitsInitializing", "--set", "num_tasks=2"]
     assert cli.run(["train", "promp-point-corner", "--run", "run", "--workers", "0", *settings]) == 1
     assert re.search(r"own_flow.py, line \d+, in <lambda> asked Python to exit \(without", capsys.readouterr().err)
@@ -1111,14 +1182,14 @@ def test_a_learner_with_hidden_state_replays_as_different_though_all_iterations_
 
 
 def test_state_in_a_class_is_found_by_the_iterations_that_are_replayed_again(flow, tiny_config, monkeypatch, capsys):
-    monkeypatch.setattr(flow, "KEPT_FROM", 8)
+    monkeypatch.setattr(flow, "KEPT_FROM", 4)
     train(tiny_config(algorithm="own_flow:ClassCounting"), Path("run"), backend=SERIAL)
-    flow.Kept.n = 6  # as if there had been a rehearsal and the first two updates had been computed twice here, too
+    flow.Kept.n = 2  # as if the first two updates had been computed twice here, too
     assert cli.run(["replay", "run"]) == 1
     told = " ".join(capsys.readouterr().out.split())
     assert "all identical" not in told
     assert "meta_optimize(i=2, k=0) was identical at first and differs when it is computed after other iter" in told
-    flow.Kept.n = 6
+    flow.Kept.n = 2
     assert [outcome.identical for outcome in replay(Path("run"), stage="meta_optimize")] == [True] * 3 + [False]
 
 

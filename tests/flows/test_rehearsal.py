@@ -15,6 +15,7 @@ from metaloom.flows.observer import IterationReport, Observer, strict
 from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.rollouts.rehearsal import settled
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.views.run_info import output_info
 from metaloom.pipeline.config.run import build_config, build_stored
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import EnvError
@@ -158,7 +159,11 @@ def test_runs_of_earlier_versions_keep_their_copies_and_their_seeds_and_have_no_
 def test_an_environment_that_takes_seeds_of_32_bits_trains_and_can_be_reproduced(tiny_config, tmp_path):
     train(tiny_config(env="small_envs:Legacy"), tmp_path / "run", backend=HERE)
     assert all(outcome.identical for outcome in replay(tmp_path / "run"))
-    assert config_of(storage.open_run(tmp_path / "run")).env.seed_bits == 32
+    run = storage.open_run(tmp_path / "run")
+    assert config_of(run).env.seed_bits == 32
+    record = run.record(run.last_ref(0))
+    shown = [(item["stage"], item["step"]) for item in output_info(run, record.ref)["inputs"]]
+    assert len({*shown}) == len(shown) < len(record.inputs)  # of which one is the witness
 
 
 def test_an_environment_registered_in_the_calling_script_alone_is_refused(tiny_config, tmp_path):

@@ -249,17 +249,22 @@ def test_an_output_of_another_form_than_the_first_iterations_stops_the_writer(
 
 
 def test_other_parameters_or_metrics_than_the_first_iterations_are_refused(tmp_path, creation, put, batches):
-    outputs = batches.iteration(0)
-    for later in (
-        (StageRef(1, "adapt"), TaskParams({"net.kernel": np.zeros((3, 5, 2), np.float32)})),
-        (StageRef(1, "meta_optimize"), Update(batches.learner(), {"loss": 1.0, "other": 2.0})),
-        (StageRef(1, "sample_tasks"), TaskBatch(np.zeros((3, 2)), np.arange(3), ("velocity", "mass"), ("m/s", "g"))),
+    outputs, stored = batches.iteration(0), ", as in the iterations already stored. Give arrays the same names, shapes"
+    masses = TaskBatch(np.zeros((3, 2)), np.arange(3), ("velocity", "mass"), ("m/s", "g"))
+    for stage, later, said in (
+        ("adapt", TaskParams({"net.kernel": np.zeros((3, 5, 2), np.float32)}), "net.bias [2] at 0, net.kernel [4, 2]"),
+        ("meta_optimize", Update(batches.learner(), {"loss": 1.0, "other": 2.0}), "step_0.average_return present"),
+        ("sample_tasks", masses, "units ['m/s', 'kg']"),
     ):
-        writer = storage.create_run(tmp_path / later[0].stage, capacity=2, **creation)
+        writer = storage.create_run(tmp_path / stage, capacity=2, **creation)
         put(writer, outputs)
-        put(writer, [(*later, [])])
-        with pytest.raises(storage.LayoutMismatch, match="as in the iterations already stored"):
+        put(writer, [(StageRef(1, stage), later, [])])
+        with pytest.raises(storage.LayoutMismatch, match=f"{stage}: iteration 1, {stage} k=0: ") as caught:
             writer.close()
+        found, required = str(caught.value).split("; required: ")
+        assert said in required
+        assert stored in required
+        assert "absent" in found or stage == "sample_tasks"
 
 
 @pytest.mark.parametrize(

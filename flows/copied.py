@@ -1,0 +1,71 @@
+"""Work in a copy of this process, which leaves nothing in its memory."""
+
+import logging
+import math
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from logging.handlers import QueueHandler
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Never
+
+_LOOK_SECONDS = 0.1
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
+
+
+def passes_in_copy(work: Callable[[], bool], seconds: float, should_stop: Callable[[], bool]) -> bool:
+    """Return the result of work in a copy of this process; True after a request to stop.
+
+    The copy has one thread, so work must use no pool, event loop or GPU of this process.
+
+    Args:
+        work: The work. False if it raises an error or ends its process.
+        seconds: Time after which the system ends the copy, whatever it does.
+        should_stop: Asked meanwhile.
+    """
+    receiver, sender = Pipe(duplex=False)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, ValueError, OSError):  # it may be closed
+            stream.flush()  # otherwise both processes write it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, in a process with threads
+        pid = os.fork()
+    if pid == 0:
+        _send(work, seconds, sender, before)
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        sender.close()
+        while not receiver.poll(_LOOK_SECONDS):
+            if should_stop():
+                return True
+        passed, records = receiver.recv()
+    except EOFError:
+        return False
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        receiver.close()
+    for record in records if passed else ():  # otherwise the work is done again here
+        logging.getLogger(record.name).handle(record)
+    return passed
+
+
+def _send(work: Callable[[], bool], seconds: float, sender: Connection, mask: Iterable[int]) -> Never:
+    try:
+        for number in _HANDLED:  # they end the copy: handlers are for the first process
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.alarm(math.ceil(seconds))
+        records = SimpleQueue[logging.LogRecord]()
+        logging.getLogger().handlers[:] = [QueueHandler(records)]
+        warnings.showwarning = lambda *_: None  # they are shown when the work is done in the first process
+        passed = work()
+        sender.send((passed, [records.get() for _ in range(records.qsize())]))
+    finally:
+        os._exit(0)
