@@ -1,7 +1,7 @@
-// What the theme lacks for keyboards and screen readers: keys scroll wide code and tables, and of navigations inside
-// another one and of the buttons of a block of code, none is a landmark of its own.
+// What the theme lacks for keyboards and screen readers: keys scroll wide code, tables and equations, and of navigations
+// inside another one and of the buttons of a block of code, none is a landmark of its own.
 const complete = () => {
-  const wide = ":is(pre > code, .md-typeset__scrollwrap):not([tabindex])";
+  const wide = ":is(pre > code, .md-typeset__scrollwrap, div.math):not([tabindex])";
   document.querySelectorAll(wide).forEach((element) => (element.tabIndex = 0));
   document.querySelectorAll("nav nav:not([role]), .md-code__nav:not([role])").forEach((nav) => {
     nav.role = "none";

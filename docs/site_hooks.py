@@ -1,5 +1,6 @@
 """Hooks of the documentation's site, which leave the pages readable beside the sources."""
 
+import html
 import json
 import re
 import shlex
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
@@ -14,6 +16,7 @@ BESIDE = ("examples",)
 """Folders beside docs/ to which pages link; the site has their files too."""
 RAISED = ("data_format.md", "environments/README.md")
 """Pages that answer "what is stored where" and "can I use my own environment"."""
+_MATH = re.compile(r'class="arithmatex">\\[(\[](.*?)\\[)\]]</(span|div)>', re.DOTALL)
 _MERMAID = re.compile(r"`metaloom (graph [^`]*) --format mermaid`(.*?)```mermaid\n.*?```", re.DOTALL)
 
 
@@ -54,11 +57,20 @@ def on_page_markdown(markdown: str, **context: Any) -> str:
     return _MERMAID.sub(lambda found: f"`metaloom {found[1]} --format svg`{found[2]}{_drawn(found[1])}", markdown)
 
 
-def on_page_content(html: str, page: Any, **context: Any) -> str:
-    """Raise pages in the search whose word most pages have; make empty corners of tables no headers."""
+def on_page_content(content: str, page: Any, **context: Any) -> str:
+    """Raise pages in the search whose word most pages have; set equations; make empty corners of tables no headers."""
     if page.file.src_uri in RAISED:
         page.meta["search"] = {"boost": 2}
-    return html.replace("<th></th>", "<td></td>")
+    content = _MATH.sub(lambda found: f'class="math">{_typeset(found[1], found[2] == "div")}</{found[2]}>', content)
+    return content.replace("<th></th>", "<td></td>")
+
+
+def _typeset(tex: str, on_its_own: bool) -> str:
+    """Convert an equation to MathML, which browsers set without scripts or fonts of ours."""
+    equation = convert(html.unescape(tex.strip()), display="block" if on_its_own else "inline")
+    # Names of functions, as TeX spaces them.
+    name = r"<(m[io])[^>]*>([A-Za-z]{2,})</\1>"
+    return re.sub(name, r'<mo lspace="0.17em" rspace="0.17em">\2</mo>', equation).replace(r"\_", "_")
 
 
 def _settings() -> Iterator[str]:

@@ -379,8 +379,7 @@ def evaluate(
     if film is None:
         return 0
     done = film.write(outcome, at.path.name)
-    shown = ", ".join(f"{value:.2f} after {plural(k, 'step')}" for k, value in done.returns.items())
-    say(as_json, f"{done.path}  {done.frames} frames, task {done.task}, return {shown}\n{done.agreement}")
+    say(as_json, str(done))
     return 0 if done.agrees else FAILURE
 
 

@@ -3,7 +3,7 @@
 # MuJoCo's compiled modules have no type stubs.
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import mujoco
 import numpy as np
@@ -19,6 +19,8 @@ from metaloom.pipeline.shown import error_text
 from metaloom.pipeline.types import Array
 
 _SKY, _GROUND, _LINE = (214, 228, 240), (176, 190, 176), (150, 165, 150)
+_GOAL = np.array([60, 160, 75, 255], np.float32) / 255
+"""Color of goals, as of point robots."""
 _SMOOTH = 2
 """Supersampling factor for smooth edges."""
 _FAR = 25
@@ -26,12 +28,16 @@ _FAR = 25
 _CORNERS = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], np.float64)
 _FACES = ((0, 1, 3, 2), (4, 5, 7, 6), (0, 1, 5, 4), (2, 3, 7, 6), (0, 2, 6, 4), (1, 3, 7, 5))
 
-_WIDEST = 15.0
-"""Maximum width of a picture in meters. On longer paths, the camera follows the robot."""
+_WIDEST, _LOWEST = 18.0, 3.0
+"""Maximum width and minimum height of a picture in meters. On longer paths, the camera follows the robot."""
 _AROUND = 1.0
 """Margin in meters around a robot's path."""
+_ABOVE = 0.6
+"""Height of a goal above the robot, in meters."""
 
 Point = tuple[float, float]
+Goal = Callable[[], Array]
+"""Returns the position of a goal by now, [3], in m."""
 
 
 class Painter(Protocol):
@@ -62,7 +68,11 @@ def drawable(config: EnvConfig) -> MetaEnv:
 
 
 def painter_of(
-    env: MetaEnv, size: tuple[int, int], renderer: RendererName = "auto", way: Array | None = None
+    env: MetaEnv,
+    size: tuple[int, int],
+    renderer: RendererName = "auto",
+    way: Array | None = None,
+    goal: Goal | None = None,
 ) -> Painter:
     """Choose the renderer of an environment.
 
@@ -72,6 +82,7 @@ def painter_of(
         renderer: Renderer of MuJoCo's robots.
         way: Positions of a moving robot, [n, 3], or of a point, [n, 2], all of which pictures show. None: the camera
             follows the robot.
+        goal: Goal of a robot, which is drawn as a green ball.
     """
     if scene := _scene(env):
         return _Scene(scene, size, choose_renderer(renderer))
@@ -82,7 +93,25 @@ def painter_of(
         return _Own(env)
     robot: Any = env.unwrapped
     camera = _camera(robot.model) if way is None else camera_of_way(robot.model, way, size)
-    return _of_mujoco(robot.model, robot.data, camera, size, choose_renderer(renderer))
+    return _of_mujoco(robot.model, robot.data, camera, size, choose_renderer(renderer), goal)
+
+
+def goal_of(env: MetaEnv, way: Array) -> Goal | None:
+    """Return the goal of a robot, above the height at which `way` starts; None if its task has no place or velocity.
+
+    At a target velocity, it is where the robot should be by now. In a direction, it is as far as `way` leads anywhere.
+    """
+    if way.shape[1] == 2 or not env.task_fields:
+        return None
+    name, robot, (x, y, z) = env.task_fields[0].name, cast("Any", env.unwrapped), way[0] + [0, 0, _ABOVE]
+    if name == "goal_x":
+        return lambda: np.array([*env.task[:2], z])
+    if name == "velocity":
+        return lambda: np.array([x + env.task[0] * robot.data.time, y, z])
+    if name not in ("direction", "direction_x"):
+        return None
+    far = np.linalg.norm((way - way[0])[:, :2], axis=1).max()
+    return lambda: np.array([x, y, z]) + far * np.array([*env.task, 0, 0][:3])
 
 
 def position_of(env: MetaEnv) -> Callable[[], Array] | None:
@@ -97,10 +126,18 @@ def position_of(env: MetaEnv) -> Callable[[], Array] | None:
     return lambda: robot.data.xpos[robot.model.jnt_bodyid[0]].copy()
 
 
-def _of_mujoco(model: Any, data: Any, camera: Any, size: tuple[int, int], backend: RendererName) -> Painter:
-    if backend == "flat":
-        return FlatPainter(model, data, camera, *size)
-    return _OpenGL(model, data, camera, *size)
+def _of_mujoco(
+    model: Any, data: Any, camera: Any, size: tuple[int, int], backend: RendererName, goal: Goal | None = None
+) -> Painter:
+    return (FlatPainter if backend == "flat" else _OpenGL)(model, data, camera, size, goal)
+
+
+def _mark(scene: Any, goal: Goal | None) -> None:
+    """Add a green ball at the goal to a scene."""
+    if goal is not None:
+        ball, size = mujoco.mjtGeom.mjGEOM_SPHERE, np.full(3, 0.15)
+        mujoco.mjv_initGeom(scene.geoms[scene.ngeom], ball, size, goal(), np.eye(3).ravel(), _GOAL)
+        scene.ngeom += 1
 
 
 def _scene(env: MetaEnv) -> Callable[[], tuple[Any, Any, Any]] | None:
@@ -136,15 +173,15 @@ def camera_of_way(model: Any, way: Array, size: tuple[int, int]) -> Any:
     turns = model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE
     camera.azimuth, camera.elevation = 90, -40 if turns else -8
     tangent = np.tan(np.radians(model.vis.global_.fovy) / 2)
-    camera.distance = max(along * size[1] / size[0], across * turns) / (2 * tangent)
+    camera.distance = max(along * size[1] / size[0], across * turns, _LOWEST) / (2 * tangent)
     return camera
 
 
 class _OpenGL:
-    def __init__(self, model: Any, data: Any, camera: Any, width: int, height: int) -> None:
-        room = model.vis.global_
+    def __init__(self, model: Any, data: Any, camera: Any, size: tuple[int, int], goal: Goal | None) -> None:
+        (width, height), room = size, model.vis.global_
         room.offwidth, room.offheight = max(room.offwidth, width), max(room.offheight, height)
-        self._data, self._camera = data, camera
+        self._data, self._camera, self._goal = data, camera, goal
         self._renderer = mujoco.Renderer(model, height, width)
         # They take half of the time in software rendering.
         for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
@@ -152,6 +189,7 @@ class _OpenGL:
 
     def draw(self) -> Array:
         self._renderer.update_scene(self._data, self._camera)
+        _mark(self._renderer.scene, self._goal)
         return self._renderer.render().copy()
 
     def close(self) -> None:
@@ -168,6 +206,9 @@ class _Scene:
 
     def draw(self) -> Array:
         model, data, camera = self._scene()
+        for site in (model.site(n) for n in range(model.nsite)):
+            if site.name.startswith("goal"):
+                site.rgba = _GOAL
         if self._shown is None or self._shown[0] is not model:
             self.close()
             self._shown = model, _of_mujoco(model, data, camera, self._size, self._backend)
@@ -231,15 +272,16 @@ class FlatPainter:
     Draws capsules, cylinders, spheres, ellipsoids and boxes; a mesh is drawn as its bounding box.
     """
 
-    def __init__(self, model: Any, data: Any, camera: Any, width: int, height: int) -> None:
-        self._model, self._data, self._camera = model, data, camera
-        self._size = (width * _SMOOTH, height * _SMOOTH)
+    def __init__(self, model: Any, data: Any, camera: Any, size: tuple[int, int], goal: Goal | None = None) -> None:
+        self._model, self._data, self._camera, self._goal = model, data, camera, goal
+        self._size = (size[0] * _SMOOTH, size[1] * _SMOOTH)
         self._scene = mujoco.MjvScene(model=model, maxgeom=10_000)
 
     def draw(self) -> Array:
         """Return a picture [height, width, 3] uint8 of the current state."""
         every, option = mujoco.mjtCatBit.mjCAT_ALL, mujoco.MjvOption()
         mujoco.mjv_updateScene(self._model, self._data, option, None, self._camera, every, self._scene)
+        _mark(self._scene, self._goal)
         view = _View(self._scene.camera, *self._size)
         image = Image.new("RGB", self._size, _SKY)
         canvas = ImageDraw.Draw(image)

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 from metaloom import storage
 from metaloom.flows.errors import ExtraMissing, UsageError
 from metaloom.flows.films.opengl import RendererName
-from metaloom.flows.films.painters import Painter, drawable, painter_of, position_of
+from metaloom.flows.films.painters import Painter, drawable, goal_of, painter_of, position_of
 from metaloom.flows.formatting import plural
 from metaloom.flows.graph.recomputed import Recomputed
 from metaloom.flows.graph.run_stages import stages_of_run
@@ -21,6 +21,7 @@ from metaloom.flows.results.evaluation import EvaluationOutcome
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import require_iteration
 from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.envs.answers import declared_facts
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan
@@ -155,6 +156,7 @@ class StoredEpisode:
     Attributes:
         config: Settings of its rollout.
         position: Position of its rollout.
+        when: What it shows, such as "before adaptation".
         b, e: Indices of its task and episode in the batch.
         tasks: Tasks of the iteration.
         episodes: The batch.
@@ -162,6 +164,7 @@ class StoredEpisode:
 
     config: RunConfig
     position: RolloutPosition
+    when: str
     b: int
     e: int
     tasks: TaskBatch
@@ -176,6 +179,14 @@ class StoredEpisode:
     def rewards(self) -> Array:
         """Rewards of its real steps, [T]."""
         return self.episodes.rewards[self.b, self.e, : self.length]
+
+    def facts_text(self, env: MetaEnv, t: int) -> str:
+        """Describe the facts after t steps: the first success, and distances."""
+        declared = {fact.name: fact.unit for fact in declared_facts(env)}
+        facts = {name: values[self.b, self.e, :t] for name, values in self.episodes.facts.items() if values.ndim == 3}
+        words = [f"success at step {1 + facts['success'].argmax()}"] if facts.get("success", np.zeros(0)).any() else []
+        words += [f"{name.replace('_', ' ')} {facts[name][-1]:.2f} m" for name in facts if t and declared[name] == "m"]
+        return "".join(f"{word}   " for word in words)
 
     def simulate(self, env: MetaEnv) -> Iterator[float]:
         """Reset the environment and take the episode's steps.
@@ -207,20 +218,20 @@ class Film:
         path: Path of the video.
         frames: Number of frames.
         task: Index of its task in the iteration.
-        episodes: Indices of the episodes within the task, by inner step.
-        returns: Returns of the episodes, by inner step.
+        episodes: Indices of the episodes within the task, by what they show, such as "before adaptation".
+        returns: Returns of the episodes, by what they show.
         largest_difference: Largest difference of any observation from the stored one.
     """
 
     path: Path
     frames: int
     task: int
-    episodes: Mapping[int, int]
-    returns: Mapping[int, float]
+    episodes: Mapping[str, int]
+    returns: Mapping[str, float]
     largest_difference: float
 
     def __str__(self) -> str:
-        returns = (f"{value:.2f} at step {k} (episode {self.episodes[k]})" for k, value in self.returns.items())
+        returns = (f"{value:.2f} {when} (episode {self.episodes[when]})" for when, value in self.returns.items())
         return f"{self.path}  {self.frames} frames, task {self.task}, return {', '.join(returns)}\n{self.agreement}"
 
     @property
@@ -259,7 +270,7 @@ def video(
     require_iteration(run, iteration)
     recordings = _recordings(run, iteration, task, episode, steps)
     tasks, b = recordings[0].tasks, recordings[0].b
-    which = "episodes of median return" if episode is None else f"episode {episode}"
+    which = "median return" if episode is None else f"episode {episode}"
     caption = f"{run.name}, iteration {iteration}, task {b}{described(tasks, b)}, {which}"
     return film_of(recordings, out, caption, size=size, every=every, renderer=renderer)
 
@@ -272,37 +283,29 @@ def film_of(
     size: tuple[int, int] = (480, 360),
     every: int = 1,
     renderer: RendererName = "auto",
-    adapts: bool | None = None,
 ) -> Film:
-    """Film episodes of one task side by side; arguments as in `video`.
-
-    `adapts` is True if their inner steps are adaptation steps; None: as in training.
-    """
+    """Film episodes of one task side by side; arguments as in `video`."""
     with ExitStack() as stack:
         envs = [stack.enter_context(closing(drawable(recording.config.env))) for recording in recordings]
         # One camera for all panels, so that they can be compared.
-        ways = (_way(recording, env) for recording, env in zip(recordings, envs, strict=True))
-        way = [position for positions in ways for position in positions]
+        both = zip(recordings, envs, strict=True)
+        way = np.array([now() for recording, env in both if (now := position_of(env)) for _ in recording.simulate(env)])
+        # The environments are at the end of their episodes, where a goal that moves ends too.
+        goals = [goal_of(env, way) if len(way) else None for env in envs]
+        seen = np.array([*way, *(goal() for goal in goals if goal is not None)])
         panels: list[_Panels] = []
-        for recording, env in zip(recordings, envs, strict=True):
-            painter = stack.enter_context(closing(painter_of(env, size, renderer, np.array(way) if way else None)))
-            adapted = bool(recording.config.algorithm.adaptation_steps) if adapts is None else adapts
-            panels.append(_Panels(recording, env, painter, adapted))
+        for recording, env, goal in zip(recordings, envs, goals, strict=True):
+            painter = painter_of(env, size, renderer, seen if len(seen) else None, goal)
+            stack.callback(painter.close)
+            panels.append(_Panels(recording, env, painter))
         fps = min(float(envs[0].metadata.get("render_fps") or 20) / every, 50.0)
         write_film(_frames(panels, every), out, fps, caption)
     # The first frame shows the reset, the last one the last step.
     frames = 1 + max(-(-recording.length // every) for recording in recordings)
     difference = max(panel.largest_difference for panel in panels)
-    shown = {recording.position.step: recording for recording in recordings}
-    returns = {k: float(recording.rewards.sum(dtype=np.float64)) for k, recording in shown.items()}
-    episodes = {k: recording.e for k, recording in shown.items()}
+    returns = {recording.when: float(recording.rewards.sum(dtype=np.float64)) for recording in recordings}
+    episodes = {recording.when: recording.e for recording in recordings}
     return Film(out, frames, recordings[0].b, episodes, returns, difference)
-
-
-def _way(recording: StoredEpisode, env: MetaEnv) -> list[Array]:
-    """Return the positions of a moving robot or a point, in m; none for other environments."""
-    position = position_of(env)
-    return [] if position is None else [position() for _ in recording.simulate(env)]
 
 
 @dataclass
@@ -312,18 +315,12 @@ class _Panels:
     recording: StoredEpisode
     env: MetaEnv
     painter: Painter
-    adapts: bool
     largest_difference: float = 0.0
 
     def pictures(self, every: int) -> Iterator[FramePanel]:
         recording, position_now = self.recording, position_of(self.env)
         sums = np.concatenate([[0.0], np.cumsum(recording.rewards, dtype=np.float64)])
-        k = recording.position.step
-        if self.adapts:
-            when = f"after {k} step{'s' * (k > 1)} of adaptation" if k else "before adaptation"
-        else:
-            when = f"inner step {k}" if k else "episode"
-        above = f"{when}: return {sums[-1]:.2f}"
+        above = f"{recording.when}: return {sums[-1]:.2f}"
         start, moved = None, ""
         for t, difference in enumerate(recording.simulate(self.env)):
             self.largest_difference = max(self.largest_difference, difference)
@@ -332,7 +329,8 @@ class _Panels:
                 start = position if start is None else start
                 moved = f"x {round(position[0] - start[0], 1) + 0.0:+.1f} m   "  # 0.0 lest it be -0.0
             if t % every == 0 or t == recording.length:
-                yield FramePanel(self.painter.draw(), above, f"step {t}   {moved}reward so far {sums[t]:.2f}")
+                below = f"step {t}   {moved}{recording.facts_text(self.env, t)}reward so far {sums[t]:.2f}"
+                yield FramePanel(self.painter.draw(), above, below)
 
 
 def _frames(panels: Sequence[_Panels], every: int) -> Iterator[list[FramePanel]]:
@@ -365,17 +363,25 @@ def _recordings(
         tasks: TaskBatch = run[iteration].tasks()
         batches: dict[int, EpisodeBatch] = {k: outputs.load(stored[k]) for k in {*chosen, max(stored)}}
         b = _place(task, batches[max(stored)])
-        return [
-            StoredEpisode(
-                config,
-                RolloutPosition(config.seed, iteration, k),
-                b,
-                median_episode(batches[k], b, episode),
-                tasks,
-                batches[k],
-            )
-            for k, config in ((k, stages.config(stored[k])) for k in chosen)
-        ]
+        recordings: list[StoredEpisode] = []
+        for k in chosen:
+            config, batch = stages.config(stored[k]), batches[k]
+            shown = {median_episode(batch, b, episode): _when(k, bool(config.algorithm.adaptation_steps))}
+            if episode is None and (num_episodes := config.algorithm.trial or 1) > 1:
+                # The episodes of a task are the first of each trial, then the second of each, and so on.
+                of_trials = batch.rewards[b].sum(-1, dtype=np.float64).reshape(num_episodes, -1)
+                trial = int(np.argsort(of_trials.sum(0), kind="stable")[(of_trials.shape[1] - 1) // 2])
+                last = of_trials.size - of_trials.shape[1] + trial
+                shown = {trial: "first episode of a trial", last: f"episode {num_episodes} of the trial"}
+            position = RolloutPosition(config.seed, iteration, k)
+            recordings += [StoredEpisode(config, position, when, b, e, tasks, batch) for e, when in shown.items()]
+        return recordings
+
+
+def _when(k: int, adapts: bool) -> str:
+    if adapts:
+        return f"after {plural(k, 'step')} of adaptation" if k else "before adaptation"
+    return f"inner step {k}" if k else "episode"
 
 
 def _place(task: WhichTask, after: EpisodeBatch) -> int:
@@ -434,12 +440,12 @@ class EvaluationFilm:
         returns, config = outcome.evaluation.test_returns[:, -1].mean(axis=1), outcome.config
         b = int(np.argsort(returns, kind="stable")[(len(returns) - 1) // 2])
         run_seed = EvaluationPlan.of(config).run_seed
-        recordings = [
-            StoredEpisode(config, test_position(run_seed, k), b, median_episode(episodes, b), outcome.tasks, episodes)
-            for k, episodes in self._kept.items()
-        ]
+        recordings: list[StoredEpisode] = []
+        for k, episodes in self._kept.items():
+            when, e = _when(k, len(self._kept) > 1), median_episode(episodes, b)
+            recordings.append(StoredEpisode(config, test_position(run_seed, k), when, b, e, outcome.tasks, episodes))
         caption = (
             f"{name} after {plural(outcome.updates, 'update')}, test task {b}{described(outcome.tasks, b)}, "
             "task and episodes of median return"
         )
-        return film_of(recordings, self._out, caption, renderer=self._renderer, adapts=len(recordings) > 1)
+        return film_of(recordings, self._out, caption, renderer=self._renderer)

@@ -8,10 +8,11 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, RowBatch, TaskField, require_count
+from metaloom.pipeline.envs.pictures import Drawn, table_picture
 from metaloom.pipeline.types import Array
 
 
-class BernoulliBandit(MetaEnv):
+class BernoulliBandit(Drawn, MetaEnv):
     """Pull one of k arms, each of which pays 1 with a hidden probability (RL2's bandits).
 
     | observation | unit | | action | unit | range     |
@@ -30,6 +31,7 @@ class BernoulliBandit(MetaEnv):
     action_components: tuple[()] = ()
 
     def __init__(self, arms: int = 5) -> None:
+        super().__init__()
         require_count(self, "arms", arms, least=2)
         self.task_fields: tuple[TaskField, ...] = tuple(
             TaskField(f"p_{n}", "1", f"probability that arm {n} pays") for n in range(arms)
@@ -45,6 +47,10 @@ class BernoulliBandit(MetaEnv):
         super().set_task(task)
         if not ((self.task >= 0) & (self.task <= 1)).all():
             raise EnvError(f"{type(self).__name__}.set_task: found {self.task.tolist()}; required probabilities")
+
+    def render(self) -> Any:
+        """Return an image [height, width, 3] uint8: each arm's probability, and how often it was pulled."""
+        return table_picture(self.task[None], np.bincount(self._actions, minlength=len(self.task))[None])
 
     def row_batch(self, num_rows: int, num_threads: int) -> "BanditBatch":
         return BanditBatch(num_rows)

@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 from metaloom.pipeline.envs.contract import BatchStep, EnvError, Fact, MetaEnv, RowBatch, TaskField, require_count
+from metaloom.pipeline.envs.pictures import Drawn, Picture
 from metaloom.pipeline.types import Array
 
 Excluded = Literal["block", "start"]
@@ -23,7 +24,7 @@ def goals_of(size: int, excluded: Excluded) -> list[tuple[int, int]]:
     return [(x, y) for x, y in cells if x >= near or y >= near]
 
 
-class HiddenGoalGrid(MetaEnv):
+class HiddenGoalGrid(Drawn, MetaEnv):
     """Find a goal on a grid that is known only from the reward (VariBAD's gridworld).
 
     | observation | unit | | action               | unit | range |
@@ -58,6 +59,7 @@ class HiddenGoalGrid(MetaEnv):
     facts: tuple[Fact] = (Fact("success", "flag"),)
 
     def __init__(self, size: int = 5, excluded: Excluded = "block") -> None:
+        super().__init__()
         require_count(self, "size", size, least=3)
         if excluded not in get_args(Excluded):
             raise EnvError(f"{type(self).__name__}: excluded is {excluded}; required one of block, start")
@@ -76,6 +78,16 @@ class HiddenGoalGrid(MetaEnv):
         if not ((self.task >= 0) & (self.task < self.size) & (self.task % 1 == 0)).all():
             found = f"{type(self).__name__}.set_task: found the goal {self.task.tolist()}"
             raise EnvError(f"{found}; required a cell, whole numbers from 0 to {self.size - 1}")
+
+    def render(self) -> Any:
+        """Return an image [height, width, 3] uint8: the goal, other tasks' goals, and the path since the last reset."""
+        half, middle = self.size / 2, (self.size - 1) / 2
+        picture = Picture(half, np.arange(-half, half + 1))
+        picture.tasks(np.array(self.task_set) - middle)
+        picture.goal(self.task - middle, radius=20)
+        cells = [divmod(int(seen.argmax()), self.size) for seen in self._seen]
+        picture.path(np.array([(0, 0), *cells]) - middle)
+        return picture.pixels()
 
     def row_batch(self, num_rows: int, num_threads: int) -> "GridBatch":
         return GridBatch(num_rows, self.size)

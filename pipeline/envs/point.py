@@ -2,83 +2,15 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 
-from metaloom.pipeline.envs.contract import BatchStep, Component, EnvError, MetaEnv, RowBatch, TaskField, keeps_rules
+from metaloom.pipeline.envs.contract import BatchStep, Component, MetaEnv, RowBatch, TaskField
+from metaloom.pipeline.envs.pictures import Drawn, Picture
 from metaloom.pipeline.types import Array
-
-SIDE = 320
-"""Width and height of an image in pixels."""
-_GRID, _OTHERS, _WALL, _GOAL, _PATH, _POINT = (
-    np.array(color, np.float64)
-    for color in ((228, 228, 228), (205, 205, 205), (130, 90, 60), (60, 160, 75), (120, 150, 210), (25, 60, 150))
-)
-
-
-class PointPicture:
-    """Image of a square around the origin, onto which discs are drawn.
-
-    Args:
-        reach: Half of the square's side, in m.
-    """
-
-    def __init__(self, reach: float) -> None:
-        self._reach = reach
-        self._canvas = np.full((SIDE, SIDE, 3), 255.0)
-        for line in range(-int(reach), int(reach) + 1):
-            column, row = self._pixel(np.array([line, line])).round().astype(int)
-            self._canvas[:, column] = self._canvas[row] = _GRID
-
-    def tasks(self, goals: Array) -> None:
-        """Mark the goals of other tasks, [n, 2] in m."""
-        for goal in goals:
-            self._disc(goal, 4, _OTHERS)
-
-    def goal(self, goal: Array) -> None:
-        """Mark the goal of this task, [2] in m."""
-        self._disc(goal, 7, _GOAL)
-
-    def wall(self, radius: float, gap: Array, gap_reach: float) -> None:
-        """Draw a circular wall around the origin, open within `gap_reach` of `gap`, [2] in m."""
-        angles = np.arange(0, 2 * np.pi, 0.02)
-        places = radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
-        for place in places[np.linalg.norm(places - gap, axis=1) > gap_reach]:
-            self._disc(place, 1.5, _WALL)
-
-    def path(self, places: Array) -> None:
-        """Draw the point's path, [n, 2] in m, and the point at its end."""
-        for place, following in pairwise(places):
-            steps = max(int(np.abs(self._pixel(following) - self._pixel(place)).max() / 2), 1)
-            for share in np.arange(steps) / steps:
-                self._disc(place + share * (following - place), 1.5, _PATH)
-        for place in places[:-1]:
-            self._disc(place, 2.5, _PATH)
-        self._disc(places[-1], 5, _POINT)
-
-    def pixels(self) -> Array:
-        """Return the image [SIDE, SIDE, 3] uint8."""
-        return self._canvas.round().astype(np.uint8)
-
-    def _pixel(self, place: Array) -> Array:
-        """Return column and row of a position, with y pointing up."""
-        return (np.array([place[0], -place[1]]) / self._reach + 1) / 2 * (SIDE - 1)
-
-    def _disc(self, place: Array, radius: float, color: Array) -> None:
-        center = self._pixel(place)
-        low = np.clip(np.floor(center - radius - 1), 0, SIDE).astype(int)
-        high = np.clip(np.ceil(center + radius + 2), 0, SIDE).astype(int)
-        columns, rows = np.arange(low[0], high[0]), np.arange(low[1], high[1])
-        distance = np.hypot(columns[None] - center[0], rows[:, None] - center[1])
-        # Pixels on the edge are blended (antialiasing).
-        cover = np.clip(radius + 0.5 - distance, 0, 1)[..., None]
-        patch = self._canvas[low[1] : high[1], low[0] : high[0]]
-        patch += cover * (color - patch)
-
 
 GOAL = (
     TaskField("goal_x", "m", "where to go, first coordinate"),
@@ -86,7 +18,7 @@ GOAL = (
 )
 
 
-class PointRobot(gymnasium.Env[Array, Array]):
+class PointRobot(Drawn):
     """Base class of point robots, used together with MetaEnv; a subclass defines rules for n points.
 
     | observation | unit | | action | unit | range                 |
@@ -96,8 +28,6 @@ class PointRobot(gymnasium.Env[Array, Array]):
     A single point (`step`) and a batch use the same rowwise rules, so they agree bit for bit.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
-    render_mode: str = "rgb_array"
     reach: ClassVar[float] = 2.5
     """Half the side of an image, in m."""
     max_action: ClassVar[float]
@@ -105,15 +35,11 @@ class PointRobot(gymnasium.Env[Array, Array]):
     observation_components: Sequence[tuple[str, str]] | None = (Component("x", "m"), Component("y", "m"))
     action_components: tuple[Component, Component] = (Component("dx", "m"), Component("dy", "m"))
 
-    def __init_subclass__(cls, **others: Any) -> None:
-        super().__init_subclass__(**others)
-        if issubclass(cls, MetaEnv) and cls.mro().index(MetaEnv) < cls.mro().index(PointRobot):
-            raise EnvError(f"{cls.__name__} lists MetaEnv before PointRobot; required PointRobot first")
-
     def __init__(self) -> None:
+        super().__init__()
+        self._seen = [np.zeros(self.state_size)]
         self.observation_space: gymnasium.Space[Any] = Box(-np.inf, np.inf, (self.state_size,), np.float64)
         self.action_space: gymnasium.Space[Any] = Box(-self.max_action, self.max_action, (2,), np.float64)
-        self._path = [np.zeros(self.state_size)]
         if self.state_size != len(self.observation_components or ()):  # a subclass without its own names
             self.observation_components = None
 
@@ -137,37 +63,26 @@ class PointRobot(gymnasium.Env[Array, Array]):
         """Return the declared facts of the new states by name, [n] each; by default none."""
         return {}
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        self._path = [(answer := super().reset(seed=seed))[0]]
-        return answer
-
-    def step(self, action: Any) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
-        self._path.append((answer := super().step(action))[0])
-        return answer
-
     def whereabouts(self) -> Array:
         """Return the position of the point, [2], in m."""
-        return np.array(self._path[-1][:2])
+        return np.array(self._seen[-1][:2])
 
     def render(self) -> Any:
         """Return an image [height, width, 3] uint8: the path since the last reset, the goal, and other tasks' goals."""
         assert isinstance(self, MetaEnv), "a point has tasks"
-        picture = PointPicture(self.reach)
+        picture = Picture(self.reach)
         if self.task_fields[:2] == GOAL:
             picture.tasks(np.array(self.task_set or ()).reshape(-1, len(self.task_fields)))
             picture.goal(self.task[:2])
         self.draw_scene(picture)
-        picture.path(np.array(self._path)[:, :2])
+        picture.path(np.array(self._seen)[:, :2])
         return picture.pixels()
 
-    def draw_scene(self, picture: PointPicture) -> None:
+    def draw_scene(self, picture: Picture) -> None:
         """Draw objects below the point's path; by default nothing."""
 
     def row_batch(self, num_rows: int, num_threads: int) -> "PointBatch":
         return PointBatch(self, num_rows)
-
-    def batch(self, num_rows: int, num_threads: int) -> "PointBatch | None":
-        return self.row_batch(num_rows, num_threads) if keeps_rules(self, PointRobot) else None
 
 
 class PointBatch(RowBatch):

@@ -5,7 +5,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from metaloom.pipeline.envs.contract import Component, EnvError, Fact, MetaEnv, TaskField
-from metaloom.pipeline.envs.point import GOAL, PointPicture, PointRobot, norm
+from metaloom.pipeline.envs.pictures import Picture
+from metaloom.pipeline.envs.point import GOAL, PointRobot, norm
 from metaloom.pipeline.envs.task_classes import Classes, nearest
 from metaloom.pipeline.types import Array
 
@@ -126,7 +127,7 @@ class PointWalls(PointCorner):
         inner, outer = (r * np.stack([np.cos(a), np.sin(a)], axis=1) for r, a in zip((1, 2), angles.T, strict=True))
         return np.concatenate([goals, inner, outer], axis=1)
 
-    def draw_scene(self, picture: PointPicture) -> None:
+    def draw_scene(self, picture: Picture) -> None:
         for radius, gap in ((1.0, self.task[2:4]), (2.0, self.task[4:6])):
             picture.wall(radius, gap, self.gap_reach)
 

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, RowBatch, TaskField, require_count
+from metaloom.pipeline.envs.pictures import Drawn, table_picture
 from metaloom.pipeline.types import Array
 
 _DRAWN_AHEAD = 32
@@ -34,7 +35,7 @@ def draw_tables(number: int, num_states: int, num_actions: int) -> Tables:
     return Tables(means, rng.dirichlet(np.ones(num_states), (num_states, num_actions)))
 
 
-class TabularMDP(MetaEnv):
+class TabularMDP(Drawn, MetaEnv):
     """Act in a random process with hidden rewards and transitions (RL2's tabular MDPs).
 
     | observation | unit | | action | unit | range                |
@@ -60,6 +61,7 @@ class TabularMDP(MetaEnv):
     task_fields: tuple[TaskField] = (TaskField("mdp", "1", "number from which rewards and transitions are drawn"),)
 
     def __init__(self, states: int = 10, actions: int = 5) -> None:
+        super().__init__()
         for name, number in (("states", states), ("actions", actions)):
             require_count(self, name, number, least=2)
         self.sizes: tuple[int, int] = (states, actions)
@@ -79,6 +81,13 @@ class TabularMDP(MetaEnv):
             raise EnvError(
                 f"{type(self).__name__}.set_task: found mdp {number}; required a whole number from 0 to 2^53 - 1"
             )
+
+    def render(self) -> Any:
+        """Return an image [height, width, 3] uint8: for each state, the choices' mean rewards, and how often taken."""
+        taken = np.zeros(self.sizes, np.int64)
+        for seen, action in zip(self._seen, self._actions, strict=False):  # nothing follows the last observation
+            taken[seen.argmax(), action] += 1
+        return table_picture(draw_tables(int(self.task[0]), *self.sizes).means, taken)
 
     def row_batch(self, num_rows: int, num_threads: int) -> "TabularBatch":
         return TabularBatch(num_rows, *self.sizes)

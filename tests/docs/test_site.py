@@ -51,6 +51,14 @@ def test_the_diagram_and_the_programs_are_part_of_it(site):
     assert (site / "examples/notebooks/first_steps.ipynb").exists()
 
 
+def test_equations_are_set_when_the_site_is_built(site):
+    assert (site / "algorithms/promp/index.html").read_text().count("<math") > 2
+    for page in site.rglob("index.html"):
+        text = page.read_text(encoding="utf-8")
+        assert "arithmatex" not in text, page
+        assert not [equation for equation in re.findall("<math.*?</math>", text, re.DOTALL) if "\\" in equation], page
+
+
 def test_the_reference_has_every_name_that_the_package_offers(site):
     import metaloom
     from metaloom.flows.cli import COMMANDS

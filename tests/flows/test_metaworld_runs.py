@@ -138,11 +138,11 @@ def test_a_film_of_the_scripted_expert_shows_the_puck_lifted_to_its_goal():
         succeeded = info["facts"]["success"]
     pictures.append(painter.draw())
 
-    def places(picture, *color):  # rows and columns of what has about this color
-        return np.argwhere((np.abs(picture.astype(int) - color) < 60).all(-1)).mean(0)
+    def places(picture, near, *color):  # rows and columns of what has about this color
+        return np.argwhere((np.abs(picture.astype(int) - color) < near).all(-1)).mean(0)
 
-    blue, red = (0, 0, 200), (240, 0, 0)
-    before, after = (np.linalg.norm(places(p, *red) - places(p, *blue)) for p in pictures)
+    green, red = (40, 60, 160, 75), (60, 240, 0, 0)
+    before, after = (np.linalg.norm(places(p, *red) - places(p, *green)) for p in pictures)
     assert before > 20  # pixels
     assert after < 10
 

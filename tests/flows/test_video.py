@@ -31,10 +31,12 @@ from metaloom.flows.films.painters import (
     _View,
     camera_of_way,
     drawable,
+    goal_of,
     painter_of,
     position_of,
 )
 from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.pictures import table_picture
 from metaloom.pipeline.envs.point_corner import PointCorner
 from metaloom.storage import Retention, StageRef
 
@@ -99,10 +101,10 @@ def test_the_best_and_the_worst_task_are_those_after_adaptation(points, tmp_path
 
 def test_without_an_episode_it_is_the_one_of_median_return_on_each_side(points, tmp_path):
     done = metaloom.video(points, tmp_path / "film.png", 0, task="best")
-    for step in (0, 1):
+    for step, when in enumerate(("before adaptation", "after 1 step of adaptation")):
         returns = points[0].rollouts(step).rewards[done.task].sum(-1, dtype=float)
-        assert done.returns[step] == np.sort(returns)[0]  # of two episodes the lower one
-        assert done.episodes[step] == returns.argmin()
+        assert done.returns[when] == np.sort(returns)[0]  # of two episodes the lower one
+        assert done.episodes[when] == returns.argmin()
 
 
 def test_thinned_episodes_are_sampled_again(points, tmp_path):
@@ -153,7 +155,7 @@ def test_a_camera_that_looks_up_sees_no_ground():
     model = mujoco.MjModel.from_xml_string("<mujoco/>")
     camera = mujoco.MjvCamera()
     camera.lookat[2], camera.elevation = 5, 80
-    picture = FlatPainter(model, mujoco.MjData(model), camera, 32, 24).draw()
+    picture = FlatPainter(model, mujoco.MjData(model), camera, (32, 24)).draw()
     assert len(np.unique(picture.reshape(-1, 3), axis=0)) == 1
 
 
@@ -164,7 +166,7 @@ def flat(geoms):
     model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{eye}{geoms}</worldbody></mujoco>")
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
-    return FlatPainter(model, data, _camera(model), 64, 64).draw().astype(int)
+    return FlatPainter(model, data, _camera(model), (64, 64)).draw().astype(int)
 
 
 def test_what_is_near_hides_what_is_behind_it_whatever_their_order():
@@ -255,7 +257,7 @@ def test_one_camera_shows_the_whole_way_of_a_robot(name, ends, least):
 
 def test_a_robot_that_runs_far_is_followed_and_one_that_moves_nowhere_has_no_position():
     env = drawable(EnvConfig(name="half-cheetah-dir"))
-    far = camera_of_way(env.unwrapped.model, np.array([[0, 0, 0.5], [14, 0, 0.5]]), (320, 240))
+    far = camera_of_way(env.unwrapped.model, np.array([[0, 0, 0.5], [17, 0, 0.5]]), (320, 240))
     assert far.type == mujoco.mjtCamera.mjCAMERA_FIXED
     env.reset(seed=0)
     before = position_of(env)()
@@ -333,17 +335,18 @@ def test_an_iteration_that_has_sampled_no_episode_yet_is_refused(points, tmp_pat
 
 
 def test_a_scene_with_another_model_is_drawn_by_another_painter_and_the_first_is_closed(monkeypatch):
-    closed, models = [], ["a", "a", "b"]
+    a, b = SimpleNamespace(nsite=0), SimpleNamespace(nsite=0)
+    closed, models = [], [a, a, b]
 
     def painter(model, *_):
         return SimpleNamespace(draw=lambda: model, close=lambda: closed.append(model))
 
     monkeypatch.setattr(painters, "_of_mujoco", painter)
     scene = painters._Scene(lambda: (models.pop(0), None, None), (8, 8), "flat")
-    assert [scene.draw() for _ in range(3)] == ["a", "a", "b"]
-    assert closed == ["a"]
+    assert [scene.draw() for _ in range(3)] == [a, a, b]
+    assert closed == [a]
     scene.close()
-    assert closed == ["a", "b"]
+    assert closed == [a, b]
 
 
 def test_an_environment_without_pictures_is_refused(monkeypatch):
@@ -416,7 +419,11 @@ def test_an_evaluation_films_the_test_episodes_that_it_measured(points, tmp_path
     after = measured.test_returns[:, -1].mean(axis=1)
     b = int(np.argsort(after)[1])
     before, after = (np.median(measured.test_returns[b, k]) for k in (0, 2))
-    assert f"7 frames, task {b}, return {before:.2f} after 0 steps, {after:.2f} after 2 steps" in told
+    assert re.search(
+        rf"7 frames, task {b}, return {before:.2f} before adaptation \(episode \d\), "
+        rf"{after:.2f} after 2 steps of adaptation \(episode \d\)\n",
+        told,
+    )
     assert "largest difference 0" in told
     assert len(pictures(out)) == 7
     assert pictures(out)[0].shape[1] > 2 * 300  # two panels
@@ -425,7 +432,7 @@ def test_an_evaluation_films_the_test_episodes_that_it_measured(points, tmp_path
 def test_an_evaluation_without_adaptation_films_one_episode_and_a_bad_file_is_refused_first(points, tmp_path, capsys):
     words = ["evaluate", str(points.path), "--workers", "0", "--num-tasks", "1", "--adaptation-steps", "0", "--video"]
     assert cli.run([*words, str(tmp_path / "test.png")]) == 0
-    assert "after 0 steps" in capsys.readouterr().out
+    assert re.search(r"return \S+ episode \(episode \d\)", capsys.readouterr().out)
     assert cli.run([*words, str(tmp_path / "test.avi")]) == 2
     assert "--video" in capsys.readouterr().err
 
@@ -472,6 +479,83 @@ def test_each_side_of_a_test_film_says_after_how_many_steps_of_adaptation_it_is(
     words = ["--num-tasks", "1", "--test-episodes", "1", "--video", str(tmp_path / "film.gif")]
     assert cli.run(["evaluate", str(run.path), "--workers", "0", *words]) == 0
     assert captions == ["before adaptation", "after 1 step of adaptation"]
+
+
+def test_a_policy_that_remembers_is_shown_in_the_first_and_last_episode_of_its_trial_of_median_return(
+    tmp_path, monkeypatch
+):
+    sizes = {"num_tasks": 2, "episodes_per_task": 9, "max_episode_steps": 3, "iterations": 1}
+    algorithm = {"episodes_per_trial": 3, "trials_per_minibatch": 3}
+    run = metaloom.train("rl2-point-corner", tmp_path / "remembers", **sizes, algorithm=algorithm, **SMALL)
+    monkeypatch.setattr(commands_video, "write_film", lambda frames, *_: [*frames])
+    done = metaloom.video(run, tmp_path / "film.gif", task=1)
+    trials = run[0].rollouts(0).rewards[1].sum(-1, dtype=float).reshape(3, 3).sum(0)
+    middle = np.argsort(trials)[1]
+    assert done.agrees
+    assert done.episodes == {"first episode of a trial": middle, "episode 3 of the trial": 6 + middle}
+
+
+@pytest.mark.parametrize("recipe", ["promp-hidden-goal-grid", "promp-bandit", "promp-tabular-mdp"])
+def test_small_worlds_are_filmed_and_every_step_changes_the_picture(recipe, tmp_path):
+    run = metaloom.train(recipe, tmp_path / "run", **ROBOT, **SMALL)
+    done = metaloom.video(run, tmp_path / "film.webp")
+    assert done.agrees
+    assert all((a != b).any() for a, b in pairwise(pictures(done.path)))
+
+
+def test_a_chart_of_arms_shows_their_means_the_best_and_how_often_each_was_pulled():
+    means = np.array([[0.25, 0.5, 1.0]])
+    chart = table_picture(means, np.array([[0, 10, 5]]))
+
+    def height(slot, color):
+        third = chart[:, 4 + slot * 104 : 4 + (slot + 1) * 104].astype(int)
+        return np.abs(third - color).sum(-1).min(axis=1).tolist().count(0)
+
+    gray, green, blue = (205, 205, 205), (60, 160, 75), (25, 60, 150)
+    assert [height(slot, gray) for slot in range(3)] == [pytest.approx(78, abs=2), pytest.approx(155, abs=2), 0]
+    assert height(2, green) == pytest.approx(309, abs=2)
+    assert [height(slot, blue) for slot in range(3)] == [1, pytest.approx(309, abs=2), pytest.approx(155, abs=2)]
+
+
+def test_captions_tell_the_first_success_and_distances(tmp_path, monkeypatch):
+    env = {"options": {"reward": "dense", "success_radius": 2.75}}
+    run = metaloom.train("promp-point-corner", tmp_path / "run", env=env, **POINTS, **SMALL)
+    captions = []
+    monkeypatch.setattr(commands_video, "write_film", lambda frames, *_: captions.extend(frames))
+    metaloom.video(run, tmp_path / "film.gif", 1, task=2, episode=1)
+    facts = run[1].rollouts(0).facts
+    for t, panels in enumerate(captions):
+        steps = 1 + np.flatnonzero(facts["success"][2, 1, :t])
+        told = f"success at step {steps[0]}   " if len(steps) else ""
+        told += f"goal distance {facts['goal_distance'][2, 1, t - 1]:.2f} m   " if t else ""
+        assert f" m   {told}reward so far" in panels[0].below
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "place"),
+    [
+        ("half-cheetah-dir", [-1], [-2.5, 0.1, 1.2]),
+        ("half-cheetah-vel", [2], [0.5 + 2 * 1.5, 0.1, 1.2]),
+        ("ant-dir-2d", [0.6, 0.8], [0.5 + 1.8, 0.1 + 2.4, 1.2]),
+        ("ant-goal", [1, 2], [1, 2, 1.2]),
+        ("hopper-rand-params", None, None),
+    ],
+)
+def test_the_goal_of_a_robot_is_a_green_ball(name, task, place):
+    env = drawable(EnvConfig(name=name))
+    env.reset(seed=0)
+    way = np.array([[0.5, 0.1, 0.6], [3.5, 0.1, 0.6]])
+    if task is None:
+        assert goal_of(env, way) is None
+        return
+    env.set_task(np.array(task, float))
+    env.unwrapped.data.time = 1.5
+    goal = goal_of(env, way)
+    np.testing.assert_allclose(goal(), place)
+    shown = [painter_of(env, (320, 240), "flat", np.array([*way, goal()]), g).draw() for g in (None, goal)]
+    rows, columns = np.nonzero((shown[0] != shown[1]).any(-1))
+    assert len(rows) > 5
+    assert (np.abs(shown[1][rows, columns].astype(int) - (60, 160, 75)).sum(-1) < 60).any()
 
 
 def test_captions_have_room_beside_small_pictures():

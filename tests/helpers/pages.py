@@ -1,8 +1,8 @@
 """The code blocks of a page of documentation, run as they are printed, in order, in one folder.
 
 Fences name their language. python, sql (by DuckDB) and sh run; of console, lines after `$ ` run and what they print is
-compared with the other lines, where `...` stands for anything; yaml, toml and json are parsed; text and mermaid are
-shown. HTML comments, which no reader sees, say what else it takes:
+compared with the other lines, where `...` stands for anything; yaml, toml and json are parsed; text, mermaid and math
+are shown. HTML comments, which no reader sees, say what else it takes:
 
     <!-- prepare: COMMANDS -->          runs the commands in this place: what the reader is supposed to have
     <!-- save as: FILE -->              the next block is a file of the reader's; it is written and executed
@@ -36,7 +36,7 @@ import pytest
 import yaml
 
 PARSED: dict[str, Callable[[str], object]] = {"yaml": yaml.safe_load, "toml": tomllib.loads, "json": json.loads}
-SHOWN = ("text", "mermaid")
+SHOWN = ("text", "mermaid", "math")
 _PART = re.compile(
     r"^<!-- *(?P<kind>prepare|save as|sizes|exit code|raises|not run): *(?P<note>.*?) *-->\n"
     r"|^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",

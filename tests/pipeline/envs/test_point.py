@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import EnvError
-from metaloom.pipeline.envs.point import SIDE, Navigation2D, Point2D, Point2DGoal
+from metaloom.pipeline.envs.pictures import SIDE
+from metaloom.pipeline.envs.point import Navigation2D, Point2D, Point2DGoal
 from metaloom.pipeline.envs.point_corner import PointCorner, PointMomentum, PointWalls
 from metaloom.pipeline.envs.point_pearl import PearlPointRobot, PearlSparsePointRobot
 from metaloom.pipeline.envs.registry import make_env
@@ -45,7 +46,7 @@ def test_a_picture_shows_the_way_the_goal_the_other_goals_and_the_wall_where_the
     env = PointCorner()
     env.set_task(np.array([2.0, -2.0]))
     env.reset(seed=0)
-    env._path = [np.array([0.0, 0.0]), np.array([-1.0, 1.0])]
+    env._seen = [np.array([0.0, 0.0]), np.array([-1.0, 1.0])]
     picture = env.render()
     assert (picture.shape, picture.dtype) == ((SIDE, SIDE, 3), np.uint8)
 
