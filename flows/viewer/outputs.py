@@ -20,7 +20,7 @@ from metaloom.flows.formatting import (
 )
 from metaloom.flows.results.class_returns import classes_of
 from metaloom.flows.runs import require_iteration
-from metaloom.flows.views.boxes import Arrow, Box, draw
+from metaloom.flows.views.diagrams import Arrow, Box, draw
 from metaloom.flows.views.run_info import arrays_of, class_returns_of, iteration_metrics, run_info, stage_info, state_of
 from metaloom.flows.views.series import class_color, numbers, shown_steps, steps_note
 from metaloom.pipeline.estimation.normalization import without_normalization
