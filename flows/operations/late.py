@@ -7,10 +7,9 @@ from metaloom.pipeline.lazy import lazily
 
 if TYPE_CHECKING:
     from metaloom.flows.as_recorded import arithmetic_of, start_as_recorded
-    from metaloom.flows.commands.check_env import check_environment, env_config
     from metaloom.flows.commands.compare import compare as compare_runs
     from metaloom.flows.commands.compare import runs_named
-    from metaloom.flows.commands.doctor import check_all
+    from metaloom.flows.commands.doctor import check_all, check_environment, env_config
     from metaloom.flows.commands.dry_run import dry_run
     from metaloom.flows.commands.fork import fork as fork_run
     from metaloom.flows.commands.optimize import fitted_baselines
