@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from metaloom.flows.commands.replay import compare as compare_arrays
     from metaloom.flows.commands.replay import compare_digests, debug_stage, reproduce_kept
     from metaloom.flows.commands.replay import replay as replay_run
-    from metaloom.flows.commands.sweep import train_sweep
+    from metaloom.flows.commands.sweep import train_sweep, trials_of
     from metaloom.flows.commands.task_file import load_tasks
     from metaloom.flows.commands.thin import materialise as materialise_run
     from metaloom.flows.commands.thin import thin as thin_run
     from metaloom.flows.commands.train import resume as resume_run
     from metaloom.flows.commands.train import resuming, training
     from metaloom.flows.commands.train import train as train_run
-    from metaloom.flows.commands.trial_scores import trials_of
     from metaloom.flows.estimate import check_sizes
     from metaloom.flows.films.video import EvaluationFilm
     from metaloom.flows.films.video import video as film_run
