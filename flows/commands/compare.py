@@ -323,7 +323,7 @@ def compare(
 
 
 def _draw(found: Comparison) -> "Figure":
-    from metaloom.flows.views.run_comparison import comparison_figure  # matplotlib, for who draws
+    from metaloom.flows.views.run_charts import comparison_figure  # matplotlib, for who draws
 
     return comparison_figure(found)
 
