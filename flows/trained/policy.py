@@ -19,8 +19,7 @@ from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.runs import learner_after, updates_at
 from metaloom.flows.trained.acting import Acting
 from metaloom.flows.trained.blueprint import Blueprint
-from metaloom.flows.trained.deployment import DeployedPolicy, save_onnx, save_program
-from metaloom.flows.trained.files import PolicyFile
+from metaloom.flows.trained.deployment import DeployedPolicy, PolicyFile, save_onnx, save_program
 from metaloom.pipeline.envs.answers import declared_facts
 from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.spaces import observation_dtype, spaces_of

@@ -26,7 +26,7 @@ from metaloom.flows.references.index import read_index
 from metaloom.flows.run_log import LogReader
 from metaloom.flows.runs import RunAt, parse_span
 from metaloom.flows.sweeps.stored import Sweep, find_sweep
-from metaloom.flows.trained.files import PolicyFile
+from metaloom.flows.trained.deployment import PolicyFile
 from metaloom.flows.trust import Settings
 from metaloom.pipeline.config.input import load_config, override
 from metaloom.pipeline.envs.contract import TaskField
