@@ -15,12 +15,11 @@ from metaloom.flows.graph.tables import table_of
 from metaloom.pipeline.algorithms.contract import NumericalError
 from metaloom.pipeline.baselines import BaselineError
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.config.sources import plugin_paths
+from metaloom.pipeline.config.sources import own_paths, plugin_paths
 from metaloom.pipeline.dataflow.outputs import Outputs
 from metaloom.pipeline.device import asks_for_gpu
 from metaloom.pipeline.envs import REPRODUCED
 from metaloom.pipeline.global_random import SEEDED
-from metaloom.pipeline.plugin_files import own_paths
 from metaloom.pipeline.plugins import is_installed
 from metaloom.pipeline.types import BatchError
 from metaloom.stages.counters import require_counters

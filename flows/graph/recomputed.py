@@ -6,8 +6,7 @@ from metaloom import storage
 from metaloom.flows.graph.changes import machine_changes
 from metaloom.flows.graph.faults import first_differing, run_checked
 from metaloom.flows.graph.run_stages import RunStages
-from metaloom.pipeline.config.sources import plugin_paths
-from metaloom.pipeline.plugin_files import own_paths
+from metaloom.pipeline.config.sources import own_paths, plugin_paths
 from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.stages.faults import StageFault
 from metaloom.storage import Run, StageRef

@@ -13,7 +13,7 @@ from typing import Any, Self
 from metaloom.flows.graph.context import Context
 from metaloom.flows.rollouts.workers import RolloutWorkers
 from metaloom.pipeline.config.run import RunConfig
-from metaloom.pipeline.config.sources import plugin_paths
+from metaloom.pipeline.config.sources import own_paths, plugin_paths
 from metaloom.pipeline.dataflow.graph import WITNESS, Graph
 from metaloom.pipeline.dataflow.outputs import Outputs, SpanOutputs, read_only
 from metaloom.pipeline.dataflow.refs import Span, StageRef
@@ -22,7 +22,6 @@ from metaloom.pipeline.dataflow.tasks import call
 from metaloom.pipeline.envs import REPRODUCED
 from metaloom.pipeline.global_random import GlobalRandomWatch
 from metaloom.pipeline.numerics import normal_numerics
-from metaloom.pipeline.plugin_files import own_paths
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.tasks.evaluation import evaluation_tasks
 from metaloom.pipeline.tasks.samplers import require_classes
