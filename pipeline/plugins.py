@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from metaloom.pipeline.installed import installed
+from metaloom.pipeline.lazy import installed
 from metaloom.pipeline.refusals import ConfigError, suggestion
 
 T = TypeVar("T")

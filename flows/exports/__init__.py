@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from metaloom.flows.errors import UsageError, explained
-from metaloom.pipeline.installed import installed
+from metaloom.pipeline.lazy import installed
 from metaloom.pipeline.plugins import load, path_of
 from metaloom.pipeline.refusals import ConfigError
 from metaloom.storage import Run, argument

@@ -37,7 +37,7 @@ def function_named(name: str) -> "Callable[[FinishedIteration], Any]":
     Args:
         name: module:function, or an entry point of the group `metaloom.loggers`.
     """
-    from metaloom.pipeline.installed import installed
+    from metaloom.pipeline.lazy import installed
     from metaloom.pipeline.plugins import load
     from metaloom.pipeline.refusals import suggestion
 
