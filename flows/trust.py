@@ -21,7 +21,7 @@ from typing import Any, cast
 from metaloom import storage
 from metaloom.flows.runs import run_folder
 from metaloom.pipeline.plugins import INSTALLED, place_of
-from metaloom.pipeline.refusals import ConfigError
+from metaloom.pipeline.shown import ConfigError
 from metaloom.storage import Run
 from metaloom.storage.read.info import mapping
 

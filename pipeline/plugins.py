@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from metaloom.pipeline.lazy import installed
-from metaloom.pipeline.refusals import ConfigError, suggestion
+from metaloom.pipeline.shown import ConfigError, suggestion
 
 T = TypeVar("T")
 

@@ -39,7 +39,7 @@ def function_named(name: str) -> "Callable[[FinishedIteration], Any]":
     """
     from metaloom.pipeline.lazy import installed
     from metaloom.pipeline.plugins import load
-    from metaloom.pipeline.refusals import suggestion
+    from metaloom.pipeline.shown import suggestion
 
     added = {point.name: point.value for point in installed("metaloom.loggers")}
     path = added.get(name, name)

@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     from metaloom.pipeline.config.run import RunConfig, build_config
     from metaloom.pipeline.envs import PLUGINS
     from metaloom.pipeline.envs.registry import make_env
-    from metaloom.pipeline.refusals import suggestion
+    from metaloom.pipeline.shown import suggestion
     from metaloom.pipeline.tasks.evaluation import tasks_are_new, tasks_drawn_from
     from metaloom.stages.evaluate import unseen as untested
 else:

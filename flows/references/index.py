@@ -17,8 +17,7 @@ from metaloom import storage
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import adaptation_returns, duration, plural, size
 from metaloom.flows.views.parts import new_table, optional
-from metaloom.pipeline.refusals import suggestion
-from metaloom.pipeline.shown import Row, Shown
+from metaloom.pipeline.shown import Row, Shown, suggestion
 from metaloom.storage import DamagedRun
 from metaloom.storage.format.canonical import read_sealed, render, sealed
 from metaloom.storage.format.files import replace_file
