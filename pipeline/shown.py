@@ -1,4 +1,4 @@
-"""Representation of values in a terminal and in a notebook: shapes, dtypes and sizes, never the contents."""
+"""Values, suggestions and refusals as shown in a terminal and in a notebook: shapes and sizes, never the contents."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence

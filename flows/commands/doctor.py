@@ -1,4 +1,4 @@
-"""Checks of this machine: packages, cores, memory, disk, physics, Prefect. Findings include remedies."""
+"""Checks of this machine (packages, cores, memory, disk, physics, Prefect) and of an environment, with remedies."""
 
 import errno
 import fcntl

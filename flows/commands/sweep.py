@@ -1,4 +1,4 @@
-"""Training of a sweep's runs, in sequence or in parallel; complete runs are skipped."""
+"""Training of a sweep's runs, in sequence or in parallel; complete runs are skipped. Scores of trials."""
 
 import multiprocessing
 import os

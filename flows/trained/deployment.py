@@ -1,4 +1,4 @@
-"""A trained policy as a self-contained torch module, for export to other formats."""
+"""A trained policy as a safetensors file, and as a self-contained torch module for export to other formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trained policies, which act and adapt to tasks."""
+"""Trained policies, which act and adapt to tasks or to a custom environment."""
 
 from __future__ import annotations
 

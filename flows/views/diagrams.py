@@ -1,4 +1,4 @@
-"""Diagrams of a graph's stages: as text, as a Mermaid flowchart, as SVG."""
+"""Diagrams of a graph's stages: as text, as a Mermaid flowchart, as SVG of stacked boxes and arrows."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

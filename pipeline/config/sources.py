@@ -1,4 +1,4 @@
-"""Digests of the source files of a run's plug-ins."""
+"""Source files of plug-ins and their digests. Workers import this module, so it does not import torch."""
 
 import ast
 import hashlib

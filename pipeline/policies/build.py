@@ -1,4 +1,4 @@
-"""Policies built from settings: Gaussian, categorical, recurrent, or custom."""
+"""Policies built from settings: Gaussian, categorical, recurrent, or custom and checked."""
 
 import math
 from collections.abc import Callable, Mapping

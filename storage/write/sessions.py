@@ -7,6 +7,9 @@ earlier writer name a file that does not exist, and fail.
 The session with the higher number is the later one. A session claims a number by exclusively creating a file, makes its
 folder, and only then looks for other sessions. So of two sessions at least one sees the other: the later one closes the
 folder of the earlier one, or the earlier one sees the later one's claim and gives up.
+
+Copying a large batch into the page cache takes more CPU time than compressing it, and the batch is rarely read soon,
+since the next stage gets it from memory. So large files bypass the page cache.
 """
 
 import errno

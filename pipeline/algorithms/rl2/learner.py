@@ -1,4 +1,4 @@
-"""The learner of recurrent policies, with a critic on their memory, trained on whole trials."""
+"""The learner of recurrent policies, with a critic on their memory, trained on whole trials by PPO or TRPO."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Inputs of a Meta-World class's rules, read from n simulations, and the common observation."""
+"""Inputs of a Meta-World class's rules, read from n simulations, the common observation, and blocks of rewards.
+
+The blocks are from the DeepMind control suite (Tassa et al. 2018, arXiv:1801.00690, "tolerance"), with Hamacher's
+t-norm. All their operations are elementwise, so a row's bits do not depend on other rows.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
