@@ -25,8 +25,7 @@ from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.flat_networks import FlatParams, renamed
 from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.networks import Network
-from metaloom.pipeline.nn.schedules import lr_factor
-from metaloom.pipeline.nn.torch_optimizers import initial_state
+from metaloom.pipeline.nn.torch_optimizers import initial_state, lr_factor
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import LearnerState, Metrics, Minibatch, ParallelMap, Params, TaskParams, Transitions

@@ -19,7 +19,7 @@ from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.flat_networks import renamed
 from metaloom.pipeline.nn.flat_tensors import FlatTensors
-from metaloom.pipeline.nn.schedules import LrFactor, lr_factor
+from metaloom.pipeline.nn.torch_optimizers import LrFactor, lr_factor
 from metaloom.pipeline.policies.remembering import CellAndHead, MakeNetwork, Remembering, remembered
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, Step, TaskParams
