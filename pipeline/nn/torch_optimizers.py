@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules in torch."""
+"""Optimizers of torch.optim with their state as plain arrays, Adam and RMSprop on one vector, and schedules."""
 
 from __future__ import annotations
 

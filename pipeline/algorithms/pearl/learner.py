@@ -13,7 +13,6 @@ from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Setup
 from metaloom.pipeline.algorithms.kernel_choice import fused
 from metaloom.pipeline.algorithms.off_policy.learner import OffPolicyLearner, TorchGradientSteps
 from metaloom.pipeline.algorithms.off_policy.parts import transitions_like
-from metaloom.pipeline.algorithms.pearl import definition
 from metaloom.pipeline.algorithms.pearl.definition import (
     LAYOUT,
     METRICS,
@@ -81,14 +80,14 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         # Task by task: C may differ, and the bits of a task must not depend on the number of tasks.
         for context in contexts:
             if self.kernel.name == "fused":
-                found = fused(definition.infer)(self.settings, network, encoder, context)
+                found = fused(infer)(self.settings, network, encoder, context)
                 means.append(found.mean)
                 variances.append(found.variance)
                 continue
             flat = FlatTensors(encoder, self._device)
             with torch.no_grad():
                 seen = transitions_like(flat.vector, context)
-                inferred = definition.infer(self.settings, network, flat.params, seen)
+                inferred = infer(self.settings, network, flat.params, seen)
             means.append(inferred.mean.cpu().numpy())
             variances.append(inferred.variance.cpu().numpy())
         return TaskParams({BELIEF_MEAN: np.concatenate(means), BELIEF_VARIANCE: np.concatenate(variances)})
