@@ -262,7 +262,7 @@ def state_of(run: Run, writer: storage.Writer | None) -> State:
         return "complete"
     if stop is not None:
         # Only for runs that have criteria: with pydantic it takes a fifth of the time in which `ls` lists runs.
-        from metaloom.pipeline.config.stopping import StoppingConfig
+        from metaloom.pipeline.config.sections import StoppingConfig
 
         # the criteria use the last iterations only
         first = max(0, done - (stop["convergence_window"] or 1))
