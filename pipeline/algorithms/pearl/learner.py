@@ -1,4 +1,7 @@
-"""The learner of PEARL: acting, task inference and updates."""
+"""PEARL in torch: its networks, inference, gradient step and learner, for any networks and device.
+
+Rakelly et al. 2019, arXiv:1903.08254, algorithm 1; equation numbers refer to that paper unless stated.
+"""
 
 from __future__ import annotations
 
