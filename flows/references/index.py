@@ -19,8 +19,7 @@ from metaloom.flows.formatting import adaptation_returns, duration, plural, size
 from metaloom.flows.views.parts import new_table, optional
 from metaloom.pipeline.shown import Row, Shown, suggestion
 from metaloom.storage import DamagedRun
-from metaloom.storage.format.canonical import read_sealed, render, sealed
-from metaloom.storage.format.files import replace_file
+from metaloom.storage.format.files import read_sealed, render, replace_file, sealed
 from metaloom.storage.format.places import check_run_name
 
 _AGAIN = "Get the folder's archives and index.json again from their source"

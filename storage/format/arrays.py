@@ -21,9 +21,8 @@ import numpy as np
 from metaloom.pipeline.outputs import DTYPES
 from metaloom.pipeline.types import Array
 from metaloom.storage.errors import IncompatibleFormat, damaged
-from metaloom.storage.format.canonical import read_sealed, render, sealed
 from metaloom.storage.format.codec import Piece, dtype_name
-from metaloom.storage.format.files import Content, read_at
+from metaloom.storage.format.files import Content, read_at, read_sealed, render, sealed
 from metaloom.storage.format.layout import dims_of
 
 COMPRESS_FROM = 64 * 2**10

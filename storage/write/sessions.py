@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from metaloom.storage.errors import DamagedRun, FencedOut
-from metaloom.storage.format.canonical import render, sealed
-from metaloom.storage.format.files import Content, flags, make_folder, sync_folder
+from metaloom.storage.format.files import Content, flags, make_folder, render, sealed, sync_folder
 from metaloom.storage.format.provenance import utc, versions
 from metaloom.storage.format.records import MOST_SESSIONS
 from metaloom.storage.format.sessions import (

@@ -34,7 +34,7 @@ from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import Run, open_run
 from metaloom.storage.errors import StoreError
 from metaloom.storage.format.arrays import ArraySpec, decode_chunk, read_spec
-from metaloom.storage.format.canonical import render, sealed
+from metaloom.storage.format.files import render, sealed
 from metaloom.storage.format.records import parse_record, read_record
 from metaloom.storage.format.segments import read_seal
 from metaloom.storage.format.sessions import SessionName, session_facts
