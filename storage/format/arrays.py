@@ -23,7 +23,7 @@ from metaloom.pipeline.types import Array
 from metaloom.storage.errors import IncompatibleFormat, damaged
 from metaloom.storage.format.codec import Piece, dtype_name
 from metaloom.storage.format.files import Content, read_at, read_sealed, render, sealed
-from metaloom.storage.format.layout import dims_of
+from metaloom.storage.format.stages import dims_of
 
 COMPRESS_FROM = 64 * 2**10
 """Chunks of at least this number of raw bytes are compressed; rows of several tasks become shards."""

@@ -30,10 +30,9 @@ from metaloom.storage.format.arrays import (
 )
 from metaloom.storage.format.codec import Stored, Value, decode
 from metaloom.storage.format.files import folder_entries, open_file, read_file
-from metaloom.storage.format.layout import plan_of
 from metaloom.storage.format.records import StageRecord, StoredFile, read_record
 from metaloom.storage.format.segments import RECORDS
-from metaloom.storage.format.stages import METRICS_GROUP, StageTable
+from metaloom.storage.format.stages import METRICS_GROUP, StageTable, plan_of
 from metaloom.storage.format.thinning import (
     FOLDER,
     marked_iteration,
