@@ -3,6 +3,15 @@
 Chunk bytes and metadata are what zarr-python itself would write for the same array, so plain `zarr.open` reads them.
 They are written here because zarr-python takes several times as much CPU, and because chunks must be checked against
 their commit records before decoding.
+
+A row is a chunk or, if large, a shard with a part per task, so that a task can be read and checked separately. A shard
+follows Zarr's sharding codec, with a table of checksums before its index:
+
+    parts | CRC-32C of every part, u4 | offset and size of every part, u8 | CRC-32C of the index, u4
+
+The record commits the size of the file and the CRC-32C of table and index. The table is needed: replacing a part by one
+of the same size from another shard would not change the CRC-32C of the whole file, since any bytes followed by their
+CRC-32C move a running CRC to the same value.
 """
 
 import math

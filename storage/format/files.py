@@ -1,4 +1,8 @@
-"""File operations of a run: reads that do not follow links, and writes that survive a power failure."""
+"""File operations of a run: reads that do not follow links, writes that survive a power failure, sealed documents.
+
+A document is written in one canonical form (sorted keys, fixed separators) and carries the SHA-256 of that form
+without the hash itself. A flipped byte then fails to parse, is not canonical, or contradicts the hash.
+"""
 
 import errno
 import hashlib

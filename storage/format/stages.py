@@ -1,4 +1,4 @@
-"""The stages of a run as the store sees them: data in run.json."""
+"""The stages of a run as the store sees them, data in run.json, and the stored arrays of each type of output."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

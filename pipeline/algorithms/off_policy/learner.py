@@ -203,6 +203,9 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         blockers = [*network_blockers(*specs, device=self._setup.device), *optimizer, *others]
         how = "plain networks on the CPU, with hand-written derivatives"
         self.kernel: Kernel = choose_kernel(asked, blockers=blockers, fused=how)
+        self._steps: type[GradientSteps[Any, Any]] = (
+            fused(self.definition) if self.kernel.name == "fused" else self.definition
+        )
 
     def first_state(self, parts: Mapping[str, Params]) -> LearnerState:
         """Build the state before the first update from the initial arrays of all parts."""
@@ -216,9 +219,8 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
 
     def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[Any, Any]:
         """Return working copies of a state, for the chosen kernel."""
-        steps = fused(self.definition) if self.kernel.name == "fused" else self.definition
         of, discount = (self.settings, self.networks, state), self._setup.processing.discount
-        return steps(*of, discount=discount, rates=self.rates(state), device=self._device, parallel=parallel)
+        return self._steps(*of, discount=discount, rates=self.rates(state), device=self._device, parallel=parallel)
 
     def shown(self, minibatch: Minibatch) -> Minibatch:
         """Preprocess a minibatch for gradient steps; by default unchanged."""
