@@ -86,7 +86,6 @@ class VariBADLearner(TrialLearner[TrialExperience]):
 
     network: ClassVar[MakeNetwork] = PosteriorNetwork
     optimizer_prefix = "policy."
-    judges_by_memory = False
     settings: VariBAD
     policy: VariBADPolicy
 
