@@ -17,8 +17,7 @@ from metaloom.pipeline.config.sources import own_paths, plugin_paths
 from metaloom.pipeline.dataflow.graph import WITNESS, Graph
 from metaloom.pipeline.dataflow.outputs import Outputs, SpanOutputs, read_only
 from metaloom.pipeline.dataflow.refs import Span, StageRef
-from metaloom.pipeline.dataflow.stage import At, GraphError, Input, Stage, tools_of
-from metaloom.pipeline.dataflow.tasks import call
+from metaloom.pipeline.dataflow.stage import At, GraphError, Input, Stage, call, tools_of
 from metaloom.pipeline.envs import REPRODUCED
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.estimation.diagnostics import Measures
