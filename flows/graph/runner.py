@@ -1,4 +1,8 @@
-"""Computation of a run's stages, and the tools that they share."""
+"""Computation of a run's stages, and the tools that they share.
+
+Training, resuming and replaying all call `Runner.compute`; they differ only in the source of inputs and the use of the
+output.
+"""
 
 import logging
 from collections.abc import Mapping
