@@ -11,14 +11,7 @@ from typing import Any
 
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.types import EpisodeBatch
-from metaloom.storage.errors import (
-    IncompatibleFormat,
-    NotARun,
-    RunNotFound,
-    StageThinned,
-    StoreError,
-    system_errors,
-)
+from metaloom.storage.errors import IncompatibleFormat, NotARun, RunNotFound, StageThinned, StoreError, system_errors
 from metaloom.storage.format.arrays import read_metadata
 from metaloom.storage.format.codec import array_digests, differing, output_digest
 from metaloom.storage.format.files import read_sealed
