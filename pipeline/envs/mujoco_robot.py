@@ -1,5 +1,6 @@
 """Robots simulated by MuJoCo, single or in batches on several threads."""
 
+# pyright: reportAttributeAccessIssue=false, reportUnknownParameterType=false
 import copy
 import ctypes
 from abc import abstractmethod

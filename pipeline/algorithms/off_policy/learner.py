@@ -6,7 +6,7 @@ Both implementations update working copies of a state and count gradient steps.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, SupportsFloat, TypeVar
 
 import numpy as np
@@ -203,7 +203,7 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         blockers = [*network_blockers(*specs, device=self._setup.device), *optimizer, *others]
         how = "plain networks on the CPU, with hand-written derivatives"
         self.kernel: Kernel = choose_kernel(asked, blockers=blockers, fused=how)
-        self._steps: type[GradientSteps[Any, Any]] = (
+        self._steps: Callable[..., GradientSteps[Any, Any]] = (
             fused(self.definition) if self.kernel.name == "fused" else self.definition
         )
 

@@ -4,6 +4,7 @@ The blocks are from the DeepMind control suite (Tassa et al. 2018, arXiv:1801.00
 t-norm. All their operations are elementwise, so a row's bits do not depend on other rows.
 """
 
+# pyright: reportAttributeAccessIssue=false
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
