@@ -17,8 +17,8 @@ from statistics import median
 from sampling import policy_params
 
 from metaloom import storage
+from metaloom.flows.graph.run_stages import rollout_workers
 from metaloom.flows.recipes import load_settings
-from metaloom.flows.rollouts.backends import rollout_workers
 from metaloom.flows.rollouts.workers import Backend, RolloutWorkers
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config

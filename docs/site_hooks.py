@@ -174,8 +174,7 @@ def _type(field: dict[str, Any]) -> str:
 
 def _arrays() -> Iterator[str]:
     """Yield a table of the arrays of a run: axes, unit, meaning and the stages that write them."""
-    from metaloom.storage.format.layout import ARRAYS, METRICS
-    from metaloom.storage.format.stages import EARLIER, METRICS_GROUP, STEP
+    from metaloom.storage.format.stages import ARRAYS, EARLIER, METRICS, METRICS_GROUP, STEP
 
     stages = [stage for table in EARLIER.values() for stage in table.stages]
     writers: dict[str, dict[str, None]] = {}

@@ -84,7 +84,7 @@ USAGE, FAILURE, EXIT_INTERRUPTED = 2, 1, 130
 EXIT_CODES = {
     "metaloom.flows.errors.UsageError": USAGE,
     "metaloom.flows.errors.WorkersError": FAILURE,
-    "metaloom.pipeline.refusals.ConfigError": USAGE,
+    "metaloom.pipeline.shown.ConfigError": USAGE,
     "metaloom.pipeline.envs.contract.EnvError": USAGE,
     "metaloom.storage.errors.InvalidRunName": USAGE,
     "metaloom.storage.errors.NotARun": USAGE,

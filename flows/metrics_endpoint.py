@@ -12,7 +12,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.loggers.numbers import scalars
 from metaloom.flows.observer import IterationReport, Observer
 from metaloom.flows.rollouts.backend import Traffic
-from metaloom.flows.this_machine import REQUIRED_HOST, names_this_machine
+from metaloom.flows.viewer.gate import REQUIRED_HOST, names_this_machine
 from metaloom.storage import StageRef
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import dotted, plural
 from metaloom.flows.trust import names_of_run
 from metaloom.pipeline.config.run import build_stored
-from metaloom.pipeline.refusals import ConfigError, suggestion
+from metaloom.pipeline.shown import ConfigError, suggestion
 from metaloom.storage import Run
 
 BESIDE = ("seed", "iterations", "stop", "evaluation", "retention", "replay")

@@ -13,7 +13,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.yaml import dump, parse
 from metaloom.pipeline.plugins import path_of
-from metaloom.pipeline.refusals import ConfigError
+from metaloom.pipeline.shown import ConfigError
 from metaloom.storage.format.settings import dotted
 
 

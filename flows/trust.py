@@ -1,8 +1,8 @@
 """Trust in stored runs: permission to import the modules named in their settings.
 
 Settings name classes as module:Class, and importing a module runs its code. Settings of a stored run may have been
-written by anyone, so they become a RunConfig only in `run_stages.config_of`, and a policy's only in `trained.files`;
-both check trust first. Trust is remembered per user by the hash of a run.json or policy, so changes revoke it. It also
+written by anyone, so they become a RunConfig only in `run_stages.config_of`, and a policy's only in
+`trained.deployment`; both check trust first. Trust is remembered per user by the hash of a run.json or policy, so changes revoke it. It also
 requires that modules are found at the same paths.
 
 Names without a module, which Metaloom or installed packages provide, and names given by the user need no trust.
@@ -21,7 +21,7 @@ from typing import Any, cast
 from metaloom import storage
 from metaloom.flows.runs import run_folder
 from metaloom.pipeline.plugins import INSTALLED, place_of
-from metaloom.pipeline.refusals import ConfigError
+from metaloom.pipeline.shown import ConfigError
 from metaloom.storage import Run
 from metaloom.storage.read.info import mapping
 

@@ -6,11 +6,24 @@ Help, listings and errors should not wait seconds for torch. A module with slow 
 
 import ast
 import gc
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
+
+
+def installed(group: str) -> list[EntryPoint]:
+    """Return the entry points of a group. Installed packages are searched once."""
+    return sorted(_search(tuple(sys.path)).select(group=group), key=lambda point: point.name)
+
+
+@cache
+def _search(path: tuple[str, ...]):
+    del path
+    return entry_points()
 
 
 def lazily(module: str) -> Callable[[str], Any]:

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from metaloom.pipeline.installed import installed
-from metaloom.pipeline.refusals import ConfigError, suggestion
+from metaloom.pipeline.lazy import installed
+from metaloom.pipeline.shown import ConfigError, suggestion
 
 T = TypeVar("T")
 

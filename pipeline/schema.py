@@ -24,8 +24,8 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError, core_schema
 
 from metaloom.pipeline.plugins import Plugins, a_or_an, load, path_of
-from metaloom.pipeline.refusals import ConfigError as ConfigError
-from metaloom.pipeline.refusals import suggestion as suggestion
+from metaloom.pipeline.shown import ConfigError as ConfigError
+from metaloom.pipeline.shown import suggestion as suggestion
 
 S = TypeVar("S", bound=BaseModel)
 

@@ -1,6 +1,7 @@
-"""Representation of values in a terminal and in a notebook: shapes, dtypes and sizes, never the contents."""
+"""Values, suggestions and refusals as shown in a terminal and in a notebook: shapes and sizes, never the contents."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from html import escape
 
@@ -87,3 +88,14 @@ def arrays_in(value: object, name: str = "") -> Iterator[Row]:
     elif value is not None and value != ():
         text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
         yield name, text if len(text) <= 60 else f"{text[:57]}...", "", ""
+
+
+class ConfigError(ValueError):
+    """Raised for an invalid configuration; names each field, the value found and the allowed values."""
+
+
+def suggestion(found: str, names: Iterable[str]) -> str:
+    """Return `; did you mean X?` for a name that resembles others, otherwise ""."""
+    by_small_letters = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(found.lower(), by_small_letters, n=1)
+    return f"; did you mean {by_small_letters[close[0]]}?" if close else ""

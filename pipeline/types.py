@@ -26,7 +26,7 @@ ParallelMap = Callable[..., Iterable[Any]]
 def _each_episode(dtype: type[np.generic]) -> dict[str, Any]:
     """Return the metadata of an EpisodeBatch field [B, E] with one value per episode, or None if that is the default.
 
-    Checks, tables and exports find these fields by their metadata; `storage.format.layout` plans their storage.
+    Checks, tables and exports find these fields by their metadata; `storage.format.stages` plans their storage.
     """
     return {"each_episode": dtype}
 

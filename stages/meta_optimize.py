@@ -7,7 +7,7 @@ from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.dataflow.outputs import SpanOutputs
 from metaloom.pipeline.dataflow.stage import ITERATION, At, Stage
 from metaloom.pipeline.estimation.diagnostics import Measures, step_metrics, with_own
-from metaloom.pipeline.replay.trials import TrialExperience
+from metaloom.pipeline.replay.index import TrialExperience
 from metaloom.pipeline.types import EpisodeBatch, Metrics, ParallelMap, Samples, Step, Update
 from metaloom.stages.counters import updated
 from metaloom.stages.memory.trials import StoredTrials

@@ -27,8 +27,8 @@ from metaloom.pipeline.types import (
     Update,
 )
 from metaloom.storage.errors import DamagedRun, StageMissing, damaged, system_errors
-from metaloom.storage.format.canonical import read_sealed
 from metaloom.storage.format.codec import Value
+from metaloom.storage.format.files import read_sealed
 from metaloom.storage.format.places import argument, folder_of, url_of
 from metaloom.storage.format.records import read_record
 from metaloom.storage.format.segments import Link

@@ -5,6 +5,11 @@ are imported through `operations/late.py`, so that help, listings and errors do 
 tests/flows/test_startup.py checks.
 """
 
+import gc
+
+_COLLECTS = gc.isenabled()
+gc.disable()  # of the objects of an import all stay; see `pipeline/lazy.py`
+
 import atexit
 import faulthandler
 import logging
@@ -34,6 +39,10 @@ from metaloom.flows.streams import keep_streams
 from metaloom.flows.views.status import STATUS
 from metaloom.pipeline.shown import error_text, printable
 from metaloom.storage import RunNotFound
+
+gc.freeze()
+if _COLLECTS:
+    gc.enable()
 
 GROUPS = list(dict.fromkeys(operation.group for operation in operations().values()))
 """Titles of groups of commands, in the order of `--help`."""

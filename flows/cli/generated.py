@@ -14,8 +14,7 @@ from cyclopts import App, Parameter
 from metaloom.flows.cli.output import answer
 from metaloom.flows.errors import FAILURE, UsageError
 from metaloom.flows.operations import INSTALLED, Operation, operations, resolve
-from metaloom.flows.operations.options import InProcess
-from metaloom.flows.operations.signatures import is_backend, is_python_only, marks_of, parameters_of, text_type
+from metaloom.flows.operations.options import InProcess, is_backend, is_python_only, marks_of, parameters_of, text_type
 from metaloom.flows.rollouts.backend import Backend
 from metaloom.flows.views.parts import as_text
 

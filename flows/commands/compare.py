@@ -323,7 +323,7 @@ def compare(
 
 
 def _draw(found: Comparison) -> "Figure":
-    from metaloom.flows.views.run_comparison import comparison_figure  # imports matplotlib, only for drawing
+    from metaloom.flows.views.run_charts import comparison_figure  # imports matplotlib, only for drawing
 
     return comparison_figure(found)
 

@@ -1,4 +1,4 @@
-"""Training of a sweep's runs, in sequence or in parallel; complete runs are skipped."""
+"""Training of a sweep's runs, in sequence or in parallel; complete runs are skipped. Scores of trials."""
 
 import multiprocessing
 import os
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
+from math import ceil
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
@@ -14,10 +15,11 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from threading import Thread
 
+import numpy as np
+
 from metaloom import storage
 from metaloom.flows.commands import train as training
-from metaloom.flows.commands.compare import AFTER_ADAPTATION, EVALUATION
-from metaloom.flows.commands.trial_scores import mean_score, runs_of, score_of
+from metaloom.flows.commands.compare import AFTER_ADAPTATION, EVALUATION, NoFiniteScore, read_histories
 from metaloom.flows.errors import UsageError, exit_code
 from metaloom.flows.estimate import check_sizes
 from metaloom.flows.formatting import plural
@@ -25,7 +27,7 @@ from metaloom.flows.graph.run_stages import stages_of
 from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.loggers.live import logging_to
 from metaloom.flows.observer import IterationReport, Observer
-from metaloom.flows.results.sweep import Ending, RunOutcome, SweepObserver, SweepResult
+from metaloom.flows.results.sweep import Ending, RunOutcome, SweepObserver, SweepResult, Trial
 from metaloom.flows.rollouts.guard import note_requested_end
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.signals import kept_from_children
@@ -35,6 +37,54 @@ from metaloom.flows.sweeps.stored import PlannedRun, Sweep, find_sweep, held
 from metaloom.flows.views.run_info import is_complete
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.types import Array
+
+
+def trials_of(sweep: Sweep) -> list[Trial]:
+    """Return the known trials of a search with their stored scores; empty for a grid."""
+    if sweep.search is None:
+        return []
+    known = [runs_of(sweep, number) for number in range(len(sweep.runs) // len(sweep.seeds))]
+    return [Trial(number, runs, mean_score(sweep, runs, sweep.search.metric)) for number, runs in enumerate(known)]
+
+
+def score_of(folder: Path, metric: str) -> float | None:
+    """Return the mean of a metric over the last tenth of a run's iterations; None if a value is not finite."""
+    run = storage.open_run(folder)
+    try:
+        _, (history,), _ = read_histories([run], metric, mixed=False)
+    except NoFiniteScore:
+        return None
+    return late_mean(history.iterations, history.values, len(run.iterations))
+
+
+def late_mean(iterations: Array, values: Array, num_iterations: int) -> float:
+    """Return the mean of the values in the last tenth of the iterations, or the last value if there are none.
+
+    Args:
+        iterations: Ascending indices of iterations with a value, shape [n].
+        values: Values of these iterations, shape [n].
+        num_iterations: Number of iterations of the run; a tenth is at least one.
+    """
+    late = values[iterations >= num_iterations - ceil(num_iterations / 10)]
+    return float(np.mean(late)) if len(late) else float(values[-1])
+
+
+def runs_of(sweep: Sweep, number: int) -> tuple[PlannedRun, ...]:
+    """Return the runs of a trial, one per seed."""
+    each = len(sweep.seeds)
+    return sweep.runs[number * each : (number + 1) * each]
+
+
+def mean_score(sweep: Sweep, runs: Sequence[PlannedRun], metric: str) -> float | None:
+    """Return the mean score of a trial's runs; None unless all are complete and have one."""
+    folders = [sweep.folder(run) for run in runs]
+    if not all(map(is_complete, folders)):
+        return None
+    scores = [score_of(folder, metric) for folder in folders]
+    finite = [score for score in scores if score is not None]
+    return float(np.mean(finite)) if len(finite) == len(scores) else None
+
 
 Job = tuple[PlannedRun, RunConfig, Path]
 """A run to train, its settings and its folder."""

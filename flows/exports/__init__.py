@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from metaloom.flows.errors import UsageError, explained
-from metaloom.pipeline.installed import installed
+from metaloom.pipeline.lazy import installed
 from metaloom.pipeline.plugins import load, path_of
-from metaloom.pipeline.refusals import ConfigError
+from metaloom.pipeline.shown import ConfigError
 from metaloom.storage import Run, argument
 from metaloom.storage.export import Export, export_folder
 from metaloom.storage.progress import Progress, unseen

@@ -7,8 +7,7 @@ from typing import Any
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.graph import Graph
 from metaloom.pipeline.dataflow.refs import StageRef
-from metaloom.pipeline.dataflow.stage import TOOLS, At, GraphError
-from metaloom.pipeline.dataflow.tasks import call
+from metaloom.pipeline.dataflow.stage import TOOLS, At, GraphError, call
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, TaskParams, Update
 
 

@@ -25,7 +25,7 @@ from metaloom.pipeline.types import BatchError
 from metaloom.stages.counters import require_counters
 from metaloom.stages.faults import StageFault, require_finite
 from metaloom.storage import StageRef
-from metaloom.storage.format.chunks import crc32c
+from metaloom.storage.format.arrays import crc32c
 from metaloom.storage.format.codec import Value, array_digests, differing, flatten
 from metaloom.storage.format.records import ArrayDigest
 

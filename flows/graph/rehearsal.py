@@ -15,11 +15,11 @@ from metaloom.flows.graph.tables import table_of
 from metaloom.flows.rollouts.workers import LocalWorkers, SamplerSpec, close_samplers
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.config.sources import acting_paths
 from metaloom.pipeline.dataflow.outputs import Outputs
 from metaloom.pipeline.envs.answers import last_line
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.rehearsal import SECONDS, stopwatch
-from metaloom.pipeline.plugin_files import acting_paths
 from metaloom.pipeline.tasks.evaluation import evaluation_tasks
 from metaloom.stages.rollouts.faults import RolloutError
 from metaloom.storage import StageRef

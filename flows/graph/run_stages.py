@@ -17,8 +17,14 @@ from metaloom.flows.graph.changes import changes_of, warn_changed_sources
 from metaloom.flows.graph.check import check_graph
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.tables import graph_of, table_of
-from metaloom.flows.rollouts.backends import rollout_workers
-from metaloom.flows.rollouts.workers import Backend, usable_cores
+from metaloom.flows.rollouts.workers import (
+    Backend,
+    LocalWorkers,
+    RolloutWorkers,
+    SamplerSpec,
+    close_samplers,
+    usable_cores,
+)
 from metaloom.flows.trust import require_trust
 from metaloom.pipeline.algorithms.contract import Learner
 from metaloom.pipeline.config.run import RunConfig, build_stored
@@ -28,6 +34,23 @@ from metaloom.pipeline.numerics import normal_numerics
 from metaloom.stages.faults import StageFault
 from metaloom.storage import IncompatibleFormat, Run, StageRef
 from metaloom.storage.read.info import mapping
+
+
+@contextmanager
+def rollout_workers(config: RunConfig, backend: Backend) -> Iterator[RolloutWorkers]:
+    """Yield the workers for a run; local processes end with the block."""
+    spec, backend = SamplerSpec.of(config, backend.threads), backend.for_tasks(config.num_tasks)
+    if backend.scheduler is None and backend.workers == 0:
+        try:
+            yield LocalWorkers(spec)
+        finally:
+            close_samplers()
+        return
+    # Imported when needed: it takes half a second, and sampling in this process does not need it.
+    from metaloom.flows.rollouts.dask import DaskWorkers
+
+    with DaskWorkers.started(spec, backend) as workers:
+        yield workers
 
 
 @contextmanager

@@ -37,9 +37,9 @@ def function_named(name: str) -> "Callable[[FinishedIteration], Any]":
     Args:
         name: module:function, or an entry point of the group `metaloom.loggers`.
     """
-    from metaloom.pipeline.installed import installed
+    from metaloom.pipeline.lazy import installed
     from metaloom.pipeline.plugins import load
-    from metaloom.pipeline.refusals import suggestion
+    from metaloom.pipeline.shown import suggestion
 
     added = {point.name: point.value for point in installed("metaloom.loggers")}
     path = added.get(name, name)

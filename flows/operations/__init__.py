@@ -16,8 +16,7 @@ from importlib import import_module
 from keyword import iskeyword
 from typing import Any
 
-from metaloom.pipeline.installed import installed
-from metaloom.pipeline.lazy import lazy_names
+from metaloom.pipeline.lazy import installed, lazy_names
 
 HERE = __name__
 log: logging.Logger = logging.getLogger(__name__)

@@ -7,10 +7,9 @@ from metaloom.pipeline.lazy import lazily
 
 if TYPE_CHECKING:
     from metaloom.flows.as_recorded import arithmetic_of, start_as_recorded
-    from metaloom.flows.commands.check_env import check_environment, env_config
     from metaloom.flows.commands.compare import compare as compare_runs
     from metaloom.flows.commands.compare import runs_named
-    from metaloom.flows.commands.doctor import check_all
+    from metaloom.flows.commands.doctor import check_all, check_environment, env_config
     from metaloom.flows.commands.dry_run import dry_run
     from metaloom.flows.commands.fork import fork as fork_run
     from metaloom.flows.commands.optimize import fitted_baselines
@@ -19,14 +18,13 @@ if TYPE_CHECKING:
     from metaloom.flows.commands.replay import compare as compare_arrays
     from metaloom.flows.commands.replay import compare_digests, debug_stage, reproduce_kept
     from metaloom.flows.commands.replay import replay as replay_run
-    from metaloom.flows.commands.sweep import train_sweep
+    from metaloom.flows.commands.sweep import train_sweep, trials_of
     from metaloom.flows.commands.task_file import load_tasks
     from metaloom.flows.commands.thin import materialise as materialise_run
     from metaloom.flows.commands.thin import thin as thin_run
     from metaloom.flows.commands.train import resume as resume_run
     from metaloom.flows.commands.train import resuming, training
     from metaloom.flows.commands.train import train as train_run
-    from metaloom.flows.commands.trial_scores import trials_of
     from metaloom.flows.estimate import check_sizes
     from metaloom.flows.films.video import EvaluationFilm
     from metaloom.flows.films.video import video as film_run
@@ -92,7 +90,7 @@ if TYPE_CHECKING:
     from metaloom.pipeline.config.run import RunConfig, build_config
     from metaloom.pipeline.envs import PLUGINS
     from metaloom.pipeline.envs.registry import make_env
-    from metaloom.pipeline.refusals import suggestion
+    from metaloom.pipeline.shown import suggestion
     from metaloom.pipeline.tasks.evaluation import tasks_are_new, tasks_drawn_from
     from metaloom.stages.evaluate import unseen as untested
 else:

@@ -30,7 +30,7 @@ from metaloom.flows.operations.options import (
 from metaloom.flows.rollouts.backend import IN_PROCESS, Backend
 from metaloom.flows.runs import folder_of, new_run_name, run_folder
 from metaloom.pipeline.device import DeviceName
-from metaloom.pipeline.installed import installed
+from metaloom.pipeline.lazy import installed
 from metaloom.storage import check_new_run, open_run
 
 if TYPE_CHECKING:

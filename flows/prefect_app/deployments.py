@@ -41,12 +41,7 @@ from metaloom.flows.prefect_app.generated import make_flow, quiet_libraries
 from metaloom.flows.recipes import RECIPES, load_settings
 from metaloom.flows.results.evaluation import EvaluationOutcome
 from metaloom.flows.results.replay import Replay
-from metaloom.flows.rollouts.backend import (
-    DEFAULT_RETRIES,
-    DEFAULT_STEP_TIMEOUT_SECONDS,
-    DEFAULT_WORKERS,
-    Backend,
-)
+from metaloom.flows.rollouts.backend import DEFAULT_RETRIES, DEFAULT_STEP_TIMEOUT_SECONDS, DEFAULT_WORKERS, Backend
 from metaloom.flows.rollouts.rehearsal import settled
 from metaloom.flows.runs import RunAt, run_folder
 from metaloom.flows.trust import names_in, names_of_run, trust_run
@@ -221,10 +216,7 @@ class Asked:
 
 
 def backend_of(
-    workers: int,
-    scheduler: str,
-    step_timeout: float = DEFAULT_STEP_TIMEOUT_SECONDS,
-    retries: int = DEFAULT_RETRIES,
+    workers: int, scheduler: str, step_timeout: float = DEFAULT_STEP_TIMEOUT_SECONDS, retries: int = DEFAULT_RETRIES
 ) -> Backend:
     """Return the backend, at the scheduler if one is given.
 

@@ -249,11 +249,7 @@ def _identity(database: Path) -> tuple[int, int] | None:
 
 
 def _wait(
-    stop: Event,
-    part: Part,
-    is_ready: Callable[[], bool],
-    seconds: float = START_SECONDS,
-    needs: Part | None = None,
+    stop: Event, part: Part, is_ready: Callable[[], bool], seconds: float = START_SECONDS, needs: Part | None = None
 ) -> None:
     """Return when a part is ready; a part may also end with exit code 0. Raise if one that it needs ends."""
     deadline = time.monotonic() + seconds

@@ -21,8 +21,15 @@ from pydantic import Field
 
 from metaloom.flows.arguments import limits_of
 from metaloom.flows.operations import Operation, operations
-from metaloom.flows.operations.options import InProcess, Iteration
-from metaloom.flows.operations.signatures import is_backend, is_python_only, marks_of, parameters_of, text_type
+from metaloom.flows.operations.options import (
+    InProcess,
+    Iteration,
+    is_backend,
+    is_python_only,
+    marks_of,
+    parameters_of,
+    text_type,
+)
 from metaloom.flows.rollouts.backend import Backend
 
 _WORKERS = (

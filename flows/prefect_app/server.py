@@ -33,8 +33,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from metaloom.flows.prefect_app.home import OPEN
-from metaloom.flows.this_machine import HOSTS
-from metaloom.flows.viewer.gate import Gate, refusal_of_other_pages
+from metaloom.flows.viewer.gate import HOSTS, Gate, refusal_of_other_pages
 
 
 def lock_at_once() -> None:

@@ -18,7 +18,7 @@ from metaloom.pipeline.envs import ENVS
 from metaloom.pipeline.envs.config import step_limits_left_open
 from metaloom.pipeline.nn.spec import SIZED_NETWORKS
 from metaloom.pipeline.plugins import Plugins, load
-from metaloom.pipeline.refusals import suggestion
+from metaloom.pipeline.shown import suggestion
 
 if TYPE_CHECKING:
     from metaloom.pipeline.config.run import RunConfig

@@ -17,11 +17,9 @@ from metaloom import storage
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import adaptation_returns, duration, plural, size
 from metaloom.flows.views.parts import new_table, optional
-from metaloom.pipeline.refusals import suggestion
-from metaloom.pipeline.shown import Row, Shown
+from metaloom.pipeline.shown import Row, Shown, suggestion
 from metaloom.storage import DamagedRun
-from metaloom.storage.format.canonical import read_sealed, render, sealed
-from metaloom.storage.format.files import replace_file
+from metaloom.storage.format.files import read_sealed, render, replace_file, sealed
 from metaloom.storage.format.places import check_run_name
 
 _AGAIN = "Get the folder's archives and index.json again from their source"

@@ -15,14 +15,7 @@ from distributed import Future, KilledWorker
 
 from metaloom.flows.errors import WorkersError
 from metaloom.flows.rollouts.backend import Backend, Traffic
-from metaloom.flows.rollouts.connection import (
-    Connection,
-    NoWorkerError,
-    Patience,
-    connected,
-    no_worker_for,
-    wait_for,
-)
+from metaloom.flows.rollouts.connection import Connection, NoWorkerError, Patience, connected, no_worker_for, wait_for
 from metaloom.flows.rollouts.flight_recorder import Recording, recordings_folder, remove_recordings
 from metaloom.flows.rollouts.guard import NOT_YET, register_trainer
 from metaloom.flows.rollouts.local_cluster import ending_of

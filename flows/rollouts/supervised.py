@@ -29,9 +29,9 @@ from metaloom.flows.rollouts.flight_recorder import (
 from metaloom.flows.rollouts.workers import SamplerSpec, code_digest, collect_shard
 from metaloom.flows.streams import print_to_errors
 from metaloom.pipeline.arithmetic import acting_facts
+from metaloom.pipeline.config.sources import acting_paths, digest_of, files_of, sources_of
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.registry import make_env
-from metaloom.pipeline.plugin_files import acting_paths, digest_of, files_of, sources_of
 from metaloom.pipeline.types import EpisodeBatch, Samples, Step, TaskBatch, TaskParams, Update
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.faults import StageFault

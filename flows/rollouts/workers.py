@@ -22,10 +22,10 @@ from threadpoolctl import threadpool_limits
 from metaloom import pipeline, stages
 from metaloom.flows.rollouts.backend import Backend as Backend
 from metaloom.flows.rollouts.backend import Traffic
+from metaloom.pipeline.config.sources import acting_paths, own_paths
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.global_random import GlobalRandomWatch
 from metaloom.pipeline.numerics import normal_numerics
-from metaloom.pipeline.plugin_files import acting_paths, own_paths
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.pipeline.schema import Settings
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams

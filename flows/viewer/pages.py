@@ -26,11 +26,10 @@ from starlette.types import ASGIApp
 from metaloom import storage
 from metaloom.flows.errors import UsageError, exit_code
 from metaloom.flows.formatting import program
-from metaloom.flows.viewer.adaptation import adaptation_page
 from metaloom.flows.viewer.curves import Curves, spark
 from metaloom.flows.viewer.filming import sheet
 from metaloom.flows.viewer.gate import token_gate
-from metaloom.flows.viewer.outputs import iteration_page, live, output_page, run_page
+from metaloom.flows.viewer.outputs import adaptation_page, iteration_page, live, output_page, run_page
 from metaloom.flows.viewer.values import episode, episode_length, names_along, slice_of
 from metaloom.flows.views.page import plotly_file
 from metaloom.flows.views.run_info import list_run_row

@@ -1,15 +1,116 @@
-"""Diagrams of a graph's stages: as text, as a Mermaid flowchart, as SVG."""
+"""Diagrams of a graph's stages: as text, as a Mermaid flowchart, as SVG of stacked boxes and arrows."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 
 from metaloom.flows.graph.tables import graph_of
-from metaloom.flows.views.boxes import Arrow, Box, draw
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.edges import Word
 from metaloom.pipeline.dataflow.graph import WITNESS, Graph
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.dataflow.stage import Stage
+
+_SIDE, _NARROW, _BOX, _GAP, _LINE = 330, 20, 170, 34, 15
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box of a drawing.
+
+    Attributes:
+        title: Title, in bold.
+        lines: Lines below it.
+        link: Link target of a click; empty for none.
+    """
+
+    title: str
+    lines: tuple[str, ...]
+    link: str = ""
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """An arrow between boxes, drawn on the right if it leads down, on the left if it leads up.
+
+    Attributes:
+        source, target: Indices of the boxes.
+        label: Text beside it.
+        dashed: True for a dashed line.
+    """
+
+    source: int
+    target: int
+    label: str = ""
+    dashed: bool = False
+
+    @property
+    def leads_down(self) -> bool:
+        """True if it leads to a later box."""
+        return self.source < self.target
+
+
+def draw(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> str:
+    """Draw boxes from top to bottom, each wide enough for the words of a stage."""
+    height = 10 + _LINE * (1 + max((len(box.lines) for box in boxes), default=0))
+    left = _NARROW if all(arrow.leads_down for arrow in arrows) else _SIDE
+    # Without labels, arrows only need room for their apexes.
+    right = _SIDE if any(arrow.label for arrow in arrows) else max(map(_reach, arrows), default=0) * 3 // 4 + _NARROW
+    width = left + _BOX + right
+    full = len(boxes) * (height + _GAP) + 20
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{full}" viewBox="0 0 {width} {full}" '
+        'font-family="sans-serif" font-size="11">'
+    )
+    marker = (
+        '<defs><marker id="head" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        '<path d="M0 0 8 4 0 8z" fill="#57606a"/></marker></defs>'
+    )
+    arcs = [_arc(arrow, n, left, height) for n, arrow in enumerate(arrows)]
+    drawn = (_box(box, left, n * (height + _GAP) + 10, height) for n, box in enumerate(boxes))
+    # Labels last: no line may cross them.
+    lines, labels = (line for line, _ in arcs), (label for _, label in arcs if label)
+    return "\n".join([head, marker, *lines, *labels, *drawn, "</svg>"]) + "\n"
+
+
+def _box(box: Box, x: int, y: int, height: int) -> str:
+    middle = x + _BOX / 2
+    lines = (
+        f'<text x="{middle:g}" y="{y + 17 + _LINE * (n + 1)}" text-anchor="middle" fill="#57606a">{escape(line)}</text>'
+        for n, line in enumerate(box.lines)
+    )
+    drawn = (
+        f'<rect x="{x}" y="{y}" width="{_BOX}" height="{height}" rx="6" fill="#f6f8fa" stroke="#57606a"/>'
+        f'<text x="{middle:g}" y="{y + 17}" text-anchor="middle" font-weight="bold">{escape(box.title)}</text>'
+        f"{''.join(lines)}"
+    )
+    return f'<a href="{escape(box.link)}">{drawn}</a>' if box.link else drawn
+
+
+def _arc(arrow: Arrow, n: int, left: int, height: int) -> tuple[str, str]:
+    """Draw the line of an arrow and its label, which clears the background around it."""
+    x, out = (left + _BOX, 1) if arrow.leads_down else (left, -1)
+    # Offset the ends, so that arrows at the same box remain distinct.
+    inside = height * (0.25 + 0.5 * (n % 4) / 3)
+    y0, y1 = (place * (height + _GAP) + 10 + inside for place in (arrow.source, arrow.target))
+    reach = x + out * _reach(arrow)
+    dashes = ' stroke-dasharray="4 3"' if arrow.dashed else ""
+    # The apex of a cubic curve lies three quarters of the way to its control points.
+    apex, anchor = x + 0.75 * (reach - x) + 4 * out, "start" if arrow.leads_down else "end"
+    place = f'x="{apex:g}" y="{(y0 + y1) / 2 + 4:g}" text-anchor="{anchor}" fill="#0969da" '
+    place += 'stroke="#fff" stroke-width="4" paint-order="stroke"'
+    label = f"<text {place}>{escape(arrow.label)}</text>" if arrow.label else ""
+    line = (
+        f'<path d="M{x} {y0:g}C{reach} {y0:g} {reach} {y1:g} {x} {y1:g}" fill="none" stroke="#57606a"{dashes} '
+        'marker-end="url(#head)"/>'
+    )
+    return line, label
+
+
+def _reach(arrow: Arrow) -> int:
+    """Return the horizontal offset of its control points."""
+    return min(30 + 34 * abs(arrow.target - arrow.source), _SIDE - 100)
+
 
 SAME, BEFORE, EARLIER_STEP, ALL_SO_FAR = "", "iteration before", "step before", "all so far"
 EVERY_STEP, STEPS, LATEST = "every step", "steps so far", "last iterations"

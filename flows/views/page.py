@@ -114,7 +114,7 @@ class Page:
                 f'<h1>{escape(self.title)}</h1>\n<p class="quiet">{escape(self.subtitle)}</p>',
                 f'<div class="tiles">{"".join(tiles)}</div>',
                 CONTROLS if self.plotly else "",
-                f'<div class="wide">{_figure(self.main_figure, "h2")}</div>',
+                _figure(self.main_figure, "h2"),
                 *sections,
                 "<h2>Details</h2>",
                 *tables,

@@ -12,8 +12,7 @@ from metaloom.flows.formatting import adaptation_returns, by_inner_step, dotted,
 from metaloom.flows.results.class_returns import class_rows, classes_of, headline_returns, returns_by_class
 from metaloom.flows.runs import require_settings
 from metaloom.pipeline.envs import ENVS, REPRODUCED
-from metaloom.pipeline.refusals import ConfigError
-from metaloom.pipeline.shown import error_text
+from metaloom.pipeline.shown import ConfigError, error_text
 from metaloom.storage import Run, StageRef
 from metaloom.storage.format.settings import changed
 from metaloom.storage.read.committed import bytes_in
@@ -264,7 +263,7 @@ def state_of(run: Run, writer: storage.Writer | None) -> State:
         return "complete"
     if stop is not None:
         # Only for runs that have criteria: with pydantic it takes a fifth of the time in which `ls` lists runs.
-        from metaloom.pipeline.config.stopping import StoppingConfig
+        from metaloom.pipeline.config.sections import StoppingConfig
 
         # the criteria use the last iterations only
         first = max(0, done - (stop["convergence_window"] or 1))

@@ -15,8 +15,8 @@ _FUSED = {
     "maml.trpo.gauss_newton_product": "gauss_newton.fused_gauss_newton_product",
     "off_policy.dql.DQLDefinition": "dql.DQLKernel",
     "off_policy.sac.SACDefinition": "sac.SACKernel",
-    "pearl.definition.PEARLDefinition": "pearl.PEARLKernel",
-    "pearl.definition.infer": "pearl.infer",
+    "pearl.learner.PEARLDefinition": "pearl.PEARLKernel",
+    "pearl.learner.infer": "pearl.infer",
 }
 """Fused kernel in pipeline.kernels for each definition in pipeline.algorithms."""
 

@@ -11,8 +11,7 @@ from metaloom.pipeline.algorithms import ALGORITHMS
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings
 from metaloom.pipeline.baselines.config import BaselineConfig, BaselineField
 from metaloom.pipeline.config.input import ConfigError, conversions, explain
-from metaloom.pipeline.config.sections import EvaluationConfig, ReplayConfig, RetentionConfig, WarmStart
-from metaloom.pipeline.config.stopping import StoppingConfig
+from metaloom.pipeline.config.sections import EvaluationConfig, ReplayConfig, RetentionConfig, StoppingConfig, WarmStart
 from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit
 from metaloom.pipeline.estimation.config import ProcessingConfig

@@ -1,10 +1,16 @@
-"""Sections of RunConfig on evaluation, storage and warm starts."""
+"""Sections of RunConfig on evaluation, storage, warm starts and stopping."""
 
+import math
+import re
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
-from metaloom.pipeline.schema import Settings, later
+from metaloom.pipeline.comparison.intervals import student_cdf
+from metaloom.pipeline.schema import ConfigError, Settings, later, suggestion
+from metaloom.pipeline.types import Array, Metrics
 
 
 class EvaluationConfig(Settings):
@@ -89,3 +95,120 @@ class WarmStart(Settings):
             return value
         run, at, updates = value.rpartition("@")
         return {"run": run, "updates": int(updates)} if at and updates.isdecimal() else {"run": value}
+
+
+class StoppingConfig(Settings):
+    """Criteria for ending a run before its last iteration; unset criteria do not apply."""
+
+    samples: int | None = Field(default=None, ge=1)
+    """Number of environment steps."""
+    return_threshold: float | None = None
+    """Return that the last iteration's episodes must reach, after adaptation if there is any."""
+    statistic: Literal["min", "average", "max"] = "min"
+    """Statistic of the returns to compare: the worst episode's, the mean, or the best episode's."""
+    convergence_window: int | None = Field(default=None, ge=3)
+    """Number of iterations over which the return must have no trend, by a linear fit."""
+    convergence_p_value: float = Field(default=0.99, gt=0, lt=1)
+    """Minimum p value of the fitted slope in a two-sided t test for no trend."""
+    metric: str | None = later(None, min_length=1)
+    """Metric of the last iteration's episodes, such as success_rate: after adaptation if there is any, or at a given
+    inner step, as in step_0.success_rate."""
+    at_least: float | None = later(None)
+    """Lower bound for the metric."""
+    at_most: float | None = later(None)
+    """Upper bound for the metric, for example for a distance."""
+    combine: Literal["any", "all"] = "any"
+    """any: one criterion is enough; all: all must be met at the same time."""
+
+    @model_validator(mode="after")
+    def _options_have_their_criterion(self) -> "StoppingConfig":
+        criteria = (self.samples, self.return_threshold, self.convergence_window, self.metric)
+        if all(criterion is None for criterion in criteria):
+            raise ValueError("stop names no criterion; give samples, return_threshold, convergence_window or metric")
+        bounds = [bound for bound in (self.at_least, self.at_most) if bound is not None]
+        if len(bounds) != (self.metric is not None):
+            raise ValueError(
+                f"metric is {self.metric!r}, at_least {self.at_least}, at_most {self.at_most}; give a metric and one "
+                "of the two bounds, or none of the three"
+            )
+        if self.convergence_window is None and self.convergence_p_value != 0.99:
+            raise ValueError("convergence_p_value is set but convergence_window is not; set both or neither")
+        if self.return_threshold is None and self.convergence_window is None and self.statistic != "min":
+            raise ValueError("statistic is set but no criterion uses returns; remove it")
+        return self
+
+    def met(self, history: Sequence[Metrics]) -> bool:
+        """Return True if a run with these metrics, in order of iterations, may end."""
+        return bool(self.reasons(history))
+
+    def reasons(self, history: Sequence[Metrics]) -> Sequence[str]:
+        """Return the criteria that end a run with these metrics; empty if it continues."""
+        if not history:
+            return ()
+        found = [*self._criteria(history)]
+        met_reasons = [reason for met, reason in found if met]
+        return met_reasons if self.combine == "any" or len(met_reasons) == len(found) else ()
+
+    def _criteria(self, history: Sequence[Metrics]) -> Iterator[tuple[bool, str]]:
+        """Yield for each criterion whether it is met, and the value found."""
+        last = history[-1]
+        if self.samples is not None:
+            made = last["env_steps"]
+            yield made >= self.samples, f"{made:.0f} environment steps of {self.samples}"
+        if (least := self.return_threshold) is not None:
+            found = self._return(last)
+            yield found >= least, f"the {self.statistic} return is {found:.4g}, at least {least:g}"
+        if self.metric is not None:
+            found = self._metric(last)
+            if self.at_least is not None:
+                yield found >= self.at_least, f"{self.metric} is {found:.4g}, at least {self.at_least:g}"
+            elif self.at_most is not None:
+                yield found <= self.at_most, f"{self.metric} is {found:.4g}, at most {self.at_most:g}"
+        if (window := self.convergence_window) is not None:
+            returns = np.array([self._return(metrics) for metrics in history[-window:]])
+            flat = len(history) >= window and trend_p_value(returns) >= self.convergence_p_value
+            yield flat, f"the {self.statistic} return has no trend over {window} iterations"
+
+    def require_metric(self, names: Collection[str]) -> None:
+        """Reject a metric that the run will not have.
+
+        Raises:
+            ConfigError: it is not among the names, which have no `step_k.` prefix.
+        """
+        # Without the inner step that it names.
+        if self.metric is not None and _IN_STEP.sub("", self.metric) not in names:
+            raise ConfigError(
+                f"stop.metric: found {self.metric!r}; required a metric of the run's episodes: "
+                f"{', '.join(sorted(names))}{suggestion(self.metric, names)}"
+            )
+
+    def _metric(self, metrics: Metrics) -> float:
+        assert self.metric is not None
+        name = self.metric if _IN_STEP.match(self.metric) else f"step_{_last_step(metrics)}.{self.metric}"
+        if name not in metrics:
+            known = sorted(key for key in metrics if _IN_STEP.match(key))
+            raise ConfigError(f"stop.metric: found {self.metric!r}; required a metric of the run: {', '.join(known)}")
+        return metrics[name]
+
+    def _return(self, metrics: Metrics) -> float:
+        return metrics[f"step_{_last_step(metrics)}.{self.statistic}_return"]
+
+
+_IN_STEP = re.compile(r"^step_\d+\.")
+
+
+def _last_step(metrics: Metrics) -> int:
+    return max(int(name[5:].split(".")[0]) for name in metrics if name.startswith("step_"))
+
+
+def trend_p_value(values: Array) -> float:
+    """Return the two-sided p value of a t test for zero slope in n >= 3 values."""
+    n = len(values)
+    times = np.arange(n) - (n - 1) / 2
+    centred = np.asarray(values, np.float64) - np.mean(values)
+    slope = float(times @ centred / (times @ times))
+    residual = float(np.square(centred - slope * times).sum())
+    error = math.sqrt(residual / (n - 2) / float(times @ times))
+    if error == 0:
+        return 1.0 if slope == 0 else 0.0
+    return max(0.0, 2 - 2 * student_cdf(abs(slope) / error, n - 2))

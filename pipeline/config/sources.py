@@ -1,14 +1,131 @@
-"""Digests of the source files of a run's plug-ins."""
+"""Source files of plug-ins and their digests. Workers import this module, so it does not import torch."""
 
-from collections.abc import Iterator, Mapping
+import ast
+import hashlib
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings
 from metaloom.pipeline.config.run import RunConfig
+from metaloom.pipeline.envs.config import EnvConfig, is_gymnasium_id, registered_id
+from metaloom.pipeline.envs.facts import class_path
 from metaloom.pipeline.estimation.diagnostics import METRICS
 from metaloom.pipeline.nn.spec import NETWORKS
-from metaloom.pipeline.plugin_files import acting_paths, sources_of
-from metaloom.pipeline.plugins import path_of
-from metaloom.pipeline.schema import PluginSettings, Settings
+from metaloom.pipeline.plugins import INSTALLED, import_module, is_installed, load, path_of, place_of
+from metaloom.pipeline.policies.config import POLICIES, PolicyConfig
+from metaloom.pipeline.schema import ConfigError, PluginSettings, Settings
+
+_KNOWN_BY_VERSION = ("metaloom.", "gymnasium.")
+
+
+def acting_paths(env: EnvConfig, policy: PolicyConfig) -> list[str]:
+    """Return the environment, its wrappers, networks and policy; custom ones as module:Class."""
+    own_policy = [POLICIES.path(policy.name)] if policy.name else []
+    wrappers = [wrapper.path for wrapper in env.wrappers]
+    networks = [policy.network, *([policy.encoder.name] if policy.encoder else [])]
+    return [env.name, class_path(env), *wrappers, *map(NETWORKS.path, networks), *own_policy]
+
+
+def sources_of(paths: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of every file in `files_of`."""
+    return {name: digest_of(file) for name, file in files_of(paths).items()}
+
+
+def digest_of(file: Path) -> str:
+    """Return the current SHA-256 of a file."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def own_paths(paths: Iterable[str]) -> list[str]:
+    """Return the paths that neither Metaloom nor gymnasium provides, sorted."""
+    own = {path for path in paths if ":" in path and not path.replace(":", ".").startswith(_KNOWN_BY_VERSION)}
+    return sorted(own)
+
+
+def files_of(paths: Iterable[str]) -> dict[str, Path]:
+    """Return the file of every plug-in by module:Class, and of modules beside it by module name.
+
+    Includes modules that the plug-in imports, directly or indirectly, from its folder or, if installed, from its
+    package. An environment with a gymnasium id includes the module that registers it.
+    """
+    files: dict[str, Path] = {}
+    helpers: dict[str, Path] = {}
+    for path in own_paths(paths):
+        module, file = _written_in(path)
+        if file is not None:
+            files[path] = file
+            helpers |= _modules_beside(file, module)
+    of_plugins = {*files.values()}
+    return files | {name: file for name, file in sorted(helpers.items()) if file not in of_plugins}
+
+
+def _written_in(path: str) -> tuple[str, Path | None]:
+    """Return the module and the file in which module:Class is defined; None for code that is not Python.
+
+    Raises:
+        ConfigError: the file no longer exists.
+    """
+    found = import_module(path) if is_gymnasium_id(path) or registered_id(path) else load(path)
+    # Objects such as a Graph do not record where they were made.
+    has_file = inspect.isclass(found) or inspect.isfunction(found)
+    module = found.__module__ if has_file else path.partition(":")[0]
+    try:
+        file = inspect.getsourcefile(found if has_file else import_module(path))
+    except TypeError:
+        return module, None
+    if file is None:
+        return module, None
+    if not Path(file).is_file():
+        raise ConfigError(
+            f"found no {file}, from which {path} was imported earlier; a run records that file's digest: "
+            "restore it, or restart Python"
+        )
+    return module, Path(file).resolve()
+
+
+def _modules_beside(file: Path, module: str) -> dict[str, Path]:
+    """Return the files of modules in the same folder or package that a module imports, directly or indirectly.
+
+    Imports are read from the sources rather than from loaded modules, so every process finds the same ones.
+    """
+    root = file.parents[module.count(".") + (file.name == "__init__.py")]
+    package = module.partition(".")[0] if is_installed(str(file)) else None
+    known: dict[str, Path] = {}
+    waiting = [(module, file)]
+    while waiting:
+        for name in _imports(*waiting.pop()):
+            if package not in (None, name.partition(".")[0]) or name in known:
+                continue
+            stem = root.joinpath(*name.split("."))
+            files = (stem / "__init__.py", stem.with_name(f"{stem.name}.py"))
+            found = next((file for file in files if file.is_file()), None)
+            # Modules in a user's folder, not installed packages or Metaloom's own checkout.
+            is_own = not f"{name}.".startswith(_KNOWN_BY_VERSION) and place_of(name) != INSTALLED
+            if found is not None and (package or is_own):
+                known[name] = found
+                waiting.append((name, found))
+    return known
+
+
+def _imports(module: str, file: Path) -> Iterator[str]:
+    """Yield the names of modules that a file may import, with their packages."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except SyntaxError:  # a file that is only imported under conditions
+        return
+    package = module.split(".")[: None if file.name == "__init__.py" else -1]
+    for node in ast.walk(tree):
+        names = [module] if node is tree else []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            names = [f"{base}.{alias.name}" if base else alias.name for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            yield from (".".join(parts[:n]) for n in range(1, len(parts) + 1))
 
 
 def plugin_sources(config: RunConfig) -> dict[str, str]:

@@ -6,14 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv
-from metaloom.pipeline.envs.mujoco_robot import (
-    Motion,
-    MujocoRobot,
-    ObsStyle,
-    PearlRobot,
-    check_obs_style,
-    squared_norm,
-)
+from metaloom.pipeline.envs.mujoco_robot import Motion, MujocoRobot, ObsStyle, PearlRobot, check_obs_style, squared_norm
 from metaloom.pipeline.envs.point import GOAL
 from metaloom.pipeline.envs.task_classes import Classes, nearest
 from metaloom.pipeline.envs.task_sets import AlongX, AnyDirection, draw_on_disk

@@ -5,14 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from metaloom.pipeline.envs.contract import MetaEnv
-from metaloom.pipeline.envs.mujoco_robot import (
-    Motion,
-    MujocoRobot,
-    ObsStyle,
-    PearlRobot,
-    check_obs_style,
-    squared_norm,
-)
+from metaloom.pipeline.envs.mujoco_robot import Motion, MujocoRobot, ObsStyle, PearlRobot, check_obs_style, squared_norm
 from metaloom.pipeline.envs.task_sets import AlongX, AnyDirection
 from metaloom.pipeline.types import Array
 

@@ -258,7 +258,7 @@ class SingleTask(Wrapped, MetaEnv):
         robot = env.unwrapped
         if hasattr(robot, "observation_structure") and self.observation_space.shape == robot.observation_space.shape:
             # Imported here, since other environments do not need MuJoCo.
-            from metaloom.pipeline.envs.mujoco_components import gymnasium_components
+            from metaloom.pipeline.envs.mujoco_robot import gymnasium_components
 
             observation, action = gymnasium_components(robot)
             # A wrapper that changes observations or actions declares None.

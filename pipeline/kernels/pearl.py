@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from metaloom.pipeline.algorithms.off_policy.learner import FusedGradientSteps
-from metaloom.pipeline.algorithms.pearl.definition import ADAM_EPSILON, LAYOUT, TWINS, Noise, PEARLNetworks
+from metaloom.pipeline.algorithms.pearl.learner import ADAM_EPSILON, LAYOUT, TWINS, Noise, PEARLNetworks
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.kernels.sac import TanhGaussianActions
 from metaloom.pipeline.nn.flat_networks import FlatNetwork, FlatParams

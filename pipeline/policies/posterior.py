@@ -11,13 +11,7 @@ import numpy as np
 from metaloom.pipeline.nn.cells import CELL, GRU, CellSpec, cell_shapes
 from metaloom.pipeline.nn.spec import Spaces, is_image
 from metaloom.pipeline.policies.config import PolicyConfig
-from metaloom.pipeline.policies.inference import (
-    Affine,
-    GatedCell,
-    check_network,
-    check_shapes,
-    network_inference,
-)
+from metaloom.pipeline.policies.inference import Affine, GatedCell, check_network, check_shapes, network_inference
 from metaloom.pipeline.policies.remembering import memory_shapes, policy_prefix
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, Params, Shapes, TaskParams

@@ -192,15 +192,11 @@ class ReplayBuffer:
         is_drawn = np.zeros(len(self.rows), bool)
         is_drawn[self.rows.round_numbers(rows[rows >= first])] = True
         for number in unread[is_drawn[unread]].tolist():
-            self._keep(number, self._read(number, read))
-
-    def _keep(self, number: int, episodes: EpisodeBatch) -> None:
-        """Cache the rows of a rollout batch that are among the newest."""
-        rows = self.rows.rows_of(number)
-        start = max(rows.start, self._first_newest)
-        b, e, t = (axis[start - rows.start :] for axis in np.nonzero(episodes.mask))
-        self._newest[np.arange(start, rows.stop) % len(self._newest)] = self._columns.pack(episodes, b, e, t)
-        self._is_read[0][number] = 1
+            episodes, kept = self._read(number, read), self.rows.rows_of(number)
+            start = max(kept.start, self._first_newest)
+            b, e, t = (axis[start - kept.start :] for axis in np.nonzero(episodes.mask))
+            self._newest[np.arange(start, kept.stop) % len(self._newest)] = self._columns.pack(episodes, b, e, t)
+            self._is_read[0][number] = 1
 
     def _read_old(self, rows: Array, read: ReadRound) -> tuple[Array, Array]:
         """Return ascending row indices and copies of the rows, reading each batch once without caching it."""

@@ -4,14 +4,18 @@ Rows index the real steps of a run from 0, in order of collection: by rollout ba
 and step. A rollout batch consists of complete episodes. The index holds no transitions: episode lengths are enough.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
-from metaloom.pipeline.types import Array
+from metaloom.pipeline.estimation.trials import Trials
+from metaloom.pipeline.types import Array, Step
 
 
 class GrowingColumns:
@@ -268,3 +272,33 @@ def _require_lengths(lengths: Array) -> None:
             f"a rollout batch has lengths of shape {lengths.shape}, the smallest {least}, {lengths.sum()} in all; "
             "required [B, E], none negative and at least one step"
         )
+
+
+class TrialBuffer:
+    """Sequence of trials, oldest rollout batch first. Batches are read when one of their trials is drawn.
+
+    Args:
+        counts: Number of trials of every rollout batch, oldest first.
+        read: Function that reads the trials of a rollout batch by index.
+    """
+
+    def __init__(self, counts: Sequence[int], read: Callable[[int], Trials]) -> None:
+        self._ends, self._read = [*accumulate(counts)], read
+
+    def __len__(self) -> int:
+        """Return the number of trials."""
+        return self._ends[-1]
+
+    def take(self, numbers: Array) -> list[tuple[Trials, int]]:
+        """Return the batch and the index in it for trials [n]."""
+        rounds = np.searchsorted(self._ends, numbers, side="right")
+        begins = np.array([0, *self._ends])[rounds]
+        return [(self._read(r), p) for r, p in zip(rounds.tolist(), (numbers - begins).tolist(), strict=True)]
+
+
+@dataclass(frozen=True)
+class TrialExperience:
+    """Experience of VariBAD's update: this iteration's step, and the buffer."""
+
+    step: Step
+    buffer: TrialBuffer

@@ -5,7 +5,7 @@ from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.outputs import SpanOutputs
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.estimation.trials import Trials
-from metaloom.pipeline.replay.trials import TrialBuffer
+from metaloom.pipeline.replay.index import TrialBuffer
 from metaloom.stages.memory.replay import MIB
 
 

@@ -30,9 +30,8 @@ from metaloom.pipeline.types import (
     Update,
 )
 from metaloom.storage.errors import LayoutMismatch
-from metaloom.storage.format.layout import METRICS, ArrayPlan, plan_in
 from metaloom.storage.format.records import ArrayDigest
-from metaloom.storage.format.stages import METRICS_GROUP, StageTable, StoredStage
+from metaloom.storage.format.stages import METRICS, METRICS_GROUP, ArrayPlan, StageTable, StoredStage, plan_in
 
 
 class Value(Protocol):

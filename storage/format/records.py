@@ -9,7 +9,7 @@ from typing import Any
 
 from metaloom.pipeline.dataflow.refs import Span, StageRef
 from metaloom.storage.errors import damaged
-from metaloom.storage.format.canonical import parse_sealed, read_sealed, render, sealed
+from metaloom.storage.format.files import parse_sealed, read_sealed, render, sealed
 
 SCHEMA = "metaloom/1"
 """Schema of records, markers and sessions, which is the same in all run formats."""

@@ -14,9 +14,8 @@ from typing import Any
 
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import damaged
-from metaloom.storage.format.arrays import ARRAY_PATH, ArraySpec, read_metadata
-from metaloom.storage.format.canonical import Document, read_sealed, render, sealed
-from metaloom.storage.format.chunks import crc32c
+from metaloom.storage.format.arrays import ARRAY_PATH, ArraySpec, crc32c, read_metadata
+from metaloom.storage.format.files import Document, read_sealed, render, sealed
 from metaloom.storage.format.records import SCHEMA, StageRecord, parse_session
 from metaloom.storage.format.sessions import Head
 

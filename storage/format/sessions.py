@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import DamagedRun, damaged
-from metaloom.storage.format.canonical import Document, read_sealed
+from metaloom.storage.format.files import Document, read_sealed
 from metaloom.storage.format.records import StageRecord
 
 FOLDER = "_sessions"

@@ -14,7 +14,7 @@ from typing import Any
 
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import StageThinned, damaged
-from metaloom.storage.format.canonical import read_sealed, render, sealed
+from metaloom.storage.format.files import read_sealed, render, sealed
 from metaloom.storage.format.places import argument
 from metaloom.storage.format.records import SCHEMA, StageRecord, StoredFile
 from metaloom.storage.format.segments import segment_name

@@ -19,8 +19,7 @@ from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.outputs import DTYPES
 from metaloom.pipeline.types import Array
 from metaloom.storage.errors import DamagedRun, StoreError, system_errors
-from metaloom.storage.format.canonical import read_sealed, render, sealed
-from metaloom.storage.format.files import read_file
+from metaloom.storage.format.files import read_file, read_sealed, render, sealed
 from metaloom.storage.format.provenance import utc
 from metaloom.storage.format.records import SCHEMA
 

@@ -20,13 +20,11 @@ from typing import Any
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import DamagedRun, StoreError, damaged
 from metaloom.storage.format.arrays import group_document, read_metadata, render_metadata
-from metaloom.storage.format.canonical import read_sealed, render, sealed
-from metaloom.storage.format.files import make_folder, make_folders, read_file
-from metaloom.storage.format.layout import plan_of
+from metaloom.storage.format.files import make_folder, make_folders, read_file, read_sealed, render, sealed
 from metaloom.storage.format.records import SCHEMA, StageRecord
 from metaloom.storage.format.segments import spec_in_segment
 from metaloom.storage.format.sessions import ABOUT, FOLDER, INFO_COPY, SessionName, newest_session, session_facts
-from metaloom.storage.format.stages import LEARNER
+from metaloom.storage.format.stages import LEARNER, plan_of
 from metaloom.storage.format.thinning import marker_path
 from metaloom.storage.read.committed import CommittedFiles
 from metaloom.storage.read.history import describe_missing, missing_positions, sealed_links

@@ -41,7 +41,8 @@ class Thinner:
                 # Write the marker durably first, so that missing arrays are not taken for damage.
                 self._mark(iteration, before | {record.ref: record.sha256 for record in records})
                 taken.append(Thinned.of(records, self._files.files_of))
-                self._remove(records)
+                chunks = ((record, chunk) for record in records for chunk in record.chunks)
+                self._session.remove([path for of in chunks for path in self._files.files_of(*of)])
                 self._session.share()
         return Thinned.sum(taken)
 
@@ -86,10 +87,6 @@ class Thinner:
             return
         make_folder(path.parent)
         self._session.replace(self._session.write_aside([(render_marker(iteration, outputs),)]), [path])
-
-    def _remove(self, records: Sequence[StageRecord]) -> None:
-        found = [path for record in records for chunk in record.chunks for path in self._files.files_of(record, chunk)]
-        self._session.remove(found)
 
 
 def require_same(record: StageRecord, value: Value, *, changed: Callable[[], Sequence[str]] = tuple) -> None:

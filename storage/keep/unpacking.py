@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from metaloom.storage.errors import DamagedRun, StoreError
-from metaloom.storage.format.chunks import check_chunk, crc32c, largest_chunk
+from metaloom.storage.format.arrays import check_chunk, crc32c, largest_chunk
 from metaloom.storage.format.files import make_folder, read_file
 from metaloom.storage.format.records import StageRecord, parse_record
 from metaloom.storage.format.segments import FOLDER, RECORDS, SEAL, Link, Seal, segment_iterations

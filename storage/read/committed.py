@@ -14,8 +14,9 @@ import numpy as np
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.types import Array, EpisodeBatch
 from metaloom.storage.errors import damaged
-from metaloom.storage.format.arrays import ARRAY_PATH, ArraySpec, read_metadata, read_spec
-from metaloom.storage.format.chunks import (
+from metaloom.storage.format.arrays import (
+    ARRAY_PATH,
+    ArraySpec,
     ShardPart,
     check_chunk,
     check_parts,
@@ -23,14 +24,15 @@ from metaloom.storage.format.chunks import (
     decode_chunk,
     decode_parts,
     largest_chunk,
+    read_metadata,
     read_parts,
+    read_spec,
 )
 from metaloom.storage.format.codec import Stored, Value, decode
 from metaloom.storage.format.files import folder_entries, open_file, read_file
-from metaloom.storage.format.layout import plan_of
 from metaloom.storage.format.records import StageRecord, StoredFile, read_record
 from metaloom.storage.format.segments import RECORDS
-from metaloom.storage.format.stages import METRICS_GROUP, StageTable
+from metaloom.storage.format.stages import METRICS_GROUP, StageTable, plan_of
 from metaloom.storage.format.thinning import (
     FOLDER,
     marked_iteration,

@@ -11,9 +11,8 @@ from typing import Any
 
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import DamagedRun, IncompatibleFormat, NotARun, RunNotFound, system_errors
-from metaloom.storage.format.canonical import read_sealed
 from metaloom.storage.format.codec import KINDS
-from metaloom.storage.format.files import folder_entries
+from metaloom.storage.format.files import folder_entries, read_sealed
 from metaloom.storage.format.places import location
 from metaloom.storage.format.records import FORMATS
 from metaloom.storage.format.sessions import FOLDER, SessionName, read_session

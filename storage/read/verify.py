@@ -11,17 +11,10 @@ from typing import Any
 
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.types import EpisodeBatch
-from metaloom.storage.errors import (
-    IncompatibleFormat,
-    NotARun,
-    RunNotFound,
-    StageThinned,
-    StoreError,
-    system_errors,
-)
+from metaloom.storage.errors import IncompatibleFormat, NotARun, RunNotFound, StageThinned, StoreError, system_errors
 from metaloom.storage.format.arrays import read_metadata
-from metaloom.storage.format.canonical import read_sealed
 from metaloom.storage.format.codec import array_digests, differing, output_digest
+from metaloom.storage.format.files import read_sealed
 from metaloom.storage.format.places import folder_of
 from metaloom.storage.format.records import SpanInput, StageRecord
 from metaloom.storage.format.segments import FOLDER as SEGMENTS

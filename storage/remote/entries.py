@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from metaloom.storage.format.canonical import parse_sealed, render, sealed
+from metaloom.storage.format.files import parse_sealed, render, sealed
 
 SCHEMAS = ("metaloom-log/1", "metaloom-log/2")
 """Schemas of the log. The second adds segments, and is rejected by earlier versions."""

@@ -4,8 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from metaloom.storage.errors import DigestMismatch, LayoutMismatch, StoreError
-from metaloom.storage.format.arrays import ArraySpec, group_document, render_metadata
-from metaloom.storage.format.chunks import crc32c, encode_chunk, encode_shard
+from metaloom.storage.format.arrays import (
+    ArraySpec,
+    crc32c,
+    encode_chunk,
+    encode_shard,
+    group_document,
+    render_metadata,
+)
 from metaloom.storage.format.codec import Piece
 from metaloom.storage.format.files import Content, make_folder
 from metaloom.storage.format.records import StoredFile

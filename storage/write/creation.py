@@ -9,8 +9,7 @@ from typing import Any
 
 from metaloom.storage.errors import RunExists, system_errors
 from metaloom.storage.format.arrays import group_document, render_metadata
-from metaloom.storage.format.canonical import render, sealed
-from metaloom.storage.format.files import make_folder, sync_folder
+from metaloom.storage.format.files import make_folder, render, sealed, sync_folder
 from metaloom.storage.format.places import argument, check_path, folder_of, location
 from metaloom.storage.format.provenance import system, utc, versions
 from metaloom.storage.format.records import FORMATS

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from metaloom.storage.errors import DamagedRun, RunLocked, linked
-from metaloom.storage.format.canonical import render
-from metaloom.storage.format.files import flags, lock, read_file
+from metaloom.storage.format.files import flags, lock, read_file, render
 from metaloom.storage.format.places import argument
 from metaloom.storage.format.provenance import utc
 from metaloom.storage.format.sessions import FOLDER as SESSIONS

@@ -16,7 +16,7 @@ from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.config.sources import plugin_sources
 from metaloom.storage import StageRef
-from metaloom.storage.format.canonical import read_sealed, render, sealed
+from metaloom.storage.format.files import read_sealed, render, sealed
 
 MEASURE = """
 from metaloom.pipeline.types import EpisodeBatch

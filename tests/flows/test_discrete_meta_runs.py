@@ -6,7 +6,7 @@ from small_envs import Noting
 from small_runs import GRADIENT_BASED
 
 import metaloom
-from metaloom.flows.commands.check_env import check_environment, env_config
+from metaloom.flows.commands.doctor import check_environment, env_config
 from metaloom.flows.commands.optimize import optimize
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train

@@ -10,7 +10,7 @@ import metaloom
 from metaloom.flows import cli, exports
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.recipes import new_config
-from metaloom.pipeline.config.stopping import StoppingConfig
+from metaloom.pipeline.config.sections import StoppingConfig
 from metaloom.pipeline.envs.answers import RowFault, check_facts, declared_facts
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import BatchStep, EnvError, Fact

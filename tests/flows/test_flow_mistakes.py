@@ -849,7 +849,7 @@ def test_a_stored_run_whose_network_gives_float64_replays_identical(flow, tiny_c
 
 def test_a_stored_run_whose_parameters_are_float64_replays_identical_and_resumes(flow, tiny_config, monkeypatch):
     with monkeypatch.context() as earlier:
-        earlier.setattr("metaloom.flows.graph.context.require_state", lambda state, *others, **like: state)
+        earlier.setattr("metaloom.flows.graph.runner.require_state", lambda state, *others, **like: state)
         train(tiny_config(iterations=1, algorithm="own_flow:DoubleStates"), Path("run"), backend=SERIAL)
     assert {value.dtype for value in storage.open_run("run")[0].learner().params.values()} == {np.dtype(np.float64)}
     assert all(outcome.identical for outcome in replay(Path("run")))

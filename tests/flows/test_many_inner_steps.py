@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from metaloom import storage
 from metaloom.flows.commands.train import train
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.viewer.adaptation import adaptation_page
 from metaloom.flows.viewer.curves import Curves
-from metaloom.flows.viewer.outputs import returns_by_task
+from metaloom.flows.viewer.outputs import adaptation_page, returns_by_task
 from metaloom.flows.views import charts
 from metaloom.flows.views.history import RunHistory, load_history
 from metaloom.flows.views.report import learning_curve, write_report

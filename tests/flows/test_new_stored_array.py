@@ -12,7 +12,7 @@ EDITS = {
         "    success: Array | None = field(default=None, metadata=_each_episode(np.bool_))\n",
     ),
     # What is told of it on disk.
-    "storage/format/layout.py": (
+    "storage/format/stages.py": (
         '    _plan("truncated", "B E", "the step limit ended the episode"),\n',
         '    _plan("success", "B E", "the episode had a step with a positive reward"),\n',
     ),

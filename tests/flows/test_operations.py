@@ -18,8 +18,7 @@ import metaloom
 from metaloom.flows import cli
 from metaloom.flows.errors import UsageError
 from metaloom.flows.operations import REFERENCE, Operation, operations
-from metaloom.flows.operations.options import Iteration
-from metaloom.flows.operations.signatures import is_backend, is_python_only, parameters_of
+from metaloom.flows.operations.options import Iteration, is_backend, is_python_only, parameters_of
 from metaloom.flows.prefect_app import deployments
 from metaloom.flows.prefect_app.generated import make_flow
 from metaloom.flows.rollouts.backend import Backend

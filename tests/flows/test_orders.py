@@ -22,8 +22,8 @@ from metaloom.flows.references.archive import pack
 from metaloom.flows.references.index import INDEX, Reference, find, write_index
 from metaloom.flows.rollouts.workers import code_digest
 from metaloom.flows.run_groups import _refuse_repeated
-from metaloom.flows.trained.files import digest_of
-from metaloom.flows.viewer.adaptation import _flat
+from metaloom.flows.trained.deployment import digest_of
+from metaloom.flows.viewer.outputs import _flat
 from metaloom.flows.views.tables import _metrics_view
 from metaloom.pipeline.shown import printable
 from metaloom.storage import StageRef

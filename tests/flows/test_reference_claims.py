@@ -21,7 +21,7 @@ from metaloom.flows.references.verify import verify
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
-from metaloom.storage.format.chunks import crc32c
+from metaloom.storage.format.arrays import crc32c
 from metaloom.storage.read.parquet import parse_table
 
 SERIAL = Backend(workers=0)

@@ -41,9 +41,8 @@ from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.nn.device import arithmetic_facts
 from metaloom.storage import StageRef
-from metaloom.storage.format.canonical import read_sealed, render, sealed
-from metaloom.storage.format.chunks import crc32c
-from metaloom.storage.format.files import read_file
+from metaloom.storage.format.arrays import crc32c
+from metaloom.storage.format.files import read_file, read_sealed, render, sealed
 from metaloom.storage.format.provenance import system
 from metaloom.storage.read.parquet import parse_table
 

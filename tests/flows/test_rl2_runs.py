@@ -20,8 +20,7 @@ from metaloom.flows.observer import IterationReport
 from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.recipes import RECIPES, new_config
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.viewer.adaptation import adaptation_page
-from metaloom.flows.viewer.outputs import returns_by_task
+from metaloom.flows.viewer.outputs import adaptation_page, returns_by_task
 from metaloom.flows.views.history import load_history
 from metaloom.flows.views.progress import returns_text
 from metaloom.flows.views.run_charts import run_charts

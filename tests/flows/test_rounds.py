@@ -25,7 +25,7 @@ import metaloom.flows.rollouts.connection
 from metaloom import storage
 from metaloom.flows.commands.train import Observer, train
 from metaloom.flows.errors import WorkersError
-from metaloom.flows.rollouts.backends import rollout_workers
+from metaloom.flows.graph.run_stages import rollout_workers
 from metaloom.flows.rollouts.dask import (
     FEWEST_SHARDS,
     SECONDS_PER_SHARD,

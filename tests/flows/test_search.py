@@ -17,8 +17,7 @@ from small_runs import SMALL_SWEEP
 import metaloom
 from metaloom import storage
 from metaloom.flows import cli
-from metaloom.flows.commands.sweep import train_sweep
-from metaloom.flows.commands.trial_scores import late_mean, trials_of
+from metaloom.flows.commands.sweep import late_mean, train_sweep, trials_of
 from metaloom.flows.errors import UsageError
 from metaloom.flows.results.sweep import SweepObserver, best_of
 from metaloom.flows.rollouts.workers import Backend

@@ -21,7 +21,7 @@ from metaloom.flows.recipes import load_settings, new_config
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.settings import assignments
 from metaloom.flows.trained import deployment
-from metaloom.flows.trained.files import PolicyFile, digest_of
+from metaloom.flows.trained.deployment import PolicyFile, digest_of
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.registry import make_env

@@ -14,8 +14,8 @@ from metaloom.flows import cli
 from metaloom.flows.commands.train import Observer, resume, train
 from metaloom.flows.recipes import new_config
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.viewer.adaptation import principal_components
 from metaloom.flows.viewer.curves import Curves
+from metaloom.flows.viewer.outputs import principal_components
 from metaloom.flows.views.history import load_history
 from metaloom.flows.views.run_charts import BAND_NOTE
 from metaloom.storage import StageRef

@@ -22,8 +22,8 @@ import metaloom.flows.rollouts.dask
 from metaloom import storage
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.errors import WorkersError
+from metaloom.flows.graph.run_stages import rollout_workers
 from metaloom.flows.observer import Observer
-from metaloom.flows.rollouts.backends import rollout_workers
 from metaloom.flows.rollouts.supervised import fingerprint, require_own_versions
 from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec, collect_shard
 from metaloom.pipeline.building import build_learner

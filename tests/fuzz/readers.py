@@ -26,16 +26,15 @@ from metaloom.flows.references.index import read_index
 from metaloom.flows.run_log import LogReader
 from metaloom.flows.runs import RunAt, parse_span
 from metaloom.flows.sweeps.stored import Sweep, find_sweep
-from metaloom.flows.trained.files import PolicyFile
+from metaloom.flows.trained.deployment import PolicyFile
 from metaloom.flows.trust import StoredSettings
 from metaloom.pipeline.config.input import load_config, override
 from metaloom.pipeline.envs.contract import TaskField
 from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import Run, open_run
 from metaloom.storage.errors import StoreError
-from metaloom.storage.format.arrays import ArraySpec, read_spec
-from metaloom.storage.format.canonical import render, sealed
-from metaloom.storage.format.chunks import decode_chunk
+from metaloom.storage.format.arrays import ArraySpec, decode_chunk, read_spec
+from metaloom.storage.format.files import render, sealed
 from metaloom.storage.format.records import parse_record, read_record
 from metaloom.storage.format.segments import read_seal
 from metaloom.storage.format.sessions import SessionName, session_facts

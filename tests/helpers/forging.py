@@ -1,6 +1,6 @@
 """Runs as somebody makes them who wants them to say something else."""
 
-from metaloom.storage.format.canonical import read_sealed, render, sealed
+from metaloom.storage.format.files import read_sealed, render, sealed
 
 
 def forge(path, change, amend=lambda record: {}):

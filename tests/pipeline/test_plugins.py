@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from metaloom.pipeline import plugin_files
 from metaloom.pipeline.algorithms import ALGORITHMS
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings
 from metaloom.pipeline.baselines.config import BaselineConfig, BaselineSettings
+from metaloom.pipeline.config import sources
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import changed_sources, plugin_sources
@@ -279,7 +279,7 @@ def test_modules_beside_a_plug_in_count_with_it_and_others_do_not(own, monkeypat
         del beside[outside]
     assert plugin_sources(build_config(settings())) == {n: sha256(t) for n, t in {**named, **beside}.items()}
     # Beside an installed module lie those of everybody.
-    monkeypatch.setattr(plugin_files, "is_installed", lambda file: True)
+    monkeypatch.setattr(sources, "is_installed", lambda file: True)
     assert plugin_sources(build_config(settings())) == {n: sha256(t) for n, t in named.items()}
 
 
@@ -292,7 +292,7 @@ def test_a_plug_in_whose_file_has_gone_since_it_was_imported_is_refused(own):
 
 def test_own_paths_are_in_the_order_of_their_names():
     own = [f"own_{letter}:Env" for letter in "abcdefgh"]
-    assert plugin_files.own_paths(["metaloom.pipeline.envs.ant:AntDir", *reversed(own), "ant-dir"]) == own
+    assert sources.own_paths(["metaloom.pipeline.envs.ant:AntDir", *reversed(own), "ant-dir"]) == own
 
 
 def test_what_is_not_written_in_python_has_no_source():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.config.stopping import StoppingConfig, trend_p_value
+from metaloom.pipeline.config.sections import StoppingConfig, trend_p_value
 from metaloom.pipeline.schema import ConfigError
 
 

@@ -13,8 +13,7 @@ import pytest
 from metaloom import storage
 from metaloom.flows.commands.train import resume
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.storage.format.canonical import read_sealed, render, sealed
-from metaloom.storage.format.files import read_file
+from metaloom.storage.format.files import read_file, read_sealed, render, sealed
 
 SEGMENT = "_segments/00000000-00000001"
 SERIAL = Backend(workers=0)

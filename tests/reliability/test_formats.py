@@ -15,8 +15,8 @@ from metaloom.flows.commands.fork import fork
 from metaloom.flows.commands.thin import thin
 from metaloom.flows.commands.train import config_of, resume
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.storage.format.canonical import render, sealed
 from metaloom.storage.format.codec import flatten
+from metaloom.storage.format.files import render, sealed
 
 FIXTURES = sorted((Path(__file__).parents[1] / "fixtures").glob("metaloom-*"))
 EARLIER_RUNS = Path(__file__).parents[1] / "fixtures" / "runs-0.1.tar.gz"

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from metaloom import storage
-from metaloom.storage.format.canonical import read_sealed, render, sealed
-from metaloom.storage.format.chunks import crc32c
+from metaloom.storage.format.arrays import crc32c
+from metaloom.storage.format.files import read_sealed, render, sealed
 
 UNSAFE = re.compile(
     r"\b(?:import|from) (?:pickle|cloudpickle|marshal|shelve|dill|joblib)\b|allow_pickle(?!=False)|\btorch\.load\b"

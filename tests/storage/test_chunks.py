@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from metaloom.storage import DamagedRun
-from metaloom.storage.format.arrays import COMPRESS_FROM, ArraySpec
-from metaloom.storage.format.chunks import (
+from metaloom.storage.format.arrays import (
+    COMPRESS_FROM,
     CRC_BYTES,
+    ArraySpec,
     check_chunk,
     crc32c,
     decode_chunk,
@@ -26,7 +27,7 @@ from metaloom.storage.format.chunks import (
 ENCODE = """
 from concurrent.futures import ThreadPoolExecutor
 import numpy as np
-from metaloom.storage.format.chunks import encode_chunk
+from metaloom.storage.format.arrays import encode_chunk
 
 array = np.cumsum(np.random.default_rng(0).standard_normal(5_000_000, np.float32))
 with ThreadPoolExecutor(1) as elsewhere:

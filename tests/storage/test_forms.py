@@ -14,8 +14,7 @@ import pytest
 
 from metaloom.storage import DamagedRun, StageRef
 from metaloom.storage.format.arrays import ArraySpec, render_metadata
-from metaloom.storage.format.canonical import parse_sealed, render, sealed
-from metaloom.storage.format.files import read_file
+from metaloom.storage.format.files import parse_sealed, read_file, render, sealed
 from metaloom.storage.format.records import MOST_SESSIONS, parse_session
 from metaloom.storage.format.segments import (
     MOST_RECORDS,

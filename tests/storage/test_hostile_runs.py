@@ -9,8 +9,8 @@ import pytest
 
 from metaloom import storage
 from metaloom.storage import StageRef
-from metaloom.storage.format.canonical import read_sealed, render, sealed
-from metaloom.storage.format.chunks import crc32c
+from metaloom.storage.format.arrays import crc32c
+from metaloom.storage.format.files import read_sealed, render, sealed
 
 REWARDS = "data.zarr/rollouts_0/rewards"
 

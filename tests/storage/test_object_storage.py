@@ -596,7 +596,7 @@ def test_an_entry_that_names_a_file_outside_of_the_run_is_refused(make_remote, b
     log.pull()
     session = RemoteSession.begin(log, "0" * 16, take_over=False)
     raw = bucket.cat_file(f"bucket/runs/first/_log/{log.next - 1:08d}.json")
-    from metaloom.storage.format.canonical import parse_sealed, render, sealed
+    from metaloom.storage.format.files import parse_sealed, render, sealed
 
     document = parse_sealed(raw) | {"sequence": log.next, "previous": log.last_hash, "kind": "commit"}
     for path in ("../outside.json", "/etc/passwd", "data.zarr/../../x/zarr.json"):

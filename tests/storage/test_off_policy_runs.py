@@ -8,7 +8,7 @@ import pytest
 from metaloom import storage
 from metaloom.flows.exports import format_of
 from metaloom.storage import Retention, StageRef
-from metaloom.storage.format.canonical import read_sealed, render, sealed
+from metaloom.storage.format.files import read_sealed, render, sealed
 from metaloom.storage.format.stages import OFF_POLICY
 from metaloom.storage.format.thinning import marker_path, render_marker
 

@@ -5,7 +5,7 @@ import pytest
 
 from metaloom import storage
 from metaloom.storage import StageRef
-from metaloom.storage.format.canonical import render, sealed
+from metaloom.storage.format.files import render, sealed
 
 REF = StageRef(3, "process_samples", 1)
 ARRAYS = {"returns": np.array([[1.0, np.nan]], np.float32), "reward_terms.a": np.zeros(()), "mask": np.ones(3, bool)}

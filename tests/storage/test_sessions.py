@@ -7,8 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from metaloom.storage.write.files import FileCreator
-from metaloom.storage.write.sessions import begin_session
+from metaloom.storage.write.sessions import FileCreator, begin_session
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="a system without O_DIRECT")
 BLOCK, MIB = 4096, 2**20

@@ -6,7 +6,7 @@ import pytest
 from metaloom import storage
 from metaloom.pipeline.outputs import OutputSchema
 from metaloom.storage import StageRef, StageTable, StoredStage
-from metaloom.storage.format.canonical import read_sealed, render, sealed
+from metaloom.storage.format.files import read_sealed, render, sealed
 from metaloom.storage.format.stages import OFF_POLICY, ON_POLICY
 
 OWN = StageTable(

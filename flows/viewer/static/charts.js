@@ -40,7 +40,7 @@ export async function curves(element, chart, against, clicked) {
   const key = bandKey(series, chart.band);
   const x_label = steps ? "environment steps" : "iteration";
   await draw(element, [...traces, ...key], x_label, chart.y_label,
-    { showlegend: series.length + key.length > 1, uirevision: against, ...(chart.height ? { height: chart.height } : {}) });
+    { showlegend: series.length + key.length > 1, uirevision: against });
   if (clicked && !element.dataset.listens) {
     element.dataset.listens = "yes";
     element.on("plotly_click", (event) => clicked(event.points[0].customdata));

@@ -19,8 +19,7 @@ from metaloom.pipeline.estimation.returns import EPSILON, discounted_returns, sh
 from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.flat_networks import renamed
 from metaloom.pipeline.nn.networks import Network, build_network
-from metaloom.pipeline.nn.schedules import lr_factor
-from metaloom.pipeline.nn.torch_optimizers import initial_state
+from metaloom.pipeline.nn.torch_optimizers import initial_state, lr_factor
 from metaloom.pipeline.policies.build import build_policy
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.seeding import generator

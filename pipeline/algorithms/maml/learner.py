@@ -35,8 +35,7 @@ from metaloom.pipeline.algorithms.maml.settings import MetaAdam, MetaSettings
 from metaloom.pipeline.estimation.processing import process_samples
 from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.optimizers import Adam
-from metaloom.pipeline.nn.schedules import lr_factor
-from metaloom.pipeline.nn.torch_optimizers import TorchOptimizerSteps
+from metaloom.pipeline.nn.torch_optimizers import TorchOptimizerSteps, lr_factor
 from metaloom.pipeline.policies.build import build_policy
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.schema import ConfigError

@@ -6,7 +6,7 @@ Both implementations update working copies of a state and count gradient steps.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, SupportsFloat, TypeVar
 
 import numpy as np
@@ -25,8 +25,7 @@ from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.flat_networks import FlatParams, renamed
 from metaloom.pipeline.nn.flat_tensors import FlatTensors
 from metaloom.pipeline.nn.networks import Network
-from metaloom.pipeline.nn.schedules import lr_factor
-from metaloom.pipeline.nn.torch_optimizers import initial_state
+from metaloom.pipeline.nn.torch_optimizers import initial_state, lr_factor
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import LearnerState, Metrics, Minibatch, ParallelMap, Params, TaskParams, Transitions
@@ -204,6 +203,9 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         blockers = [*network_blockers(*specs, device=self._setup.device), *optimizer, *others]
         how = "plain networks on the CPU, with hand-written derivatives"
         self.kernel: Kernel = choose_kernel(asked, blockers=blockers, fused=how)
+        self._steps: Callable[..., GradientSteps[Any, Any]] = (
+            fused(self.definition) if self.kernel.name == "fused" else self.definition
+        )
 
     def first_state(self, parts: Mapping[str, Params]) -> LearnerState:
         """Build the state before the first update from the initial arrays of all parts."""
@@ -217,9 +219,8 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
 
     def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[Any, Any]:
         """Return working copies of a state, for the chosen kernel."""
-        steps = fused(self.definition) if self.kernel.name == "fused" else self.definition
         of, discount = (self.settings, self.networks, state), self._setup.processing.discount
-        return steps(*of, discount=discount, rates=self.rates(state), device=self._device, parallel=parallel)
+        return self._steps(*of, discount=discount, rates=self.rates(state), device=self._device, parallel=parallel)
 
     def shown(self, minibatch: Minibatch) -> Minibatch:
         """Preprocess a minibatch for gradient steps; by default unchanged."""

@@ -1,19 +1,24 @@
-"""The learner of recurrent policies, with a critic on their memory, trained on whole trials."""
+"""The learner of recurrent policies, with a critic on their memory, trained on whole trials by PPO or TRPO."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Setup
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, NumericalError, Setup, require_finite_params
 from metaloom.pipeline.algorithms.trials.learner import CRITIC_SCALE, UNSCALED, TrialLearner
-from metaloom.pipeline.algorithms.trials.losses import Sequences
-from metaloom.pipeline.algorithms.trials.settings import MemorySettings, TrialSteps
+from metaloom.pipeline.algorithms.trials.losses import Batch, Sequences
+from metaloom.pipeline.algorithms.trials.settings import RL2TRPO, MemorySettings, TrialSteps
+from metaloom.pipeline.baselines.linear import solve
 from metaloom.pipeline.estimation.trials import Trials
-from metaloom.pipeline.nn.distributions import Distribution
+from metaloom.pipeline.nn.distributions import Distribution, kl_from_itself, likelihood_ratio
+from metaloom.pipeline.nn.flat_networks import FlatParams
+from metaloom.pipeline.nn.natural_steps import natural_step, search
+from metaloom.pipeline.nn.recurrent import differentiable_twice
 from metaloom.pipeline.nn.torch_optimizers import initial_state
 from metaloom.pipeline.policies.build import RecurrentPolicy
 from metaloom.pipeline.seeding import generator
@@ -97,3 +102,171 @@ class MemoryLearner(TrialLearner[Sequence[Step]]):
     ) -> tuple[LearnerState, Metrics]:
         (step,) = experience
         return self.improved(state, step, run_seed=run_seed, iteration=iteration)
+
+
+ADVICE = "Lower algorithm.max_kl"
+
+
+class Found(NamedTuple):
+    """Means over all real steps."""
+
+    loss: float
+    kl: float
+    entropy: float
+
+
+class TrialChunk(NamedTuple):
+    """A chunk of trials, and the distributions [n] that acted in them."""
+
+    of: Sequences
+    recorded: Distribution
+
+
+class SequenceRegion:
+    """Loss, gradient and metric of a policy on whole trials, summed chunk by chunk in order.
+
+    Attributes:
+        flat: Order of the elements in a vector of the learned parameters.
+    """
+
+    def __init__(self, policy: MemoryPolicy, params: Params, chunks: Sequence[TrialChunk]) -> None:
+        self._policy, self._params, self._chunks = policy, params, chunks
+        self.flat: FlatParams = FlatParams({name: params[name] for name in policy.learned(params)})
+        self._num_steps = sum(len(chunk.of.advantages) for chunk in chunks)
+
+    def gradient(self) -> Array:
+        """Return the gradient of -mean r A, [D] float64; r = 1 for the policy that acted."""
+
+        def of_chunk(of: Sequences) -> Array:
+            leaves = self._leaves(of)
+            log_prob = self._policy.acting(leaves, of).log_prob(of.actions)
+            loss = -(likelihood_ratio(log_prob, of.old_log_prob) * of.advantages).sum()
+            return self._packed(torch.autograd.grad(loss, self._learned(leaves), materialize_grads=True))
+
+        return self._mean(of_chunk)
+
+    def product(self, v: Array) -> Array:
+        """Return F v with the Fisher matrix F, the Hessian of the mean KL of the policy from itself, for v [D] float64.
+
+        Differentiates twice, ∇(∇KL · v), through all steps of a trial. The graph is rebuilt for every product, which
+        bounds memory.
+        """
+        direction = self.flat.views(v)
+
+        def of_chunk(of: Sequences) -> Array:
+            leaves = self._leaves(of)
+            learned = self._learned(leaves)
+            kl = kl_from_itself(self._policy.acting(leaves, of)).sum()
+            gradients = torch.autograd.grad(kl, learned, create_graph=True, materialize_grads=True)
+            pairs = zip(gradients, direction.values(), strict=True)
+            along = torch.stack([(gradient * gradient.new_tensor(part)).sum() for gradient, part in pairs]).sum()
+            return self._packed(torch.autograd.grad(along, learned, materialize_grads=True))
+
+        with differentiable_twice():
+            return self._mean(of_chunk)
+
+    @torch.no_grad()
+    def at(self, params: Mapping[str, Array]) -> Found | None:
+        """Evaluate other parameters; return None if a result is not finite."""
+        total = np.zeros(3)
+        for of, recorded in self._chunks:
+            now = self._policy.acting(self._tensors(params, of), of)
+            loss = -(likelihood_ratio(now.log_prob(of.actions), of.old_log_prob) * of.advantages).sum()
+            entropy = now.entropy().expand(of.advantages.shape).sum()
+            total += [float(loss), float(recorded.kl(now).sum()), float(entropy)]
+        return Found(*(total / self._num_steps).tolist()) if np.isfinite(total).all() else None
+
+    def _tensors(self, params: Mapping[str, Array], of: Sequences) -> dict[str, Tensor]:
+        return {name: torch.tensor(value, device=of.inputs.device) for name, value in params.items()}
+
+    def _leaves(self, of: Sequences) -> dict[str, Tensor]:
+        tensors = self._tensors(self._params, of)
+        return {name: t.requires_grad_() if name in self.flat.params else t for name, t in tensors.items()}
+
+    def _learned(self, leaves: Mapping[str, Tensor]) -> list[Tensor]:
+        return [leaves[name] for name in self.flat.params]
+
+    def _packed(self, values: Sequence[Tensor]) -> Array:
+        pairs = zip(self.flat.params, values, strict=True)
+        return self.flat.pack({name: value.cpu().numpy() for name, value in pairs})
+
+    def _mean(self, of_chunk: Callable[[Sequences], Array]) -> Array:
+        total = of_chunk(self._chunks[0].of)
+        for chunk in self._chunks[1:]:
+            total = total + of_chunk(chunk.of)
+        return total / self._num_steps
+
+
+class RL2TRPOLearner(MemoryLearner):
+    """Learner of RL2-TRPO: a natural-gradient step, then a fit of the values on the new memory; see Learner."""
+
+    def __init__(self, settings: RL2TRPO, setup: Setup) -> None:
+        super().__init__(settings, setup)
+        self._settings = settings
+
+    def update(
+        self,
+        state: LearnerState,
+        experience: Sequence[Step],
+        *,
+        run_seed: int,
+        iteration: int,
+        parallel: ParallelMap = map,
+    ) -> tuple[LearnerState, Metrics]:
+        """Take a trust-region step and fit the values; see Learner."""
+        (step,) = experience
+        batch = self.batch(state, step)
+        chunks = self._chunks(batch)
+        region = SequenceRegion(self.policy, state.params, chunks)
+        before = region.at(state.params)
+        gradient = region.gradient()
+        if not np.isfinite(gradient).all():
+            raise NumericalError(
+                "meta_optimize: the gradient of the policy's loss is not finite; required finite numbers. Check the "
+                "rewards of the iteration"
+            )
+        full_step, metrics = natural_step(region.product, gradient, self._settings)
+
+        def accept(found: Found) -> bool:
+            return before is not None and found.loss < before.loss and found.kl <= self._settings.max_kl
+
+        found, searched = search(state.params, region.flat.views(full_step), region.at, accept, self._settings)
+        params = state.params if found is None else found.params
+        critic, value_loss = self._fit(params, chunks)
+        require_finite_params({"the policy": params, "the critic": critic}, stage="meta_optimize", advice=ADVICE)
+        after = before if found is None else found.value
+        described = {} if after is None else {"loss_after": after.loss, "kl": after.kl, "entropy_after": after.entropy}
+        metrics |= {
+            **described,
+            "value_loss_after": value_loss * float(batch.scale[1]) ** 2,
+            "gradient_norm": float(np.linalg.norm(gradient)),
+            **searched,
+            **self.described(step.episodes, batch),
+        }
+        counter = np.array(int(state.extra[NUM_UPDATES]) + 1, np.int64)
+        extra = {**state.extra, **critic, CRITIC_SCALE: batch.scale, NUM_UPDATES: counter}
+        return LearnerState(params, state.optimizer, extra), metrics
+
+    def _chunks(self, batch: Batch) -> list[TrialChunk]:
+        places = np.arange(len(batch))
+        parts = np.array_split(places, -(-len(batch) // self._settings.trials_per_chunk))
+        return [TrialChunk(batch.sequences(part), batch.recorded(part)) for part in parts]
+
+    @torch.no_grad()
+    def _fit(self, params: Mapping[str, Array], chunks: Sequence[TrialChunk]) -> tuple[Params, float]:
+        """Fit the values by least squares; also return half the mean squared error, in units of their scale."""
+        F = self.policy.critic_size
+        gram, moments, squares, num_steps = np.zeros((F + 1, F + 1)), np.zeros(F + 1), 0.0, 0
+        for of, _ in chunks:
+            tensors = {name: torch.tensor(value, device=of.inputs.device) for name, value in params.items()}
+            judging = self.policy.judging(self.policy.features(tensors, of.inputs), of.inputs)
+            features = of.rows(judging).cpu().numpy().astype(np.float64)
+            rows = np.concatenate([features, np.ones((len(features), 1))], axis=1)
+            targets = of.targets.cpu().numpy().astype(np.float64)
+            gram, moments = gram + rows.T @ rows, moments + rows.T @ targets
+            squares, num_steps = squares + float(np.sum(targets**2)), num_steps + len(rows)
+        gram, moments = gram / num_steps, moments / num_steps
+        w = solve(gram, moments, self._settings.critic_regularization, setting="algorithm.critic_regularization")
+        error = squares / num_steps - 2 * w @ moments + w @ gram @ w
+        critic = {CRITIC_KERNEL: w[:F, None].astype(np.float32), CRITIC_BIAS: w[F:].astype(np.float32)}
+        return critic, 0.5 * float(error)

@@ -19,7 +19,7 @@ from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.flat_networks import renamed
 from metaloom.pipeline.nn.flat_tensors import FlatTensors
-from metaloom.pipeline.nn.schedules import LrFactor, lr_factor
+from metaloom.pipeline.nn.torch_optimizers import LrFactor, lr_factor
 from metaloom.pipeline.policies.remembering import CellAndHead, MakeNetwork, Remembering, remembered
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, Step, TaskParams
@@ -47,8 +47,6 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
     """Network that acts."""
     optimizer_prefix: ClassVar[str] = ""
     """Prefix of the optimizer's state in LearnerState.optimizer."""
-    judges_by_memory: ClassVar[bool] = True
-    """True if the values are a layer on what the policy remembers, and so depend on the policy's parameters."""
 
     def __init__(
         self,
@@ -123,7 +121,8 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
         bootstrapped = self.settings.trial_end == "bootstrapped"
         # One pass: the state after the last step follows from the state before it.
         inputs = trials.inputs_to_end if bootstrapped else self.inputs(trials)
-        arrays = {name: state.extra[name] for name in self.critic} | (state.params if self.judges_by_memory else {})
+        # Values may be a layer on what the policy remembers, and so depend on the policy's parameters.
+        arrays = {name: state.extra[name] for name in self.critic} | state.params
         params = {name: torch.tensor(value, device=self.device) for name, value in arrays.items()}
         rows = torch.from_numpy(np.ascontiguousarray(inputs.swapaxes(0, 1))).to(self.device)
         with torch.no_grad():

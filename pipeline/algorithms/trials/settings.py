@@ -140,7 +140,7 @@ class RL2(WithMemory, TrialClipping, TrialSteps, AlgorithmSettings):
 class RL2TRPO(WithMemory, NaturalSteps, AlgorithmSettings):
     """RL2 as in its paper: every update is one step within a trust region."""
 
-    learner: ClassVar[str] = "metaloom.pipeline.algorithms.rl2.trust_region:RL2TRPOLearner"
+    learner: ClassVar[str] = "metaloom.pipeline.algorithms.rl2.learner:RL2TRPOLearner"
 
     name: Literal["rl2-trpo"] = "rl2-trpo"
 

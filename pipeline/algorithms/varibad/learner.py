@@ -30,7 +30,7 @@ from metaloom.pipeline.policies.posterior import (
     without_posterior,
 )
 from metaloom.pipeline.policies.remembering import MakeNetwork
-from metaloom.pipeline.replay.trials import TrialExperience
+from metaloom.pipeline.replay.index import TrialExperience
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, LearnerState, Metrics, ParallelMap
 
@@ -86,7 +86,6 @@ class VariBADLearner(TrialLearner[TrialExperience]):
 
     network: ClassVar[MakeNetwork] = PosteriorNetwork
     optimizer_prefix = "policy."
-    judges_by_memory = False
     settings: VariBAD
     policy: VariBADPolicy
 

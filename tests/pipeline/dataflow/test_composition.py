@@ -21,8 +21,7 @@ from metaloom.pipeline.dataflow.edges import (
     this_step,
 )
 from metaloom.pipeline.dataflow.refs import Span, StageRef
-from metaloom.pipeline.dataflow.stage import EACH_STEP, INNER_STEP, ITERATION, At, GraphError, Stage
-from metaloom.pipeline.dataflow.tasks import call
+from metaloom.pipeline.dataflow.stage import EACH_STEP, INNER_STEP, ITERATION, At, GraphError, Stage, call
 from metaloom.pipeline.outputs import Axes
 from metaloom.pipeline.types import EpisodeBatch, Samples, TaskBatch, TaskParams
 from metaloom.stages.adapt import ADAPT

@@ -18,12 +18,18 @@ from scipy.spatial.transform import Rotation
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.facts import env_facts
+from metaloom.pipeline.envs.metaworld.batch import VectorizedRows
 from metaloom.pipeline.envs.metaworld.names import BENCHMARKS
 from metaloom.pipeline.envs.metaworld.oracle import INFO, OfficialClass, OracleRows
-from metaloom.pipeline.envs.metaworld.rows.scene import quaternions
-from metaloom.pipeline.envs.metaworld.rows.shaping import beyond, fraction_of_box, gaussian, hamacher, long_tail
+from metaloom.pipeline.envs.metaworld.rows.scene import (
+    beyond,
+    fraction_of_box,
+    gaussian,
+    hamacher,
+    long_tail,
+    quaternions,
+)
 from metaloom.pipeline.envs.metaworld.rows.table import ROW_TASKS, TEST_ROWS, TRAIN_ROWS
-from metaloom.pipeline.envs.metaworld.rows.vectorized import VectorizedRows
 from metaloom.pipeline.envs.registry import make_env
 
 EXPERT, DISTURBED, RANDOM = 0, 1, 2

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
+from metaloom.pipeline.config.sources import files_of
 from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
 from metaloom.pipeline.envs.facts import env_facts
@@ -14,7 +15,6 @@ from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.envs.spaces import spaces_of
 from metaloom.pipeline.envs.wrappers import ActionMap, PolicyActions, SingleTask
-from metaloom.pipeline.plugin_files import files_of
 
 MODULE = '''
 import gymnasium

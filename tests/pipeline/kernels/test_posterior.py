@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from metaloom.pipeline.algorithms.pearl import definition
+from metaloom.pipeline.algorithms.pearl import learner
 from metaloom.pipeline.kernels.pearl import GaussianProduct, Point, PosteriorArrays
 
 factors = st.integers(1, 12).flatmap(lambda C: arrays(np.float64, (2, C, 4), elements=st.floats(-5, 5)))
@@ -57,7 +57,7 @@ def test_no_transition_is_believed_more_than_a_variance_of_1e_7_allows():
 
 
 def test_kl_is_that_of_torch(rng_outputs):
-    kernel, found = GaussianProduct(), definition.posterior(torch.tensor(rng_outputs))
+    kernel, found = GaussianProduct(), learner.posterior(torch.tensor(rng_outputs))
     kernel.infer(rng_outputs)
     q = torch.distributions.Normal(found.mean, found.variance.sqrt())
     kl = torch.distributions.kl_divergence(q, torch.distributions.Normal(0.0, 1.0)).sum(-1)
@@ -85,7 +85,7 @@ def test_the_gradient_is_that_of_autograd_with_a_clamped_variance_too(rng_output
     found = posterior.backward(slopes, noise, kl_weight)
 
     outputs = torch.tensor(rng_outputs, requires_grad=True)
-    expected = definition.posterior(outputs)
+    expected = learner.posterior(outputs)
     z = expected.mean + expected.variance.sqrt() * torch.tensor(noise)
     ((z * torch.tensor(slopes)).sum() + kl_weight * expected.kl().sum()).backward()
     np.testing.assert_allclose(found, outputs.grad.numpy(), rtol=1e-10, atol=1e-12)

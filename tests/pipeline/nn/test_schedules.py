@@ -7,7 +7,7 @@ from metaloom.pipeline.algorithms.actor_critic.settings import A2C
 from metaloom.pipeline.algorithms.maml.settings import MAMLVPG
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.nn.optimization import LearningRate, ScheduledSteps
-from metaloom.pipeline.nn.schedules import lr_factor
+from metaloom.pipeline.nn.torch_optimizers import lr_factor
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from metaloom.pipeline.replay.trials import TrialBuffer
+from metaloom.pipeline.replay.index import TrialBuffer
 
 
 def test_trials_are_numbered_round_by_round_and_only_drawn_rounds_are_read():

@@ -5,8 +5,11 @@ Rewards follow version v2, the package's default.
 
 import numpy as np
 
-from metaloom.pipeline.envs.metaworld.rows.scene import Moment, RowsEvaluation, RowTask, Source
-from metaloom.pipeline.envs.metaworld.rows.shaping import (
+from metaloom.pipeline.envs.metaworld.rows.scene import (
+    Moment,
+    RowsEvaluation,
+    RowTask,
+    Source,
     beyond,
     fraction_of_box,
     gaussian,

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from metaloom.pipeline.algorithms.pearl.definition import PEARLDefinition
+from metaloom.pipeline.algorithms.pearl.learner import PEARLDefinition
 
 
 @pytest.fixture

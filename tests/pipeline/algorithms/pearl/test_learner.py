@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from metaloom.pipeline.algorithms.contract import NumericalError
-from metaloom.pipeline.algorithms.pearl.definition import METRICS
+from metaloom.pipeline.algorithms.pearl.learner import METRICS
 from metaloom.pipeline.types import LearnerState, Minibatch, Transitions
 
 from .conftest import A, C, K, N, O, Z, build, small

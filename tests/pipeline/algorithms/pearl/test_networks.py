@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.pearl.definition import PEARLNetworks, initialize
+from metaloom.pipeline.algorithms.pearl.learner import PEARLNetworks, initialize
 from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.spec import NetworkSpec
 from metaloom.pipeline.policies.config import PolicyConfig

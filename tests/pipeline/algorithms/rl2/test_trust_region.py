@@ -8,8 +8,7 @@ import torch
 from cell_steps import OPTIONS, STEPS
 from small_setups import A, O, small_setup
 
-from metaloom.pipeline.algorithms.rl2.learner import MemoryPolicy
-from metaloom.pipeline.algorithms.rl2.trust_region import SequenceRegion, TrialChunk
+from metaloom.pipeline.algorithms.rl2.learner import MemoryPolicy, SequenceRegion, TrialChunk
 from metaloom.pipeline.algorithms.trials.losses import Sequences
 from metaloom.pipeline.algorithms.trials.settings import RL2TRPO
 from metaloom.pipeline.nn.distributions import Categorical, DiagGaussian

@@ -10,7 +10,7 @@ from small_setups import A, O, small_setup
 from metaloom.pipeline.algorithms.varibad.settings import VariBAD
 from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.policies.config import PolicyConfig
-from metaloom.pipeline.replay.trials import TrialBuffer, TrialExperience
+from metaloom.pipeline.replay.index import TrialBuffer, TrialExperience
 from metaloom.pipeline.types import EpisodeBatch, Step
 
 B, E, T, Z = 3, 4, 5, 2
