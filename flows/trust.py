@@ -2,10 +2,9 @@
 
 Settings name classes as module:Class, and importing a module runs its code. Settings of a stored run may have been
 written by anyone, so they become a RunConfig only in `run_stages.config_of`, and a policy's only in
-`trained.deployment`; both check trust first. Trust is remembered per user by the hash of a run.json or policy, so changes revoke it. It also
-requires that modules are found at the same paths.
-
-Names without a module, which Metaloom or installed packages provide, and names given by the user need no trust.
+`trained.deployment`; both check trust first. Trust is remembered per user by the hash of a run.json or policy, so
+changes revoke it. It also requires that modules are found at the same paths. Names without a module, which Metaloom or
+installed packages provide, and names given by the user need no trust.
 """
 
 import hashlib
