@@ -60,8 +60,7 @@ def _append(
     new = [i for i in iterations if i >= have]
     if not new:
         return []
-    # Without units, which runs may have different ones of and Delta does not merge.
-    schema = pa.schema([field.remove_metadata() for field in _with_run(read(new[-1:]), run, who).schema])
+    schema = _without_units(_with_run(read(new[-1:]), run, who).schema)
     there = pa.schema(known.schema().to_arrow()) if known is not None else pa.schema([])
     for field in schema:
         index = there.get_field_index(field.name)
@@ -95,6 +94,11 @@ def _append(
             f"to append what is missing ({error})"
         ) from error
     return new
+
+
+def _without_units(schema: pa.Schema) -> pa.Schema:
+    """Drop column metadata, since runs may have different units and Delta does not merge them."""
+    return pa.schema([field.remove_metadata() for field in schema])
 
 
 def _with_run(table: pa.Table, run: Run, who: str) -> pa.Table:

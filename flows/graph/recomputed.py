@@ -82,9 +82,9 @@ def require_resumable(run: Run, stages: RunStages) -> None:
     """
     for ref in (ref for i in run.iterations[-1:] for ref in stages.order(i) if run.contains(ref)):
         record = run.record(ref)
-        if run.config_of(ref) != run.config or not (runner := stages.of(ref)).own or runner.config.device != "cpu":
-            return
         if any((*changed_versions(record), *stages.changes(ref), *machine_changes(run, ref))):
+            return
+        if run.config_of(ref) != run.config or not (runner := stages.of(ref)).own or runner.config.device != "cpu":
             return
         if runner.graph[ref.stage].samples:
             continue

@@ -138,7 +138,7 @@ def test_the_required_packages_train_replay_evaluate_verify_and_show_and_extras_
     refused = {
         "report first": ("view", "matplotlib"),
         "compare first --plot out.png": ("view", "matplotlib"),
-        "view first": ("view", "pillow"),
+        "view first": ("view", "matplotlib"),
         "video first --out out.gif": ("view", "pillow"),
         "serve": ("view", "matplotlib"),
         "resume first --log wandb": ("wandb", "wandb"),

@@ -9,7 +9,6 @@ from metaloom import storage
 from metaloom.storage import Retention, StageRef
 from metaloom.storage.format.codec import flatten
 from metaloom.storage.format.thinning import marker_path
-from metaloom.storage.keep.thinner import Thinner
 from metaloom.storage.write.sessions import Session
 from metaloom.storage.writer import Budget
 
@@ -205,15 +204,15 @@ def test_a_writer_that_was_taken_over_takes_nothing_away_that_came_back(thinned,
     with storage.open_writer(thinned) as writer:
         writer.restore(outputs)
     zombie, heirs = storage.open_writer(thinned), []
-    remove = Thinner._remove
+    remove = Session.remove
 
-    def taken_over_first(thinner, records):
-        if not heirs:
-            heirs.append(storage.open_writer(thinned, take_over=True))
-            heirs[0].restore(outputs)
-        remove(thinner, records)
+    def taken_over_first(session, paths):
+        monkeypatch.setattr(Session, "remove", remove)
+        heirs.append(storage.open_writer(thinned, take_over=True))
+        heirs[0].restore(outputs)
+        remove(session, paths)
 
-    monkeypatch.setattr(Thinner, "_remove", taken_over_first)
+    monkeypatch.setattr(Session, "remove", taken_over_first)
     with pytest.raises(storage.FencedOut):
         zombie.thin([0])
     heirs[0].close()
