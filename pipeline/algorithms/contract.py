@@ -117,7 +117,7 @@ class Learner(ABC, Generic[Evidence, Experience]):
             NotImplementedError: the subclass does not override this method, which off-policy graphs never call.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} has no method process, which process_samples calls; define it"
+            f"{type(self).__name__} does not define `process`, which process_samples calls; override it"
         )
 
     def adapt(
@@ -265,9 +265,7 @@ class AlgorithmSettings(PluginSettings, Settings):
         """
         # Loaded here because importing torch takes ten times as long as reading settings.
         if not self.learner:
-            raise ConfigError(
-                f"{self.name} names no learner; required learner = 'module:Class' in {path_of(type(self))}"
-            )
+            raise ConfigError(f"{self.name} names no learner; set learner = 'module:Class' in {path_of(type(self))}")
         found: Any = load_class(self.learner, Learner)
         _require_methods(found, self.learner)
         with normal_numerics(setup.device):
