@@ -1,1 +1,1 @@
-"""Returns, advantages, statistics and diagnostics of episodes."""
+"""Estimation of returns and advantages, and statistics and diagnostics of episodes."""
