@@ -77,7 +77,7 @@ class Kernel:
 
 
 class Learner(ABC, Generic[Evidence, Experience]):
-    """Contract between the stages and an algorithm. By default, an algorithm does not adapt.
+    """Interface between the stages and an algorithm. By default, an algorithm does not adapt.
 
     Attributes:
         kernel: Implementation of the updates.
@@ -280,7 +280,7 @@ class AlgorithmSettings(PluginSettings, Settings):
                 ) from problem
         if self.kernel == "fused" and learner.kernel.name != "fused":
             raise ConfigError(
-                f"algorithm.kernel is fused, but {self.name} has no fused kernel ({learner.kernel.reason}); required "
+                f"algorithm.kernel is fused, but {self.name} has no fused kernel ({learner.kernel.reason}); use "
                 "auto or torch"
             )
         if not (setup.policy.normalize_observations or setup.processing.scale_rewards):

@@ -35,7 +35,7 @@ def choose_kernel(asked: KernelChoice, *, blockers: Iterable[str], fused: str) -
         ConfigError: the fused kernel was requested but there are blockers.
     """
     if asked == "torch":
-        return Kernel("torch", "asked for")
+        return Kernel("torch", "requested")
     # Policy and critic often have the same blocker.
     if not (reasons := "; ".join(dict.fromkeys(blockers))):
         return Kernel("fused", fused)

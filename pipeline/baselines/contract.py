@@ -44,7 +44,7 @@ class Baseline(ABC):
     def fit(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
-        """Fit as `fit_predict` does and return the parameters [B, ...] by name; the default is none.
+        """Fit like `fit_predict` and return the parameters [B, ...] by name; by default, there are none.
 
         Raises:
             BaselineError: no finite fit was found; the message names the task.

@@ -85,9 +85,9 @@ def runs_needed(num_pairs: int, significance: float = SIGNIFICANCE) -> int:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p-values for multiple tests (Holm 1979, Scand. J. Statistics 6, p. 67).
+    """Return p-values adjusted for multiple tests (Holm 1979, Scand. J. Statistics 6, p. 67).
 
-    The i-th smallest of m is multiplied by m - i, counted from 0, and is at least as large as the previous one.
+    The i-th smallest of m, counted from 0, is multiplied by m - i and raised to at least the previous adjusted one.
     """
     order = np.argsort(p_values, kind="stable")
     adjusted = [0.0] * len(p_values)
@@ -230,7 +230,7 @@ class Resampled:
         return self._band(group, np.array([float(interquartile_mean(point)) for point in points]), resampled)
 
     def pairs(self) -> list[Pair]:
-        """Compare all pairs of groups."""
+        """Return the comparisons of all pairs of groups."""
         names = sorted(self.groups, key=lambda name: (-float(interquartile_mean(self.groups[name])), name))
         chosen = [*combinations(names, 2)]
         tests: list[Permutations] = []

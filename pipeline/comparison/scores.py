@@ -60,7 +60,7 @@ class Scores:
 
     @property
     def stratum_names(self) -> list[str]:
-        """The strata, in order."""
+        """Sorted names of the strata."""
         return sorted(set(self.strata))
 
     def places(self, stratum: str) -> Array:
@@ -79,7 +79,7 @@ class Scores:
 
     @cached_property
     def run_means(self) -> Array:
-        """Mean score of every run, [R]."""
+        """Mean score of each run, [R]."""
         return np.array([run.mean() for run in self.runs])
 
     @cached_property

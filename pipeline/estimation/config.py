@@ -49,7 +49,7 @@ class ProcessingConfig(Settings):
 
 
 def processing_problems(processing: ProcessingConfig, learns_from: Sequence[str]) -> Iterator[str]:
-    """Yield conflicts with an algorithm that requires these fields of Samples."""
+    """Yield conflicts between the settings and an algorithm that learns from these fields of Samples."""
     needed = "dice" if "adjusted_rewards" in learns_from else "advantages"
     changed = [name for name, default in _DICE_OPTIONS.items() if getattr(processing, name) != default]
     if processing.name != needed:

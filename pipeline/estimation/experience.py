@@ -65,7 +65,7 @@ class Experience:
         mask: Mask of real steps, [b, E, T] bool.
         observations: Observations of all real steps, ordered by task, episode and step, [N, O].
         actions: Actions, [N, A] or [N].
-        behavior: Behavior policy's parameters by name, [N, ...]; constant ones are repeated from [b, ...].
+        behavior: Parameters of the behavior policy's distributions by name, [N, ...], repeated if stored per task.
     """
 
     def __init__(self, episodes: EpisodeBatch, tasks: slice) -> None:
@@ -94,7 +94,7 @@ class Experience:
         gae_lambda: float,
         target: Literal["td_lambda", "empirical"],
     ) -> CriticEstimate:
-        """Estimate values, advantages and targets with a critic, a function from [n, O] to [n]."""
+        """Return values, advantages and targets estimated with a critic, a function from [n, O] to [n]."""
         values, next_values, rewards = np.zeros(self.mask.shape), np.zeros(self.mask.shape), self._rewards * self.mask
         values[self.mask] = critic(self.observations)
         next_values[..., :-1] = values[..., 1:]

@@ -12,7 +12,7 @@ from metaloom.pipeline.types import Array
 EPSILON = 1e-8
 
 Scale = Literal["std", "variance"]
-"""Divisor of normalized values."""
+"""Divisor used in normalization."""
 
 
 def discounted_returns(rewards: Array, discount: float) -> Array:

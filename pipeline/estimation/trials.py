@@ -13,7 +13,7 @@ from metaloom.pipeline.types import Array, EpisodeBatch
 class Trials:
     """An iteration's N = B·M trials of n episodes each, as sequences of real steps, padded at the end to length L.
 
-    Of a task's E = n·M episodes, the first M are the first episodes of its M trials, and the next M the second
+    Of a task's E = n·M episodes, the first M are the first episodes of its M trials, and the next M are their second
     episodes. Trial m of task b is sequence b·M + m.
 
     Attributes:

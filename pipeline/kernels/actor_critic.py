@@ -37,7 +37,7 @@ class GaussianHead:
         return np.maximum(self._log_std, self._floor)
 
     def log_prob(self, outputs: Array, actions: Array) -> Array:
-        """Return the joint log-densities [n] over the action dimensions; the next `backward` differentiates them."""
+        """Return the log-densities [n] of actions, joint over dimensions; the next `backward` differentiates them."""
         log_std = self._clamped
         self._inverse_std = np.exp(-log_std)
         self._z = (actions - outputs) * self._inverse_std

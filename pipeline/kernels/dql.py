@@ -53,6 +53,6 @@ class DQLKernel(FusedGradientSteps[None]):
 
 
 def huber_loss(errors: Array) -> tuple[float, Array]:
-    """Return the mean of e² / 2 where |e| < 1 and |e| - ½ elsewhere, and its gradient, [n]. Huber 1964."""
+    """Return the mean Huber loss, e² / 2 for |e| < 1 and |e| - ½ otherwise, and its gradient, [n]. Huber 1964."""
     clipped = np.clip(errors, -1, 1)
     return float((clipped * (errors - 0.5 * clipped)).mean()), clipped / np.float32(len(errors))

@@ -132,7 +132,7 @@ class A2C(ActorCritic, AlgorithmSettings):
     name: Literal["a2c"] = "a2c"
 
     num_epochs: Literal[1] = 1
-    """Always 1: in a second pass, the policy would differ from the one that collected the steps."""
+    """Always 1: without a likelihood ratio, a second pass over the same steps would be off-policy."""
     batch_size: int = Field(default=32, ge=1)
     """Maximum number of environment steps per gradient step; an epoch's steps are split evenly."""
     entropy_coeff: float = Field(default=1e-3, ge=0)
@@ -229,7 +229,7 @@ class SVPG(AlgorithmSettings):
     num_particles: int = Field(default=4, ge=1)
     """Number of policies. Each acts in one task, so num_tasks must be the same number."""
     temperature: float = Field(default=1.0, gt=0)
-    """Near 0, particles follow their own policy gradients; larger values increase the repulsion."""
+    """Temperature. Near 0, each particle follows its own policy gradient; larger values increase the repulsion."""
     temperature_decay: float = Field(default=1.0, gt=0, le=1)
     """Factor that multiplies the temperature after every iteration."""
     prior_std: float | None = Field(default=None, gt=0)

@@ -79,7 +79,7 @@ class SVPGLearner(ActorCriticLearner):
         return LearnerState(fresh.params, fresh.optimizer, state.extra | fresh.extra)
 
     def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """Let particle b mod n act in task b; see Learner."""
+        """Return the parameters of particle b mod n for each task b; see Learner."""
         particles = np.arange(num_tasks) % self.svpg.num_particles
         return TaskParams({name: value[particles] for name, value in state.params.items()})
 

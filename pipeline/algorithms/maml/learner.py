@@ -57,7 +57,7 @@ Draws = Callable[[int], np.random.Generator]
 
 
 class MetaUpdate(NamedTuple):
-    """Result of a meta-update: meta-parameters, optimizer state, and each task's objective values."""
+    """Result of a meta-update: meta-parameters, optimizer state, per-task objective values, and metrics."""
 
     meta_params: Params
     optimizer: Params
@@ -67,7 +67,7 @@ class MetaUpdate(NamedTuple):
 
 
 class MetaLearner(Learner[Step, Sequence[Step]]):
-    """Adaptation by gradient steps on each task's samples, and a meta-update through it.
+    """Learner that adapts by gradient steps on each task's samples, with a meta-update through the adaptation.
 
     Raises:
         ConfigError: the device is missing, or the learning-rate schedule is invalid.
@@ -80,7 +80,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         self._device = use_device(setup.device)
         if isinstance(settings, MetaAdam):
             self._lr_factor = lr_factor(settings, settings.outer_lr)
-        reason = "asked for" if settings.kernel == "torch" else "the whole update is differentiated by torch"
+        reason = "requested" if settings.kernel == "torch" else "the whole update is differentiated by torch"
         self.kernel: Kernel = Kernel("torch", reason)
 
     @abstractmethod
@@ -117,7 +117,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: Step, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """Return every task's parameters after inner step `evidence.k` on its samples; see Learner.
+        """Return each task's parameters after inner step `evidence.k` on its samples; see Learner.
 
         Inner steps beyond those used in training reuse the last step size.
 

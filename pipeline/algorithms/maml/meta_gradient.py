@@ -1,8 +1,8 @@
 """Per-task losses, the inner update, and the meta-gradient through it.
 
 θ_i^{k+1} = θ_i^k - α_k ⊙ ∇ L_in(θ_i^k; samples of task i at step k); the meta-loss is the mean over tasks i of the
-objective at θ_i^0 ... θ_i^K as functions of θ. Both are computed chunk by chunk and summed in the order of chunks.
-Chunks depend only on the number of tasks, so results are bitwise identical for any number of threads.
+objective at θ_i^0 ... θ_i^K as functions of θ. Results are computed chunk by chunk and summed in chunk order. Chunks
+depend only on the number of tasks, so results are bitwise identical for any number of threads.
 
 A meta-parameter is a policy parameter or, with trainable inner step sizes, the logarithm of a step size; both
 are entries of a single flat mapping.

@@ -73,10 +73,10 @@ class MAMLVPGLearner(MetaLearner):
 
 
 def dice_loss(current: Distribution, rows: TaskRows) -> Tensor:
-    """Return -(1 / E T) Σ_{e,t} ☐_t c_t, ☐_t = exp(τ_t - ⊥τ_t), τ_t = Σ_{t' ≤ t} log π_θ(a_t'|o_t') per task, [b].
+    """Return the DiCE loss -(1 / E T) Σ_{e,t} ☐_t c_t per task, [b], where c are the adjusted rewards.
 
-    Foerster et al. 2018, arXiv:1802.05098, with the adjusted rewards as c and a mean over E T cells. ☐ evaluates
-    to 1, so the value does not depend on θ, but derivatives of every order estimate those of the expected return.
+    Foerster et al. 2018, arXiv:1802.05098, with ☐_t = exp(τ_t - ⊥τ_t) and τ_t = Σ_{t' ≤ t} log π_θ(a_t'|o_t'). ☐ is 1,
+    so the value does not depend on θ, but its derivatives of every order estimate those of the expected return.
     """
     episodes = _episodes_of(rows)
     log_prob = sums_over_time(episodes.split(current.log_prob(rows.actions)))

@@ -165,7 +165,7 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
     """
 
     definition: ClassVar[type[TorchGradientSteps[Any]]]
-    """Gradient steps in torch."""
+    """Class that takes gradient steps in torch."""
     metrics: ClassVar[tuple[str, ...]]
     counters: ClassVar[tuple[str, ...]] = (NUM_UPDATES, NUM_GRADIENT_STEPS)
     finite: ClassVar[Mapping[str, str]]
@@ -178,7 +178,7 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         """Check the action space and prepare the device.
 
         Raises:
-            ConfigError: the device is missing, or the actions are discrete instead of continuous, or vice versa.
+            ConfigError: the device is missing, or the algorithm does not support the action space.
         """
         if bool(setup.num_actions) != discrete:
             found = f"{setup.num_actions} discrete ones" if setup.num_actions else "continuous ones"
@@ -228,14 +228,14 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
 
     @abstractmethod
     def noise(self, minibatch: Minibatch, rng: np.random.Generator) -> DrawnNoise:
-        """Draw the noise of a gradient step on this minibatch."""
+        """Draw the noise for a gradient step on this minibatch."""
 
     def filling_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
         """Return the task parameters for prefilling the buffer; by default, the acting parameters."""
         return self.acting_params(state, num_tasks)
 
     def described(self, state: LearnerState) -> Metrics:
-        """Return metrics of the iteration that starts from this state, besides those of gradient steps."""
+        """Return metrics of the iteration that starts from this state, in addition to gradient-step metrics."""
         return {}
 
     def update(

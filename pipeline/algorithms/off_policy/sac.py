@@ -55,7 +55,7 @@ def temperature_loss(log_alpha: Tensor, log_prob: Tensor, num_actions: int) -> T
 def td_targets(
     rewards: Tensor, continuing: Tensor, next_values: Tensor, next_log_prob: Tensor, alpha: Tensor
 ) -> Tensor:
-    """Return the TD targets y = r + γ (1 - terminated) ( min_j Q̄_j(o', a') - α log π(a'|o') ), Eq. 2, 3.
+    """Return the TD targets y = r + γ (1 - terminated) ( min_j Q̄_j(o', a') - α log π(a'|o') ). Eq. 2 and 3.
 
     Args:
         rewards: Scaled rewards, [n].

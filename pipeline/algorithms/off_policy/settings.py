@@ -115,7 +115,7 @@ class OffPolicySettings(BaseModel):
 
 
 class ReplaySettings(LearningRate, OffPolicySettings):
-    """Replay settings of DQL and SAC: size of the buffer, and gradient steps per new experience."""
+    """Replay settings of DQL and SAC: buffer size, and gradient steps per new experience."""
 
     sizes: ClassVar[tuple[str, ...]] = ("batch_size", "num_updates_per_step")
     decides_episodes: ClassVar[tuple[str, ...]] = ("num_init_memory_steps", "use_trained_policy_for_refill")

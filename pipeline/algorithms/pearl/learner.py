@@ -64,7 +64,7 @@ class PEARLNetworks:
     Attributes:
         policy: Maps (o, z) to the means and log standard deviations of the action before the tanh.
         encoder: Maps (o, a, r) or (o, a, r, o') to a factor of the posterior over z.
-        q: Maps (o, a, z) to a value; named for the first Q-function and shared by both.
+        q: Maps (o, a, z) to a value; named after the first Q-function and shared by both.
         v: Maps (o, z) to a value.
     """
 

@@ -52,7 +52,7 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
     policy_mean_reg: float = Field(default=1e-3, ge=0)
     """Weight of the policy's mean squared action mean, before the tanh."""
     policy_std_reg: float = Field(default=1e-3, ge=0)
-    """Weight of the policy's mean squared log standard deviation, a penalty that pulls the deviation toward 1."""
+    """Weight of the policy's mean squared log standard deviation, which pulls standard deviations toward 1."""
     policy_pre_activation_reg: float = Field(default=0.0, ge=0)
     """Weight of the squared norm of pre-tanh actions, averaged over transitions."""
 
@@ -88,7 +88,7 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
     num_steps_posterior: int = Field(default=0, ge=0)
     """Steps per task and iteration under the posterior; also used for task inference."""
     num_extra_rl_steps_posterior: int = Field(default=600, ge=0)
-    """Steps per task and iteration under the posterior, for actor and critics only."""
+    """Steps per task and iteration under the posterior, for the actor and the critics only."""
     update_post_train: int = Field(default=1, ge=1)
     """Number of episodes after which the task is inferred again."""
     num_exp_traj_eval: int = Field(default=1, ge=1)
@@ -167,7 +167,7 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
 
 
 def _episodes(num_steps: int, max_episode_steps: int) -> int:
-    """Return the number of episodes that hold `num_steps` steps if none ends early."""
+    """Return the number of episodes needed for `num_steps` steps if none ends early."""
     return -(-num_steps // max_episode_steps)
 
 

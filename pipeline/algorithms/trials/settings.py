@@ -61,12 +61,12 @@ class TrialSettings(BaseModel):
         if run.samples_until_enough:
             yield (
                 f"min_steps or min_rollouts is set but {name} has the same number of episodes in every trial; remove "
-                "them"
+                "both"
             )
         if run.episodes_per_task % self.episodes_per_trial:
             yield (
                 f"episodes_per_task is {run.episodes_per_task} but a trial has {self.episodes_per_trial} episodes "
-                "(algorithm.episodes_per_trial); required a multiple of that, so that every task has whole trials"
+                "(algorithm.episodes_per_trial); it must be a multiple of that, so that every task has whole trials"
             )
         yield from processing_problems(run.processing, ("advantages",))
 
@@ -126,8 +126,8 @@ class WithMemory(TrialSettings):
             yield (f"policy.name is {run.policy.name} but {name} needs a memory; set policy.network to a custom class")
         if run.policy.network in BUILT_IN_NETWORKS:
             yield (
-                f"policy.network is {run.policy.network}, which has no memory; required "
-                f"{', '.join(RECURRENT_NETWORKS)}, or module:Class of a network with a memory for {name}"
+                f"policy.network is {run.policy.network}, which has no memory; use "
+                f"{', '.join(RECURRENT_NETWORKS)}, or module:Class of a network with memory for {name}"
             )
 
 
@@ -181,7 +181,7 @@ class RecurrentA2C(WithinEpisode, WithMemory, TrialSteps, AlgorithmSettings):
     name: Literal["recurrent-a2c"] = "recurrent-a2c"
 
     num_epochs: Literal[1] = 1
-    """Always 1: in a second pass, the policy would differ from the one that collected the steps."""
+    """Always 1: without a likelihood ratio, a second pass over the same steps would be off-policy."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="rmsprop"))
     """Joint optimizer for the policy and the critic."""
 

@@ -161,7 +161,7 @@ class VariBADLearner(TrialLearner[TrialExperience]):
         L = int(lengths.max())
 
         def together(name: str) -> Tensor:
-            """Join arrays to [N, L, ...], padded with zeros."""
+            """Stack the trials' arrays into [N, L, ...], padded with zeros."""
             parts = [getattr(trials, name)[n, :L] for trials, n in chosen]
             stacked = np.zeros((len(parts), L, *parts[0].shape[1:]), np.float32)
             for row, part in zip(stacked, parts, strict=True):

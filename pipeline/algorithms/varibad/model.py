@@ -38,7 +38,7 @@ class Encoder:
         self._cell = build_cell(sizes.spec)
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw float32 parameters by name, in order."""
+        """Draw initial parameters in float32, in declaration order."""
         require_room(self.shapes, setting="algorithm.encoder_size or embedding_size")
         layers = {name: shape for name, shape in self.shapes.items() if name not in self._cell.shapes}
         drawn = initialize_shapes(layers, rng) | self._cell.initialize(rng)
@@ -87,7 +87,7 @@ class Decoders:
         self._states = self._network(STATES, Z + O + A, O) if settings.decode_states else None
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw float32 parameters by name, in order."""
+        """Draw initial parameters in float32, in declaration order."""
         networks = [network for network in (self._rewards, self._states) if network is not None]
         require_room({n: s for of in networks for n, s in of.shapes.items()}, setting="algorithm.decoder_layers")
         return {name: value for network in networks for name, value in network.initialize(rng).items()}

@@ -85,7 +85,7 @@ class VariBAD(TrialClipping, TrialSteps, AlgorithmSettings):
         if run.policy.network in RECURRENT_NETWORKS:
             yield (
                 f"policy.network is {run.policy.network}, but varibad keeps its memory in its encoder "
-                "(algorithm.encoder_size); required a network without a memory, such as mlp"
+                "(algorithm.encoder_size); use a network without memory, such as mlp"
             )
         if self.state_weight != 1 and not self.decode_states:
             yield f"algorithm.state_weight is {self.state_weight} but algorithm.decode_states is off; remove it"
