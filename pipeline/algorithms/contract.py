@@ -68,7 +68,7 @@ class Kernel:
     """Implementation of a learner's updates and the reason for choosing it, as shown by `metaloom show`.
 
     Attributes:
-        name: torch is the reference definition; fused computes the same updates faster, from hand-written derivatives.
+        name: torch is the reference definition; fused computes the same updates faster, with hand-written derivatives.
         reason: Short phrase, such as "plain tanh network on the CPU".
     """
 

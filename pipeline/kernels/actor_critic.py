@@ -1,4 +1,4 @@
-"""Gradient steps of a tanh or ReLU policy and its critic in NumPy, from hand-written derivatives.
+"""Gradient steps of a tanh or ReLU policy and its critic in NumPy, with hand-written derivatives.
 
 The reference definition is `algorithms/actor_critic/gradient_steps.py`, against which this kernel is tested. It
 computes in the precision of the parameters.

@@ -1,4 +1,4 @@
-"""DQL's gradient steps for plain networks on the CPU, from hand-written derivatives.
+"""DQL's gradient steps for plain networks on the CPU, with hand-written derivatives.
 
 Equivalent to `DQLDefinition` in pipeline/algorithms/off_policy/dql.py, which has the equations.
 """

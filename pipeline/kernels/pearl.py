@@ -1,4 +1,4 @@
-"""PEARL's gradient steps for plain relu networks on the CPU, from hand-written derivatives.
+"""PEARL's gradient steps for plain relu networks on the CPU, with hand-written derivatives.
 
 A step's tasks are split into fixed parts that threads compute in parallel. Parts are summed in a fixed order, so
 results are bitwise identical for any number of threads. Q(o, a', z) is evaluated once for both actor losses. Only the

@@ -1,4 +1,4 @@
-"""SAC's gradient steps for plain networks on the CPU, from hand-written derivatives.
+"""SAC's gradient steps for plain networks on the CPU, with hand-written derivatives.
 
 Equivalent to `SACDefinition` in pipeline/algorithms/off_policy/sac.py, which has the equations.
 """

@@ -114,7 +114,7 @@ class ActorCriticSteps(ABC):
 
 
 class TorchSteps(ActorCriticSteps):
-    """Gradient steps by autograd, for any networks and on any device; see ActorCriticSteps."""
+    """Gradient steps with autograd, for any networks and on any device; see ActorCriticSteps."""
 
     def __init__(
         self, settings: ActorCriticSettings, policy: Policy, critic: Network, state: LearnerState, device: torch.device

@@ -111,7 +111,7 @@ def _episodes_of(rows: TaskRows) -> EpisodeRows:
 class DiceLearner(MetaLearner):
     """Learner for DICE-MAML and VPG-DICE: the DiCE loss during adaptation and, in DICE-MAML, after it.
 
-    Foerster et al. 2018, arXiv:1802.05098; as meta-learning methods in Rothfuss et al. 2019, arXiv:1810.06784.
+    Foerster et al. 2018, arXiv:1802.05098; used for meta-learning in Rothfuss et al. 2019, arXiv:1810.06784.
     """
 
     def __init__(self, settings: DiceMAML | VPGDice, setup: Setup) -> None:

@@ -27,7 +27,7 @@ class GradientBased(BaseModel):
     inner_steps: int = Field(default=1, ge=0)
     """Gradient steps per adaptation; with 0, one policy is trained on all tasks without adaptation."""
     trainable_inner_lr: bool = False
-    """Meta-learn a step size for every parameter element and inner step (Meta-SGD, Li et al. 2017)."""
+    """Meta-learn a step size for each parameter element and inner step (Meta-SGD, Li et al. 2017)."""
     first_order: bool = False
     """Treat the inner gradients as constants in the meta-gradient."""
     tasks_per_chunk: int = Field(default=2, ge=1)
@@ -212,7 +212,7 @@ class ProMP(MetaAdam, GradientBased, AlgorithmSettings):
     init_inner_kl_penalty: float = Field(default=5e-4, ge=0)
     """Initial coefficient η of the KL from a rollout batch's behavior policy to the current policy."""
     adaptive_inner_kl_penalty: bool = False
-    """Halve or double η of an inner step when its KL leaves [target / 1.5, 1.5 target]."""
+    """Halve or double an inner step's η when its KL leaves [target / 1.5, 1.5 target]."""
     target_inner_kl: float = Field(default=DEFAULT_TARGET_INNER_KL, gt=0)
     """Target KL of the adaptive rule, in nats."""
 
@@ -248,7 +248,7 @@ class MAMLPPO(MetaAdam, GradientBased, AlgorithmSettings):
 
     MAML with PPO (Schulman et al. 2017, arXiv:1707.06347), as implemented in garage. In garage, the old policy is
     an alias of the current one, so the ratio is always 1 and never clipped, neither before nor after adaptation. Here,
-    the ratios differ from 1 from the second Adam step of an iteration on.
+    the ratios differ from 1 after the first Adam step of an iteration.
     """
 
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.policy_gradient:MAMLPPOLearner"
@@ -264,7 +264,7 @@ class MAMLPPO(MetaAdam, GradientBased, AlgorithmSettings):
     """Passes over the samples of an iteration; the first step is never clipped."""
 
     def warnings(self) -> Iterator[str]:
-        """Warn about a clipped inner loss with several meta-steps."""
+        """Yield a warning about a clipped inner loss with several meta-gradient steps."""
         if self.inner_loss == "clipped" and self.num_epochs > 1:
             yield (
                 f"algorithm.inner_loss is clipped with {self.num_epochs} epochs: where the inner loss is flat, the "
@@ -290,7 +290,7 @@ class EMAML(TrustRegion):
 
     name: Literal["e-maml"] = "e-maml"
     exploration: bool = True
-    """Always on: without it this is maml-trpo."""
+    """Always on; without it, this would be maml-trpo."""
 
     @model_validator(mode="after")
     def _exploration_is_on(self) -> EMAML:
@@ -302,7 +302,7 @@ class EMAML(TrustRegion):
 class DiceMAML(MetaAdam, GradientBased, AlgorithmSettings):
     """DICE-MAML: the DiCE loss in the inner steps and the meta-update, on discounted rewards minus a baseline.
 
-    Foerster et al. 2018, arXiv:1802.05098; as a meta-learning method in Rothfuss et al. 2019, arXiv:1810.06784.
+    Foerster et al. 2018, arXiv:1802.05098; used for meta-learning in Rothfuss et al. 2019, arXiv:1810.06784.
     Its meta-gradients are unbiased but noisy: it needs several times the episodes of other algorithms.
     """
 

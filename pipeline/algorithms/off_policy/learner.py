@@ -136,7 +136,7 @@ class GradientSteps(ABC, Generic[Noise, Copy]):
 
 
 class TorchGradientSteps(GradientSteps[Noise, FlatTensors]):
-    """Gradient steps by autograd; see GradientSteps."""
+    """Gradient steps with autograd; see GradientSteps."""
 
     def copied(self, name: str, state: LearnerState) -> FlatTensors:
         stored = self.layout[name]
@@ -144,7 +144,7 @@ class TorchGradientSteps(GradientSteps[Noise, FlatTensors]):
 
 
 class FusedGradientSteps(GradientSteps[Noise, FlatParams]):
-    """Gradient steps from hand-written derivatives; see GradientSteps."""
+    """Gradient steps with hand-written derivatives; see GradientSteps."""
 
     def copied(self, name: str, state: LearnerState) -> FlatParams:
         return FlatParams(self.layout[name].of(state))

@@ -1,4 +1,4 @@
-"""Parts of off-policy losses in torch: minibatches as tensors, the squashed Gaussian, and two Q-functions at once."""
+"""Building blocks of off-policy losses in torch: minibatches as tensors, the squashed Gaussian, and twin Q-functions."""
 
 from __future__ import annotations
 
