@@ -33,7 +33,7 @@ class Permutations:
     """Outcome of a permutation test.
 
     Attributes:
-        p: p-value: probability of a difference at least this large if both groups had the same distribution.
+        p: The p-value: the probability of a difference at least this large if both groups had the same distribution.
         exact: True if all divisions of the runs were enumerated.
         smallest: Smallest attainable p-value for this number of runs. If it exceeds the significance level, no
             difference can be significant.

@@ -16,7 +16,7 @@ Kind = Literal["student", "percentile"]
 
 
 class IntervalEnds(NamedTuple):
-    """Ends of a confidence interval; NaN if there is none."""
+    """Ends of a confidence interval, which are NaN if there is no interval."""
 
     low: float
     high: float

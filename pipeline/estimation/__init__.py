@@ -1,1 +1,1 @@
-"""Estimation of returns and advantages, and statistics and diagnostics of episodes."""
+"""Return and advantage estimation, statistics, and diagnostics of episodes."""

@@ -131,7 +131,7 @@ class Normalization:
 
 
 def without_normalization(params: Mapping[str, Array]) -> Params:
-    """Return the arrays without the normalization arrays."""
+    """Return all arrays except the normalization arrays."""
     return {name: value for name, value in params.items() if not name.startswith(PREFIX)}
 
 

@@ -77,7 +77,7 @@ class ContextRounds:
         return sum(episodes.rewards.shape[1] for episodes in self.rounds)
 
     def transitions(self, num_transitions: int) -> Iterator[Transitions]:
-        """Yield each task's transitions [1, C]: all of them, or a sample, without replacement if there are enough."""
+        """Yield each task's transitions [1, C]: all of them, or a random sample, without replacement if possible."""
         for b, (columns, seen) in enumerate(_by_task(self.rounds)):
             if self.position is None:
                 yield columns.unpack(seen[None])

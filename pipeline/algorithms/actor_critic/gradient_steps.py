@@ -66,7 +66,7 @@ POLICY, CRITIC = "policy", "critic"
 
 
 class ActorCriticSteps(ABC):
-    """Working copies of a policy, its critic and their optimizers. Base class of all kernels.
+    """Working copies of a policy, its critic and their optimizers. Base class of all actor-critic kernels.
 
     Attributes:
         policy_params, critic_params: Parameters of the policy and the critic, each with an optimizer.

@@ -141,9 +141,9 @@ def meta_gradient(
     noise: bool = False,
     parallel: ParallelMap = map,
 ) -> tuple[Params, TaskValues, Metrics]:
-    """Return the gradient of the mean loss with respect to the learned meta-parameters, task values, and metrics.
+    """Return the gradient of the mean loss in the learned meta-parameters, the objective's task values, and metrics.
 
-    The task values are the objective's. The metrics are `meta_gradient_norm` and, with `noise`, `noise_metrics`.
+    The metrics are `meta_gradient_norm` and, with `noise`, those from `noise_metrics`.
 
     Raises:
         NumericalError: a quantity is not finite; the message names it and its task.
@@ -179,7 +179,7 @@ def noise_metrics(mean: Mapping[str, Array], even: Mapping[str, Array], squared_
     """Return the standard error of the meta-gradient over tasks, and how well two halves of the tasks agree.
 
     The meta-gradient ḡ = (1/B) Σ g_i is a mean over the B tasks sampled in an iteration. The spread of the per-task
-    gradients g_i estimates how much it would change with other tasks and episodes.
+    gradients g_i estimates how much ḡ would change with other tasks and episodes.
 
     Args:
         mean: Mean gradient ḡ, by name.

@@ -46,7 +46,7 @@ class ProMPLearner(MetaLearner):
         return partial(promp_objective, clip_eps=self._clip_eps(state), kl_coeffs=coeffs)
 
     def concluded(self, state: LearnerState, after: TaskValues) -> tuple[Params, Metrics]:
-        """Return the next η from the adaptive rule, and the ε and η used as metrics; see MetaLearner."""
+        """Return the next η from the adaptive rule, and the current ε and η as metrics; see MetaLearner."""
         coeffs, extra, metrics = state.extra[INNER_KL_COEFF], Params(), {"clip_eps": self._clip_eps(state)}
         if self._settings.adaptive_inner_kl_penalty:
             target = self._settings.target_inner_kl

@@ -246,9 +246,9 @@ class MAMLVPG(MetaAdam, Exploration, AlgorithmSettings):
 class MAMLPPO(MetaAdam, GradientBased, AlgorithmSettings):
     """MAML-PPO: likelihood-ratio inner steps, and PPO's clipped surrogate after them.
 
-    MAML with PPO (Schulman et al. 2017, arXiv:1707.06347), as implemented in garage. In garage, the old policy is
-    an alias of the current one, so the ratio is always 1 and never clipped, neither before nor after adaptation. Here,
-    the ratios differ from 1 after the first Adam step of an iteration.
+    MAML with PPO (Schulman et al. 2017, arXiv:1707.06347), as implemented in garage. In garage, the old policy is an
+    alias of the current one, so the ratio is always 1 and never clipped, before or after adaptation. Here, the ratios
+    differ from 1 after the first Adam step of an iteration.
     """
 
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.policy_gradient:MAMLPPOLearner"

@@ -1,4 +1,4 @@
-"""Building blocks of off-policy losses in torch: minibatches as tensors, the squashed Gaussian, and twin Q-functions."""
+"""Building blocks of off-policy losses in torch: minibatch tensors, the squashed Gaussian, and twin Q-functions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TransitionTensors(NamedTuple):
 
 
 def tensor_like(like: Tensor, array: Array) -> Tensor:
-    """Convert an array to a tensor on the device of `like`, in its dtype unless the array is int64."""
+    """Convert an array to a tensor with the device and dtype of `like`; int64 arrays keep their dtype."""
     dtype = torch.int64 if array.dtype == np.int64 else like.dtype
     return torch.as_tensor(array, dtype=dtype, device=like.device)
 
@@ -50,7 +50,7 @@ class TanhGaussianSample(NamedTuple):
 
 
 def sample(outputs: Tensor, noise: Tensor) -> TanhGaussianSample:
-    """Draw a = tanh(u), u = μ + σ ε; log π(a) = log N(u; μ, σ) - Σ log(1 - tanh² u).
+    """Sample a = tanh(u) with u = μ + σ ε, and compute log π(a) = log N(u; μ, σ) - Σ log(1 - tanh² u).
 
     Haarnoja et al. 2018, arXiv:1801.01290, eq. 20 and 21.
 

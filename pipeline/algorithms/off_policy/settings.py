@@ -89,7 +89,7 @@ class OffPolicySettings(BaseModel):
     actor: ClassVar[ActorKind]
 
     def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
-        """Return the plan of a run with these settings."""
+        """Return the plan for a run with these settings."""
         raise NotImplementedError
 
     def problems(self, run: RunSettings) -> Iterator[str]:
@@ -115,7 +115,7 @@ class OffPolicySettings(BaseModel):
 
 
 class ReplaySettings(LearningRate, OffPolicySettings):
-    """Replay settings of DQL and SAC: buffer size, and gradient steps per new experience."""
+    """Replay settings of DQL and SAC: buffer size, and gradient steps per iteration."""
 
     sizes: ClassVar[tuple[str, ...]] = ("batch_size", "num_updates_per_step")
     decides_episodes: ClassVar[tuple[str, ...]] = ("num_init_memory_steps", "use_trained_policy_for_refill")

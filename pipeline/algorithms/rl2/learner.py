@@ -167,7 +167,7 @@ class SequenceRegion:
 
     @torch.no_grad()
     def at(self, params: Mapping[str, Array]) -> Found | None:
-        """Return the means for other parameters, or None if they are not finite."""
+        """Return the means for other parameters, or None if any mean is not finite."""
         total = np.zeros(3)
         for of, recorded in self._chunks:
             now = self._policy.acting(self._tensors(params, of), of)

@@ -167,7 +167,7 @@ class Elbo(NamedTuple):
     Attributes:
         rewards: Log-likelihood of the rewards of a whole trial.
         states: Log-likelihood of its next observations; 0 if they are not decoded.
-        kl: KL of a posterior from the previous one.
+        kl: KL divergence of each posterior from the previous one.
     """
 
     rewards: Tensor

@@ -54,7 +54,7 @@ class VariBAD(TrialClipping, TrialSteps, AlgorithmSettings):
     state_weight: float = Field(default=1.0, ge=0)
     """With decode_states: weight of the log-likelihood of next observations."""
     kl_weight: float = Field(default=0.1, ge=0)
-    """Weight of the KL of a posterior from the previous one."""
+    """Weight of the KL divergence of each posterior from the previous one."""
 
     # Gradient steps of the model.
     model_learning_rate: float = Field(default=1e-3, gt=0)
