@@ -1,4 +1,4 @@
-"""Replay buffer of an off-policy run: the newest transitions are in memory, older ones are read when drawn."""
+"""Replay buffer of an off-policy run: the newest transitions are in memory; older ones are read when drawn."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class ReplayBuffer:
         return max(0, self.rows.num_rows - len(self._newest))
 
     def _gather(self, rows: Array, numbers: Array, old: Array) -> Array:
-        """Gather rows [K, n] as [K, n, W]; older ones come from `old`, whose row indices `numbers` ascend."""
+        """Gather rows [K, n] as [K, n, W]; older ones come from `old`, whose sorted row indices are `numbers`."""
         flat = rows.ravel()
         gathered = self._newest.take(flat % len(self._newest), axis=0)
         if len(numbers):

@@ -176,7 +176,7 @@ class PPO(ActorCritic, AlgorithmSettings):
 
 
 class PPO2(ActorCritic, AlgorithmSettings):
-    """PPO with a joint loss for policy and critic and clipped value changes, as in OpenAI Baselines.
+    """PPO with a joint policy and critic loss, and clipped value changes, as in OpenAI Baselines.
 
     Clipping keeps both the policy and the critic close to their state before the update.
     """
