@@ -1,6 +1,6 @@
-"""Algorithms by name. Settings are plain data; a learner's code is imported when one is built.
+"""Registry of algorithms. Settings are plain data; a learner's code is imported only when the learner is built.
 
-To add one, put its files in this folder and add a line to ALGORITHMS.
+To add an algorithm, put its files in this folder and add a line to ALGORITHMS.
 """
 
 from metaloom.pipeline.plugins import Plugins
@@ -30,4 +30,4 @@ ALGORITHMS = Plugins(
         "vpg-dice": "metaloom.pipeline.algorithms.maml.settings:VPGDice",
     },
 )
-"""Settings of algorithms, subclasses of AlgorithmSettings."""
+"""Settings classes of all algorithms, subclasses of AlgorithmSettings."""

@@ -1,7 +1,7 @@
-"""The contract of algorithms: settings that name a learner, and the learner that stages call.
+"""The algorithm contract: settings that name a learner, and the learner that stages call.
 
-Settings are data and import no torch. A learner is built from them for one run. It holds sizes and options but no
-state: everything that persists between iterations is in LearnerState, which is stored.
+Settings are plain data and do not import torch. A learner is built from them for each run. It holds sizes and options
+but no state: everything that persists between iterations is in LearnerState, which is stored.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ KernelName = Literal["torch", "fused"]
 KernelChoice = Literal["auto", "torch", "fused"]
 
 NUM_UPDATES = "num_updates"
-"""Name in LearnerState.extra of the count of updates so far."""
+"""Key in LearnerState.extra for the number of updates so far."""
 
 _NORMALIZING_LEARNER = "metaloom.pipeline.algorithms.normalizing:NormalizingLearner"
 
 Evidence = TypeVar("Evidence", contravariant=True)
-"""Input of one adaptation step: a Step (graph on_policy), an EpisodeBatch (trials, trial_inference), or the
-ContextRounds that tasks are inferred from (task_inference)."""
+"""Input to one adaptation step: a Step (on_policy graph), an EpisodeBatch (trials and trial_inference), or the
+ContextRounds from which tasks are inferred (task_inference)."""
 Experience = TypeVar("Experience", contravariant=True)
-"""Input of an update: the Steps 0 ... K of an iteration (graphs on_policy, trials), a TrialExperience
-(trial_inference), or Minibatches of stored transitions (off_policy, task_inference)."""
+"""Input to an update: Steps 0 ... K of an iteration (on_policy and trials graphs), a TrialExperience
+(trial_inference), or Minibatches of stored transitions (off_policy and task_inference)."""
 
 
 @dataclass(frozen=True)
 class Setup(Spaces):
-    """Environment sizes and settings of the run that a learner is built for.
+    """Environment sizes and run settings from which a learner is built.
 
     Attributes:
         env_name: Environment name, for messages.
-        max_episode_steps: T.
-        policy: Section of the settings.
-        baseline: Section of the settings.
-        processing: Section of the settings.
-        device: Torch device of the updates: cpu, cuda or mps.
-        sparse_rewards: Function from rewards [...] of real steps to the environment's sparse rewards.
+        max_episode_steps: Step limit T of an episode.
+        policy: Policy settings.
+        baseline: Baseline settings.
+        processing: Settings for computing returns and advantages.
+        device: Torch device for updates: cpu, cuda or mps.
+        sparse_rewards: Function that maps the rewards [...] of real steps to the environment's sparse rewards.
     """
 
     env_name: str
@@ -65,10 +65,10 @@ class Setup(Spaces):
 
 @dataclass(frozen=True)
 class Kernel:
-    """Implementation of a learner's updates, with the reason for it; shown by `metaloom show`.
+    """Implementation of a learner's updates and the reason for choosing it, as shown by `metaloom show`.
 
     Attributes:
-        name: torch is the definition; fused computes the same from hand-written derivatives, faster.
+        name: torch is the reference definition; fused computes the same updates faster, with hand-written derivatives.
         reason: Short phrase, such as "plain tanh network on the CPU".
     """
 
@@ -77,7 +77,7 @@ class Kernel:
 
 
 class Learner(ABC, Generic[Evidence, Experience]):
-    """Contract between the stages and an algorithm. By default, an algorithm does not adapt.
+    """Interface between the stages and an algorithm. By default, an algorithm does not adapt.
 
     Attributes:
         kernel: Implementation of the updates.
@@ -95,35 +95,35 @@ class Learner(ABC, Generic[Evidence, Experience]):
         """Return the state before the first iteration."""
 
     def at_start(self, state: LearnerState, *, run_seed: int) -> LearnerState:
-        """Return the state used in an iteration, given the stored one; by default the same."""
+        """Return the state to use in an iteration, given the stored state; by default, return it unchanged."""
         return state
 
     def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """Return every task's parameters before adaptation: the same for all tasks."""
+        """Return each task's parameters before adaptation; by default, they are the same for all tasks."""
         return TaskParams.broadcast(state.params, num_tasks)
 
     def process(
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
     ) -> Samples:
-        """Compute returns, values and advantages of a rollout batch.
+        """Compute returns, values and advantages for a rollout batch.
 
         Args:
             state: State at the start of the iteration; actor-critics use its critic.
-            episodes: [B, E, T].
-            seed: Seed of the baseline's random draws.
+            episodes: Episodes of the rollout batch, [B, E, T].
+            seed: Seed for the baseline's random draws.
             parallel: Map over tasks; the result does not depend on it.
 
         Raises:
-            NotImplementedError: unless a subclass defines it; off-policy graphs do not call it.
+            NotImplementedError: the subclass does not override this method, which off-policy graphs never call.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} has no method process, which process_samples calls; define it"
+            f"{type(self).__name__} does not define `process`, which process_samples calls; override it"
         )
 
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: Evidence, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """Return every task's parameters after one adaptation step on its evidence; by default unchanged.
+        """Return each task's parameters after one adaptation step on its evidence; by default, return them unchanged.
 
         Training, evaluations and trained policies all call this method. Evaluations may take more steps than training.
         """
@@ -140,10 +140,10 @@ class Learner(ABC, Generic[Evidence, Experience]):
             experience: Episodes or transitions to learn from.
             run_seed: Seed of the run; with the iteration, it determines all random draws.
             iteration: Index of the iteration.
-            parallel: Map over chunks of the work; the result does not depend on it.
+            parallel: Map over chunks of work; the result does not depend on it.
 
         Raises:
-            NumericalError: names the array that is not finite.
+            NumericalError: an array is not finite; the message names it.
         """
 
 
@@ -155,7 +155,7 @@ def require_finite_params(params: Mapping[str, Mapping[str, Array]], *, stage: s
     """Raise unless all parameters are finite after an update.
 
     Raises:
-        NumericalError: names the first network with a non-finite parameter.
+        NumericalError: a parameter is not finite; the message names its network.
     """
     for name, arrays in params.items():
         if not all(np.isfinite(value).all() for value in arrays.values()):
@@ -165,7 +165,7 @@ def require_finite_params(params: Mapping[str, Mapping[str, Array]], *, stage: s
 
 
 class RunSettings(Protocol):
-    """The run's other settings, as an algorithm sees them when it checks for conflicts."""
+    """Run settings that an algorithm checks for conflicts with its own settings."""
 
     algorithm: AlgorithmSettings
     policy: PolicyConfig
@@ -182,37 +182,37 @@ class RunSettings(Protocol):
 
 
 class AlgorithmSettings(PluginSettings, Settings):
-    """Settings of an algorithm. They import no torch, so reading a configuration is fast.
+    """Algorithm settings. They do not import torch, so reading a configuration is fast.
 
-    A subclass names the graph and the learner of its runs. Groups of settings shared by several algorithms come first
-    among the bases: `class ProMP(MetaAdam, GradientBased, AlgorithmSettings)`.
+    A subclass specifies its graph and its learner. Base classes that hold settings shared by several algorithms come
+    first: `class ProMP(MetaAdam, GradientBased, AlgorithmSettings)`.
     """
 
     graph: ClassVar[str] = ""
-    """Graph of stages: on_policy, off_policy, task_inference, trials, trial_inference; or
-    module:NAME of a Graph."""
+    """Stage graph: on_policy, off_policy, task_inference, trials, trial_inference; or
+    module:NAME of a custom Graph."""
     learner: ClassVar[str] = ""
-    """module:Class of the Learner, whose constructor takes these settings and a Setup."""
+    """Learner as module:Class; its constructor takes these settings and a Setup."""
 
     actor: ClassVar[ActorKind] = "policy"
     """Kind of actor."""
     sizes: ClassVar[tuple[str, ...]] = ()
-    """Names of settings that decide the shapes of stored arrays, besides the number of adaptation steps."""
+    """Names of settings that determine the shapes of stored arrays, apart from the number of adaptation steps."""
     decides_episodes: ClassVar[tuple[str, ...]] = ()
-    """Names of settings that only decide which episodes are collected."""
+    """Names of settings that affect only which episodes are collected."""
 
     kernel: KernelChoice = later("auto")
-    """Implementation of the updates: torch, the definition; fused, hand-written derivatives of plain networks
-    on the CPU; auto, fused where supported."""
+    """Implementation of updates. torch: the reference definition; fused: hand-written derivatives for plain networks
+    on the CPU; auto: fused where supported."""
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """Defaults for a run's other settings under this algorithm; sections may be partial."""
+        """Defaults that this algorithm sets for other run settings; sections may be partial."""
         return {}
 
     @property
     def networks(self) -> tuple[str, ...]:
-        """Names of the algorithm's networks besides the policy's."""
+        """Names of the algorithm's networks other than the policy's."""
         return ()
 
     @property
@@ -222,15 +222,15 @@ class AlgorithmSettings(PluginSettings, Settings):
 
     @property
     def trial(self) -> int | None:
-        """Number of consecutive episodes of a task that share an actor's memory; None for actors without one.
+        """Number of consecutive episodes of a task that share an actor's memory; None for actors without memory.
 
-        A task may have several trials: its episodes are the first of each trial, then the second of each, and so on.
+        If a task has several trials, its episodes are interleaved: the first of each trial, then the second, and so on.
         """
         return None
 
     @property
     def earlier_iterations(self) -> int:
-        """Number of earlier iterations whose episodes an update also learns from, if the graph supports it."""
+        """Number of earlier iterations whose episodes are reused in an update, if the graph supports it."""
         return 0
 
     @property
@@ -240,12 +240,12 @@ class AlgorithmSettings(PluginSettings, Settings):
 
     @property
     def evaluation_steps(self) -> int:
-        """Default number of adaptation steps of an evaluation; with a memory, a trial's episodes minus one."""
+        """Default number of adaptation steps in an evaluation; with memory, the episodes per trial minus one."""
         return self.adaptation_steps if self.trial is None else self.trial - 1
 
     @property
     def num_policies(self) -> int:
-        """Number of policies trained in parallel, which take tasks in turn; by default one."""
+        """Number of policies trained in parallel and assigned to tasks round-robin; the default is one."""
         return 1
 
     def problems(self, run: RunSettings) -> Iterator[str]:
@@ -253,21 +253,19 @@ class AlgorithmSettings(PluginSettings, Settings):
         yield from ()
 
     def warnings(self) -> Iterator[str]:
-        """Yield warnings about allowed combinations that are known to go wrong, each with a remedy."""
+        """Yield warnings about combinations that are allowed but known to go wrong, each with a remedy."""
         yield from ()
 
     def build(self, setup: Setup) -> Learner[Any, Any]:
-        """Build the learner of a run.
+        """Build the learner for a run.
 
         Raises:
             ConfigError: the algorithm does not support the environment or network, lacks the requested kernel, or its
                 learner is invalid.
         """
-        # Imported here: torch takes ten times as long to import as settings take to read.
+        # Loaded here because importing torch takes ten times as long as reading settings.
         if not self.learner:
-            raise ConfigError(
-                f"{self.name} names no learner; required learner = 'module:Class' in {path_of(type(self))}"
-            )
+            raise ConfigError(f"{self.name} names no learner; set learner = 'module:Class' in {path_of(type(self))}")
         found: Any = load_class(self.learner, Learner)
         _require_methods(found, self.learner)
         with normal_numerics(setup.device):
@@ -282,7 +280,7 @@ class AlgorithmSettings(PluginSettings, Settings):
                 ) from problem
         if self.kernel == "fused" and learner.kernel.name != "fused":
             raise ConfigError(
-                f"algorithm.kernel is fused, but {self.name} has no fused kernel ({learner.kernel.reason}); required "
+                f"algorithm.kernel is fused, but {self.name} has no fused kernel ({learner.kernel.reason}); use "
                 "auto or torch"
             )
         if not (setup.policy.normalize_observations or setup.processing.scale_rewards):
@@ -295,7 +293,7 @@ def _require_methods(learner: type[Any], name: str) -> None:
     """Reject a learner class that is abstract or whose methods have the wrong parameters.
 
     Raises:
-        ConfigError: names the method and its parameters.
+        ConfigError: a method is missing, obsolete, or has the wrong parameters.
     """
     if hasattr(learner, "adapt_to_episodes"):
         raise ConfigError(

@@ -22,7 +22,7 @@ _FUSED = {
 
 
 def fused(definition: Callable[..., object]) -> Callable[..., Any]:
-    """Return the fused kernel of a definition; its signature may differ."""
+    """Return the fused kernel for a torch definition; its signature may differ."""
     place = f"{definition.__module__}.{definition.__qualname__}".partition(".algorithms.")[2]
     module, _, name = _FUSED[place].rpartition(".")
     return getattr(import_module(f"metaloom.pipeline.kernels.{module}"), name)
@@ -35,7 +35,7 @@ def choose_kernel(asked: KernelChoice, *, blockers: Iterable[str], fused: str) -
         ConfigError: the fused kernel was requested but there are blockers.
     """
     if asked == "torch":
-        return Kernel("torch", "asked for")
+        return Kernel("torch", "requested")
     # Policy and critic often have the same blocker.
     if not (reasons := "; ".join(dict.fromkeys(blockers))):
         return Kernel("fused", fused)
@@ -48,7 +48,7 @@ def choose_kernel(asked: KernelChoice, *, blockers: Iterable[str], fused: str) -
 
 
 def network_blockers(*networks: NetworkSpec, device: str) -> Iterator[str]:
-    """Yield features of the networks or the device that fused kernels do not support."""
+    """Yield a description of each network or device feature that fused kernels do not support."""
     if device != "cpu":
         yield f"device is {device}"
     for network in networks:
@@ -62,6 +62,6 @@ def network_blockers(*networks: NetworkSpec, device: str) -> Iterator[str]:
 
 
 def optimizer_blockers(optimizer: OptimizerConfig) -> Iterator[str]:
-    """Yield features of the optimizer that fused kernels do not support."""
+    """Yield a description of the optimizer if fused kernels do not support it."""
     if not is_customary(optimizer):
         yield f"optimizer is {optimizer.name}" + (f" with {optimizer.options}" if optimizer.options else "")

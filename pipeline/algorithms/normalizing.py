@@ -27,7 +27,7 @@ from metaloom.pipeline.types import EpisodeBatch, LearnerState, Metrics, Paralle
 
 
 class NormalizingLearner(Learner[Any, Sequence[Step]]):
-    """Learner that shows another learner normalized episodes and stores running statistics with its state."""
+    """Learner that passes normalized episodes to another learner and keeps running statistics in its state."""
 
     def __init__(self, inner: Learner[Any, Sequence[Step]], setup: Setup) -> None:
         if setup.policy.normalize_observations and setup.observation_scale != 1:
@@ -59,7 +59,7 @@ class NormalizingLearner(Learner[Any, Sequence[Step]]):
         return _with_statistics(found, self._statistics(state))
 
     def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """Return the task parameters, including the normalization of observations; see Learner."""
+        """Return the task parameters, including the normalization arrays; see Learner."""
         params = self.inner.acting_params(_inner(state), num_tasks)
         return TaskParams(params.params | TaskParams.broadcast(self._normalization(state), num_tasks).params)
 
@@ -108,7 +108,7 @@ class NormalizingLearner(Learner[Any, Sequence[Step]]):
         return {prefix: RunningStatistics.of(state, prefix) for prefix in self._shapes}
 
     def _normalization(self, state: LearnerState) -> Params:
-        """Return the normalization arrays of a task, by their names in TaskParams."""
+        """Return one task's normalization arrays, keyed by their names in TaskParams."""
         statistics, found = self._statistics(state), Params()
         if observations := statistics.get(OBSERVATIONS):
             found |= {MEAN: observations.mean.astype(np.float32), STD: observations.std}

@@ -1,4 +1,4 @@
-"""Baselines: predictors of the return from a state, fitted to each task of each rollout batch."""
+"""Baselines: predictors of returns from observations, fitted to each task in each rollout batch."""
 
 from metaloom.pipeline.baselines.config import BaselineConfig
 from metaloom.pipeline.baselines.contract import Baseline, BaselineError

@@ -1,4 +1,4 @@
-"""Settings of a run's baseline."""
+"""Settings for the baseline used to compute advantages."""
 
 from typing import Annotated, Literal
 
@@ -21,29 +21,29 @@ _OPTIONS = {
 
 
 class BaselineSettings(PluginSettings, Settings, Baseline):
-    """Settings of a baseline. They are also the baseline itself unless `build` is overridden; see Baseline."""
+    """Baseline settings, which are also the baseline itself unless `build` is overridden; see Baseline."""
 
     def build(self) -> Baseline:
-        """Build the baseline of these settings; by default, return the settings."""
+        """Build the baseline from these settings; by default, return the settings themselves."""
         return self
 
 
 class BaselineConfig(BaselineSettings):
-    """A built-in baseline."""
+    """Settings of a built-in baseline."""
 
     name: Literal["linear_feature", "linear_time", "zero", "value_network"] = "linear_feature"
-    """linear_feature: observations and time; linear_time: time alone; zero: no baseline; value_network: a small
-    network of observations and time."""
+    """linear_feature: linear in features of observations and time; linear_time: of time only; zero: no baseline;
+    value_network: a small network of observations and time."""
     regularization: float = Field(default=1e-5, ge=0)
-    """Ridge added to the normal equations of the linear baselines."""
+    """Ridge coefficient in the normal equations of the linear baselines."""
     hidden_sizes: tuple[Annotated[int, Field(ge=1)], ...] = (32, 32)
     """Units in each hidden layer of the value network."""
     num_epochs: int = Field(default=20, ge=1, le=MOST_REPEATS)
-    """Number of passes of the value network over the steps of a rollout batch."""
+    """Number of training passes of the value network over the steps of a rollout batch."""
     learning_rate: float = Field(default=0.02, gt=0)
     """Initial step size of the value network, which decays linearly to zero."""
     steps_per_minibatch: int = Field(default=250, ge=1)
-    """Environment steps in one gradient step of the value network."""
+    """Environment steps per gradient step of the value network."""
     shared: bool = False
     """Fit one value network to all tasks of a rollout batch instead of one per task."""
 
@@ -66,7 +66,7 @@ class BaselineConfig(BaselineSettings):
         return self.build().fit(observations, targets, mask, seed=seed, parallel=parallel)
 
     def build(self) -> Baseline:
-        """Build the baseline of this name."""
+        """Build the baseline with this name."""
         match self.name:
             case "linear_feature":
                 return LinearFeatureBaseline(self.regularization)
@@ -81,7 +81,7 @@ class BaselineConfig(BaselineSettings):
 BASELINES = Plugins(
     "baseline", "metaloom.baselines", dict.fromkeys(_OPTIONS, "metaloom.pipeline.baselines.config:BaselineConfig")
 )
-"""Settings of baselines, subclasses of BaselineSettings."""
+"""Registry of baseline settings, subclasses of BaselineSettings."""
 
 BaselineField = Annotated[BaselineSettings, ByName(BASELINES, BaselineSettings, default="linear_feature")]
-"""A baseline selected by name. A bare string sets the name: `--set baseline=zero`."""
+"""Baseline selected by name. A bare string sets the name: `--set baseline=zero`."""

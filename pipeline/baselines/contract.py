@@ -1,4 +1,4 @@
-"""The contract between baselines and the processing of samples."""
+"""The interface between baselines and sample processing."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from metaloom.pipeline.types import Array, ParallelMap, Params
 
 Fit = Callable[[Array, Array, Array], Array]
-"""Function from one task's observations [E, T, O], targets [E, T] and mask [E, T] to predictions [E, T], or
+"""Function from one task's observations [E, T, O], targets [E, T] and mask [E, T] to predictions [E, T] or
 parameters."""
 
 
 class BaselineError(ArithmeticError):
-    """Raised when no finite fit of a baseline is found."""
+    """Raised if a baseline has no finite fit."""
 
 
 class Baseline(ABC):
@@ -25,35 +25,35 @@ class Baseline(ABC):
     def fit_predict(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Array:
-        """Fit the targets of every task's episodes and return the predictions.
+        """Fit the baseline to each task's targets and return its predictions.
 
         Args:
-            observations: [B, E, T, O].
-            targets: [B, E, T], discounted returns, or discounted rewards for DiCE.
-            mask: [B, E, T], 1 where a step is real; padding takes no part in the fit.
-            seed: Seed of the fit's random draws.
+            observations: Observations, [B, E, T, O].
+            targets: Discounted returns, or discounted rewards for DiCE, [B, E, T].
+            mask: Mask, [B, E, T]: 1 for real steps; padding does not affect the fit.
+            seed: Seed for the fit's random draws.
             parallel: Map over tasks; the result does not depend on it.
 
         Returns:
-            [B, E, T] float64, zero on padding.
+            Predictions, [B, E, T] float64, zero on padding.
 
         Raises:
-            BaselineError: no finite fit was found; names the task.
+            BaselineError: no finite fit was found; the message names the task.
         """
 
     def fit(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
-        """Fit as `fit_predict` does and return the parameters [B, ...] by name; by default none.
+        """Fit like `fit_predict` and return the parameters [B, ...] by name; by default, there are none.
 
         Raises:
-            BaselineError: no finite fit was found; names the task.
+            BaselineError: no finite fit was found; the message names the task.
         """
         return {}
 
 
 def by_task(fit: Fit, observations: Array, targets: Array, mask: Array, parallel: ParallelMap) -> Array:
-    """Apply a fit task by task; return the stacked predictions or parameters."""
+    """Apply a fit to each task and return the stacked predictions or parameters."""
 
     def work(b: int) -> Array:
         try:
@@ -68,7 +68,7 @@ def require_finite(observations: Array, targets: Array) -> None:
     """Reject data that no baseline can fit.
 
     Raises:
-        BaselineError: names the array that is not finite.
+        BaselineError: an array is not finite; the message names it.
     """
     for name, values in (("observations", observations), ("returns", targets)):
         if not np.isfinite(values).all():

@@ -1,4 +1,4 @@
-"""Linear baselines, fitted by ridge regression on features of state and time, and the zero baseline."""
+"""Linear baselines, fitted by ridge regression on features of observations and time, and the zero baseline."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LinearTimeBaseline(Baseline):
     def fit_predict(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Array:
-        """Return the least-squares fit to every task and its predictions [B, E, T]; see Baseline."""
+        """Return the predictions [B, E, T] of each task's least-squares fit; see Baseline."""
 
         def task(observations: Array, targets: Array, mask: Array) -> Array:
             rows = self._rows(observations, mask)
@@ -37,7 +37,7 @@ class LinearTimeBaseline(Baseline):
     def fit(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
-        """Return every task's coefficients by feature, [B, ...]; `time` is for τ, τ², τ³; see Baseline."""
+        """Return each task's coefficients by feature, [B, ...]; `time` covers τ, τ² and τ³; see Baseline."""
 
         def task(observations: Array, targets: Array, mask: Array) -> Array:
             return self._coefficients(self._rows(observations, mask), targets, mask)
@@ -48,7 +48,7 @@ class LinearTimeBaseline(Baseline):
         return {**(of_observation if O else {}), "time": coefficients[:, -4:-1], "constant": coefficients[:, -1:]}
 
     def _rows(self, observations: Array, mask: Array) -> Array:
-        """Return rows [E T, F] of features, zero on padding."""
+        """Return feature rows [E T, F], zero on padding."""
         features = self.features(observations)
         rows = features.reshape(-1, features.shape[-1])
         return rows if mask.all() else rows * mask.reshape(-1, 1)
@@ -72,7 +72,7 @@ class LinearFeatureBaseline(LinearTimeBaseline):
 
 
 def time_features(num_steps: int) -> Array:
-    """Return τ, τ², τ³, 1 for every step of an episode, [T, 4]."""
+    """Return τ, τ², τ³ and 1 for each step of an episode, [T, 4]."""
     tau = np.arange(num_steps) / TIME_SCALE
     return np.stack([tau, tau**2, tau**3, np.ones(num_steps)], axis=-1)
 
@@ -80,13 +80,13 @@ def time_features(num_steps: int) -> Array:
 def fit(features: Array, targets: Array, regularization: float) -> Array:
     """Return the coefficients w [F] that solve (ΦᵀΦ + ρI) w = Φᵀy in the least-squares sense.
 
-    ρ grows tenfold while a coefficient is not finite. Five failed attempts are an error; the reference instead keeps
-    the last attempt.
+    ρ is multiplied by ten until all coefficients are finite. After five failed attempts, an error is raised; the
+    reference instead keeps the last attempt.
 
     Args:
-        features: Φ [N, F]; rows of zeros have no effect.
-        targets: y [N].
-        regularization: ρ of the first attempt.
+        features: Features Φ, [N, F]; rows of zeros have no effect.
+        targets: Targets y, [N].
+        regularization: Ridge coefficient ρ of the first attempt.
     """
     require_finite(features, targets)
     return solve(features.T @ features, features.T @ targets, regularization, setting="baseline.regularization")
@@ -96,13 +96,13 @@ def solve(gram: Array, moments: Array, regularization: float, *, setting: str) -
     """Return the coefficients w [F] that solve (G + ρI) w = m in the least-squares sense; see `fit`.
 
     Args:
-        gram: G [F, F].
-        moments: m [F].
-        regularization: ρ of the first attempt.
-        setting: Name of the setting, for messages.
+        gram: Gram matrix G, [F, F].
+        moments: Moments m, [F].
+        regularization: Ridge coefficient ρ of the first attempt.
+        setting: Name of the setting for ρ, for messages.
 
     Raises:
-        BaselineError: no attempt gave finite coefficients.
+        BaselineError: no attempt yields finite coefficients.
     """
     for attempt in range(MAX_FIT_ATTEMPTS):
         ridge = regularization * 10**attempt * np.eye(len(gram))
@@ -117,7 +117,7 @@ def solve(gram: Array, moments: Array, regularization: float, *, setting: str) -
 
 @dataclass(frozen=True)
 class ZeroBaseline(Baseline):
-    """Predicts zero everywhere."""
+    """Baseline that always predicts zero."""
 
     def fit_predict(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map

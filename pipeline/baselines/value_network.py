@@ -1,7 +1,7 @@
-"""A value network: a small tanh network of state and time, trained on the episodes that it predicts.
+"""Value-network baseline: a small tanh network of observations and time, trained on the episodes that it predicts.
 
-NumPy only, for bit-for-bit results: it computes stacked products matrix by matrix, so a task's fit does not depend on
-the other tasks in its chunk.
+Uses only NumPy, for bitwise identical results: NumPy computes stacked products matrix by matrix, so a task's fit does
+not depend on the other tasks in its chunk.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from metaloom.pipeline.types import Array, ParallelMap, Params
 TASKS_PER_CHUNK = 4
 EPSILON = 1e-8
 PREFIX = "value"
-"""Prefix of the parameter names."""
+"""Name prefix of the parameters."""
 
 
 @dataclass(frozen=True)
 class ValueNetworkBaseline(Baseline):
-    """A network of observations and time, fitted to each rollout batch. Keeps no state between calls.
+    """Network of observations and time, fitted to each rollout batch. It keeps no state between calls.
 
     Inputs and targets are standardized over the real steps; Adam's step size decays linearly to zero.
 
     Attributes:
-        hidden_sizes: Units of each hidden layer.
-        num_epochs: Passes over a task's steps.
+        hidden_sizes: Units in each hidden layer.
+        num_epochs: Training passes over a task's steps.
         learning_rate: Adam's initial step size.
         steps_per_minibatch: Environment steps per Adam step.
-        shared: True for one network for all tasks of the rollout batch.
+        shared: True to fit one network to all tasks of a rollout batch.
     """
 
     hidden_sizes: tuple[int, ...] = (32, 32)
@@ -55,7 +55,7 @@ class ValueNetworkBaseline(Baseline):
     def fit(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
-        """Return parameters by name, [B, ...], of every task's network and standardization; see Baseline."""
+        """Return the parameters of each task's network and standardization, [B, ...] by name; see Baseline."""
         fits = [params for params, _ in self._fit_chunks(observations, targets, mask, seed, parallel)]
         return {name: np.concatenate([params[name] for params in fits]) for name in fits[0]}
 
@@ -75,7 +75,7 @@ class ValueNetworkBaseline(Baseline):
     def _fit_chunk(
         self, observations: Array, targets: Array, mask: Array, *, seed: int, first_task: int
     ) -> tuple[Params, Array]:
-        """Return the parameters [b, ...] and predictions [b, E, T] of b networks."""
+        """Fit b networks; return their parameters [b, ...] and predictions [b, E, T]."""
         b, E, T = mask.shape
         for task, real in enumerate(mask != 0):
             try:
@@ -126,11 +126,11 @@ class ValueNetworkBaseline(Baseline):
 
 
 def _standardized(values: Array, weights: Array) -> tuple[Array, Array, Array]:
-    """Standardize float32 values over rows with weight 1; also return mean and deviation in float64.
+    """Return values standardized over rows with weight 1, in float32, and the mean and deviation in float64.
 
     Args:
-        values: [b, N, F]; set to zero where the weight is zero.
-        weights: [b, N] of 0 and 1.
+        values: Values, [b, N, F]; the result is zero where the weight is zero.
+        weights: Row weights, [b, N], each 0 or 1.
     """
     real = weights[..., None].astype(np.float64)
     count = real.sum(axis=1, keepdims=True)
@@ -141,13 +141,13 @@ def _standardized(values: Array, weights: Array) -> tuple[Array, Array, Array]:
 
 
 def _gradient(network: LinearizedMLP, goals: Array, weights: Array) -> Params:
-    """Return the gradient of every network's ½ mean squared error over rows with weight 1."""
+    """Return the gradient of each network's ½ mean squared error over rows with weight 1."""
     share = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1)
     return network.pull((network.outputs - goals) * share[..., None])
 
 
 def _initial(num_inputs: int, hidden_sizes: Sequence[int], rng: np.random.Generator) -> Params:
-    """Draw Glorot-uniform kernels and zero biases by layer; the output starts at zero, the mean of the targets."""
+    """Draw Glorot-uniform kernels and zero biases, layer by layer; the initial output is zero, the mean target."""
     params: Params = {}
     sizes = [*pairwise([num_inputs, *hidden_sizes, 1])]
     require_room({f"layer {n}": shape for n, shape in enumerate(sizes)}, setting="baseline.hidden_sizes")

@@ -1,4 +1,4 @@
-"""Comparison of groups of runs: measures with intervals, and permutation tests."""
+"""Comparison of groups of runs: measures with confidence intervals, and permutation tests."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +21,11 @@ from metaloom.pipeline.types import Array
 
 SIGNIFICANCE = 0.05
 MOST_EXACT = 20_000
-"""Maximum number of divisions to enumerate; if there are more, this number is drawn at random."""
+"""Maximum number of divisions to enumerate; if there are more, this many are drawn at random."""
 
 
 _CLOSE = 1e-12
-"""Tolerance for rounding between measures of equal divisions, for scores scaled to -1 ... 1."""
+"""Tolerance for rounding errors between equivalent divisions, for scores scaled to [-1, 1]."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Permutations:
     """Outcome of a permutation test.
 
     Attributes:
-        p: Probability of a difference at least as large if both groups had the same distribution.
-        exact: True if all divisions of the runs were tried.
-        smallest: Smallest attainable p for this number of runs. Above the significance level, no difference can be
-            shown.
+        p: The p-value: the probability of a difference at least this large if both groups had the same distribution.
+        exact: True if all divisions of the runs were enumerated.
+        smallest: Smallest attainable p-value for this number of runs. If it exceeds the significance level, no
+            difference can be significant.
     """
 
     p: float
@@ -49,8 +49,8 @@ def permutation_test(x: Scores, y: Scores, rng: np.random.Generator) -> Permutat
 
     Under the null hypothesis, all divisions of a stratum's runs into groups of these sizes are equally likely (Fisher
     1935, The Design of Experiments, section 21). Whole runs are permuted, with all their tasks. Ties between
-    interquartile means are broken by the means: otherwise four runs against four with one score each could never show a
-    difference.
+    interquartile means are broken by the means; otherwise, a comparison of four runs with four others, with one
+    score each, could never be significant.
     """
     both = _standardized(x + y)
     ways = divisions(x, y)
@@ -71,7 +71,7 @@ def divisions(x: Scores, y: Scores) -> int:
 
 
 def smallest_p(x: Scores, y: Scores) -> float:
-    """Return the p of two groups when every run of one scores higher than every run of the other.
+    """Return the p-value if every run of one group scores higher than every run of the other.
 
     Groups of equal size have two such divisions, one for each order.
     """
@@ -80,14 +80,14 @@ def smallest_p(x: Scores, y: Scores) -> float:
 
 
 def runs_needed(num_pairs: int, significance: float = SIGNIFICANCE) -> int:
-    """Return the minimum number of runs per group to show a difference in one of `num_pairs` pairs."""
+    """Return the minimum number of runs per group for a significant difference in one of `num_pairs` pairs."""
     return next(n for n in range(2, 100) if 2 / math.comb(2 * n, n) * num_pairs <= significance)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p values for multiple tests (Holm 1979, Scand. J. Statistics 6, p. 67).
+    """Return p-values adjusted for multiple tests (Holm 1979, Scand. J. Statistics 6, p. 67).
 
-    The i-th smallest of m is multiplied by m - i, counted from 0, and is at least as large as the previous one.
+    The i-th smallest of m, counted from 0, is multiplied by m - i and raised to at least the previous adjusted one.
     """
     order = np.argsort(p_values, kind="stable")
     adjusted = [0.0] * len(p_values)
@@ -99,7 +99,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _standardized(scores: Scores) -> Scores:
-    """Scale scores to -1 ... 1, so that rounding of large scores does not separate equal divisions.
+    """Scale scores to [-1, 1], so that rounding errors of large scores do not make equivalent divisions differ.
 
     Scores that differ only in their last bits, such as means of equal returns, stay close to each other.
     """
@@ -110,14 +110,14 @@ def _standardized(scores: Scores) -> Scores:
 
 
 def _apart(both: Scores, sides: Array) -> tuple[Array, Array]:
-    """Return the differences of interquartile means and of means, [k] each, for divisions [k, R]."""
+    """Return the absolute differences in interquartile mean and in mean, [k] each, for divisions [k, R]."""
     weights = _side_weights(both, sides), _side_weights(both, ~sides)
     a, b = (interquartile_mean(both, side) for side in weights)
     return np.abs(a - b), np.abs(mean_score(both, weights[0]) - mean_score(both, weights[1]))
 
 
 def _all_sides(x: Scores, y: Scores) -> Array:
-    """Return every division, [k, R] bool: True for runs on the side of x."""
+    """Return all divisions, [k, R] bool: True for runs assigned to x."""
     both = x + y
     choices = [list(combinations(both.places(name).tolist(), x.strata.count(name))) for name in both.stratum_names]
     rows: list[Array] = []
@@ -139,7 +139,7 @@ def _drawn_sides(x: Scores, y: Scores, rng: np.random.Generator) -> Array:
 
 
 def _side_weights(both: Scores, sides: Array) -> Array:
-    """Return the weights [k, R] of the runs on one side: equal for all strata, and for all runs of a stratum."""
+    """Return run weights [k, R] for one side: equal across strata, and across the runs of a stratum."""
     weights = np.zeros(sides.shape)
     names = both.stratum_names
     for name in names:
@@ -151,7 +151,7 @@ def _side_weights(both: Scores, sides: Array) -> Array:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A measure with its 95 % interval, whose ends are NaN if a stratum has only one run."""
+    """A measure with its 95 % confidence interval, whose ends are NaN if a stratum has only one run."""
 
     value: float
     low: float
@@ -160,7 +160,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Band:
-    """A measure along an axis, with pointwise 95 % intervals, [m] each."""
+    """A measure along an axis, with pointwise 95 % confidence intervals, [m] each."""
 
     values: Array
     low: Array
@@ -174,11 +174,11 @@ class Pair:
     Attributes:
         a, b: Group names; a has the higher interquartile mean.
         difference: Difference of their interquartile means.
-        improvement: Probability that a run of a scores higher than one of b.
+        improvement: Probability that a run of a scores higher than a run of b.
         test: Permutation test of the difference.
-        adjusted_p: The test's p after Holm's correction for all pairs.
-        shown: True if a is significantly higher, at 5 % after the correction.
-        smallest_p: Smallest attainable adjusted p for this number of runs.
+        adjusted_p: The test's p-value after Holm's correction for all pairs.
+        shown: True if a is significantly higher at the 5 % level after the correction.
+        smallest_p: Smallest attainable adjusted p-value for this number of runs.
     """
 
     a: str
@@ -192,7 +192,7 @@ class Pair:
 
     @property
     def attainable(self) -> bool:
-        """Return True if this number of runs could show a difference at all."""
+        """Return True if a significant difference is attainable with this number of runs."""
         return self.smallest_p <= SIGNIFICANCE
 
 
@@ -216,21 +216,21 @@ class Resampled:
         return self._estimate(name, interquartile_mean)
 
     def profile(self, name: str, thresholds: Array) -> Band:
-        """Return the fractions of scores of a group above thresholds [m]."""
+        """Return the fraction of a group's scores above each threshold [m]."""
         scores = self.groups[name]
         values = performance_profile(scores, thresholds)
         band = self._band(scores, values, performance_profile(scores, thresholds, self._weights[name]))
         return Band(values, np.clip(band.low, 0, 1), np.clip(band.high, 0, 1))
 
     def curve(self, name: str, values: Array) -> Band:
-        """Return the interquartile mean over a group's runs of values [R, m]."""
+        """Return the interquartile mean of values [R, m] over a group's R runs."""
         group = self.groups[name]
         points = [Scores(tuple(column[:, None]), group.strata) for column in values.T]
         resampled = np.stack([interquartile_mean(point, self._weights[name]) for point in points], axis=1)
         return self._band(group, np.array([float(interquartile_mean(point)) for point in points]), resampled)
 
     def pairs(self) -> list[Pair]:
-        """Compare every two groups."""
+        """Return the comparisons of all pairs of groups."""
         names = sorted(self.groups, key=lambda name: (-float(interquartile_mean(self.groups[name])), name))
         chosen = [*combinations(names, 2)]
         tests: list[Permutations] = []

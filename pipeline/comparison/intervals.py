@@ -16,7 +16,7 @@ Kind = Literal["student", "percentile"]
 
 
 class IntervalEnds(NamedTuple):
-    """Ends of a confidence interval; NaN if there is none."""
+    """Ends of a confidence interval, which are NaN if there is no interval."""
 
     low: float
     high: float
@@ -26,10 +26,10 @@ NO_INTERVAL = IntervalEnds(math.nan, math.nan)
 
 
 def resampled_weights(scores: Scores, rng: np.random.Generator, resamples: int = RESAMPLES) -> Array:
-    """Return the weights [resamples, R] of the runs in groups drawn with replacement, stratum by stratum.
+    """Return run weights [resamples, R] for bootstrap resamples drawn with replacement within each stratum.
 
     Follows arXiv:2108.13264, section 4.1, except that whole runs are drawn. Drawing tasks separately would average out
-    the effect of a seed on all tasks of a run, and intervals would be too short.
+    a seed's effect on all tasks of a run, and intervals would be too narrow.
     """
     weights = np.zeros((resamples, len(scores)))
     names = scores.stratum_names
@@ -41,15 +41,15 @@ def resampled_weights(scores: Scores, rng: np.random.Generator, resamples: int =
 
 
 def degrees_of_freedom(scores: Scores) -> int:
-    """Return the number of runs beyond the first of each stratum."""
+    """Return the number of runs minus the number of strata, or 0 if a stratum has only one run."""
     counts = [scores.strata.count(name) for name in scores.stratum_names]
     return 0 if min(counts) < 2 else sum(counts) - len(counts)
 
 
 def standard_error(scores: Scores, resampled: Array) -> Array:
-    """Return the standard error [...] of a measure from its values [resamples, ...]; NaN if runs are too few.
+    """Return the standard error [...] of a measure from its bootstrap values [resamples, ...]; NaN for too few runs.
 
-    The variance of resamples of R runs is too small by (R - 1) / R, which this corrects.
+    The bootstrap variance of R runs is too small by a factor of (R - 1) / R, which is corrected here.
     """
     if not degrees_of_freedom(scores):
         return np.full(resampled.shape[1:], math.nan)
@@ -60,8 +60,8 @@ def standard_error(scores: Scores, resampled: Array) -> Array:
 def student_interval(estimate: float, error: float, degrees: float) -> IntervalEnds:
     """Return estimate ± t · standard error (Efron and Tibshirani 1993, An Introduction to the Bootstrap, section 12.2).
 
-    With few runs its coverage is right, unlike that of bootstrap percentiles; docs/comparing.md has measurements of
-    both. Degrees of freedom are rounded down.
+    Unlike bootstrap percentile intervals, it has the right coverage with few runs; docs/comparing.md has measurements.
+    Degrees of freedom are rounded down.
     """
     if degrees < 1 or not math.isfinite(error):
         return NO_INTERVAL
@@ -81,7 +81,7 @@ def welch_degrees(errors: tuple[float, float], degrees: tuple[int, int]) -> floa
 
 def student_quantile(probability: float, degrees: int) -> float:
     """Return the quantile of Student's t distribution for a probability above 1/2."""
-    if degrees > 10**4:  # there, both agree to four digits
+    if degrees > 10**4:  # the normal quantile agrees to four digits
         return NormalDist().inv_cdf(probability)
     low, high = 0.0, 1.0
     while student_cdf(high, degrees) < probability:
@@ -106,10 +106,10 @@ def student_cdf(t: float, degrees: int) -> float:
 
 
 def probability_of_improvement(x: Scores, y: Scores) -> float:
-    """Return the probability that a run of x scores higher than one of y in the same stratum; ties count half.
+    """Return the probability that a run of x scores higher than a run of y in the same stratum; ties count half.
 
-    arXiv:2108.13264, section 4.3: the Mann-Whitney statistic P(X_m > Y_m), averaged over m. If both were tested on the
-    same tasks, m is a task; otherwise runs are compared by their mean scores.
+    arXiv:2108.13264, section 4.3: the Mann-Whitney statistic P(X_m > Y_m), averaged over m. If both groups were tested
+    on the same tasks, m is a task; otherwise runs are compared by their mean scores.
 
     Raises:
         ValueError: the groups have different strata.
@@ -118,15 +118,15 @@ def probability_of_improvement(x: Scores, y: Scores) -> float:
 
 
 def improvement_interval(x: Scores, y: Scores) -> IntervalEnds:
-    """Return the 95 % interval of the probability of improvement; NaN if a stratum has a single run.
+    """Return the 95 % confidence interval of the probability of improvement; NaN if a stratum has a single run.
 
-    A score interval after Newcombe for the Mann-Whitney statistic (2006, Statistics in Medicine 25, p. 559, method 5):
-    all p from which the observed probability is at most t standard errors away, with the standard error at p. It stays
-    between 0 and 1 and exists even if all runs of one group are higher.
+    Newcombe's score interval for the Mann-Whitney statistic (2006, Statistics in Medicine 25, p. 559, method 5): all p
+    at most t standard errors from the observed probability, with the standard error evaluated at p. It stays within
+    [0, 1] and is defined even if all runs of one group score higher.
 
-    Differs from the paper, which assumes one score per run. Runs compared task by task vary less, by a factor from
-    DeLong's variance (1988, Biometrics 44, p. 837). t is Student's with Welch's degrees of freedom of the two parts of
-    that variance, rounded down.
+    The paper assumes one score per run. Runs compared task by task vary less, so the interval is narrowed by a factor
+    based on DeLong's variance (1988, Biometrics 44, p. 837). t is a quantile of Student's distribution with Welch's
+    degrees of freedom for the two parts of that variance, rounded down.
     """
     if not min(degrees_of_freedom(x), degrees_of_freedom(y)):
         return NO_INTERVAL
@@ -153,15 +153,15 @@ def improvement_interval(x: Scores, y: Scores) -> IntervalEnds:
 
 
 def _share_of_newcombe(all_wins: list[Array], sizes: list[tuple[int, ...]]) -> float:
-    """Return DeLong's variance as a share of Newcombe's at the same probability, at most 1; 1 if undefined."""
+    """Return the ratio of DeLong's variance to Newcombe's at the same probability, at most 1; 1 if undefined."""
     variance, expected = _delong(all_wins)[0], _newcombe(float(np.mean([wins.mean() for wins in all_wins])), sizes)
     return min(1.0, variance / expected) if variance > 1e-12 and expected else 1.0
 
 
 def _wins(x: Scores, y: Scores) -> list[Array]:
-    """Return for every stratum the share of tasks in which a run of x is higher than one of y, [R_x, R_y]."""
+    """Return, for each stratum, the share of tasks on which each run of x beats each run of y, [R_x, R_y]."""
     if x.stratum_names != y.stratum_names:
-        raise ValueError(f"found strata {x.stratum_names} and {y.stratum_names}; required the same")
+        raise ValueError(f"found strata {x.stratum_names} and {y.stratum_names}; both groups must have the same strata")
     by_task = x.same_tasks and y.same_tasks and (x + y).same_tasks
     found: list[Array] = []
     for name in x.stratum_names:
@@ -174,7 +174,7 @@ def _wins(x: Scores, y: Scores) -> list[Array]:
 
 
 def _newcombe(p: float, sizes: list[tuple[int, ...]]) -> float:
-    """Return the variance of the mean Mann-Whitney statistic over strata of m and n runs with expectation p."""
+    """Return Newcombe's variance of the mean Mann-Whitney statistic over strata of m and n runs, with expectation p."""
 
     def of(m: int, n: int) -> float:
         others = (m + n) / 2 - 1
@@ -184,7 +184,7 @@ def _newcombe(p: float, sizes: list[tuple[int, ...]]) -> float:
 
 
 def _delong(all_wins: list[Array]) -> tuple[float, float]:
-    """Return the variance of the mean over strata, and its degrees of freedom."""
+    """Return DeLong's variance of the mean statistic over strata, and its degrees of freedom."""
     means = [(wins.mean(axis), wins.shape[1 - axis]) for wins in all_wins for axis in (0, 1)]
     variances = np.array([of_runs.var(ddof=1) / n for of_runs, n in means]) / len(all_wins) ** 2
     if not variances.any():

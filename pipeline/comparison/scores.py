@@ -1,7 +1,7 @@
-"""Scores of a group of runs, and measures that weight runs equally whatever their number of tests.
+"""Scores of a group of runs, and measures in which a run's weight does not depend on its number of tasks.
 
-Measures take weights [..., R] of the runs that add up to 1, so a resample is a row of weights and a thousand resamples
-cost one sort.
+Measures take run weights [..., R] that add up to 1. A resample is a row of weights, so a thousand resamples need only
+one sort.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ class Scores:
     """Scores of R runs.
 
     Attributes:
-        runs: Scores [B_r] of every run, one per task; at least one.
-        strata: Stratum of every run, which is its environment. Resampling keeps the number of runs of each stratum, and
+        runs: Scores [B_r] of each run, one per task; there is at least one run.
+        strata: Stratum of each run, which is its environment. Resampling preserves the number of runs per stratum, and
             all strata have equal weight.
-        same_tasks: True if task b of all runs of a stratum is the same task.
+        same_tasks: True if task b is the same task for all runs of a stratum.
     """
 
     runs: tuple[Array, ...]
@@ -32,22 +32,22 @@ class Scores:
     def __post_init__(self) -> None:
         if not self.runs or len(self.runs) != len(self.strata):
             raise ValueError(
-                f"found scores of {len(self.runs)} runs and strata of {len(self.strata)}; required strata "
-                "for every run, and at least one run"
+                f"found scores for {len(self.runs)} runs and strata for {len(self.strata)}; required a "
+                "stratum for every run, and at least one run"
             )
         for place, run in enumerate(self.runs):
             if run.ndim != 1 or not len(run) or not np.isfinite(run).all():
-                raise ValueError(f"found scores of run {place}: {run!r}; required finite numbers [B], at least one")
+                raise ValueError(f"scores of run {place} are {run!r}; required finite numbers [B], at least one")
         if self.same_tasks and any(
             len({len(run) for run in self.of_stratum(name)}) > 1 for name in dict.fromkeys(self.strata)
         ):
             raise ValueError(
-                "found runs with different numbers of scores; required the same number, for the same tasks"
+                "found runs with different numbers of scores; runs on the same tasks must have the same number"
             )
 
     @classmethod
     def of(cls, values: Sequence[Sequence[float]] | Array, *, same_tasks: bool = False) -> "Scores":
-        """Build scores from one row per run, all of one environment; rows may differ in length."""
+        """Build scores from one row per run, all in the same environment; rows may differ in length."""
         rows = tuple(np.asarray(row, np.float64) for row in cast(Sequence[Array], values))
         return cls(rows, ("",) * len(rows), same_tasks)
 
@@ -60,7 +60,7 @@ class Scores:
 
     @property
     def stratum_names(self) -> list[str]:
-        """The strata, in order."""
+        """Sorted names of the strata."""
         return sorted(set(self.strata))
 
     def places(self, stratum: str) -> Array:
@@ -73,18 +73,18 @@ class Scores:
 
     @cached_property
     def even_weights(self) -> Array:
-        """Weights [R] that add up to 1: equal for all strata, and for the runs of a stratum."""
+        """Run weights [R] that add up to 1: equal across strata, and across the runs of a stratum."""
         names = self.stratum_names
         return np.array([1 / (len(names) * self.strata.count(name)) for name in self.strata])
 
     @cached_property
     def run_means(self) -> Array:
-        """Mean score of every run, [R]."""
+        """Mean score of each run, [R]."""
         return np.array([run.mean() for run in self.runs])
 
     @cached_property
     def ordered(self) -> tuple[Array, Array, Array]:
-        """All scores in ascending order, with the run of each and its share of that run, [n] each."""
+        """All scores in ascending order, with the run of each score and its weight within that run, [n] each."""
         values = np.concatenate(self.runs)
         owner = np.repeat(np.arange(len(self)), [len(run) for run in self.runs])
         share = np.concatenate([np.full(len(run), 1 / len(run)) for run in self.runs])
@@ -96,24 +96,24 @@ _NUMBERS_AT_ONCE = 2**21
 
 
 def mean_score(scores: Scores, weights: Array | None = None) -> Array:
-    """Return the mean over runs of their mean scores, [...]."""
+    """Return the weighted mean of the runs' mean scores, [...]."""
     return _weights(scores, weights) @ scores.run_means
 
 
 def interquartile_mean(scores: Scores, weights: Array | None = None) -> Array:
-    """Return the mean of the middle half of all scores of all runs, [...] (arXiv:2108.13264, section 4.3).
+    """Return the interquartile mean of all runs' scores, [...] (arXiv:2108.13264, section 4.3).
 
-    Scores at the quartiles count in part. scipy's `trim_mean`, which the paper's library uses, drops only whole scores
-    if their number is not a multiple of 4.
+    Scores at the quartiles count in part. scipy's `trim_mean`, which the paper's library uses, drops only whole scores,
+    even if their number is not a multiple of 4.
     """
     weights, (values, owner, share) = _weights(scores, weights), scores.ordered
-    if weights.ndim > 1 and len(weights) > (block := max(1, _NUMBERS_AT_ONCE // len(values))):  # memory stays small
+    if weights.ndim > 1 and len(weights) > (block := max(1, _NUMBERS_AT_ONCE // len(values))):  # bounds memory
         return np.concatenate(
             [interquartile_mean(scores, weights[start : start + block]) for start in range(0, len(weights), block)]
         )
     each = weights[..., owner] * share
     above = np.cumsum(each, axis=-1)
-    # Rounding of the sum of weights would shift the quartiles.
+    # Rounding errors in the sum of weights would shift the quartiles.
     above /= above[..., -1:]
     below = np.concatenate([np.zeros_like(above[..., :1]), above[..., :-1]], axis=-1)
     middle = np.clip(np.minimum(above, 0.75) - np.maximum(below, 0.25), 0, None)
@@ -121,7 +121,7 @@ def interquartile_mean(scores: Scores, weights: Array | None = None) -> Array:
 
 
 def performance_profile(scores: Scores, thresholds: Array, weights: Array | None = None) -> Array:
-    """Return the fraction of scores above every threshold [m], [..., m] (arXiv:2108.13264, section 4.2, run-score).
+    """Return the fraction of scores above each threshold [m], as [..., m] (arXiv:2108.13264, section 4.2, run-score).
 
     F(tau) is the mean over strata, runs and their tasks of 1[score > tau].
     """

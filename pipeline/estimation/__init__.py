@@ -1,1 +1,1 @@
-"""Returns, advantages, statistics and diagnostics of episodes."""
+"""Return and advantage estimation, statistics, and diagnostics of episodes."""

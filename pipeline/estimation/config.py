@@ -1,4 +1,4 @@
-"""Settings of reward processing."""
+"""Settings for computing returns and advantages."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -13,27 +13,27 @@ _DICE_OPTIONS = {"dice_norm": "real", "return_baseline": None}
 
 
 class ProcessingConfig(Settings):
-    """Settings of the computation of returns and advantages from rewards."""
+    """Settings for computing returns and advantages from rewards."""
 
     name: Literal["advantages", "dice"] = "advantages"
-    """dice adds adjusted rewards for the DiCE losses. Set by the algorithm; do not set it."""
+    """dice adds adjusted rewards for the DiCE losses. Set by the algorithm; do not set it yourself."""
     discount: float = Field(default=0.99, ge=0, le=1)
     """Discount γ per environment step."""
     gae_lambda: float = Field(default=1.0, ge=0, le=1)
     """λ of generalized advantage estimation; 1: returns minus values."""
     normalize_advantages: bool = True
-    """Scale advantages, and adjusted rewards, to zero mean and unit standard deviation per task."""
+    """Normalize advantages and adjusted rewards to zero mean and unit standard deviation per task."""
     positive_advantages: bool = False
-    """Shift each task's advantages, and adjusted rewards, so that the smallest is 1e-8."""
+    """Shift each task's advantages and adjusted rewards so that the smallest is 1e-8."""
     return_baseline: BaselineField | None = None
-    """With name=dice: baseline of the returns, for advantages; `baseline` then predicts discounted rewards."""
+    """With name=dice: baseline used to compute advantages; `baseline` then predicts discounted rewards."""
     adv_norm: Literal["std", "variance"] = "std"
-    """Divisor of normalization. variance, for comparison with garage, does not give tasks a common scale."""
+    """Divisor used in normalization. variance is for comparison with garage; it does not give tasks a common scale."""
     dice_norm: Literal["real", "padded"] = "real"
-    """Steps used for the statistics. padded, for comparison with the ProMP code, counts padding as zeros."""
+    """Steps over which statistics are computed. padded counts padding as zeros, for comparison with the ProMP code."""
     scale_rewards: bool = later(False)
     """Divide rewards by the running standard deviation of discounted returns and clip to ±10. Statistics are part of
-    the learner and constant within an iteration. Stored rewards and average_return are not scaled."""
+    the learner state and constant within an iteration. Stored rewards and average_return are not scaled."""
 
     @model_validator(mode="after")
     def _norms_have_something_to_do(self) -> "ProcessingConfig":
@@ -44,12 +44,12 @@ class ProcessingConfig(Settings):
         return self
 
     def build_return_baseline(self) -> Baseline:
-        """Build the baseline of advantages for name=dice; by default zero, so that advantages are returns."""
+        """Build the baseline for advantages with name=dice. The default is zero, so advantages equal returns."""
         return (self.return_baseline or BaselineConfig(name="zero")).build()
 
 
 def processing_problems(processing: ProcessingConfig, learns_from: Sequence[str]) -> Iterator[str]:
-    """Yield conflicts with an algorithm that requires these fields of Samples."""
+    """Yield conflicts between the settings and an algorithm that learns from these fields of Samples."""
     needed = "dice" if "adjusted_rewards" in learns_from else "advantages"
     changed = [name for name, default in _DICE_OPTIONS.items() if getattr(processing, name) != default]
     if processing.name != needed:

@@ -1,4 +1,4 @@
-"""Metrics of rollout batches by stored name: built-in, from an environment, and custom."""
+"""Metrics of rollout batches, keyed by stored name: built-in, from an environment, and custom."""
 
 import inspect
 import math
@@ -16,7 +16,7 @@ from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, EpisodeBatch, Metrics, Samples, Step
 
 METRICS = Plugins("metric", "metaloom.metrics", {})
-"""Registry of functions that return metrics of an EpisodeBatch or a Step; the annotation decides which."""
+"""Registry of functions that return metrics of an EpisodeBatch or a Step, as their annotation indicates."""
 
 Numbers = Mapping[str, float]
 _REQUIRED = (
@@ -26,17 +26,17 @@ _REQUIRED = (
 
 @dataclass(frozen=True)
 class Measures:
-    """The functions that compute a run's custom metrics."""
+    """Functions that compute a run's custom metrics, including an environment's diagnostics."""
 
     of_episodes: Mapping[str, Callable[[EpisodeBatch], Numbers]]
     of_steps: Mapping[str, Callable[[Step], Numbers]]
 
     @classmethod
     def named(cls, names: Iterable[str], *, diagnostics: Callable[[EpisodeBatch], Numbers] | None = None) -> "Measures":
-        """Find functions by name and add an environment's diagnostics.
+        """Look up functions by name, and add an environment's diagnostics.
 
         Raises:
-            ConfigError: a name does not refer to such a function. Functions are not called.
+            ConfigError: a name does not refer to such a function. No function is called.
         """
         found = {name: _find(name) for name in names}
         of_episodes = {name: function for name, (of, function) in found.items() if of is EpisodeBatch}
@@ -45,10 +45,10 @@ class Measures:
         return cls(of_episodes, {name: function for name, (of, function) in found.items() if of is Step})
 
     def of_round(self, rounds: Sequence[EpisodeBatch], k: int) -> Metrics:
-        """Return metrics of the episodes collected after k adaptations, averaged over episodes of several batches.
+        """Return metrics of the episodes collected after k adaptation steps, averaged over all episodes of the batches.
 
         Raises:
-            ConfigError: a function does not return values by name.
+            ConfigError: a function does not return a mapping from names to numbers.
         """
         total = sum(int(episodes.real.sum()) for episodes in rounds)
         metrics: Metrics = {}
@@ -69,7 +69,7 @@ class Measures:
 
 
 def with_own(metrics: Metrics, own: Metrics) -> Metrics:
-    """Join standard and custom metrics.
+    """Return the standard metrics merged with the custom ones.
 
     Raises:
         ConfigError: a custom metric has the name of a standard one.
@@ -82,7 +82,7 @@ def with_own(metrics: Metrics, own: Metrics) -> Metrics:
 
 
 def _find(name: str) -> tuple[type, Callable[[Any], Numbers]]:
-    """Return a function by name, and its argument's type."""
+    """Look up a function by name; return the type of its argument and the function."""
     try:
         function = load(METRICS.path(name))
         if not inspect.isfunction(function):
@@ -110,7 +110,7 @@ def _checked(source: str, numbers: object) -> dict[str, float]:
 
 
 def fact_means(facts: Mapping[str, Array]) -> Metrics:
-    """Return means over episodes of per-episode facts, name -> [...] bool or float32.
+    """Return the means over episodes of per-episode facts, [...] bool or float32 by name.
 
     A flag yields `NAME_rate`, the share of episodes where it is set; a number yields `average_NAME`, ignoring NaN.
     """
@@ -124,11 +124,11 @@ def fact_means(facts: Mapping[str, Array]) -> Metrics:
 
 
 def step_metrics(step: Step) -> Metrics:
-    """Return averages over all episodes of all tasks of rollout batch k, each name prefixed with `step_k.`.
+    """Return averages over all episodes of rollout batch k, with names prefixed by `step_k.`.
 
-    Returns are undiscounted unless the name says so. `explained_variance` is the mean over tasks, since the baseline is
-    fitted to each task. `policy_std` and `entropy` (nats, joint over actions) describe the policy that acted;
-    categorical policies have no `policy_std`, custom ones neither.
+    Returns are undiscounted unless the name says otherwise. `explained_variance` is a mean over tasks, because the
+    baseline is fitted per task. `policy_std` and `entropy` (in nats, joint over action dimensions) describe the
+    behavior policy; categorical policies have no `policy_std`, and custom policies may have neither.
     """
     episodes, samples, behavior = step.episodes, step.samples, step.episodes.behavior
     of_policy: Metrics = {}
@@ -150,9 +150,9 @@ def step_metrics(step: Step) -> Metrics:
 
 
 def episode_metrics(rounds: Sequence[EpisodeBatch], k: int) -> Metrics:
-    """Return averages over all episodes of rollout batch k, prefixed with `step_k.`. Returns are undiscounted.
+    """Return averages over all episodes of rollout batch k, with names prefixed by `step_k.`. Returns are undiscounted.
 
-    Includes the facts that the environment reports: `success_rate`, `average_distance`.
+    Includes means of the facts that the environment reports, such as `success_rate` or `average_distance`.
     """
     returns, lengths, truncated = (
         np.concatenate([getattr(episodes, name)[_real(episodes)].ravel() for episodes in rounds])
@@ -173,7 +173,7 @@ def episode_metrics(rounds: Sequence[EpisodeBatch], k: int) -> Metrics:
 
 
 def explained_variance(values: Array, returns: Array, mask: Array) -> float:
-    """Return 1 - Var(returns - values) / Var(returns) over the real entries; 0 when the returns do not vary."""
+    """Return 1 - Var(returns - values) / Var(returns) over the real entries; 0 if the returns do not vary."""
     real = mask != 0
     returns_std, residual_std = (np.asarray(x, np.float64)[real].std() for x in (returns, returns - values))
     return 0.0 if returns_std == 0 else float(1 - (residual_std / returns_std) ** 2)
@@ -182,13 +182,13 @@ def explained_variance(values: Array, returns: Array, mask: Array) -> float:
 def names_of_metrics(
     measures: Measures, sizes: Spaces, facts: Mapping[str, bool], *, processed: bool
 ) -> frozenset[str] | None:
-    """Return the names of a run's metrics of rollout batches, found with made-up episodes.
+    """Return the names of the metrics that a run computes per rollout batch, found by trying synthetic episodes.
 
     Returns:
-        The names without `step_k.`; None if a function failed, as it may on made-up episodes.
+        Names without the prefix `step_k.`, or None if a function failed, as it may on synthetic episodes.
 
     Raises:
-        ConfigError: a function uses the name of a standard metric, or does not return values by name.
+        ConfigError: a function uses the name of a standard metric, or does not return numbers keyed by name.
     """
     step = _made_up(sizes, facts)
     with np.errstate(all="ignore"):
@@ -228,5 +228,5 @@ def _made_up(sizes: Spaces, facts: Mapping[str, bool]) -> Step:
 
 
 def _real(episodes: EpisodeBatch) -> Array | EllipsisType:
-    """Return an index of the real episodes; an ellipsis if all are real, which keeps the order of sums."""
+    """Return an index that selects the real episodes; an ellipsis if all are real, to keep the order of sums."""
     return ... if episodes.real.all() else episodes.real

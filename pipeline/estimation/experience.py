@@ -1,4 +1,4 @@
-"""Experience of actor-critics: rows of real steps, with values credited at truncated ends."""
+"""Training data for actor-critics: rows of real steps, with bootstrapped values at truncated ends."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class StepRows:
     """Environment steps for training a policy and its critic.
 
     Attributes:
-        observations: [n, O].
-        actions: [n, A], or [n] int64.
-        old_log_prob: [n], under the policy that acted.
-        advantages: [n].
-        old_values: [n], by the critic before the update.
-        targets: [n], for the critic.
+        observations: Observations, [n, O].
+        actions: Actions, [n, A], or [n] int64.
+        old_log_prob: Log-probabilities of the actions under the behavior policy, [n].
+        advantages: Advantages, [n].
+        old_values: Values from the critic before the update, [n].
+        targets: Critic targets, [n].
     """
 
     observations: Array
@@ -45,9 +45,9 @@ class CriticEstimate:
     """A critic's estimates for some episodes.
 
     Attributes:
-        values: [b, E, T] float64, zero on padding.
-        advantages: [b, E, T] float64, neither shifted nor scaled; zero on padding.
-        targets: [b, E, T] float64, targets of the critic; zero on padding.
+        values: Values, [b, E, T] float64, zero on padding.
+        advantages: Advantages before shifting and scaling, [b, E, T] float64, zero on padding.
+        targets: Critic targets, [b, E, T] float64, zero on padding.
     """
 
     values: Array
@@ -62,10 +62,10 @@ class Experience:
     it, nothing is credited.
 
     Attributes:
-        mask: [b, E, T] bool, True for real steps.
-        observations: [N, O], all real steps in the order task, episode, step.
-        actions: [N, A] or [N].
-        behavior: name -> [N, ...]; parameters that do not change by step are repeated from [b, ...].
+        mask: Mask of real steps, [b, E, T] bool.
+        observations: Observations of all real steps, ordered by task, episode and step, [N, O].
+        actions: Actions, [N, A] or [N].
+        behavior: Parameters of the behavior policy's distributions by name, [N, ...], repeated if stored per task.
     """
 
     def __init__(self, episodes: EpisodeBatch, tasks: slice) -> None:
@@ -84,7 +84,7 @@ class Experience:
         }
 
     def rows(self, values: Array) -> Array:
-        """Return the real entries [N] of [b, E, T], in float32."""
+        """Return the real entries [N] of values [b, E, T], in float32."""
         return values[self.mask].astype(np.float32)
 
     def estimate(
@@ -94,7 +94,7 @@ class Experience:
         gae_lambda: float,
         target: Literal["td_lambda", "empirical"],
     ) -> CriticEstimate:
-        """Estimate values, advantages and targets with a critic, a function from [n, O] to [n]."""
+        """Return values, advantages and targets estimated with a critic, a function from [n, O] to [n]."""
         values, next_values, rewards = np.zeros(self.mask.shape), np.zeros(self.mask.shape), self._rewards * self.mask
         values[self.mask] = critic(self.observations)
         next_values[..., :-1] = values[..., 1:]

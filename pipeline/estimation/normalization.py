@@ -1,4 +1,4 @@
-"""Running normalization of observations and rewards, with statistics stored in the learner.
+"""Running normalization of observations and rewards, with statistics stored in the learner state.
 
 Statistics are constant during an iteration; the update then adds the iteration's episodes.
 """
@@ -14,11 +14,11 @@ from metaloom.pipeline.estimation.returns import discounted_returns
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Params
 
 PREFIX = "normalization."
-"""Prefix of all names in this module, in LearnerState.extra and in TaskParams."""
+"""Prefix of this module's names in LearnerState.extra and in TaskParams."""
 OBSERVATIONS, RETURNS = f"{PREFIX}observations", f"{PREFIX}returns"
-"""Prefixes of running statistics in LearnerState.extra."""
+"""Name prefixes of running statistics in LearnerState.extra."""
 MEAN, STD, REWARD_STD = f"{PREFIX}mean", f"{PREFIX}std", f"{PREFIX}reward_std"
-"""Names in TaskParams: [B, O], [B, O] and [B]."""
+"""Names in TaskParams, of arrays [B, O], [B, O] and [B]."""
 
 INITIAL_COUNT = 1e-4
 EPSILON = 1e-8
@@ -31,9 +31,9 @@ class RunningStatistics:
     """Mean and variance of all rows so far, float64.
 
     Attributes:
-        mean: [...].
-        variance: [...].
-        count: [], number of rows.
+        mean: Mean, [...].
+        variance: Variance, [...].
+        count: Number of rows, a scalar.
     """
 
     mean: Array
@@ -42,16 +42,16 @@ class RunningStatistics:
 
     @classmethod
     def initial(cls, shape: tuple[int, ...]) -> RunningStatistics:
-        """Return mean 0 and variance 1, with a negligible count."""
+        """Return statistics with mean 0, variance 1 and a negligible count."""
         return cls(np.zeros(shape), np.ones(shape), np.array(INITIAL_COUNT))
 
     @classmethod
     def of(cls, learner: LearnerState, prefix: str) -> RunningStatistics:
-        """Return a learner's statistics with this prefix."""
+        """Return the statistics stored in a learner state under this prefix."""
         return cls(*(learner.extra[f"{prefix}.{name}"] for name in ("mean", "variance", "count")))
 
     def stored(self, prefix: str) -> Params:
-        """Return the statistics as learner arrays."""
+        """Return the statistics as arrays for LearnerState.extra."""
         return {f"{prefix}.{name}": value for name, value in vars(self).items()}
 
     def merged(self, rows: Array) -> RunningStatistics:
@@ -65,12 +65,12 @@ class RunningStatistics:
 
     @property
     def std(self) -> Array:
-        """Standard deviation for dividing, float32."""
+        """Standard deviation to divide by, float32."""
         return np.asarray(np.sqrt(self.variance + EPSILON), np.float32)
 
 
 def merged_observations(statistics: RunningStatistics, rounds: Iterable[EpisodeBatch]) -> RunningStatistics:
-    """Add all observations of some episodes, including final ones."""
+    """Return the statistics updated with all observations of some episodes, including final observations."""
     for episodes in rounds:
         for observations, real in zip(episodes.observations, _observed(episodes), strict=True):
             statistics = statistics.merged(observations[real])
@@ -78,7 +78,7 @@ def merged_observations(statistics: RunningStatistics, rounds: Iterable[EpisodeB
 
 
 def merged_returns(statistics: RunningStatistics, rounds: Iterable[EpisodeBatch], discount: float) -> RunningStatistics:
-    """Add the discounted sums of rewards up to each step, R_t = γ R_{t-1} + r_t, of some episodes."""
+    """Return the statistics updated with the discounted sums R_t = γ R_{t-1} + r_t of rewards up to each step."""
     for episodes in rounds:
         for rewards, mask in zip(episodes.rewards, episodes.mask, strict=True):
             backwards = discounted_returns(np.flip(rewards * mask, -1), discount)
@@ -88,12 +88,12 @@ def merged_returns(statistics: RunningStatistics, rounds: Iterable[EpisodeBatch]
 
 @dataclass(frozen=True)
 class Normalization:
-    """Normalization of an iteration, for B tasks. Quantities that are not normalized are None.
+    """Normalization for an iteration and B tasks. Statistics of quantities that are not normalized are None.
 
     Attributes:
-        mean: [B, O] float32, subtracted from observations.
-        std: [B, O] float32, divisor after the mean is subtracted.
-        reward_std: [B] float32, divides rewards.
+        mean: Mean to subtract from observations, [B, O] float32.
+        std: Divisor of centered observations, [B, O] float32.
+        reward_std: Divisor of rewards, [B] float32.
     """
 
     mean: Array | None = None
@@ -102,12 +102,12 @@ class Normalization:
 
     @classmethod
     def of_params(cls, params: Mapping[str, Array]) -> Normalization | None:
-        """Return the normalization in task parameters; None if there is none."""
+        """Return the normalization stored in task parameters, or None if there is none."""
         found = [params.get(name) for name in (MEAN, STD, REWARD_STD)]
         return None if all(value is None for value in found) else cls(*found)
 
     def observations(self, values: Array) -> Array:
-        """Normalize observations [B, ..., O]."""
+        """Return observations [B, ..., O], normalized and clipped."""
         if self.mean is None or self.std is None:
             return values
         shape = (len(self.mean), *(1,) * (values.ndim - 2), -1)
@@ -116,14 +116,14 @@ class Normalization:
         return np.clip(found, -CLIP, CLIP, out=found)
 
     def rewards(self, values: Array) -> Array:
-        """Scale rewards [B, ...]."""
+        """Return rewards [B, ...], scaled and clipped."""
         if self.reward_std is None:
             return values
         found = values / self.reward_std.reshape(-1, *(1,) * (values.ndim - 1))
         return np.clip(found, -CLIP, CLIP, out=found)
 
     def episodes(self, episodes: EpisodeBatch) -> EpisodeBatch:
-        """Normalize episodes of these tasks; padding is zero."""
+        """Return normalized episodes of these tasks, with zero padding."""
         observations = self.observations(episodes.observations)
         if self.mean is not None:
             observations *= _observed(episodes)[..., None]
@@ -131,11 +131,11 @@ class Normalization:
 
 
 def without_normalization(params: Mapping[str, Array]) -> Params:
-    """Return the arrays without those of the normalization."""
+    """Return all arrays except the normalization arrays."""
     return {name: value for name, value in params.items() if not name.startswith(PREFIX)}
 
 
 def _observed(episodes: EpisodeBatch) -> Array:
-    """Return a mask [B, E, T+1] bool, True where an episode has an observation."""
+    """Return a mask of the real observations of each episode, [B, E, T+1] bool."""
     steps = np.arange(episodes.observations.shape[2])
     return (steps <= episodes.lengths[..., None]) & episodes.real[..., None]

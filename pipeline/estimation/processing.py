@@ -19,18 +19,18 @@ def process_samples(
     seed: int = 0,
     parallel: ParallelMap = map,
 ) -> Samples:
-    """Compute returns, baseline values and advantages of every step, and adjusted rewards for DiCE; zero on padding.
+    """Compute returns, baseline values and advantages per step, and adjusted rewards for DiCE; zero on padding.
 
     A baseline is fitted to each task's returns and predicts the same episodes. The value after an episode's last step
     is 0 even if the step limit ended it: the objective is the return within the limit.
 
     Args:
         episodes: One rollout batch.
-        baseline: Baseline of returns; for DiCE, of discounted rewards, with returns predicted by the configured
-            `return_baseline`.
-        processing: Discount, λ, normalization.
-        seed: Seed of the baselines' random draws; one per rollout batch.
-        parallel: Map over tasks; the result does not depend on it, nor on other tasks unless a baseline is shared.
+        baseline: Baseline that predicts returns; for DiCE, it predicts discounted rewards, and the configured
+            `return_baseline` predicts returns.
+        processing: Discount, λ and normalization.
+        seed: Seed for the baselines' random draws, different for each rollout batch.
+        parallel: Map over tasks; it does not affect results. Tasks are independent unless they share a baseline.
     """
     mask = episodes.mask
     rewards = episodes.rewards * mask
@@ -47,7 +47,7 @@ def process_samples(
     discounted = discounted_rewards(episodes.rewards * samples.mask, processing.discount)
     predicted = _fit_predict(baseline, episodes, discounted, seed, parallel)
     adjusted = _by_task(task_adjusted_rewards, (discounted, predicted, samples.mask), processing, parallel)
-    # With statistics over padding, padding is not zero; losses mask it anyway.
+    # If statistics include padding, padding is not zero; losses mask it anyway.
     return replace(samples, advantages=samples.advantages * samples.mask, adjusted_rewards=adjusted * samples.mask)
 
 
@@ -61,7 +61,7 @@ def baseline_parameters(
 ) -> dict[str, Params]:
     """Return the parameters [B, ...] of `baseline` and `return_baseline` that `process_samples` fits.
 
-    They are not stored, because they follow from the episodes and the seed.
+    They are not stored, because they can be recomputed from the episodes and the seed.
     """
     rewards = episodes.rewards * episodes.mask
     fits = {"baseline": (_of_returns(baseline, processing), discounted_returns(rewards, processing.discount))}
@@ -75,19 +75,19 @@ def baseline_parameters(
 
 
 def task_advantages(rewards: Array, values: Array, mask: Array, processing: ProcessingConfig) -> Array:
-    """Return advantages [E, T] of one task in float64, from its rewards and baseline values, both zero on padding."""
+    """Return one task's advantages [E, T] in float64, from rewards and baseline values that are zero on padding."""
     next_values = np.concatenate([values[:, 1:], np.zeros((len(values), 1))], axis=1)
     advantages = gae(rewards, values, next_values, processing.discount, processing.gae_lambda)
     return scale(advantages, mask, processing)
 
 
 def task_adjusted_rewards(discounted: Array, predicted: Array, mask: Array, processing: ProcessingConfig) -> Array:
-    """Return γ^t r_t minus its prediction, [E, T] of one task in float64; both inputs zero on padding."""
+    """Return one task's γ^t r_t minus its prediction, [E, T] float64; both inputs must be zero on padding."""
     return scale(discounted - predicted, mask, processing)
 
 
 def scale(values: Array, mask: Array, processing: ProcessingConfig) -> Array:
-    """Normalize and shift values [E, T] of one task according to `processing`; zero on padding."""
+    """Return one task's values [E, T], normalized and shifted according to `processing`; zero on padding."""
     if processing.name == "dice" and processing.dice_norm == "padded":
         mask = np.ones_like(mask)
     if processing.normalize_advantages:
@@ -102,7 +102,7 @@ def _of_returns(baseline: Baseline, processing: ProcessingConfig) -> Baseline:
 
 
 def _seen(episodes: EpisodeBatch) -> Array:
-    """Return the observations before each step as float32, since small integers overflow silently."""
+    """Return the observations before each step as float32, because small integer types overflow silently."""
     return episodes.observations[:, :, :-1].astype(np.float32, copy=False)
 
 

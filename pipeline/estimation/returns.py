@@ -1,6 +1,6 @@
 """Estimators of returns and advantages, in float64 along the last axis.
 
-Padding must be zero in every input and is zero in every result.
+Padding must be zero in all inputs and is zero in all results.
 """
 
 from typing import Literal
@@ -12,11 +12,11 @@ from metaloom.pipeline.types import Array
 EPSILON = 1e-8
 
 Scale = Literal["std", "variance"]
-"""Divisor of normalized values."""
+"""Divisor used in normalization."""
 
 
 def discounted_returns(rewards: Array, discount: float) -> Array:
-    """Return R_t = Σ_{k ≥ t} γ^{k-t} r_k, [..., T] float64."""
+    """Return discounted returns R_t = Σ_{k ≥ t} γ^{k-t} r_k, [..., T] float64."""
     returns = np.moveaxis(np.array(rewards, np.float64), -1, 0).copy()
     for t in range(len(returns) - 2, -1, -1):
         returns[t] += discount * returns[t + 1]
@@ -29,30 +29,30 @@ def gae(rewards: Array, values: Array, next_values: Array, discount: float, gae_
     Schulman et al. 2016, arXiv:1506.02438, eq. 16.
 
     Args:
-        rewards: [..., T].
-        values: [..., T], values of the states before the steps.
-        next_values: [..., T], values of the states after the steps; at an episode's last step, the value credited to
-            its end, 0 if the task ended it.
-        discount: γ.
-        gae_lambda: λ; 1 gives returns minus values, 0 the one-step errors.
+        rewards: Rewards, [..., T].
+        values: Values of the states before the steps, [..., T].
+        next_values: Values of the states after the steps, [..., T]; at an episode's last step, the value credited to
+            its end, which is 0 if the task ended it.
+        discount: Discount γ.
+        gae_lambda: Weight λ; 1 gives returns minus values, 0 gives one-step TD errors.
 
     Returns:
-        [..., T] float64.
+        Advantages, [..., T] float64.
     """
     return discounted_returns(rewards + discount * next_values - values, discount * gae_lambda)
 
 
 def discounted_rewards(rewards: Array, discount: float) -> Array:
-    """Return γ^t r_t, t counted from the start of the episode: [..., T] float64."""
+    """Return discounted rewards γ^t r_t, with t counted from the start of the episode, [..., T] float64."""
     return rewards * discount ** np.arange(rewards.shape[-1], dtype=np.float64)
 
 
 def normalize(values: Array, mask: Array, scale: Scale = "std") -> Array:
-    """Normalize to zero mean and unit deviation over all real entries: (x - mean) / (std + 1e-8); zero on padding.
+    """Return values normalized over all real entries: (x - mean) / (std + 1e-8), and zero on padding.
 
     Args:
         values: Values of any shape.
-        mask: Mask of the same shape.
+        mask: Mask of real entries, of the same shape.
         scale: "variance" divides by the unbiased variance + 1e-8 instead, as garage does.
     """
     real = np.asarray(values, np.float64)[mask != 0]

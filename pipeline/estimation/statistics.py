@@ -1,4 +1,4 @@
-"""Statistics of evaluations: robust averages, returns by class, and Meta-World's success rate."""
+"""Statistics for evaluations: robust averages, returns by class, and Meta-World's success rate."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,11 +14,11 @@ CONFIDENCE = 0.95
 _DRAWS_AT_ONCE = 2**22
 
 Statistic = Callable[[Array], Array]
-"""Function from [..., n] to [...]."""
+"""Function that reduces values [..., n] to [...]."""
 
 
 class Interval(NamedTuple):
-    """An estimate with its confidence interval, whose ends are NaN if undefined."""
+    """An estimate with its confidence interval, whose ends are NaN if it is undefined."""
 
     estimate: float
     low: float
@@ -26,13 +26,13 @@ class Interval(NamedTuple):
 
 
 def interquartile_mean(values: Array) -> Array:
-    """Return the mean of the middle half of the values, along the last axis.
+    """Return the interquartile mean along the last axis: the mean of the middle half of the values.
 
-    Agarwal et al. 2021, arXiv:2108.13264. Values at the quartiles count in part. For one or two values this is the
-    mean.
+    Agarwal et al. 2021, arXiv:2108.13264. Values at the quartiles count in part. For one or two values, the result
+    is their mean.
     """
     n = values.shape[-1]
-    # Value i of the sorted n takes up [i, i+1); the middle half is [n/4, 3n/4).
+    # The i-th of the n sorted values occupies [i, i+1); the middle half is [n/4, 3n/4).
     place = np.arange(n, dtype=np.int64)
     weights = np.clip(np.minimum(place + 1, 0.75 * n) - np.maximum(place, 0.25 * n), 0, None)
     return np.sort(values, axis=-1) @ (weights / weights.sum())
@@ -46,14 +46,14 @@ def mean(values: Array) -> Array:
 def bootstrap(
     returns: Array, statistic: Statistic, rng: np.random.Generator, *, resamples: int = RESAMPLES
 ) -> Interval:
-    """Return a statistic of the tasks' mean returns, with its percentile bootstrap interval.
+    """Return a statistic of the tasks' mean returns, with a percentile bootstrap interval.
 
-    Resamples tasks and, within each, episodes. With a single episode per task, the ends are NaN.
+    Tasks are resampled and, within each task, episodes. With a single episode in total, the ends are NaN.
 
     Args:
-        returns: [B, M], returns of M episodes for each of B tasks.
-        statistic: Statistic of the tasks' means.
-        rng: Generator of the resamples.
+        returns: Returns of M episodes for each of B tasks, [B, M].
+        statistic: Statistic of the tasks' mean returns.
+        rng: Random generator for resampling.
         resamples: Number of resamples.
     """
     B, M = returns.shape
@@ -72,11 +72,11 @@ def bootstrap(
 
 
 BALANCED = "balanced"
-"""Name of the mean over classes; no class has this name."""
+"""Name of the class-balanced mean; no class may have this name."""
 
 
 class ClassEstimate(NamedTuple):
-    """A mean with its standard error; NaN if undefined."""
+    """A mean with its standard error; each is NaN if undefined."""
 
     mean: float
     standard_error: float
@@ -84,13 +84,13 @@ class ClassEstimate(NamedTuple):
 
 @dataclass(frozen=True)
 class ClassReturns:
-    """Returns of some tasks by class.
+    """Returns of a set of tasks by class.
 
     Attributes:
         names: Names of the C classes.
-        num_tasks: Number of tasks of each class.
-        estimates: Mean over each class's tasks of their mean returns, and its standard error over tasks:
-            s / √n with n - 1 in s. Without a task there is no mean, with one task no standard error.
+        num_tasks: Number of tasks in each class.
+        estimates: Mean return over each class's tasks, with its standard error s / √n, where s has n - 1 degrees of
+            freedom. The mean is NaN without tasks, the standard error with fewer than two.
     """
 
     names: tuple[str, ...]
@@ -109,8 +109,8 @@ def class_returns(task_returns: Array, classes: Array, names: Sequence[str]) -> 
     """Return mean returns by class.
 
     Args:
-        task_returns: [B] mean return of every task.
-        classes: [B] the class of every task.
+        task_returns: Mean return of each task, [B].
+        classes: Class index of each task, [B].
         names: Names of the C classes.
     """
     groups = [np.asarray(task_returns[classes == c], np.float64) for c in range(len(names))]
@@ -125,34 +125,34 @@ def class_returns(task_returns: Array, classes: Array, names: Sequence[str]) -> 
 
 
 COUNTED_EPISODES = 3
-"""Number of episodes of a class that count in one group of environments."""
+"""Number of episodes per class that count in a group of environments."""
 
 ENVIRONMENTS = 20
-"""Number of parallel environments, the package's default, divided among the classes."""
+"""Number of parallel environments that are divided among the classes: the Meta-World package's default."""
 
 UNTIL_SUCCESS = "steps_until_success"
-"""Fact of an episode: its length if success ended it."""
+"""Episode fact: the number of steps until success, if success ended the episode."""
 
 
 def first_to_finish(lengths: Array, success: Array) -> float:
-    """Return the share of successes among the first COUNTED_EPISODES episodes of a class to finish.
+    """Return the success rate of the first COUNTED_EPISODES episodes of a class to finish.
 
     `metaworld.evaluation.evaluation` (version 3.1.1) runs a few environments of a class in parallel, ends episodes at
     success, and stops after three finished episodes of the class. Episodes without success last until the step limit,
-    so successful ones finish first and are overrepresented. Use this to compare with published tables; the share over
-    all test episodes measures the policy.
+    so successful episodes finish first and are overrepresented. Use this rate only to compare with published tables;
+    the success rate over all test episodes measures the policy.
 
-    Episodes of an environment follow each other immediately. Ties are broken by the order of environments.
+    The episodes of an environment run back to back. Ties are broken by the order of environments.
 
     Args:
-        lengths: [n, M], lengths in steps of n environments' episodes, ended by success.
-        success: [n, M] bool.
+        lengths: Episode lengths in steps for n environments, with episodes ended by success, [n, M].
+        success: Success of each episode, [n, M] bool.
 
     Raises:
         ValueError: M is less than COUNTED_EPISODES, so the rate may depend on missing episodes.
     """
     if lengths.shape[1] < COUNTED_EPISODES:
-        raise ValueError(f"found {lengths.shape[1]} episodes of an environment; required {COUNTED_EPISODES} or more")
+        raise ValueError(f"found {lengths.shape[1]} episodes per environment; required {COUNTED_EPISODES} or more")
     over = np.cumsum(lengths, axis=1)
     # Sorted by time, then by environment: an environment never finishes two episodes at once.
     order = np.lexsort((np.repeat(np.arange(len(over)), over.shape[1]), over.ravel()))
@@ -162,13 +162,13 @@ def first_to_finish(lengths: Array, success: Array) -> float:
 def official_rates(lengths: Array, success: Array, of: Array, among: Sequence[int]) -> list[float]:
     """Return the official success rate of each class: the mean over groups of `first_to_finish`.
 
-    The tasks of a class form groups of ENVIRONMENTS // classes tasks in order, as in the package. Tasks that do not
-    fill a group are dropped, since the rate depends on the size of groups.
+    The tasks of a class form groups of ENVIRONMENTS // classes tasks in order, as in the package. Leftover tasks
+    that do not fill a group are dropped, since the rate depends on the group size.
 
     Args:
-        lengths: [B, M], lengths in steps of test episodes, ended by success.
-        success: [B, M] bool.
-        of: [B], the class of every task.
+        lengths: Lengths in steps of test episodes that end at success, [B, M].
+        success: Success of each episode, [B, M] bool.
+        of: Class index of each task, [B].
         among: Indices of the classes.
 
     Returns:

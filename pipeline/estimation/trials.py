@@ -11,19 +11,19 @@ from metaloom.pipeline.types import Array, EpisodeBatch
 
 
 class Trials:
-    """An iteration's N = B·M trials of n episodes each, as sequences of their real steps, padded at the end to L.
+    """An iteration's N = B·M trials of n episodes each, as sequences of real steps, padded at the end to length L.
 
-    Of a task's E = n·M episodes, the first M are the first episodes of its trials, and so on. Trial m of task b is
-    sequence b·M + m.
+    Of a task's E = n·M episodes, the first M are the first episodes of its M trials, and the next M are their second
+    episodes. Trial m of task b is sequence b·M + m.
 
     Attributes:
-        mask: [N, L] bool, True for real steps.
-        inputs: [N, L, O + A + 2], inputs of a policy with a memory: the observation, and the previous step's action
-            (one-hot if discrete), reward and end of episode, which are zero in the first step of a trial.
-        actions: [N, L, A] float32 or [N, L] int64.
-        taken: [N, L, A], actions as float32, one-hot if discrete.
-        rewards: [N, L], zero on padding.
-        behavior: name -> [N, L, ...], parameters of the acting distribution.
+        mask: Mask of real steps, [N, L] bool.
+        inputs: Inputs to a policy with memory, [N, L, O + A + 2]: the observation and the previous step's action
+            (one-hot if discrete), reward and end-of-episode flag, which are zero in a trial's first step.
+        actions: Actions, [N, L, A] float32 or [N, L] int64.
+        taken: Actions as float32, one-hot if discrete, [N, L, A].
+        rewards: Rewards, [N, L], zero on padding.
+        behavior: Parameters of the behavior policy's distributions by name, [N, L, ...].
     """
 
     def __init__(self, episodes: EpisodeBatch, episodes_per_trial: int, num_actions: int) -> None:
@@ -64,7 +64,7 @@ class Trials:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the trials and their episodes in bytes."""
+        """Memory use of the trials and their episodes, in bytes."""
         values = [*vars(self).values(), *vars(self._episodes).values(), *self.behavior.values()]
         return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
 
@@ -87,7 +87,7 @@ class Trials:
 
     @property
     def lengths(self) -> Array:
-        """Number of real steps of every trial, [N]."""
+        """Number of real steps in each trial, [N]."""
         return self.mask.sum(1)
 
     @property
@@ -98,7 +98,7 @@ class Trials:
 
     @property
     def inputs_to_end(self) -> Array:
-        """`inputs` extended by the input after the last step, as if the episode continued: [N, L+1, O + A + 2]."""
+        """`inputs` extended by the input after each last step, as if the episode continued, [N, L+1, O + A + 2]."""
         trials, last = np.arange(len(self)), self.lengths - 1
         inputs = np.concatenate([self.inputs, np.zeros_like(self.inputs[:, :1])], axis=1)
         end = np.zeros_like(self.rewards[trials, last, None])
@@ -107,10 +107,10 @@ class Trials:
         return inputs
 
     def position(self, max_episode_steps: int, discount: float) -> Array:
-        """Return the position in the trial at every step, [N, L, n+2] float32.
+        """Return the position in the trial at each step, [N, L, n+2] float32.
 
-        Consists of the episode's index among n (one-hot), the fraction of its T steps taken, and the discounted number
-        of remaining steps, Σ γ^k, as a fraction of that of a whole trial of n·T steps.
+        The position consists of the one-hot index of the episode among n, the fraction of its T steps taken so far, and
+        the discounted number of remaining steps, Σ γ^k, as a fraction of its value for a whole trial of n·T steps.
         """
         _, E, T = self._shape
         step = self.along(np.broadcast_to(np.arange(T), self._shape))
@@ -124,14 +124,14 @@ class Trials:
     def advantages(self, values: Array, discount: float, gae_lambda: float, behind: Array | None = None) -> Array:
         """Return advantages [N, L] float64 from values [N, L], zero on padding.
 
-        They continue across episodes and stop at the end of the trial: the objective is the discounted return of the
+        They extend across episodes and stop at the end of the trial: the objective is the discounted return of the
         trial (Duan et al. 2016, section 2.2).
 
         Args:
             values: Values of the states before the steps.
-            discount: γ.
-            gae_lambda: λ.
-            behind: [N], value credited after each trial's end; None for nothing.
+            discount: Discount γ.
+            gae_lambda: GAE weight λ.
+            behind: Value credited after each trial's end, [N]; None for no credit.
         """
         values = np.where(self.mask, values, 0)
         next_values = np.zeros_like(values)

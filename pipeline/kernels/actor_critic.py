@@ -1,7 +1,7 @@
-"""Gradient steps of a tanh or ReLU policy and its critic in NumPy, from hand-written derivatives.
+"""Gradient steps of a tanh or ReLU policy and its critic in NumPy, with hand-written derivatives.
 
-The definition is `algorithms/actor_critic/gradient_steps.py`; tests compare with it. Computes in the precision of the
-parameters.
+The reference definition is `algorithms/actor_critic/gradient_steps.py`, against which this kernel is tested. It
+computes in the precision of the parameters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOG_STD = "log_std"
 
 
 class GaussianHead:
-    """Gaussian policy: outputs are means, and standard deviations are parameters."""
+    """Gaussian policy: the network outputs means, and the standard deviations are parameters."""
 
     def __init__(self, log_std: Array, log_std_gradient: Array, min_std: float, *, learn_std: bool) -> None:
         self._log_std, self._gradient = log_std, log_std_gradient
@@ -37,16 +37,16 @@ class GaussianHead:
         return np.maximum(self._log_std, self._floor)
 
     def log_prob(self, outputs: Array, actions: Array) -> Array:
-        """Return the joint log-densities [n] over the action dimensions; the next `backward` differentiates them."""
+        """Return the log-densities [n] of actions, joint over dimensions; the next `backward` differentiates them."""
         log_std = self._clamped
         self._inverse_std = np.exp(-log_std)
         self._z = (actions - outputs) * self._inverse_std
         return _gaussian_log_prob(self._z, log_std)
 
     def backward(self, weights: Array, entropy_coeff: float) -> Array:
-        """Return the derivatives of Σ weights · log_prob - entropy_coeff · mean entropy by the means, [n, A].
+        """Return the gradient of Σ weights · log_prob - entropy_coeff · mean entropy with respect to the means.
 
-        Also writes the gradient of the standard deviations.
+        The gradient has shape [n, A]. Also writes the gradient with respect to the log standard deviations.
         """
         if self._learn_std:
             pull = np.square(self._z)
@@ -58,7 +58,7 @@ class GaussianHead:
         return weights[:, None] * self._z * self._inverse_std
 
     def old_log_prob(self, behavior: Mapping[str, Array], actions: Array) -> Array:
-        """Return the joint log-densities of actions under the policy that acted, [n]."""
+        """Return the joint log-densities of actions under the behavior policy, [n]."""
         log_std = behavior[LOG_STD]
         return _gaussian_log_prob((actions - behavior["mean"]) * np.exp(-log_std), log_std)
 
@@ -67,14 +67,14 @@ class GaussianHead:
         return float(self._clamped.sum(dtype=np.float64)) + 0.5 * len(self._log_std) * (LOG_2PI + 1)
 
     def kl(self, behavior: Mapping[str, Array], outputs: Array) -> float:
-        """Return the mean KL(policy that acted ‖ this policy) in nats."""
+        """Return the mean KL(behavior policy ‖ this policy) in nats."""
         log_std, old = self._clamped.astype(np.float64), behavior[LOG_STD].astype(np.float64)
         squares = np.square(behavior["mean"] - outputs, dtype=np.float64) + np.exp(2 * old)
         return float((squares / (2 * np.exp(2 * log_std)) - 0.5 + log_std - old).sum(-1).mean())
 
 
 class CategoricalHead:
-    """Categorical policy: outputs are logits, one per action."""
+    """Categorical policy: the network outputs one logit per action."""
 
     def __init__(self) -> None:
         self._log_probs: Array = np.empty((0, 0), np.float32)
@@ -86,7 +86,7 @@ class CategoricalHead:
         return self._log_probs[np.arange(len(actions)), actions]
 
     def backward(self, weights: Array, entropy_coeff: float) -> Array:
-        """Return the derivatives of Σ weights · log_prob - entropy_coeff · mean entropy by the logits, [n, out]."""
+        """Return the gradient of Σ weights · log_prob - entropy_coeff · mean entropy in the logits, [n, out]."""
         log_probs, n = self._log_probs, len(self._actions)
         probs = np.exp(log_probs)
         gradient: Array = -weights[:, None] * probs
@@ -97,7 +97,7 @@ class CategoricalHead:
         return gradient
 
     def old_log_prob(self, behavior: Mapping[str, Array], actions: Array) -> Array:
-        """Return the recorded log-probabilities of actions under the policy that acted, [n]."""
+        """Return the recorded log-probabilities of actions under the behavior policy, [n]."""
         return behavior["log_probs"][np.arange(len(actions)), actions]
 
     def entropy(self, outputs: Array) -> float:
@@ -106,13 +106,13 @@ class CategoricalHead:
         return -float((np.exp(log_probs) * log_probs).sum(-1).mean(dtype=np.float64))
 
     def kl(self, behavior: Mapping[str, Array], outputs: Array) -> float:
-        """Return the mean KL(policy that acted ‖ this policy) in nats."""
+        """Return the mean KL(behavior policy ‖ this policy) in nats."""
         old, new = behavior["log_probs"], log_softmax(outputs)
         return float((np.exp(old) * (old - new)).sum(-1).mean(dtype=np.float64))
 
 
 def policy_loss(log_prob: Array, old_log_prob: Array, advantages: Array, clip_eps: float | None) -> float:
-    """Return the mean loss of n actions; see `algorithms/actor_critic/gradient_steps.py`."""
+    """Return the mean policy loss over n actions; see `algorithms/actor_critic/gradient_steps.py`."""
     if clip_eps is None:
         return -float((advantages * log_prob).mean())
     plain, clipped = _surrogates(log_prob, old_log_prob, advantages, clip_eps)
@@ -120,7 +120,7 @@ def policy_loss(log_prob: Array, old_log_prob: Array, advantages: Array, clip_ep
 
 
 def policy_slopes(log_prob: Array, old_log_prob: Array, advantages: Array, clip_eps: float | None) -> Array:
-    """Return the derivatives of the policy's loss with respect to the log-probabilities, [n]."""
+    """Return the gradient of the policy loss with respect to the log-probabilities, [n]."""
     if clip_eps is None:
         return advantages / -len(advantages)
     plain, clipped = _surrogates(log_prob, old_log_prob, advantages, clip_eps)
@@ -129,12 +129,12 @@ def policy_slopes(log_prob: Array, old_log_prob: Array, advantages: Array, clip_
 
 
 def value_slopes(values: Array, old_values: Array, targets: Array, clip_eps: float | None) -> Array:
-    """Return the derivatives of the critic's loss with respect to the values, [n]."""
+    """Return the gradient of the critic's loss with respect to the values, [n]."""
     errors = values - targets
     if clip_eps is not None:
         change = values - old_values
         clipped = old_values + np.clip(change, -clip_eps, clip_eps) - targets
-        # Within the range both errors are equal, and rounding must not decide between them. If the clipped one is
+        # Within the range, both errors are equal, and rounding must not determine which is used. If the clipped one is
         # larger, the value is out of range and has no gradient.
         uses_plain = (np.abs(change) <= clip_eps) | (np.square(errors) >= np.square(clipped))
         errors = np.where(uses_plain, errors, errors.dtype.type(0))
@@ -155,7 +155,7 @@ class FusedSteps(ActorCriticSteps):
         min_std: float,
         learn_std: bool,
     ) -> None:
-        """Copy the arrays that the steps change; `prefix` begins the names of the policy network's parameters."""
+        """Copy the arrays that gradient steps change; `prefix` is the policy network's name prefix."""
         self.policy_params: FlatParams = FlatParams(state.params)
         self.critic_params: FlatParams = FlatParams(renamed(state.extra, f"{CRITIC}.", f"{CRITIC}."))
         names = state.params.items()
@@ -217,5 +217,5 @@ def _surrogates(log_prob: Array, old_log_prob: Array, advantages: Array, clip_ep
 
 
 def _gaussian_log_prob(z: Array, log_std: Array) -> Array:
-    """Return the joint log-densities [n] of standardized actions z [n, A] with log σ, [A] or [n, A]."""
+    """Return the joint log-densities [n] of standardized actions z [n, A], given log σ, [A] or [n, A]."""
     return -0.5 * np.square(z).sum(-1) - (log_std.sum(-1) + 0.5 * z.shape[-1] * LOG_2PI)

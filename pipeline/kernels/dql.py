@@ -1,6 +1,6 @@
-"""DQL's gradient steps for plain networks on the CPU, from hand-written derivatives.
+"""DQL's gradient steps for plain networks on the CPU, with hand-written derivatives.
 
-Computes the same as `DQLDefinition` in pipeline/algorithms/off_policy/dql.py, which has the equations.
+Equivalent to `DQLDefinition` in pipeline/algorithms/off_policy/dql.py, which has the equations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from metaloom.pipeline.types import Array, Metrics, Minibatch
 
 
 class DQLKernel(FusedGradientSteps[None]):
-    """Working copies of the Q-function and target network during an iteration."""
+    """Working copies of the Q-function and target network for one iteration."""
 
     layout = LAYOUT
     _settings: DQL
@@ -53,6 +53,6 @@ class DQLKernel(FusedGradientSteps[None]):
 
 
 def huber_loss(errors: Array) -> tuple[float, Array]:
-    """Return the mean of e² / 2 where |e| < 1 and |e| - ½ elsewhere, and its derivatives, [n]. Huber 1964."""
+    """Return the mean Huber loss, e² / 2 for |e| < 1 and |e| - ½ otherwise, and its gradient, [n]. Huber 1964."""
     clipped = np.clip(errors, -1, 1)
     return float((clipped * (errors - 0.5 * clipped)).mean()), clipped / np.float32(len(errors))

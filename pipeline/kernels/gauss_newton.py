@@ -1,8 +1,8 @@
-"""Gauss-Newton products of plain multilayer perceptrons on the CPU, with hand-written derivatives.
+"""Gauss-Newton products for plain multilayer perceptrons on the CPU, with hand-written derivatives.
 
-For Gaussian and categorical policies. The definition is gauss_newton_product in maml.trpo. Everything that does not
-depend on the vector is computed once; automatic differentiation recomputes it for every product and takes up to twice
-as long.
+Supports Gaussian and categorical policies. The reference definition is gauss_newton_product in maml.trpo. Everything
+that does not depend on the vector is computed only once; automatic differentiation recomputes it for every product and
+takes up to twice as long.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from metaloom.pipeline.types import Array, Params
 KnownPolicy = GaussianPolicy | CategoricalPolicy
 
 MAX_KEPT_BYTES = 1 << 30
-"""Bytes that all chunks together may keep between products. Other chunks recompute: slower, with the same bits."""
+"""Maximum memory in bytes that chunks keep between products. Other chunks recompute: slower, but bitwise identical."""
 
 
 def fused_gauss_newton_product(at: MetaPoint) -> Product:
@@ -53,10 +53,10 @@ def fused_gauss_newton_product(at: MetaPoint) -> Product:
 
 
 class ChunkCurvature:
-    """The matrices J_iᵀ F_i J_i of a chunk's tasks, with precomputed parts that do not depend on the vector."""
+    """The matrices J_iᵀ F_i J_i of a chunk's tasks, with all parts that do not depend on the vector precomputed."""
 
     def __init__(self, problem: MetaProblem, params: Mapping[str, Array], names: Sequence[str], chunk: Chunk) -> None:
-        # Ensured by the choice of this kernel.
+        # Guaranteed when this kernel is chosen.
         policy, dtype = cast(KnownPolicy, problem.policy), chunk_dtype(chunk)
         self._names, self._num_tasks, self._inner_lr = names, len(chunk), problem.inner_lr
         self._hessians: list[InnerHessian] = []
@@ -65,7 +65,7 @@ class ChunkCurvature:
         self._dtype = dtype
         for rows in chunk.rounds[:-1]:
             hessian = InnerHessian(policy, current, rows, problem.inner_loss)
-            # First-order meta-gradients take J as the identity, so the metric must, too.
+            # First-order meta-gradients treat J as the identity, so the metric must, too.
             if not problem.first_order:
                 self._hessians.append(hessian)
             current = self._step(current, hessian.gradients)
@@ -79,13 +79,13 @@ class ChunkCurvature:
 
     @staticmethod
     def num_bytes(policy: Policy, chunk: Chunk) -> int:
-        """Return the memory in bytes: arrays the width of hidden layers, four per inner step and two at the end."""
+        """Return the bytes of arrays as wide as the hidden layers: four per inner step and two at the end."""
         arrays = [*(4 for _ in chunk.rounds[:-1]), 2]
         rows = (n * rows.weights.numel() for n, rows in zip(arrays, chunk.rounds, strict=True))
         return sum(rows) * sum(policy.network.spec.hidden_sizes) * chunk_dtype(chunk).itemsize
 
     def product(self, direction: Mapping[str, Array]) -> Params:
-        """Return Σ_i J_iᵀ F_i J_i v over the chunk's tasks, for v by name without a task axis."""
+        """Return Σ_i J_iᵀ F_i J_i v over the chunk's tasks, for v by name, without a task axis."""
         tangents = {name: self._for_every_task(value.astype(self._dtype)) for name, value in direction.items()}
         tangents |= self._fixed
         for hessian in self._hessians:
@@ -104,7 +104,7 @@ class ChunkCurvature:
 
 
 class InnerHessian:
-    """The Hessian of the inner loss of b tasks at their parameters.
+    """Hessians of the inner loss of b tasks at their parameters.
 
     Attributes:
         gradients: Gradients of the inner loss, [b, ...] by name.
@@ -112,7 +112,7 @@ class InnerHessian:
 
     def __init__(self, policy: KnownPolicy, params: Params, rows: TaskRows, loss: InnerLoss) -> None:
         self._network = _linearized(policy, params, rows)
-        # Parameters of the distribution besides the network's outputs.
+        # Distribution parameters other than the network's outputs.
         self._others = [LOG_STD] if isinstance(policy, GaussianPolicy) else []
         inputs = (self._network.outputs, *(params[name] for name in self._others))
         self._head = [torch.as_tensor(x).requires_grad_() for x in inputs]
@@ -123,7 +123,7 @@ class InnerHessian:
         self.gradients: dict[str, Array] = self._pulled.gradients | dict(zip(self._others, others, strict=True))
 
     def product(self, tangents: Params) -> Params:
-        """Return the Hessian times the tangents of every task."""
+        """Return each task's Hessian times its tangents."""
         pushed = self._network.push(tangents)
         # The head is only as wide as the action, so automatic differentiation is cheap and works for any loss.
         directions = [torch.as_tensor(x) for x in (pushed[-1], *(tangents[name] for name in self._others))]
@@ -133,7 +133,7 @@ class InnerHessian:
 
 
 class GaussianFisher:
-    """The Fisher matrices of b tasks' Gaussian policies, averaged over each task's rows."""
+    """Fisher matrices of b tasks' Gaussian policies, averaged over each task's rows."""
 
     def __init__(self, policy: GaussianPolicy, params: Params, rows: TaskRows) -> None:
         self._network = _linearized(policy, params, rows)
@@ -145,14 +145,14 @@ class GaussianFisher:
         self._log_std_weight = (2 * rows.weights.sum(-1, keepdim=True) * clamp_slope.square()).numpy()
 
     def product(self, tangents: Params) -> Params:
-        """Return the Fisher matrix times the tangents of every task."""
+        """Return each task's Fisher matrix times its tangents."""
         mean = self._network.push(tangents)[-1]
         mean *= self._mean_weight
         return self._network.pull(mean) | {LOG_STD: tangents[LOG_STD] * self._log_std_weight}
 
 
 class CategoricalFisher:
-    """The Fisher matrices of b tasks' categorical policies, averaged over each task's rows."""
+    """Fisher matrices of b tasks' categorical policies, averaged over each task's rows."""
 
     def __init__(self, policy: CategoricalPolicy, params: Params, rows: TaskRows) -> None:
         self._network = _linearized(policy, params, rows)
@@ -160,9 +160,9 @@ class CategoricalFisher:
         self._weights = rows.weights.unsqueeze(-1).numpy()
 
     def product(self, tangents: Params) -> Params:
-        """Return the Fisher matrix times the tangents of every task."""
+        """Return each task's Fisher matrix times its tangents."""
         logits = self._network.push(tangents)[-1]
-        # In terms of logits it is diag(p) - p pᵀ.
+        # With respect to the logits, the Fisher matrix is diag(p) - p pᵀ.
         logits -= (self._probs * logits).sum(-1, keepdims=True)
         logits *= self._probs * self._weights
         return self._network.pull(logits)

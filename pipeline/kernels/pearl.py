@@ -1,8 +1,8 @@
-"""PEARL's gradient steps for plain relu networks on the CPU, from hand-written derivatives.
+"""PEARL's gradient steps for plain relu networks on the CPU, with hand-written derivatives.
 
-A step's tasks are split into fixed parts that threads compute in parallel. Parts are summed in a fixed order, so bits
-do not depend on the number of threads. Q(o, a', z) is evaluated once for both actor losses, only the lower Q-value is
-differentiated by the action, and first layers are differentiated only by z or the action.
+A step's tasks are split into fixed parts that threads compute in parallel. Parts are summed in a fixed order, so
+results are bitwise identical for any number of threads. Q(o, a', z) is evaluated once for both actor losses. Only the
+lower Q-value is differentiated with respect to the action, and input gradients are computed only for z or the action.
 """
 
 from __future__ import annotations
@@ -24,36 +24,37 @@ from metaloom.pipeline.nn.networks import Network
 from metaloom.pipeline.types import Array, Metrics, Minibatch, Params, Transitions
 
 MAX_PARTS = 4
-"""Maximum number of equal parts of a gradient step's tasks. Fixed, since the order of sums depends on it."""
+"""Maximum number of parts into which a step's tasks are split. It is fixed because the order of sums depends on it."""
 MIN_VARIANCE = 1e-7
 
 
 @dataclass(frozen=True)
 class PosteriorArrays:
-    """Gaussians over the latent variables of K tasks, independent in every dimension.
+    """Diagonal Gaussian posteriors over the latent variables of K tasks.
 
     Attributes:
-        mean: [K, Z].
-        variance: [K, Z].
+        mean: Means, [K, Z].
+        variance: Variances, [K, Z]; 0 for point estimates.
     """
 
     mean: Array
     variance: Array
 
     def sample(self, noise: Array) -> Array:
-        """Return the latent variables [K, Z] from standard normal noise [K, Z]."""
+        """Return latent variables [K, Z] sampled with standard normal noise [K, Z]."""
         return self.mean + np.sqrt(self.variance) * noise
 
 
 class GaussianProduct:
-    """q(z|c) ∝ ∏ N(z; μ_n, σ²_n), a factor from each transition. Rakelly et al. 2019, arXiv:1903.08254, eq. 2.
+    """Posterior q(z|c) ∝ ∏ N(z; μ_n, σ²_n), with one factor per transition.
 
-    The first half of the encoder's 2Z outputs are μ_n; softplus of the second half, at least 1e-7, is σ²_n. The product
-    is the Gaussian with 1/σ² = Σ 1/σ²_n and μ = σ² Σ μ_n/σ²_n. The prior is N(0, I).
+    Rakelly et al. 2019, arXiv:1903.08254, eq. 2. The first half of the encoder's 2Z outputs are μ_n; softplus of the
+    second half, at least 1e-7, is σ²_n. The product is the Gaussian with 1/σ² = Σ 1/σ²_n and μ = σ² Σ μ_n/σ²_n. The
+    prior is N(0, I).
     """
 
     def infer(self, outputs: Array) -> PosteriorArrays:
-        """Infer the posterior from the encoder's outputs [K, C, 2Z]; the other methods refer to the last one."""
+        """Infer the posterior from the encoder's outputs [K, C, 2Z]; the other methods use the latest posterior."""
         self._means, self._raw = np.split(outputs, 2, axis=-1)
         self._variances = np.logaddexp(0, self._raw)
         self._precisions = 1 / np.maximum(self._variances, MIN_VARIANCE)
@@ -62,7 +63,7 @@ class GaussianProduct:
         return self._posterior
 
     def kl(self) -> Array:
-        """Return KL(posterior ‖ prior) of every task in nats, [K]: ½ Σ (σ² + μ² - 1 - log σ²)."""
+        """Return KL(posterior ‖ prior) for each task in nats, [K]: ½ Σ (σ² + μ² - 1 - log σ²)."""
         mean, variance = self._posterior.mean, self._posterior.variance
         return 0.5 * (variance + np.square(mean) - 1 - np.log(variance)).sum(-1)
 
@@ -70,8 +71,8 @@ class GaussianProduct:
         """Return the gradient of a loss + kl_weight · Σ KL with respect to the encoder's outputs, [K, C, 2Z].
 
         Args:
-            latent_errors: [K, Z], the gradient of the loss with respect to the sampled latent variables.
-            noise: [K, Z], noise with which they were sampled.
+            latent_errors: Gradient of the loss with respect to the sampled latent variables, [K, Z].
+            noise: Noise used to sample the latent variables, [K, Z].
             kl_weight: Weight of the sum of all tasks' KL divergences.
         """
         mean, variance = self._posterior.mean, self._posterior.variance
@@ -102,17 +103,17 @@ class Point:
 
 
 def inference(use_information_bottleneck: bool) -> GaussianProduct | Point:
-    """Return the kind of posterior: Gaussian with the bottleneck, otherwise a point."""
+    """Return the inference method: Gaussian with the bottleneck, otherwise a point estimate."""
     return GaussianProduct() if use_information_bottleneck else Point()
 
 
 class GradientPart:
-    """Gradients on some of a minibatch's K tasks, as a share of the whole minibatch's gradients.
+    """Gradients for some of a minibatch's K tasks, scaled so that all parts add up to the minibatch's gradient.
 
     Call `critic_gradients`, update the Q-functions, then call `actor_gradients`.
 
     Attributes:
-        params: Parameters of all networks, by name; of trained ones with this part's gradient.
+        params: Parameters of each network, keyed by name; trained networks have this part's gradient.
     """
 
     def __init__(
@@ -147,10 +148,10 @@ class GradientPart:
         self._latent_columns = slice(q_size - settings.latent_size, q_size)
 
     def critic_gradients(self, minibatch: Minibatch, noise: Noise) -> Metrics:
-        """Write the gradients of the encoder and the Q-functions, from the loss Σ mean (Q - y)² + kl_weight · Σ KL.
+        """Write the gradients of the encoder and the Q-functions for the loss Σ mean (Q - y)² + kl_weight · Σ KL.
 
         Returns:
-            Metrics: sums over this part's rows, or its tasks for kl and latent_std.
+            Metrics as sums over this part's rows, or over its tasks for kl and latent_std.
         """
         assert minibatch.context is not None
         latent_noise = noise.latent[self._tasks].astype(self._dtype, copy=False)
@@ -176,7 +177,7 @@ class GradientPart:
         }
 
     def actor_gradients(self, minibatch: Minibatch, noise: Noise) -> Metrics:
-        """Write the gradients of V and the policy, with the latent variables of `critic_gradients` held fixed."""
+        """Write the gradients of V and the policy, with the latent variables from `critic_gradients` held fixed."""
         batch = minibatch.transitions
         outputs = self._policy.forward(self._rows(batch.observations), self._z)
         acting = TanhGaussianActions(outputs, self._rows(noise.actions))
@@ -207,7 +208,7 @@ class GradientPart:
         return self._qs[name].forward(self._rows(batch.observations), actions, self._z)[:, 0]
 
     def _action_slopes(self, values: Mapping[str, Array]) -> Array:
-        """Return the derivatives of the lower Q-value of every row with respect to its action, [n, A]."""
+        """Return the gradient of each row's lower Q-value with respect to the action, [n, A]."""
         first_is_lower = values["q1"] <= values["q2"]
         slopes = np.empty((len(first_is_lower), self._action_columns.stop - self._action_columns.start), self._dtype)
         for name, lower in (("q1", first_is_lower), ("q2", ~first_is_lower)):
@@ -232,7 +233,7 @@ class GradientPart:
 
 
 def context_features(settings: PEARL, context: Transitions, tasks: slice) -> Sequence[Array]:
-    """Return the encoder's inputs for some tasks' context, as columns [rows, ...]."""
+    """Return the encoder's inputs for the given tasks' context, as columns [rows, ...]."""
     features = [context.observations, context.actions, context.rewards[..., None]]
     if settings.use_next_obs_in_context:
         features.append(context.next_observations)
@@ -244,7 +245,7 @@ def _sum_of_squares(values: Array) -> float:
 
 
 class PEARLKernel(FusedGradientSteps[Noise]):
-    """Working copies of networks and optimizers during an iteration."""
+    """Working copies of the networks and their optimizers for one iteration."""
 
     layout = LAYOUT
     epsilon: ClassVar[float | None] = ADAM_EPSILON
@@ -256,7 +257,7 @@ class PEARLKernel(FusedGradientSteps[Noise]):
         self._shape: tuple[int, ...] = ()
 
     def step(self, minibatch: Minibatch, noise: Noise) -> Metrics:
-        """Make one gradient step; return means over its transitions, or over its tasks for kl and latent_std.
+        """Take one gradient step and return its metrics: means over transitions, or over tasks for kl and latent_std.
 
         Equivalent to PEARLDefinition.step.
         """
@@ -296,11 +297,11 @@ class PEARLKernel(FusedGradientSteps[Noise]):
 
 
 def infer(settings: PEARL, encoder: Network, params: Params, context: Transitions) -> PosteriorArrays:
-    """Return every task's posterior, [B, Z], given its context [B, C]."""
+    """Return each task's posterior, [B, Z], given its context [B, C]."""
     network = FlatNetwork.of(encoder.prefix, encoder.spec, FlatParams(params), fold_bias=True)
     posterior_of = inference(settings.use_information_bottleneck)
     posteriors: list[PosteriorArrays] = []
-    # Task by task: the bits of a task must not depend on the number of tasks.
+    # One task at a time: a task's bits must not depend on the number of tasks.
     for b in range(len(context.rewards)):
         outputs = network.forward(*context_features(settings, context, slice(b, b + 1)))
         posteriors.append(posterior_of.infer(outputs[None]))

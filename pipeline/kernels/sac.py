@@ -1,6 +1,6 @@
-"""SAC's gradient steps for plain networks on the CPU, from hand-written derivatives.
+"""SAC's gradient steps for plain networks on the CPU, with hand-written derivatives.
 
-Computes the same as `SACDefinition` in pipeline/algorithms/off_policy/sac.py, which has the equations.
+Equivalent to `SACDefinition` in pipeline/algorithms/off_policy/sac.py, which has the equations.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ _LOG_2 = math.log(2)
 
 
 class TanhGaussianActions:
-    """Actions tanh(u), with Gaussian u, for n rows of a network's outputs, and their reparameterized derivatives.
+    """Sampled actions tanh(u), with Gaussian u, for n rows of network outputs, and their reparameterized gradients.
 
-    Haarnoja et al. 2018, arXiv:1801.01290, appendix C. Computes in the precision of the outputs.
+    Haarnoja et al. 2018, arXiv:1801.01290, appendix C. Computed in the precision of the outputs.
 
     Attributes:
-        mean: [n, A] before the tanh.
-        log_std: [n, A], clamped.
-        inside: [n, A] bool, False where log_std was clamped.
-        deviation: [n, A], std * noise.
-        u: [n, A], the actions before the tanh.
-        actions: [n, A] in (-1, 1).
-        log_prob: [n], log-densities of the actions, joint over their dimensions.
+        mean: Means of u, [n, A].
+        log_std: Clamped log standard deviations of u, [n, A].
+        inside: Mask, [n, A] bool, False where log_std was clamped.
+        deviation: Standard deviation times noise, [n, A].
+        u: Actions before the tanh, [n, A].
+        actions: Actions in (-1, 1), [n, A].
+        log_prob: Log-densities of the actions, joint over their dimensions, [n].
     """
 
     def __init__(self, outputs: Array, noise: Array) -> None:
-        """Draw u = mean + std * noise.
+        """Compute u = mean + std * noise and the actions.
 
         Args:
-            outputs: [n, 2A], means and then log standard deviations.
-            noise: [n, A] float32, standard normal.
+            outputs: Network outputs, [n, 2A]: means, then log standard deviations.
+            noise: Standard normal noise, [n, A] float32.
         """
         A, noise = noise.shape[1], noise.astype(outputs.dtype, copy=False)
         self.mean: Array = outputs[:, :A]
@@ -63,8 +63,8 @@ class TanhGaussianActions:
         """Return the gradient of a loss with respect to the outputs, [n, 2A], with the noise held fixed.
 
         Args:
-            action_gradient: [n, A], gradient of the loss with respect to the actions.
-            log_prob_gradient: [n, 1] or a scalar, gradient of the loss with respect to the log-densities.
+            action_gradient: Gradient of the loss with respect to the actions, [n, A].
+            log_prob_gradient: Gradient of the loss with respect to the log-densities, [n, 1] or a scalar.
         """
         to_mean = action_gradient * (1 - np.square(self.actions))
         to_mean += 2 * log_prob_gradient * self.actions
@@ -75,7 +75,7 @@ class TanhGaussianActions:
 
 
 class TwinQKernel(FlatParams):
-    """Two Q-functions with their parameters in one vector.
+    """Two Q-functions whose parameters are in one vector.
 
     Fujimoto et al. 2018, arXiv:1802.09477, section 4.2.
     """
@@ -87,16 +87,16 @@ class TwinQKernel(FlatParams):
         self._parallel = parallel
 
     def values(self, observations: Array, actions: Array) -> Array:
-        """Return values [2, n] of observations [n, O] and actions [n, A], to which later derivatives refer."""
+        """Return the Q-values [2, n] of observations [n, O] and actions [n, A], which later gradients refer to."""
         inputs = np.concatenate([observations, actions], axis=1)
         return np.stack(list(self._parallel(lambda network: network.forward(inputs)[:, 0], self._networks)))
 
     def backward(self, value_gradient: Array) -> None:
-        """Write the parameter gradient of a loss, given its gradient with respect to the values, [2, n]."""
+        """Write a loss's parameter gradient, given its gradient with respect to the values, [2, n]."""
         list(self._parallel(lambda network, slopes: network.backward(slopes[:, None]), self._networks, value_gradient))
 
     def gradient_of_smaller(self, values: Array, columns: slice = ALL) -> Array:
-        """Return the gradient of every row's smaller value by its inputs, [n, columns]."""
+        """Return the gradient of each row's smaller value with respect to its inputs, [n, columns]."""
         first = values[0] <= values[1]
         by_network = [np.nonzero(first)[0], np.nonzero(~first)[0]]
 
@@ -111,13 +111,13 @@ class TwinQKernel(FlatParams):
 
 
 class SACKernel(FusedGradientSteps[Array]):
-    """Working copies of policy, Q-functions, targets and temperature during an iteration."""
+    """Working copies of the policy, Q-functions, target networks and temperature for one iteration."""
 
     layout = LAYOUT
     _settings: SAC
 
     def copied(self, name: str, state: LearnerState) -> FlatParams:
-        """Copy a part, both Q-functions as one vector; see GradientSteps."""
+        """Copy a part of a state, with both Q-functions in one vector; see GradientSteps."""
         if name not in ("q", "targets"):
             return super().copied(name, state)
         return TwinQKernel(LAYOUT[name].of(state), self._networks[1].spec, parallel=self._parallel)

@@ -1,4 +1,4 @@
-"""The transitions of an off-policy run: the newest in memory, older ones read when drawn."""
+"""Replay buffer of an off-policy run: the newest transitions are in memory; older ones are read when drawn."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from metaloom.pipeline.types import Array, EpisodeBatch, Minibatch, Minibatches,
 
 @dataclass(frozen=True)
 class TransitionColumns:
-    """Columns of a matrix of transitions: observation, action, reward, next observation, terminated.
+    """Column layout of a transition matrix: observation, action, reward, next observation, terminated.
 
     Attributes:
-        observation_size: O.
-        action_size: A; 0 for discrete actions, whose index takes one column (float32 is exact below 2**24).
+        observation_size: Observation size O.
+        action_size: Action size A; 0 for discrete actions, whose index takes one column (float32 is exact below 2**24).
     """
 
     observation_size: int
@@ -26,16 +26,16 @@ class TransitionColumns:
 
     @property
     def width(self) -> int:
-        """Number of columns W."""
+        """Number of columns, W."""
         return 2 * self.observation_size + max(self.action_size, 1) + 2
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
+        """Size of a row in bytes."""
         return self.width * np.dtype(np.float32).itemsize
 
     def pack(self, episodes: EpisodeBatch, b: Array, e: Array, t: Array) -> Array:
-        """Copy the steps t [n] of the episodes e [n] of the tasks b [n] into rows: [n, W] float32."""
+        """Pack n steps into rows [n, W] float32, given the task b, episode e and step t of each."""
         rows = np.empty((len(t), self.width), np.float32)
         O, end = self.observation_size, self.width - 1
         rows[:, :O] = episodes.observations[b, e, t]
@@ -46,7 +46,7 @@ class TransitionColumns:
         return rows
 
     def unpack(self, rows: Array) -> Transitions:
-        """Return the transitions in rows [..., W], each field contiguous."""
+        """Unpack rows [..., W] into transitions, each field contiguous."""
         O, end = self.observation_size, self.width - 1
         actions = rows[..., O : end - O - 1]
         return Transitions(
@@ -64,8 +64,8 @@ class ContextRounds:
 
     Attributes:
         rounds: Rollout batches of the same B tasks.
-        position: Run seed, iteration and adaptation step, which seed the draw of transitions; None after training, when
-            all transitions are used.
+        position: Run seed, iteration and adaptation step, which seed the sampling of transitions; None after training,
+            when all transitions are used.
     """
 
     rounds: Sequence[EpisodeBatch]
@@ -73,11 +73,11 @@ class ContextRounds:
 
     @property
     def num_episodes(self) -> int:
-        """Number of episodes of a task."""
+        """Number of episodes per task."""
         return sum(episodes.rewards.shape[1] for episodes in self.rounds)
 
     def transitions(self, num_transitions: int) -> Iterator[Transitions]:
-        """Yield every task's transitions [1, C]: a random sample, without replacement if there are enough, or all."""
+        """Yield each task's transitions [1, C]: all of them, or a random sample, without replacement if possible."""
         for b, (columns, seen) in enumerate(_by_task(self.rounds)):
             if self.position is None:
                 yield columns.unpack(seen[None])
@@ -88,7 +88,7 @@ class ContextRounds:
 
 
 def _by_task(rounds: Sequence[EpisodeBatch]) -> Iterator[tuple[TransitionColumns, Array]]:
-    """Yield the real steps of every task, [n, W]."""
+    """Yield the column layout and the packed real steps [n, W] of each task."""
     first = rounds[0]
     columns = TransitionColumns(first.observations.shape[-1], first.actions.shape[-1])
     for b in range(len(first.rewards)):
@@ -98,13 +98,13 @@ def _by_task(rounds: Sequence[EpisodeBatch]) -> Iterator[tuple[TransitionColumns
 
 
 ReadRound = Callable[[int], EpisodeBatch]
-"""Function that reads the episodes of a rollout batch by index, in order of collection."""
+"""Function that reads the episodes of a rollout batch, given its index in order of collection."""
 
 
 class ReplayBuffer:
-    """Gathers minibatches of a run's transitions. Caching affects speed but not results.
+    """Buffer that gathers minibatches of a run's transitions. Caching affects speed but not results.
 
-    A rollout batch is read when one of its rows is first drawn, so resumed runs and replays read only batches they
+    A rollout batch is read when one of its rows is first drawn, so resumed runs and replays read only the batches they
     need.
     """
 
@@ -112,10 +112,10 @@ class ReplayBuffer:
         """Make an empty buffer.
 
         Args:
-            columns: Columns of a transition.
-            cache_bytes: Memory for transitions, exceeded only if the rows of a single gradient step do not fit. The
-                batch being read is not included.
-            max_rows: Number of newest transitions that can be drawn.
+            columns: Column layout of a transition.
+            cache_bytes: Memory for transitions in bytes, exceeded only if the rows of a single gradient step do not
+                fit. The batch being read is not included.
+            max_rows: Capacity: only this many of the newest transitions can be drawn.
 
         Raises:
             ReplayError: the cache is too small for two rows.
@@ -125,10 +125,10 @@ class ReplayBuffer:
         fitting = cache_bytes // columns.row_bytes
         if fitting < 2:
             raise ReplayError(
-                f"the replay buffer may take {cache_bytes} bytes; required at least {2 * columns.row_bytes}, two "
-                "transitions. Raise the limit: what does not fit is read from the store repeatedly"
+                f"the replay buffer is limited to {cache_bytes} bytes; it needs at least {2 * columns.row_bytes}, for "
+                "two transitions. Raise the limit: transitions that do not fit are read from the store repeatedly"
             )
-        # If not all rows fit, half of the memory is for old rows: doubling this halves the reads.
+        # If not all rows fit, half of the memory holds old rows: doubling it halves the reads.
         newest = max_rows if max_rows <= 0.75 * fitting else fitting // 2
         self._most_old_rows = fitting - newest
         # Row r is at index r modulo the size. Pages are allocated when first written.
@@ -136,7 +136,7 @@ class ReplayBuffer:
         self._is_read = GrowingColumns(1)  # per rollout batch: 1 if its newest rows are in memory
 
     def append(self, lengths: Array) -> None:
-        """Append the next rollout batch with episodes of these lengths [B, E]; it is read on demand.
+        """Append the next rollout batch, given its episode lengths [B, E]; its episodes are read on demand.
 
         Raises:
             ReplayError: the lengths are invalid, or none is positive.
@@ -145,10 +145,10 @@ class ReplayBuffer:
         self._is_read.append(0)
 
     def minibatches(self, drawn: Minibatches, read: ReadRound) -> Iterator[Minibatch]:
-        """Yield the transitions of each gradient step. The buffer must not grow during iteration.
+        """Yield one minibatch per gradient step. The buffer must not grow during iteration.
 
         Raises:
-            ReplayError: a row is not in the buffer, a batch has other lengths than appended, or the buffer has grown.
+            ReplayError: a row is not in the buffer, a batch does not have the appended length, or the buffer grew.
         """
         rows, N = drawn.rows[: drawn.num_updates], drawn.rows.shape[2]
         if drawn.context_rows is not None:
@@ -161,7 +161,7 @@ class ReplayBuffer:
             numbers, old = self._read_old(rows[block][is_old[block]], read)
             for step in rows[block]:
                 if self.rows.num_rows != num_rows:
-                    raise ReplayError("the replay buffer has grown while minibatches were taken from it")
+                    raise ReplayError("the replay buffer grew while minibatches were drawn from it")
                 gathered = self._gather(step, numbers, old)
                 context = self._columns.unpack(gathered[:, N:]) if gathered.shape[1] > N else None
                 yield Minibatch(self._columns.unpack(gathered[:, :N]), context)
@@ -171,7 +171,7 @@ class ReplayBuffer:
         return max(0, self.rows.num_rows - len(self._newest))
 
     def _gather(self, rows: Array, numbers: Array, old: Array) -> Array:
-        """Copy rows [K, n] to [K, n, W], older ones from `old`, the rows with the ascending indices `numbers`."""
+        """Gather rows [K, n] as [K, n, W]; older ones come from `old`, whose sorted row indices are `numbers`."""
         flat = rows.ravel()
         gathered = self._newest.take(flat % len(self._newest), axis=0)
         if len(numbers):
@@ -180,7 +180,7 @@ class ReplayBuffer:
         return gathered.reshape(*rows.shape, -1)
 
     def _read_newest(self, rows: Array, read: ReadRound) -> None:
-        """Read the rollout batches of newest rows that are not yet in memory."""
+        """Read the rollout batches that contain the requested recent rows and are not in memory yet."""
         if not rows.size:
             return
         oldest = int(self.rows.round_numbers(np.array(self._first_newest)))
@@ -199,7 +199,7 @@ class ReplayBuffer:
             self._is_read[0][number] = 1
 
     def _read_old(self, rows: Array, read: ReadRound) -> tuple[Array, Array]:
-        """Return ascending row indices and copies of the rows, reading each batch once without caching it."""
+        """Return the unique row indices in order and their rows, reading each batch once without caching it."""
         numbers = np.unique(rows)
         data = np.empty((len(numbers), self._columns.width), np.float32)
         found = self.rows.locate(numbers)
@@ -219,7 +219,7 @@ class ReplayBuffer:
 
 
 def blocks_within(counts: Array, limit: int) -> Iterator[slice]:
-    """Split `counts` [n] into consecutive blocks that sum to at most `limit`, or are a single count."""
+    """Split `counts` [n] into consecutive blocks whose sum is at most `limit`, unless a single count exceeds it."""
     first, total = 0, 0
     for n, count in enumerate(counts.tolist()):
         if n > first and total + count > limit:

@@ -1,7 +1,7 @@
 """Index of a run's transitions: their locations, and the rows of each task.
 
-Rows index the real steps of a run from 0, in order of collection: by rollout batch, then by task, episode
-and step. A rollout batch consists of complete episodes. The index holds no transitions: episode lengths are enough.
+Row indices number the real steps of a run from 0, in order of collection: by rollout batch, then by task, episode and
+step. A rollout batch consists of complete episodes. The index stores episode lengths, not transitions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from metaloom.pipeline.types import Array, Step
 
 
 class GrowingColumns:
-    """Columns of int64 that grow together. Appending takes amortised constant time per row."""
+    """Growable int64 columns of equal length. Appending takes amortized constant time per row."""
 
     def __init__(self, num_columns: int) -> None:
         self._data = np.empty((num_columns, 16), np.int64)
@@ -49,7 +49,7 @@ class ReplayError(ValueError):
 
 
 class Locations(NamedTuple):
-    """Steps of n rows: index of the rollout batch, task b, episode e and step t, [n] each."""
+    """Where n rows are stored: rollout batch index, task b, episode e and step t, [n] each."""
 
     rounds: Array
     b: Array
@@ -58,7 +58,7 @@ class Locations(NamedTuple):
 
 
 class RowIndex:
-    """Locates rows in rollout batches, which are numbered from 0 in order."""
+    """Index that locates rows within rollout batches, which are numbered from 0 in order of collection."""
 
     def __init__(self) -> None:
         self._first_rows = GrowingColumns(1)
@@ -73,7 +73,7 @@ class RowIndex:
         """Index the rows of the next rollout batch, given its episode lengths [B, E]; 0 for empty slots.
 
         Raises:
-            ReplayError: these are not lengths, or none is positive.
+            ReplayError: the lengths are invalid, or none is positive.
         """
         _require_lengths(lengths)
         b, e = np.nonzero(lengths)
@@ -89,11 +89,11 @@ class RowIndex:
         return range(int(first_rows[number]), stop)
 
     def round_numbers(self, rows: Array) -> Array:
-        """Return the index of the rollout batch of each row: [...] int64."""
+        """Return the rollout batch index of each row, [...] int64."""
         return np.searchsorted(self._first_rows[0], rows, side="right") - 1
 
     def locate(self, rows: Array) -> Locations:
-        """Return the steps of rows [n].
+        """Return the locations of rows [n].
 
         Raises:
             ReplayError: a row is not in the run.
@@ -104,7 +104,7 @@ class RowIndex:
         return Locations(self.round_numbers(rows), b[episode], e[episode], rows - first_rows[episode])
 
     def require(self, rows: Array) -> None:
-        """Reject rows [...] that the run does not have.
+        """Reject row indices [...] that are not in the run.
 
         Raises:
             ReplayError: a row is negative or too large.
@@ -112,7 +112,7 @@ class RowIndex:
         if rows.size and not (rows.min() >= 0 and rows.max() < self.num_rows):
             raise ReplayError(
                 f"found rows from {rows.min()} to {rows.max()}; the replay buffer has 0 to {self.num_rows - 1}. "
-                "Append every rollout batch up to the iteration that the rows were drawn in"
+                "Append every rollout batch up to the iteration in which the rows were drawn"
             )
 
 
@@ -143,7 +143,7 @@ class _RowRanges:
         return min(int(before[n] + row - first_rows[n]), end)
 
     def at(self, positions: Array) -> Array:
-        """Return the rows at `positions` [...] of the selection: [...] int64."""
+        """Return the rows at `positions` [...] in the selection, [...] int64."""
         first_rows, before = self._ranges[0], self._ranges[1]
         if len(before) == 1:
             return positions + first_rows[0]
@@ -159,7 +159,7 @@ class _RowRanges:
 
 @dataclass(frozen=True)
 class DrawableRows:
-    """Rows of a task to draw from, oldest first."""
+    """Rows of a task that can be drawn, oldest first."""
 
     ranges: _RowRanges
     start: int
@@ -169,7 +169,7 @@ class DrawableRows:
         return self.stop - self.start
 
     def at(self, positions: Array) -> Array:
-        """Return the rows at `positions` [...], 0 to len - 1, 0 being the oldest: [...] int64."""
+        """Return the rows at `positions` [...], where 0 is the oldest row and len - 1 the newest, [...] int64."""
         if positions.size > len(self):
             # For many positions, a table of all rows is several times as fast as bisection.
             return self.ranges.between(self.start, self.stop)[positions]
@@ -197,7 +197,7 @@ class _Task:
 
 @dataclass(frozen=True)
 class ReplayView:
-    """The replay buffers of all tasks when the run had `num_rows` rows."""
+    """All tasks' replay buffers as they were when the run had `num_rows` rows."""
 
     tasks: Mapping[int, _Task]
     num_rows: int
@@ -209,9 +209,9 @@ class ReplayView:
         return DrawableRows(task.rows, max(0, stop - size), stop)
 
     def context(self, task_id: int) -> DrawableRows:
-        """Return the context rows of a task: rows flagged as context when the task was last collected.
+        """Return a task's context rows: those flagged as context in the last iteration that collected the task.
 
-        Until the task is first collected, these are from the initial fill.
+        Before the first such iteration, they come from the initial fill.
         """
         task = self.tasks.get(task_id, _NO_TASK)
         latest = int(np.searchsorted(task.collections[0], self.num_rows)) - 1
@@ -223,7 +223,7 @@ _NO_TASK = _Task()
 
 
 class TaskIndex:
-    """Append-only index of the rows of every task; earlier states stay readable."""
+    """Append-only index of each task's rows; earlier states stay readable."""
 
     def __init__(self) -> None:
         self._tasks: defaultdict[int, _Task] = defaultdict(_Task)
@@ -237,13 +237,13 @@ class TaskIndex:
         """Add the next rollout batch.
 
         Args:
-            iteration: Iteration that collected it; -1 for the initial filling of the buffer.
-            task_ids: [B], buffer of each task in the rollout batch.
-            lengths: [B, E], steps of each episode; 0 for empty slots.
-            in_context: True if tasks may be inferred from it.
+            iteration: Iteration that collected it; -1 for the initial fill of the buffer.
+            task_ids: Buffer index of each task in the rollout batch, [B].
+            lengths: Episode lengths in steps, [B, E]; 0 for empty slots.
+            in_context: True if tasks may be inferred from this batch.
 
         Raises:
-            ReplayError: a later rollout batch was added before, this one has no steps, or the shapes do not fit.
+            ReplayError: the last batch is from a later iteration, this one has no steps, or the shapes differ.
         """
         _require_lengths(lengths)
         if len(task_ids) != len(lengths):
@@ -260,7 +260,7 @@ class TaskIndex:
         self._rounds.append(iteration, first)
 
     def as_of(self, iteration: int) -> ReplayView:
-        """Return the buffers at an iteration, including its own rollout batches."""
+        """Return the buffers as of an iteration, including that iteration's rollout batches."""
         count = int(np.searchsorted(self._rounds[0], iteration, side="right"))
         return ReplayView(self._tasks, int(self._rounds[1][count - 1]) if count else 0)
 
@@ -278,8 +278,8 @@ class TrialBuffer:
     """Sequence of trials, oldest rollout batch first. Batches are read when one of their trials is drawn.
 
     Args:
-        counts: Number of trials of every rollout batch, oldest first.
-        read: Function that reads the trials of a rollout batch by index.
+        counts: Number of trials in each rollout batch, oldest first.
+        read: Function that reads the trials of a rollout batch, given its index.
     """
 
     def __init__(self, counts: Sequence[int], read: Callable[[int], Trials]) -> None:
@@ -290,7 +290,7 @@ class TrialBuffer:
         return self._ends[-1]
 
     def take(self, numbers: Array) -> list[tuple[Trials, int]]:
-        """Return the batch and the index in it for trials [n]."""
+        """Return each trial as its rollout batch and its index within that batch, for trial indices [n]."""
         rounds = np.searchsorted(self._ends, numbers, side="right")
         begins = np.array([0, *self._ends])[rounds]
         return [(self._read(r), p) for r, p in zip(rounds.tolist(), (numbers - begins).tolist(), strict=True)]
@@ -298,7 +298,7 @@ class TrialBuffer:
 
 @dataclass(frozen=True)
 class TrialExperience:
-    """Experience of VariBAD's update: this iteration's step, and the buffer."""
+    """Input to VariBAD's update: this iteration's step and the buffer of recent trials."""
 
     step: Step
     buffer: TrialBuffer

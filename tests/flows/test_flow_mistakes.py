@@ -643,7 +643,7 @@ NAN = r"\(\d+ of \d+ values are not finite\); required finite numbers"
 STRUCTURAL = {
     "a learner that is missing": (
         of("NoLearner"),
-        "names no learner; required learner = 'module:Class' in own_flow:NoL",
+        "names no learner; set learner = 'module:Class' in own_flow:NoL",
     ),
     "a learner of a foreign class": (
         of("Foreign"),

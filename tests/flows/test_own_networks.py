@@ -129,7 +129,7 @@ def test_a_worker_gives_the_digests_of_this_process(tmp_path, digests):
         ),
         (("promp-point-corner", "algorithm.optimizer=LBFGS"), "required positional argument: 'closure'"),
         (("ppo", "env=CartPole-v1", "algorithm.optimizer=adamw"), "did you mean AdamW"),
-        (("promp-point-corner", "algorithm.kernel=fused"), "promp has no fused kernel .*required auto or torch"),
+        (("promp-point-corner", "algorithm.kernel=fused"), "promp has no fused kernel .*use auto or torch"),
         (("promp-point-corner", "env.diagnostics=true"), "env.diagnostics is on, but point-corner has none"),
         (("sac", "env=Pendulum-v1", "env.diagnostics=true"), "env.diagnostics is on, but Pendulum-v1 has none"),
     ],

@@ -113,7 +113,7 @@ def test_an_episode_that_ended_is_forgotten_and_those_of_other_rows_are_not(made
         ("algorithm.episodes_per_trial=2", "episodes_per_trial"),
         (
             "policy.network=mlp",
-            "required gru, lstm, linear-attention, or module:Class of a network with a memory for recurrent-ppo",
+            "use gru, lstm, linear-attention, or module:Class of a network with memory for recurrent-ppo",
         ),
         ("baseline=linear_feature", "recurrent-ppo learns its own values"),
         ("evaluation.adaptation_steps=1", "recurrent-ppo does not adapt"),

@@ -65,7 +65,7 @@ def noisy(num_tasks: int) -> None:
         (lambda: index(0, tasks=2), r"for 2 tasks; required \[B, E\]"),
         (lambda: minibatches(2, 3), r"required \[U, K, N\]"),
         (lambda: tasks(["x", "y"], ["m"]), "one unit per name"),
-        (lambda: Scores((np.ones(1),), ()), "found scores of 1 runs and strata of 0"),
+        (lambda: Scores((np.ones(1),), ()), "found scores for 1 runs and strata for 0"),
         (lambda: noisy(1), "estimated from differences between tasks"),
         (lambda: override({"iterations": 3}, ["iterations.x=1"]), "iterations is a value, not a section"),
         (lambda: override({}, ["a=["]), "the value is not valid YAML"),

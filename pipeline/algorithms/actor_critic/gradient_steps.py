@@ -20,15 +20,15 @@ from metaloom.pipeline.types import Array, LearnerState
 
 
 def policy_loss(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, clip_eps: float | None) -> Tensor:
-    """Return -mean min(r A, clip(r, 1 ± ε) A), or without clipping the policy gradient's -mean A log π(a|o).
+    """Return -mean min(r A, clip(r, 1 ± ε) A), or without clipping, -mean A log π(a|o).
 
     Schulman et al. 2017, arXiv:1707.06347, eq. 7; Mnih et al. 2016, arXiv:1602.01783, section 4.
 
     Args:
-        log_prob: [n] under the policy that learns.
-        old_log_prob: [n] under the policy that acted.
-        advantages: [n].
-        clip_eps: ε, the clipping range of the likelihood ratio r.
+        log_prob: Log-probabilities of the actions under the current policy, [n].
+        old_log_prob: Log-probabilities of the actions under the behavior policy, [n].
+        advantages: Advantages A, [n].
+        clip_eps: Clipping range ε of the likelihood ratio r, or None for the policy gradient.
     """
     if clip_eps is None:
         return -(advantages * log_prob).mean()
@@ -43,34 +43,34 @@ def clip_fraction(log_prob: Tensor, old_log_prob: Tensor, clip_eps: float) -> Te
 def value_loss(values: Tensor, old_values: Tensor, targets: Tensor, clip_eps: float | None) -> Tensor:
     """Return ½ mean (V - t)², or clipped ½ mean max((V - t)², (V_old + clip(V - V_old, ±ε) - t)²).
 
-    The latter after OpenAI Baselines' ppo2/model.py.
+    The clipped form follows OpenAI Baselines' ppo2/model.py.
 
     Args:
-        values: V [n] by the critic that learns.
-        old_values: V_old [n] by the critic before the update.
-        targets: t [n].
-        clip_eps: ε, the range within which a value may change.
+        values: Values V [n] from the current critic.
+        old_values: Values V_old [n] from the critic before the update.
+        targets: Targets t [n].
+        clip_eps: Range ε within which a value may change, or None for the unclipped form.
     """
     plain = values - targets
     if clip_eps is None:
         return 0.5 * plain.square().mean()
-    # A larger clipped error means that the value is out of range and has no gradient. Within the range exactly 0 is
-    # added, so that rounding does not decide between equal errors.
+    # A larger clipped error means that the value is out of range and has no gradient. Within the range, exactly 0
+    # is added, so that rounding does not determine which of two equal errors is larger.
     change = values.detach() - old_values
     clipped = plain.detach() + (change.clamp(-clip_eps, clip_eps) - change)
     return 0.5 * torch.where(plain.abs() >= clipped.abs(), plain, clipped).square().mean()
 
 
 POLICY, CRITIC = "policy", "critic"
-"""Prefixes of the policy's and the critic's entries in a learner's state."""
+"""Name prefixes of the policy's and the critic's arrays in a learner's state."""
 
 
 class ActorCriticSteps(ABC):
-    """Working copies of a policy, its critic and their optimizers. Base class of all kernels.
+    """Working copies of a policy, its critic and their optimizers. Base class of all actor-critic kernels.
 
     Attributes:
-        policy_params, critic_params: Their parameters, with an optimizer each.
-        learned: [D] bool, True for the policy parameters that learning changes.
+        policy_params, critic_params: Parameters of the policy and the critic, each with an optimizer.
+        learned: Mask of the policy parameters that are trained, [D] bool.
     """
 
     policy_params: FlatParams | FlatTensors
@@ -78,18 +78,18 @@ class ActorCriticSteps(ABC):
     learned: Array
 
     def __init__(self, settings: ActorCriticSettings, state: LearnerState) -> None:
-        """Resume the optimizers of the parameters, which a subclass has copied from the state."""
+        """Restore the optimizers; the subclass has already copied the parameters from the state."""
         self._settings = settings
         for name, flat in ((POLICY, self.policy_params), (CRITIC, self.critic_params)):
             flat.optimize(settings.optimizer, renamed(state.optimizer, f"{name}.", ""))
 
     @abstractmethod
     def values(self, observations: Array) -> Array:
-        """Return V [n] of observations [n, O]."""
+        """Return the values V [n] of observations [n, O]."""
 
     @abstractmethod
     def old_log_prob(self, experience: Experience) -> Array:
-        """Return the log-probabilities [N] of the actions under the policy that acted."""
+        """Return the log-probabilities [N] of the actions under the behavior policy."""
 
     @abstractmethod
     def policy_gradient(self, rows: StepRows, critic_weight: float | None = None) -> SupportsFloat:
@@ -104,7 +104,7 @@ class ActorCriticSteps(ABC):
 
     @abstractmethod
     def describe(self, rows: StepRows, behavior: Mapping[str, Array]) -> dict[str, float]:
-        """Return the losses, KL and entropy on all rows, by name."""
+        """Return the losses, KL and entropy on all rows, keyed by name."""
 
     def state(self) -> LearnerState:
         """Return the current parameters and optimizers; `extra` holds only the critic."""
@@ -114,7 +114,7 @@ class ActorCriticSteps(ABC):
 
 
 class TorchSteps(ActorCriticSteps):
-    """Gradient steps by autograd, for any networks and on any device; see ActorCriticSteps."""
+    """Gradient steps with autograd, for any networks and on any device; see ActorCriticSteps."""
 
     def __init__(
         self, settings: ActorCriticSettings, policy: Policy, critic: Network, state: LearnerState, device: torch.device
@@ -134,7 +134,7 @@ class TorchSteps(ActorCriticSteps):
         return acted.log_prob(self._tensor(experience.actions)).cpu().numpy()
 
     def policy_gradient(self, rows: StepRows, critic_weight: float | None = None) -> Tensor:
-        """Differentiate L = policy loss - c_e H, with the entropy H, and + c_v value loss; see ActorCriticSteps."""
+        """Differentiate the policy loss - c_e · entropy, plus c_v · value loss if shared; see ActorCriticSteps."""
         settings = self._settings
         now = self._distribution(rows.observations)
         loss = self._policy_loss(now.log_prob(self._tensor(rows.actions)), rows)
@@ -185,7 +185,7 @@ class TorchSteps(ActorCriticSteps):
         return self._critic(self.critic_params.params, self._observations(observations)).squeeze(-1)
 
     def _observations(self, array: Array) -> Tensor:
-        """Return integers as float32."""
+        """Convert observations to a tensor, integers as float32."""
         tensor = self._tensor(array)
         return tensor if tensor.is_floating_point() else tensor.float()
 

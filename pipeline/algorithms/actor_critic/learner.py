@@ -1,4 +1,4 @@
-"""The learner of A2C, PPO and PPO2: a policy and a critic that learn from an iteration's episodes."""
+"""Learner for A2C, PPO and PPO2: a policy and a critic that learn from an iteration's episodes."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Params, Samples, Step
 
 RUNNING = "advantage_moments"
-"""Name in LearnerState.extra of the running count, mean and sum of squared deviations, [3] float64."""
+"""Key in LearnerState.extra for the running count, mean and sum of squared deviations, [3] float64."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, mean and sum of squared deviations of the values so far (Welford; merged after Chan et al. 1979)."""
+    """Count, mean and sum of squared deviations of all values so far (Welford; merged as in Chan et al. 1979)."""
 
     count: float = 0.0
     mean: float = 0.0
     squares: float = 0.0
 
     def merged(self, values: Array) -> Moments:
-        """Return the moments with more values included."""
+        """Return the moments updated with more values."""
         count, mean = len(values), float(values.mean())
         total, gap = self.count + count, mean - self.mean
         squares = float(np.square(values - mean).sum())
@@ -52,17 +52,17 @@ class Moments:
         return float(np.sqrt(self.squares / self.count))
 
     def stored(self) -> Params:
-        """Return the moments as arrays of a learner."""
+        """Return the moments as arrays for LearnerState.extra."""
         return {RUNNING: np.array([self.count, self.mean, self.squares])}
 
     @classmethod
     def of(cls, learner: LearnerState) -> Moments | None:
-        """Return the moments stored in a learner; None if there are none."""
+        """Return the moments stored in a learner state, or None if there are none."""
         return cls(*learner.extra[RUNNING].tolist()) if RUNNING in learner.extra else None
 
 
 def scaled(advantages: Array, mask: Array, processing: ProcessingConfig, running: Moments | None) -> Array:
-    """Scale advantages [b, E, T] according to `processing`: by task, or by running moments that include them."""
+    """Scale advantages [b, E, T] according to `processing`, per task or by running moments that include them."""
     if running is None:
         return np.stack([scale(task, real, processing) for task, real in zip(advantages, mask, strict=True)])
     if processing.normalize_advantages:
@@ -73,11 +73,11 @@ def scaled(advantages: Array, mask: Array, processing: ProcessingConfig, running
 
 
 POLICY_PASS, CRITIC_PASS = 0, 1
-"""Last element of the position that seeds the order of minibatches."""
+"""Last element of the position that seeds the minibatch order."""
 
 
 class ActorCriticLearner(Learner[Step, Sequence[Step]]):
-    """A policy and its critic; see Learner."""
+    """Learner that trains a policy and its critic; see Learner."""
 
     def __init__(self, settings: ActorCriticSettings, setup: Setup) -> None:
         self.settings: ActorCriticSettings = settings
@@ -102,7 +102,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
     def process(
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
     ) -> Samples:
-        """Estimate with the critic before its update; see Learner."""
+        """Estimate advantages with the critic before its update; see Learner."""
         mask, parts = episodes.mask, [self.steps(part) for part in self.split(state)]
         raw, values, _ = self._estimated(self.experiences(episodes), parts)
         before = Moments.of(state)
@@ -123,9 +123,9 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         iteration: int,
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
-        """Learn in epochs of minibatches over the complete episodes; see Learner.
+        """Train in epochs of minibatches over the complete episodes; see Learner.
 
-        A critic with separate epochs learns first; the policy then uses its new advantages.
+        A critic with separate epochs is trained first; the policy then uses the advantages from the updated critic.
         """
         (step,) = experience
         num_updates, moments, mask = int(state.extra[NUM_UPDATES]), Moments.of(state), step.episodes.mask
@@ -183,11 +183,11 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         num_updates: int,
         of_seed: Callable[[int, int, int], np.random.Generator],
     ) -> Metrics:
-        """Run the policies' epochs. Critics without separate epochs learn in them too."""
+        """Run the policies' epochs, which also train critics without separate epochs, and return metrics."""
         critic_weight = self.settings.critic_weight if self._critic_epochs is None else None
         norms: list[float] = []
         described: Metrics = {}
-        # Each round takes a minibatch of every policy; the largest policy decides the number of rounds.
+        # Each round takes one minibatch per policy; the policy with the most steps determines the number of rounds.
         sizes = [len(rows) for rows in data]
         num_parts = min(-(-max(sizes) // self.settings.batch_size), *sizes)
         for epoch in range(self.settings.num_epochs):
@@ -205,7 +205,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         return {"gradient_norm": float(np.mean(norms)), "learning_rate": rate, **described}
 
     def _estimated(self, owned: Sequence[Experience], steps: Sequence[ActorCriticSteps]) -> tuple[Array, Array, Array]:
-        """Return advantages, values and targets [B, E, T] of all policies' episodes by their current critics."""
+        """Return advantages, values and targets [B, E, T] of all episodes, from the policies' current critics."""
         discount, gae_lambda = self._processing.discount, self._processing.gae_lambda
         estimates = [
             e.estimate(of.values, discount, gae_lambda, self.settings.value_target)
@@ -218,7 +218,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         return advantages, values, targets
 
     def fresh(self, rng: np.random.Generator) -> LearnerState:
-        """Return an untrained policy and critic, without counters."""
+        """Return the state of an untrained policy and critic, without counters."""
         params = self.policy.initialize(rng)
         # The output layer is the last with a weight matrix.
         matrices = [name for name, shape in self.policy.network.shapes.items() if len(shape) > 1]
@@ -239,7 +239,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         return fused(TorchSteps)(*of, prefix=policy.prefix, min_std=config.min_std, learn_std=config.learn_std)
 
     def split(self, state: LearnerState) -> list[LearnerState]:
-        """Split the state by policy; by default there is one policy for all tasks."""
+        """Split the state by policy; by default, there is one policy for all tasks."""
         return [state]
 
     def joined(self, states: Sequence[LearnerState]) -> LearnerState:
@@ -248,11 +248,11 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         return state
 
     def experiences(self, episodes: EpisodeBatch) -> list[Experience]:
-        """Return the experience of every policy."""
+        """Return each policy's experience."""
         return [Experience(episodes, slice(None))]
 
     def directions(self, steps: Sequence[ActorCriticSteps], num_updates: int) -> tuple[Sequence[Array | None], Metrics]:
-        """Return each policy's descent direction (None: its gradient), and metrics."""
+        """Return each policy's descent direction, where None stands for its gradient, and metrics."""
         return [None] * len(steps), {}
 
     def called(self, j: int) -> str:

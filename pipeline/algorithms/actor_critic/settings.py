@@ -1,4 +1,4 @@
-"""Settings of A2C, PPO, PPO2 and SVPG, and their common base."""
+"""Settings of A2C, PPO, PPO2 and SVPG, and the base class of the first three."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ RUN_DEFAULTS: Mapping[str, Any] = {
     "baseline": {"name": "zero"},
     "processing": {"gae_lambda": 0.95},
 }
-"""Defaults of a run's settings under these algorithms."""
+"""Defaults that these algorithms set for other run settings."""
 
 
 class ActorCritic(LearningRate):
-    """A policy and a critic that learn from the same complete episodes."""
+    """Settings for a policy and a critic that learn from the same complete episodes."""
 
     graph: ClassVar[str] = "on_policy"
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.actor_critic.learner:ActorCriticLearner"
@@ -32,27 +32,27 @@ class ActorCritic(LearningRate):
     num_epochs: int = Field(default=1, ge=1, le=MOST_REPEATS)
     """Passes over the samples of an iteration."""
     batch_size: int = Field(default=64, ge=1)
-    """Maximum number of environment steps per gradient step; an epoch's steps are divided into equal parts."""
+    """Maximum number of environment steps per gradient step; an epoch's steps are split evenly."""
     max_grad_norm: float | None = Field(default=None, gt=0)
-    """Maximum Euclidean norm of the policy's gradient; longer ones are rescaled."""
+    """Maximum Euclidean norm of the policy's gradient; longer gradients are rescaled."""
     entropy_coeff: float = Field(default=0.0, ge=0)
     """Weight of the policy's entropy, which is maximized."""
     initial_output_scale: float = Field(default=0.01, ge=0)
-    """Factor on the policy's initial output layer. Near 0, the first actions hardly depend on observations."""
+    """Scale factor for the policy's initial output layer. Near 0, the first actions hardly depend on observations."""
     advantage_scaling: Literal["batch", "running"] = "batch"
-    """With processing.normalize_advantages: statistics of this iteration's steps, or of all steps so far."""
+    """With processing.normalize_advantages: normalize over this iteration's steps, or over all steps so far."""
     critic_hidden_sizes: tuple[LayerSize, ...] = (64, 64)
     """Units in each hidden layer of the critic."""
     value_target: Literal["td_lambda", "empirical"] = "td_lambda"
-    """Targets of the critic: its own values plus advantages, or the discounted returns that were observed."""
+    """Critic targets: its own values plus advantages, or the observed discounted returns."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
-    """Optimizer of the policy; the critic has a separate state. adam and rmsprop use an ε of 1e-5 unless set."""
+    """Optimizer for the policy and, with separate state, the critic. adam and rmsprop use ε = 1e-5 unless set."""
     critic_network: str | None = later(None)
-    """The critic's network, one of the names of policy.network; null: the policy's."""
+    """The critic's network, with the same choices as policy.network; null: the policy's network."""
     critic_network_options: dict[str, JsonValue] = later({})
     """Options of critic_network; see policy.network_options."""
     critic_activation: str | None = later(None)
-    """Activation after the critic's hidden layers, one of the names of policy.activation; null: the policy's."""
+    """Activation after the critic's hidden layers, with the same choices as policy.activation; null: the policy's."""
 
     @model_validator(mode="after")
     def _options_have_a_network(self) -> ActorCritic:
@@ -74,12 +74,12 @@ class ActorCritic(LearningRate):
 
     @property
     def policy_clip(self) -> float | None:
-        """Clipping range of the likelihood ratio; None without clipping."""
+        """Clipping range of the likelihood ratio, or None without clipping."""
         return None
 
     @property
     def value_clip(self) -> float | None:
-        """Clipping range of a value's change; None without clipping."""
+        """Clipping range for changes of a value, or None without clipping."""
         return None
 
     @property
@@ -124,25 +124,25 @@ class ActorCritic(LearningRate):
 
 
 class A2C(ActorCritic, AlgorithmSettings):
-    """Advantage actor-critic: one pass of policy gradient and critic regression over an iteration's steps, by RMSprop.
+    """Advantage actor-critic: one pass of policy gradient and critic regression over an iteration's steps.
 
-    The synchronous form of Mnih et al. 2016, arXiv:1602.01783.
+    The synchronous form of Mnih et al. 2016, arXiv:1602.01783, optimized with RMSprop.
     """
 
     name: Literal["a2c"] = "a2c"
 
     num_epochs: Literal[1] = 1
-    """One: a second pass would follow the gradient of a policy that no longer acts."""
+    """Always 1: without a likelihood ratio, a second pass over the same steps would be off-policy."""
     batch_size: int = Field(default=32, ge=1)
-    """Maximum number of environment steps per gradient step; an epoch's steps are divided into equal parts."""
+    """Maximum number of environment steps per gradient step; an epoch's steps are split evenly."""
     entropy_coeff: float = Field(default=1e-3, ge=0)
     """Weight of the policy's entropy, which is maximized."""
     value_target: Literal["td_lambda", "empirical"] = "empirical"
-    """Targets of the critic: its own values plus advantages, or the discounted returns that were observed."""
+    """Critic targets: its own values plus advantages, or the observed discounted returns."""
     value_coeff: float = Field(default=0.5, gt=0)
     """Weight of the critic's loss."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="rmsprop"))
-    """Optimizer of the policy; the critic has a separate state. adam and rmsprop use an ε of 1e-5 unless set."""
+    """Optimizer for the policy and, with separate state, the critic. adam and rmsprop use ε = 1e-5 unless set."""
 
     @property
     def critic_weight(self) -> float:
@@ -162,13 +162,13 @@ class PPO(ActorCritic, AlgorithmSettings):
     clip_eps: float = Field(default=0.1, gt=0)
     """Clipping range ε of the likelihood ratio."""
     critic_learning_rate: float = Field(default=5e-4, gt=0)
-    """Step size of the critic's Adam."""
+    """Step size of the critic's optimizer."""
     critic_num_epochs: int = Field(default=10, ge=1)
-    """The critic's passes over the samples of an iteration."""
+    """Passes of the critic over the samples of an iteration."""
     critic_batch_size: int = Field(default=64, ge=1)
     """Environment steps per gradient step of the critic."""
     critic_max_grad_norm: float | None = Field(default=None, gt=0)
-    """Maximum Euclidean norm of the critic's gradient; longer ones are rescaled."""
+    """Maximum Euclidean norm of the critic's gradient; longer gradients are rescaled."""
 
     @property
     def policy_clip(self) -> float:
@@ -176,9 +176,9 @@ class PPO(ActorCritic, AlgorithmSettings):
 
 
 class PPO2(ActorCritic, AlgorithmSettings):
-    """PPO with a joint loss for policy and critic and clipped value changes, after OpenAI Baselines.
+    """PPO with a joint policy and critic loss, and clipped value changes, as in OpenAI Baselines.
 
-    Both policy and critic stay near their state before the update.
+    Clipping keeps both the policy and the critic close to their state before the update.
     """
 
     name: Literal["ppo2"] = "ppo2"
@@ -186,11 +186,11 @@ class PPO2(ActorCritic, AlgorithmSettings):
     num_epochs: int = Field(default=3, ge=1)
     """Passes over the samples of an iteration."""
     batch_size: int = Field(default=32, ge=1)
-    """Maximum number of environment steps per gradient step; an epoch's steps are divided into equal parts."""
+    """Maximum number of environment steps per gradient step; an epoch's steps are split evenly."""
     entropy_coeff: float = Field(default=1e-3, ge=0)
     """Weight of the policy's entropy, which is maximized."""
     value_target: Literal["td_lambda", "empirical"] = "empirical"
-    """Targets of the critic: its own values plus advantages, or the discounted returns that were observed."""
+    """Critic targets: its own values plus advantages, or the observed discounted returns."""
     clip_eps: float = Field(default=0.1, gt=0)
     """Clipping range ε of the likelihood ratio and of value changes."""
     value_coeff: float = Field(default=0.5, gt=0)
@@ -210,7 +210,7 @@ class PPO2(ActorCritic, AlgorithmSettings):
 
 
 ActorCriticSettings = A2C | PPO | PPO2
-"""The settings of an actor-critic, alone or as a particle."""
+"""Settings of any actor-critic, used on its own or as an SVPG particle."""
 
 
 class SVPG(AlgorithmSettings):
@@ -225,13 +225,13 @@ class SVPG(AlgorithmSettings):
     name: Literal["svpg"] = "svpg"
 
     particle: Annotated[ActorCriticSettings, ByName(ALGORITHMS, ActorCritic)] = A2C()
-    """The algorithm of a particle, with its options; a bare name selects it with its defaults."""
+    """Algorithm of each particle and its options; a bare name selects the algorithm with its defaults."""
     num_particles: int = Field(default=4, ge=1)
-    """Number of policies. Each acts in one task, so num_tasks must equal it."""
+    """Number of policies. Each acts in one task, so num_tasks must be the same number."""
     temperature: float = Field(default=1.0, gt=0)
-    """Near 0, particles follow their own policy gradients; larger values increase the repulsion."""
+    """Temperature. Near 0, each particle follows its own policy gradient; larger values increase the repulsion."""
     temperature_decay: float = Field(default=1.0, gt=0, le=1)
-    """Multiplies the temperature after every iteration."""
+    """Factor that multiplies the temperature after every iteration."""
     prior_std: float | None = Field(default=None, gt=0)
     """Standard deviation of a zero-mean Gaussian prior on all parameters; null: a flat prior."""
     horizon: int | None = Field(default=None, ge=1)
@@ -253,7 +253,7 @@ class SVPG(AlgorithmSettings):
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """Return the defaults of a run, with one task per particle."""
+        """Defaults with one task per particle; see AlgorithmSettings."""
         return {**RUN_DEFAULTS, "num_tasks": self.num_particles}
 
     @property

@@ -1,4 +1,4 @@
-"""Stein variational direction over particles, and SVPG's learner."""
+"""The Stein variational direction of a set of particles, and SVPG's learner."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, 
 
 
 def median_bandwidth(particles: Array) -> float:
-    """Return h² = median over pairs of ‖x_i - x_j‖² / (2 log(n + 1)), of particles [n, D]; 1 if all coincide."""
+    """Return h² = median over pairs of ‖x_i - x_j‖² / (2 log(n + 1)), for particles [n, D]; 1 if all coincide."""
     n = len(particles)
     squares = _squared_distances(particles)[np.triu_indices(n, 1)]
     median = float(np.median(squares)) if n > 1 else 0.0
@@ -25,17 +25,17 @@ def median_bandwidth(particles: Array) -> float:
 
 
 def stein_direction(particles: Array, scores: Array, bandwidth: float) -> Array:
-    """Return φ(x_i) = (1/n) Σ_j [ k(x_j, x_i) s_j + ∇_{x_j} k(x_j, x_i) ], the ascent direction of every particle.
+    """Return φ(x_i) = (1/n) Σ_j [ k(x_j, x_i) s_j + ∇_{x_j} k(x_j, x_i) ], each particle's ascent direction.
 
     Liu and Wang 2016, arXiv:1608.04471, eq. 8, with k = exp(-‖x_j - x_i‖² / (2 h²)).
 
     Args:
-        particles: x [n, D].
-        scores: s [n, D], gradients of the log of the target density.
-        bandwidth: h².
+        particles: Particles x, [n, D].
+        scores: Scores s, [n, D]: gradients of the log target density.
+        bandwidth: Squared kernel bandwidth h².
 
     Returns:
-        [n, D] float64.
+        Directions, [n, D] float64.
     """
     x = particles.astype(np.float64)
     kernel = np.exp(-_squared_distances(x) / (2 * bandwidth))
@@ -54,7 +54,7 @@ def _squared_distances(x: Array) -> Array:
 
 
 class SVPGLearner(ActorCriticLearner):
-    """SVPG's particles; every stored parameter has a leading axis [n] of particles.
+    """Learner for SVPG; every stored parameter has a leading axis over the n particles.
 
     Attributes:
         svpg: Settings shared by the particles; `settings` holds the settings of each particle.
@@ -68,9 +68,9 @@ class SVPGLearner(ActorCriticLearner):
         return self._counted(self._all_fresh(run_seed, 0), 0, None)
 
     def at_start(self, state: LearnerState, *, run_seed: int) -> LearnerState:
-        """Return fresh particles after each horizon; see Learner.
+        """Return reinitialized particles after each horizon; see Learner.
 
-        Reinitializing here rather than in the update keeps stored and exported particles trained.
+        Because particles are not reinitialized in the update, stored and exported particles are always trained.
         """
         num_updates = int(state.extra[NUM_UPDATES])
         if self.svpg.horizon is None or num_updates == 0 or num_updates % self.svpg.horizon:
@@ -79,7 +79,7 @@ class SVPGLearner(ActorCriticLearner):
         return LearnerState(fresh.params, fresh.optimizer, state.extra | fresh.extra)
 
     def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """Let particle b mod n act in task b; see Learner."""
+        """Return the parameters of particle b mod n for each task b; see Learner."""
         particles = np.arange(num_tasks) % self.svpg.num_particles
         return TaskParams({name: value[particles] for name, value in state.params.items()})
 
@@ -88,7 +88,7 @@ class SVPGLearner(ActorCriticLearner):
         return [Experience(episodes, slice(j, j + 1)) for j in range(self.svpg.num_particles)]
 
     def split(self, state: LearnerState) -> list[LearnerState]:
-        """Return the state of every particle, without counters, which all particles share."""
+        """Return the state of each particle, without the counters, which all particles share."""
         n = self.svpg.num_particles
 
         def of(arrays: Params, j: int) -> Params:
@@ -98,7 +98,7 @@ class SVPGLearner(ActorCriticLearner):
         return [LearnerState(*(of(arrays, j) for arrays in parts)) for j in range(n)]
 
     def joined(self, states: Sequence[LearnerState]) -> LearnerState:
-        """Return one state with a leading axis of particles."""
+        """Stack the states along a leading particle axis."""
 
         def stacked(parts: Sequence[Params]) -> Params:
             return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
@@ -110,7 +110,7 @@ class SVPGLearner(ActorCriticLearner):
         )
 
     def directions(self, steps: Sequence[ActorCriticSteps], num_updates: int) -> tuple[Sequence[Array | None], Metrics]:
-        """Return the negated Stein direction, since optimizers descend, and metrics of it."""
+        """Return the negated Stein direction, since optimizers descend, and its metrics."""
         temperature = self.svpg.temperature * self.svpg.temperature_decay**num_updates
         x = np.stack([_array(of.policy_params.vector) for of in steps])
         scores = np.stack([_array(of.policy_params.gradient) for of in steps]).astype(np.float64) / -temperature

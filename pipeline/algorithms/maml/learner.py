@@ -1,4 +1,4 @@
-"""Base learner of all algorithms that adapt by gradient steps."""
+"""Base class of learners that adapt by gradient steps."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,11 +53,11 @@ from metaloom.pipeline.types import (
 )
 
 Draws = Callable[[int], np.random.Generator]
-"""Function that returns the random generator of an epoch."""
+"""Function that returns the random generator for an epoch."""
 
 
 class MetaUpdate(NamedTuple):
-    """Result of a meta-update: meta-parameters, optimizer state, and each task's objective values."""
+    """Result of a meta-update: meta-parameters, optimizer state, per-task objective values, and metrics."""
 
     meta_params: Params
     optimizer: Params
@@ -67,7 +67,7 @@ class MetaUpdate(NamedTuple):
 
 
 class MetaLearner(Learner[Step, Sequence[Step]]):
-    """Adaptation by gradient steps on each task's samples, and a meta-update through it.
+    """Learner that adapts by gradient steps on each task's samples, with a meta-update through the adaptation.
 
     Raises:
         ConfigError: the device is missing, or the learning-rate schedule is invalid.
@@ -80,7 +80,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         self._device = use_device(setup.device)
         if isinstance(settings, MetaAdam):
             self._lr_factor = lr_factor(settings, settings.outer_lr)
-        reason = "asked for" if settings.kernel == "torch" else "the whole update is differentiated by torch"
+        reason = "requested" if settings.kernel == "torch" else "the whole update is differentiated by torch"
         self.kernel: Kernel = Kernel("torch", reason)
 
     @abstractmethod
@@ -91,8 +91,8 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         super().__init_subclass__(**others)
         if gone := sorted({"next_state", "metrics", "initial_optimizer"} & vars(cls).keys()):
             raise ConfigError(
-                f"{cls.__name__} defines {gone[0]}, which is no longer called; required `concluded`, which returns "
-                "arrays and metrics, or `initialize`"
+                f"{cls.__name__} defines {gone[0]}, which is no longer called; override `concluded`, which returns "
+                "arrays and metrics, or `initialize`, instead"
             )
 
     def initialize(self, *, run_seed: int) -> LearnerState:
@@ -117,16 +117,16 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: Step, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """Return every task's parameters after inner step `evidence.k` on its samples; see Learner.
+        """Return each task's parameters after inner step `evidence.k` on its samples; see Learner.
 
-        Inner steps beyond the number in training use the last step size.
+        Inner steps beyond those used in training reuse the last step size.
 
         Raises:
             ConfigError: there are no inner steps.
-            NumericalError: names the task and the array that is not finite.
+            NumericalError: an array is not finite; the message names it and its task.
         """
         if not self.settings.inner_steps:
-            raise ConfigError("algorithm.inner_steps is 0, so no task adapts; required at least 1")
+            raise ConfigError("algorithm.inner_steps is 0, so no task adapts; it must be at least 1")
         k = min(evidence.k, self.settings.inner_steps - 1)
         logs = {name.removeprefix(LOG_INNER_LR): log[k] for name, log in step_size_logs(state.extra).items()}
         alphas = {name: to_tensor(np.exp(log), torch.float32, self._device) for name, log in logs.items()}
@@ -179,13 +179,13 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         return LearnerState(params, made.optimizer, extra), {**metrics, **made.metrics, **of_algorithm}
 
     def concluded(self, state: LearnerState, after: TaskValues) -> tuple[Params, Metrics]:
-        """Return algorithm-specific arrays for the next state, and metrics; by default none."""
+        """Return algorithm-specific arrays for the next state, and metrics; the default is none."""
         return {}, {}
 
     def minimize(
         self, state: LearnerState, steps: Sequence[Step], *, draws: Draws, parallel: ParallelMap = map
     ) -> MetaUpdate:
-        """Descend the meta-gradient with the optimizer, in epochs over the samples."""
+        """Minimize the meta-loss with the optimizer, in epochs over the samples; see MetaUpdate."""
         settings, problem = self.settings, self.problem(state, steps)
         assert isinstance(settings, MetaAdam), "other settings override minimize"
         rate = settings.outer_lr
@@ -231,12 +231,12 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         dtype: torch.dtype = torch.float32,
         parallel: ParallelMap = map,
     ) -> Sequence[Chunk]:
-        """Return all tasks in chunks, with all or the given rows; see build_chunks."""
+        """Return all tasks in chunks, with all rows or only the given ones; see build_chunks."""
         size, recorded = self.settings.tasks_per_chunk, self.policy.recorded
         return build_chunks(steps, size, rows, dtype=dtype, device=self._device, recorded=recorded, parallel=parallel)
 
     def problem(self, state: LearnerState, steps: Sequence[Step]) -> MetaProblem:
-        """Return the adaptation and meta-loss of this iteration."""
+        """Return the adaptation and the meta-loss for this iteration."""
         settings = self.settings
         return MetaProblem(
             self.policy, self._inner_loss, settings.inner_lr, settings.first_order, self.objective(state, steps)
@@ -248,7 +248,7 @@ def _optimizer(settings: MetaAdam, rate: float = 0.0) -> Adam | TorchOptimizerSt
 
 
 def step_size_logs(arrays: Mapping[str, Array]) -> Params:
-    """Return the trainable step sizes among the arrays, log α by full name; empty if they are not trained."""
+    """Return the arrays that hold trainable step sizes, log α by full name; empty if there are none."""
     return {name: value for name, value in arrays.items() if name.startswith(LOG_INNER_LR)}
 
 

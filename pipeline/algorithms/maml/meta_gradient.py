@@ -1,11 +1,11 @@
-"""Losses of every task, the inner update, and the meta-gradient through it.
+"""Per-task losses, the inner update, and the meta-gradient through it.
 
 θ_i^{k+1} = θ_i^k - α_k ⊙ ∇ L_in(θ_i^k; samples of task i at step k); the meta-loss is the mean over tasks i of the
-objective at θ_i^0 ... θ_i^K as functions of θ. Both are computed chunk by chunk and summed in the order of chunks.
-Chunks depend only on the number of tasks, so results do not depend, bit for bit, on the number of threads.
+objective at θ_i^0 ... θ_i^K as functions of θ. Results are computed chunk by chunk and summed in chunk order. Chunks
+depend only on the number of tasks, so results are bitwise identical for any number of threads.
 
-A meta-parameter is a policy parameter or, with trainable inner step sizes, the logarithm of one; both are entries of
-one flat mapping.
+A meta-parameter is a policy parameter or, with trainable inner step sizes, the logarithm of a step size; both
+are entries of a single flat mapping.
 """
 
 import math
@@ -28,34 +28,34 @@ LOSS = "loss"
 """Name of the minimized quantity."""
 
 INNER_KL = "inner_kl_"
-"""Prefix of the KLs before adaptation, from the policy that collected rollout batch k to the current one."""
+"""Name prefix of the KLs before adaptation, from the behavior policy of rollout batch k to the current policy."""
 
 OUTER_KL = "outer_kl"
-"""Name of the KL after adaptation, from the policy that acted to the current one."""
+"""Name of the KL after adaptation, from the behavior policy to the current policy."""
 
 STANDARD_ERROR, SPLIT_COSINE = "meta_gradient_standard_error", "meta_gradient_split_cosine"
 
 LOG_INNER_LR = "log_inner_lr."
-"""Prefix of trainable inner step sizes: log α of every inner step and element, [K, ...]."""
+"""Name prefix of trainable inner step sizes: log α for each inner step and parameter element, [K, ...]."""
 
 TensorParams = dict[str, Tensor]
 
 TaskValues = dict[str, Array]
-"""Quantities of every task by name, [B, ...]."""
+"""Per-task quantities keyed by name, [B, ...] each."""
 
 InnerLoss = Callable[[Distribution, TaskRows], Tensor]
-"""Loss of every task [b], from the current policy's distribution on the rows."""
+"""Function that computes per-task losses [b] from the current policy's distribution on the rows."""
 
 Objective = Callable[[Sequence[Distribution], Chunk], dict[str, Tensor]]
-"""Function from the policies after k = 0 ... K inner steps, each on rollout batch k, to quantities [b, ...] of a
-chunk's tasks. `loss` [b] is minimized."""
+"""Function from the action distributions after k = 0 ... K inner steps, each on rollout batch k, to per-task
+quantities [b, ...] of a chunk. `loss` [b] is minimized."""
 
 StepSize = Mapping[str, Tensor] | float
-"""α of one inner step: a number, or a tensor per learned parameter that broadcasts to [b, ...]."""
+"""Step size α of an inner step: a number, or a tensor per learned parameter that broadcasts to [b, ...]."""
 
 
 def likelihood_ratio_loss(current: Distribution, rows: TaskRows) -> Tensor:
-    """Return -mean(r A) with r = π_θ(a|o) / π_behavior(a|o), for every task: [b].
+    """Return -mean(r A) with r = π_θ(a|o) / π_behavior(a|o), for each task, [b].
 
     Its second derivative keeps the term A ∇log π ∇log πᵀ (low-variance curvature, Rothfuss et al. 2019).
     """
@@ -63,19 +63,19 @@ def likelihood_ratio_loss(current: Distribution, rows: TaskRows) -> Tensor:
 
 
 def log_likelihood_loss(current: Distribution, rows: TaskRows) -> Tensor:
-    """Return -mean(A log π_θ(a|o)) for every task: [b]. Williams 1992.
+    """Return -mean(A log π_θ(a|o)) for each task, [b]. Williams 1992.
 
-    Where π_θ acted, its gradient equals likelihood_ratio_loss's; its second derivative lacks A ∇log π ∇log πᵀ.
+    If π_θ acted, its gradient equals likelihood_ratio_loss's, but its second derivative lacks A ∇log π ∇log πᵀ.
     """
     return -rows.mean(current.log_prob(rows.actions) * rows.advantages)
 
 
 INNER_LOSSES = {"log_likelihood": log_likelihood_loss, "likelihood_ratio": likelihood_ratio_loss}
-"""Inner losses by the values of the setting `inner_loss`."""
+"""Inner losses, keyed by the value of the `inner_loss` setting."""
 
 
 def clipped_loss(current: Distribution, rows: TaskRows, clip_eps: float) -> tuple[Tensor, Tensor]:
-    """Return -mean(min(r A, clip(r, 1 ± ε) A)) of every task, and the fraction of its steps with r outside 1 ± ε: [b].
+    """Return -mean(min(r A, clip(r, 1 ± ε) A)) per task, and the fraction of steps with r outside 1 ± ε, [b] each.
 
     Schulman et al. 2017, arXiv:1707.06347, eq. 7.
     """
@@ -85,21 +85,21 @@ def clipped_loss(current: Distribution, rows: TaskRows, clip_eps: float) -> tupl
 
 
 def policy_kls(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:
-    """Return KLs from the acting to the current policies, without gradient: `inner_kl_k` and `outer_kl`, [b]."""
+    """Return KLs from the behavior to the current policies, without gradient: `inner_kl_k` and `outer_kl`, [b]."""
     kls = [rows.mean(rows.behavior.kl(now.detach())) for now, rows in zip(current, chunk.rounds, strict=True)]
     return {**{f"{INNER_KL}{k}": kl for k, kl in enumerate(kls[:-1])}, OUTER_KL: kls[-1]}
 
 
 @dataclass(frozen=True)
 class MetaProblem:
-    """Adaptation of a policy and the loss after it, which is differentiated.
+    """Adaptation of a policy, and the objective that is differentiated through it.
 
     Attributes:
-        policy: The policy.
-        inner_loss: L_in.
-        inner_lr: Step size if step sizes are not meta-parameters.
+        policy: Policy to adapt.
+        inner_loss: Inner loss L_in.
+        inner_lr: Inner step size, unless step sizes are meta-parameters.
         first_order: True to treat inner gradients as constants.
-        objective: The outer loss of each task; the meta-loss is their mean.
+        objective: Outer objective; the meta-loss is the mean of its `loss` over tasks.
     """
 
     policy: Policy
@@ -112,14 +112,14 @@ class MetaProblem:
 def inner_step(
     policy: Policy, params: TensorParams, losses: Tensor, step_size: StepSize, *, differentiable: bool
 ) -> TensorParams:
-    """Return the parameters of every task after one gradient step.
+    """Return each task's parameters after one gradient step.
 
     Args:
         policy: Policy, which names the learned parameters; others are returned unchanged.
-        params: [b, ...] by name, part of the graph of `losses`.
-        losses: [b]; a task's loss depends on its own parameters only.
-        step_size: α.
-        differentiable: True to differentiate through the gradient as well.
+        params: Parameters [b, ...] by name, in the graph of `losses`.
+        losses: Per-task losses, [b], each of which depends only on its task's parameters.
+        step_size: Step size α.
+        differentiable: True to allow differentiation through the gradient.
     """
     names = policy.learned(params)
     # Always retain the graph: a KL penalty differentiates the same forward pass again.
@@ -141,12 +141,12 @@ def meta_gradient(
     noise: bool = False,
     parallel: ParallelMap = map,
 ) -> tuple[Params, TaskValues, Metrics]:
-    """Return the gradient of the mean loss in the learned meta-parameters, the objective's values, and metrics.
+    """Return the gradient of the mean loss in the learned meta-parameters, the objective's task values, and metrics.
 
-    The metrics are `meta_gradient_norm` and, with `noise`, those of `noise_metrics`.
+    The metrics are `meta_gradient_norm` and, with `noise`, those from `noise_metrics`.
 
     Raises:
-        NumericalError: names the task and the quantity that is not finite.
+        NumericalError: a quantity is not finite; the message names it and its task.
     """
 
     def work(chunk: Chunk) -> tuple[TensorParams, TaskValues, TensorParams, Array]:
@@ -176,19 +176,19 @@ def meta_gradient(
 
 
 def noise_metrics(mean: Mapping[str, Array], even: Mapping[str, Array], squared_norms: Array) -> Metrics:
-    """Measure the standard error of the meta-gradient over tasks, and how far two halves of the tasks agree.
+    """Return the standard error of the meta-gradient over tasks, and how well two halves of the tasks agree.
 
-    The meta-gradient ḡ = (1/B) Σ g_i is a mean over the B tasks that an iteration drew. The spread of the per-task
-    gradients g_i estimates how much it would change with other tasks and episodes.
+    The meta-gradient ḡ = (1/B) Σ g_i is a mean over the B tasks sampled in an iteration. The spread of the per-task
+    gradients g_i estimates how much ḡ would change with other tasks and episodes.
 
     Args:
-        mean: ḡ by name.
-        even: Σ g_i over i = 0, 2, 4, ... by name.
-        squared_norms: [B] float64, ‖g_i‖².
+        mean: Mean gradient ḡ, by name.
+        even: Sum of g_i over i = 0, 2, 4, ..., by name.
+        squared_norms: Squared norms ‖g_i‖², [B] float64.
 
     Returns:
         `meta_gradient_standard_error`: √(s²/B) with s² = (Σ ‖g_i‖² - B ‖ḡ‖²) / (B - 1), the Euclidean norm of the
-        elements' standard errors. If the tasks' gradients are noise around zero, ‖ḡ‖ is about as large.
+        elements' standard errors. If the tasks' gradients are noise around zero, ‖ḡ‖ is about this large.
         `meta_gradient_split_cosine`: cosine between the sums over even and over odd tasks; 0 if one sum is zero.
     """
     B = len(squared_norms)
@@ -223,9 +223,9 @@ class Leaves:
     """Meta-parameters as leaves of a graph, [b, ...]: every task has its own copy, so gradients are per task.
 
     Attributes:
-        params: Parameters of the policy.
+        params: Policy parameters.
         log_inner_lr: Trainable step sizes by parameter name, log α [b, K, ...].
-        learned: Leaves of both that require a gradient, by meta-parameter name.
+        learned: Leaves of either kind that require a gradient, by meta-parameter name.
     """
 
     params: TensorParams
@@ -253,7 +253,7 @@ def meta_leaves(problem: MetaProblem, meta_params: Mapping[str, Array], chunk: C
 
 
 def objective_values(problem: MetaProblem, leaves: Leaves, chunk: Chunk, *, differentiable: bool) -> dict[str, Tensor]:
-    """Return the objective of a chunk's tasks after adaptation, differentiable in the leaves."""
+    """Adapt a chunk's tasks and return the objective's values, differentiable with respect to the leaves."""
     params, distribution = leaves.params, problem.policy.distribution
     alphas = {name: log.exp() for name, log in leaves.log_inner_lr.items()}
     current = [distribution(params, chunk.rounds[0].observations)]
@@ -268,7 +268,7 @@ def objective_values(problem: MetaProblem, leaves: Leaves, chunk: Chunk, *, diff
 
 
 def join(parts: Sequence[TaskValues]) -> TaskValues:
-    """Return the values of all chunks' tasks, [B, ...] by name."""
+    """Concatenate the task values of all chunks, [B, ...] by name."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -28,7 +28,7 @@ from metaloom.pipeline.types import Array, LearnerState, Step
 def with_exploration(objective: Objective, settings: Exploration, steps: Sequence[Step]) -> Objective:
     """Return the objective with -credit Σ_k mean(log π_{θ^k}(a|o)) added to its loss, if the settings enable it.
 
-    Credit for exploring before adaptation: the term of E-MAML. Stadie et al. 2018, arXiv:1803.01118.
+    This term of E-MAML credits exploration before adaptation. Stadie et al. 2018, arXiv:1803.01118.
     """
     if not settings.exploration:
         return objective
@@ -48,9 +48,9 @@ def with_exploration(objective: Objective, settings: Exploration, steps: Sequenc
 
 
 def exploration_credit(steps: Sequence[Step]) -> Array:
-    """Return each task's score after adaptation, relative to the other tasks: [B].
+    """Return each task's mean standardized reward after adaptation, [B].
 
-    The mean over a task's real steps of rewards with zero mean and unit standard deviation over all tasks.
+    Rewards are standardized to zero mean and unit standard deviation over the real steps of all tasks.
     """
     rewards, mask = steps[-1].episodes.rewards.astype(np.float64), steps[-1].samples.mask
     real = rewards[mask == 1]
@@ -59,7 +59,7 @@ def exploration_credit(steps: Sequence[Step]) -> Array:
 
 
 class MAMLVPGLearner(MetaLearner):
-    """Learner of MAML-VPG: the log-likelihood loss after adaptation, with credit for exploration if enabled.
+    """Learner for MAML-VPG: the log-likelihood loss after adaptation, with exploration credit if enabled.
 
     Finn et al. 2017, arXiv:1703.03400, algorithm 3.
     """
@@ -73,10 +73,10 @@ class MAMLVPGLearner(MetaLearner):
 
 
 def dice_loss(current: Distribution, rows: TaskRows) -> Tensor:
-    """Return -(1 / E T) Σ_{e,t} ☐_t c_t, ☐_t = exp(τ_t - ⊥τ_t), τ_t = Σ_{t' ≤ t} log π_θ(a_t'|o_t'), each task's [b].
+    """Return the DiCE loss -(1 / E T) Σ_{e,t} ☐_t c_t per task, [b], where c are the adjusted rewards.
 
-    Foerster et al. 2018, arXiv:1802.05098, with the adjusted rewards as c and a mean over E T cells. ☐ is 1, so the
-    value does not depend on θ; derivatives of every order estimate the derivatives of the expected return.
+    Foerster et al. 2018, arXiv:1802.05098, with ☐_t = exp(τ_t - ⊥τ_t) and τ_t = Σ_{t' ≤ t} log π_θ(a_t'|o_t'). ☐ is 1,
+    so the value does not depend on θ, but its derivatives of every order estimate those of the expected return.
     """
     episodes = _episodes_of(rows)
     log_prob = sums_over_time(episodes.split(current.log_prob(rows.actions)))
@@ -85,35 +85,33 @@ def dice_loss(current: Distribution, rows: TaskRows) -> Tensor:
 
 
 def sums_over_time(values: Tensor) -> Tensor:
-    """Return Σ_{t' ≤ t} of values [..., T]."""
+    """Return cumulative sums Σ_{t' ≤ t} of values [..., T]."""
     # cumsum is not deterministic on a GPU. On the CPU, a product would change the last bits of stored runs.
     return values.cumsum(-1) if values.device.type == "cpu" else sums_by_product(values)
 
 
 def sums_by_product(values: Tensor) -> Tensor:
-    """Return Σ_{t' ≤ t} of values [..., T], as a product with a triangular matrix."""
+    """Return cumulative sums Σ_{t' ≤ t} of values [..., T], computed as a product with a triangular matrix."""
     T = values.shape[-1]
     return values @ torch.ones(T, T, dtype=values.dtype, device=values.device).triu()
 
 
 def log_likelihood_per_cell(current: Distribution, rows: TaskRows) -> Tensor:
-    """Return -(1 / E T) Σ_{e,t} log π_θ(a|o) A, for every task: [b]. log_likelihood_loss at the scale of dice_loss."""
+    """Return -(1 / E T) Σ_{e,t} log π_θ(a|o) A per task, [b]: log_likelihood_loss on the scale of dice_loss."""
     episodes = _episodes_of(rows)
     return -episodes.mean_over_cells(episodes.split(current.log_prob(rows.actions) * rows.advantages))
 
 
 def _episodes_of(rows: TaskRows) -> EpisodeRows:
     if rows.episodes is None:
-        raise ValueError(
-            "found samples without adjusted rewards, which the DiCE loss reads; required processing.name=dice"
-        )
+        raise ValueError("the samples have no adjusted rewards, which the DiCE loss requires; use processing.name=dice")
     return rows.episodes
 
 
 class DiceLearner(MetaLearner):
-    """Learner with the DiCE loss during adaptation and, unless it is VPG-DICE, after it.
+    """Learner for DICE-MAML and VPG-DICE: the DiCE loss during adaptation and, in DICE-MAML, after it.
 
-    Foerster et al. 2018, arXiv:1802.05098; as meta-learning methods in Rothfuss et al. 2019, arXiv:1810.06784.
+    Foerster et al. 2018, arXiv:1802.05098; used for meta-learning in Rothfuss et al. 2019, arXiv:1810.06784.
     """
 
     def __init__(self, settings: DiceMAML | VPGDice, setup: Setup) -> None:
@@ -129,9 +127,9 @@ def _with_kls(current: Sequence[Distribution], chunk: Chunk, loss: InnerLoss) ->
 
 
 class MAMLPPOLearner(MetaLearner):
-    """Learner with likelihood-ratio inner steps, clipped if enabled, and the clipped surrogate after them.
+    """Learner for MAML-PPO: likelihood-ratio inner steps, clipped if enabled, and a clipped surrogate after them.
 
-    PPO, Schulman et al. 2017, arXiv:1707.06347, as garage offers it.
+    PPO, Schulman et al. 2017, arXiv:1707.06347, as in garage.
     """
 
     def __init__(self, settings: MAMLPPO, setup: Setup) -> None:

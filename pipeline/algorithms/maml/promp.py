@@ -25,18 +25,18 @@ from metaloom.pipeline.types import LearnerState, Metrics, Params, Step
 MIN_INNER_KL_PENALTY = 1e-6
 MAX_INNER_KL_PENALTY = 1e2
 INNER_KL_COEFF = "inner_kl_coeff"
-"""Name in LearnerState.extra of the coefficients η of the inner steps, [K] float64."""
+"""Key in LearnerState.extra for the coefficients η of the inner steps, [K] float64."""
 
 
 class ProMPLearner(MetaLearner):
-    """Learner with likelihood-ratio inner steps, the clipped surrogate after them, and a KL penalty before."""
+    """Learner for ProMP: likelihood-ratio inner steps, a clipped surrogate after them, and a KL penalty before them."""
 
     def __init__(self, settings: ProMP, setup: Setup) -> None:
         super().__init__(settings, setup, likelihood_ratio_loss)
         self._settings = settings
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """Return the state before the first iteration, with η; see Learner."""
+        """Return the initial state, including η; see Learner."""
         state = super().initialize(run_seed=run_seed)
         coeffs = np.full(self._settings.inner_steps, self._settings.init_inner_kl_penalty)
         return LearnerState(state.params, state.optimizer, state.extra | {INNER_KL_COEFF: coeffs})
@@ -46,7 +46,7 @@ class ProMPLearner(MetaLearner):
         return partial(promp_objective, clip_eps=self._clip_eps(state), kl_coeffs=coeffs)
 
     def concluded(self, state: LearnerState, after: TaskValues) -> tuple[Params, Metrics]:
-        """Return the next η by the adaptive rule, and metrics of the ε and η used; see MetaLearner."""
+        """Return the next η from the adaptive rule, and the current ε and η as metrics; see MetaLearner."""
         coeffs, extra, metrics = state.extra[INNER_KL_COEFF], Params(), {"clip_eps": self._clip_eps(state)}
         if self._settings.adaptive_inner_kl_penalty:
             target = self._settings.target_inner_kl
@@ -70,10 +70,10 @@ def promp_objective(
     Rothfuss et al. 2019, section 6.
 
     Args:
-        current: Policies after k inner steps on the rows of rollout batch k, for k = 0 ... K.
+        current: Action distributions after k inner steps, on the rows of rollout batch k, for k = 0 ... K.
         chunk: Rows of these rollout batches.
-        clip_eps: ε.
-        kl_coeffs: η of each inner step.
+        clip_eps: Clipping range ε.
+        kl_coeffs: KL penalty coefficient η of each inner step.
 
     Returns:
         `loss`, `inner_kl_k`, `outer_kl` and `clip_fraction`, each [b].
@@ -92,9 +92,9 @@ def promp_objective(
 
 
 def adapted_kl_coeff(coeff: float, kl: float, target: float) -> float:
-    """Return η after the adaptive rule: halved below target / 1.5, doubled above 1.5 target, within [1e-6, 1e2].
+    """Return the adapted η: halved if KL < target / 1.5, doubled if KL > 1.5 target, and clipped to [1e-6, 1e2].
 
-    Without the bounds, which the reference lacks, a KL that stays on one side drives η to 0 or infinity.
+    The reference has no bounds, so a KL that stays on one side of the target drives η to 0 or infinity.
     """
     if kl < target / 1.5:
         coeff /= 2

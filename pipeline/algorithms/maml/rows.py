@@ -16,7 +16,7 @@ from metaloom.pipeline.types import Array, ParallelMap, Samples, Step
 CPU = torch.device("cpu")
 
 Recorded = Callable[[Mapping[str, Tensor]], Distribution]
-"""Function that rebuilds the acting distributions from their recorded arrays."""
+"""Function that rebuilds the behavior policy's distributions from recorded arrays."""
 
 
 def recorded_gaussian(behavior: Mapping[str, Tensor]) -> DiagGaussian:
@@ -39,13 +39,13 @@ class TaskRows:
     """Rows of b tasks, N per task.
 
     Attributes:
-        observations: [b, N, O].
-        actions: [b, N, A], or [b, N] int64 where they are discrete.
-        advantages: [b, N].
-        weights: [b, N]; 1 / (real rows of the task) where a row is real, 0 where it is padding. A weighted sum over
-            rows is the mean over a task's real steps.
-        behavior: The distributions that acted, [b, N].
-        behavior_log_prob: [b, N], log-density of the actions under it.
+        observations: Observations, [b, N, O].
+        actions: Actions, [b, N, A], or [b, N] int64 if discrete.
+        advantages: Advantages, [b, N].
+        weights: Row weights, [b, N]: 1 / (number of the task's real rows) for real rows, 0 for padding. A weighted sum
+            over rows is the mean over a task's real steps.
+        behavior: Distributions of the behavior policy, [b, N].
+        behavior_log_prob: Log-densities of the actions under the behavior policy, [b, N].
         episodes: Data for losses over whole episodes; None for other losses.
     """
 
@@ -67,19 +67,19 @@ class EpisodeRows:
     """Rows arranged as episodes: N = E * T, episode by episode, padding included.
 
     Attributes:
-        adjusted_rewards: [b, E, T], arbitrary on padding.
-        mask: [b, E, T], 1 where a step is real.
+        adjusted_rewards: Adjusted rewards, [b, E, T], arbitrary on padding.
+        mask: Mask, [b, E, T]: 1 for real steps, 0 for padding.
     """
 
     adjusted_rewards: Tensor
     mask: Tensor
 
     def split(self, values: Tensor) -> Tensor:
-        """Return the values [b, N] of the rows as [b, E, T], zero on padding."""
+        """Reshape row values [b, N] to [b, E, T], zero on padding."""
         return values.reshape(self.mask.shape) * self.mask
 
     def mean_over_cells(self, values: Tensor) -> Tensor:
-        """Sum of values [b, E, T] over each task, divided by E T, padding counted: [b].
+        """Return each task's sum of values [b, E, T], divided by E T, so that padding counts: [b].
 
         Short episodes weigh less, because this is a mean over episodes of sums over time.
         """
@@ -87,7 +87,7 @@ class EpisodeRows:
 
 
 def chunk_bounds(num_tasks: int, tasks_per_chunk: int) -> list[slice]:
-    """Return consecutive chunks of tasks."""
+    """Return slices that split the tasks into consecutive chunks."""
     return [slice(start, min(start + tasks_per_chunk, num_tasks)) for start in range(0, num_tasks, tasks_per_chunk)]
 
 
@@ -95,9 +95,9 @@ def minibatch_rows(mask: Array, num_minibatches: int, rng: np.random.Generator) 
     """Partition each task's real rows at random into minibatches whose sizes differ by at most one.
 
     Args:
-        mask: [b, N].
-        num_minibatches: Parts.
-        rng: Generator; draws one number per row, including padding, so that tasks are partitioned independently.
+        mask: Mask of real rows, [b, N].
+        num_minibatches: Number of minibatches.
+        rng: Random generator; draws one number per row, including padding, so that tasks are partitioned independently.
 
     Returns:
         One index array [b, about N / num_minibatches] per minibatch; padding rows come last in each.
@@ -109,7 +109,7 @@ def minibatch_rows(mask: Array, num_minibatches: int, rng: np.random.Generator) 
 
 
 def minibatches(samples: Samples, num_minibatches: int, rng: np.random.Generator) -> list[Array]:
-    """Partition each task's real steps at random, or its episodes for losses over whole episodes.
+    """Partition each task's real steps at random, or its episodes if the loss is over whole episodes.
 
     Returns:
         One index array [B, n] per minibatch.
@@ -137,15 +137,15 @@ def build_chunks(
     recorded: Recorded = recorded_gaussian,
     parallel: ParallelMap = map,
 ) -> Sequence[Chunk]:
-    """Return all tasks of the steps in chunks.
+    """Return the rows of all tasks, in chunks of tasks.
 
     Args:
         steps: Rollout batches 0 ... K.
-        tasks_per_chunk: Tasks in each chunk but the last.
-        rows: Indices [B, n] of the rows to take from each rollout batch; None takes all real ones.
+        tasks_per_chunk: Number of tasks in each chunk except the last.
+        rows: Indices [B, n] of the rows to take from each rollout batch; None for all real rows.
         dtype: Tensor dtype.
         device: Tensor device.
-        recorded: Function that rebuilds the distributions that acted.
+        recorded: Function that rebuilds the behavior policy's distributions.
         parallel: Map over the chunks.
     """
 
@@ -169,18 +169,18 @@ def task_rows(
 
     Args:
         step: One rollout batch with its samples.
-        tasks: Tasks to take.
-        rows: [b, n] indices into the E * T rows of each task; None takes the real ones. With adjusted rewards among the
-            samples they must be whole episodes, and None takes all of them.
+        tasks: Slice of task indices.
+        rows: Indices [b, n] into the E * T rows of each task; None for all real rows. If the samples have adjusted
+            rewards, the rows must be whole episodes, and None means all of them.
         dtype: Tensor dtype.
         device: Tensor device.
-        recorded: Function that rebuilds the distributions that acted.
+        recorded: Function that rebuilds the behavior policy's distributions.
     """
     episodes, samples = step.episodes, step.samples
     E, T = episodes.rewards.shape[1:]
     mask = samples.mask[tasks].reshape(-1, E * T)
     if rows is None and samples.adjusted_rewards is None and not mask.all():
-        # The real rows; tasks with fewer than the maximum are padded.
+        # Take the real rows; tasks with fewer than the maximum are padded.
         most = int(np.count_nonzero(mask, axis=1).max())
         rows = np.argsort(mask == 0, axis=1, kind="stable")[:, :most]
 
@@ -192,7 +192,7 @@ def task_rows(
             flat = np.take_along_axis(flat, rows.reshape(*rows.shape, *(1 for _ in rest)), axis=1)
         return to_tensor(flat, kind, device)
 
-    # Discrete actions index the log-probabilities, whatever the dtype of the latter.
+    # Discrete actions index the log-probabilities, whatever their dtype.
     actions = select(episodes.actions, torch.int64 if episodes.actions.dtype == np.int64 else dtype)
     mask_rows = select(samples.mask)
     # State-independent parameters, such as a standard deviation, are stored once per task.
@@ -223,10 +223,10 @@ def task_rows(
 
 
 def require_finite(values: Mapping[str, Tensor], first_task: int, advice: str, *, of: str = "") -> None:
-    """Raise unless all values are finite. Messages prefix their names with `of`.
+    """Raise unless all values are finite. Messages prefix array names with `of`.
 
     Raises:
-        NumericalError: names the first array that is not finite, and its first such task.
+        NumericalError: an array is not finite; the message names the first such array and task.
     """
     for name, value in values.items():
         finite = torch.isfinite(value.detach())

@@ -1,4 +1,4 @@
-"""Settings of the algorithms that adapt by gradient steps: hyper-parameters only, no torch."""
+"""Settings for algorithms that adapt by gradient steps: plain data, without torch."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ DEFAULT_TARGET_INNER_KL = 0.01
 
 
 class GradientBased(BaseModel):
-    """Settings of adaptation by gradient steps on each task's samples."""
+    """Settings for adaptation by gradient steps on each task's samples."""
 
     graph: ClassVar[str] = "on_policy"
     learns_from: ClassVar[tuple[str, ...]] = ("advantages",)
     """Fields of Samples that the losses require."""
 
     inner_lr: float = Field(default=0.1, gt=0)
-    """Step size of the inner gradient steps; with trainable_inner_lr, their initial value."""
+    """Step size of the inner gradient steps; with trainable_inner_lr, the initial step size."""
     inner_steps: int = Field(default=1, ge=0)
-    """Gradient steps of the adaptation; 0 is single-task learning on all tasks at once."""
+    """Gradient steps per adaptation; with 0, one policy is trained on all tasks without adaptation."""
     trainable_inner_lr: bool = False
-    """Meta-learn a step size for every parameter element and inner step (Meta-SGD, Li et al. 2017)."""
+    """Meta-learn a step size for each parameter element and inner step (Meta-SGD, Li et al. 2017)."""
     first_order: bool = False
     """Treat the inner gradients as constants in the meta-gradient."""
     tasks_per_chunk: int = Field(default=2, ge=1)
-    """Tasks per chunk of computation. It bounds memory and sets the order of sums, so the last bits of results depend
-    on it."""
+    """Tasks computed together in a chunk. This bounds memory and determines the order of sums, so the last bits of
+    results depend on it."""
 
     gradient_noise: bool = later(False)
-    """Record how much the meta-gradient varies over tasks: its standard error, and the cosine between two halves of the
-    tasks."""
+    """Record how much the meta-gradient varies across tasks: its standard error, and the cosine between the gradients
+    of two halves of the tasks."""
 
     @model_validator(mode="after")
     def _inner_settings_agree(self) -> GradientBased:
@@ -86,18 +86,18 @@ class GradientBased(BaseModel):
 
 
 class MetaAdam(ScheduledSteps):
-    """Settings of meta-updates by an optimizer, in epochs over the samples of one iteration."""
+    """Settings for meta-updates with an optimizer, in epochs over the samples of an iteration."""
 
     outer_lr: float = Field(default=1e-3, gt=0)
-    """Step size of the optimizer on the meta-parameters."""
+    """Step size of the optimizer for the meta-parameters."""
     num_epochs: int = Field(default=1, ge=1, le=MOST_REPEATS)
     """Passes over the samples of an iteration."""
     num_minibatches: int = Field(default=1, ge=1, le=MOST_REPEATS)
-    """Optimizer steps per epoch, each on a separate share of every task's environment steps."""
+    """Optimizer steps per epoch, each on a disjoint share of each task's environment steps."""
     tolerance: float | None = Field(default=None, gt=0)
     """Stop after an epoch that changes the meta-loss by less than this."""
     optimizer: OptimizerConfig | None = later(None)
-    """An optimizer of torch.optim and its options. The default is Adam as in the references, with ε outside the bias
+    """Optimizer from torch.optim and its options. The default is Adam as in the references, with ε outside the bias
     correction."""
 
     @model_validator(mode="after")
@@ -115,7 +115,7 @@ class MetaAdam(ScheduledSteps):
 
 
 class Exploration(GradientBased):
-    """Settings of MAML's inner loss and of E-MAML's credit for exploration."""
+    """Settings for MAML's inner loss and for E-MAML's credit for exploration."""
 
     inner_loss: Literal["log_likelihood", "likelihood_ratio"] = "log_likelihood"
     """Loss of the inner steps: -mean(A log π), or -mean(r A), whose second derivative has one more term."""
@@ -124,7 +124,7 @@ class Exploration(GradientBased):
     e_maml_scale: Literal["mean", "sum"] = "mean"
     """Scale of the credit: a mean over steps, or that mean times the episodes per task."""
     exploration_rounds: Literal["all", "first"] = "all"
-    """Rollout batches that get the credit: all before the last, or only the first, as in the ProMP code."""
+    """Rollout batches that receive credit: all before the last, or only the first, as in the ProMP code."""
 
     @field_validator("inner_loss", mode="before")
     @classmethod
@@ -149,7 +149,7 @@ class Exploration(GradientBased):
 
 
 class TrustRegion(NaturalSteps, Exploration, AlgorithmSettings):
-    """Settings of the trust region, which bounds the mean KL after adaptation.
+    """Settings for the trust region, which bounds the mean KL after adaptation.
 
     TRPO, Schulman et al. 2015, arXiv:1502.05477, as a meta-update of MAML.
     """
@@ -157,15 +157,15 @@ class TrustRegion(NaturalSteps, Exploration, AlgorithmSettings):
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.trpo:TrustRegionLearner"
 
     hvp: Literal["gauss_newton", "hessian", "finite_difference", "fd_unscaled"] = "gauss_newton"
-    """Method for products of the metric with a vector. gauss_newton (once called exact): with the Fisher matrix of the
-    adapted policies, pulled back through the adaptation; this is the Hessian of the KL where the current policies are
-    the ones that acted, as in training. hessian: with the Hessian of the KL everywhere, which need not be positive.
-    finite_difference: central differences of the KL's gradient in float64 with a step scaled to the vector;
-    fd_unscaled: in float32 with an absolute step of 1e-5, as in the ProMP code."""
+    """Method for metric-vector products. gauss_newton (formerly exact): the Fisher matrix of the adapted policies,
+    pulled back through the adaptation; it equals the Hessian of the KL if the current policies are the behavior
+    policies, as in training. hessian: the Hessian of the KL, which may be indefinite. finite_difference: central
+    differences of the KL's gradient in float64, with a step scaled to the vector. fd_unscaled: the same in float32,
+    with an absolute step of 1e-5, as in the ProMP code."""
     hvp_subsample: float = Field(default=1.0, gt=0, le=1)
-    """Share of each task's steps from which these products are computed."""
+    """Fraction of each task's steps used to compute these products."""
     kl_order: Literal["old_new", "new_old"] = "old_new"
-    """Order of the bounded KL: KL(acted ‖ updated), or KL(updated ‖ acted) as in some other code."""
+    """Direction of the bounded KL: KL(behavior ‖ updated), or KL(updated ‖ behavior) as in some implementations."""
 
     @field_validator("hvp", mode="before")
     @classmethod
@@ -205,16 +205,16 @@ class ProMP(MetaAdam, GradientBased, AlgorithmSettings):
     clip_eps: float = Field(default=0.3, gt=0)
     """Clipping range ε of the post-update likelihood ratio."""
     anneal_factor: float = Field(default=1.0, gt=0, le=1)
-    """Multiplies clip_eps after every iteration: ε_i = clip_eps * anneal_factor**i."""
+    """Factor that multiplies clip_eps after every iteration: ε_i = clip_eps * anneal_factor**i."""
     num_epochs: int = Field(default=5, ge=1, le=MOST_REPEATS)
     """Passes over the samples of an iteration."""
 
     init_inner_kl_penalty: float = Field(default=5e-4, ge=0)
-    """Initial coefficient η of the KL from the policy that collected a rollout batch to the current one."""
+    """Initial coefficient η of the KL from a rollout batch's behavior policy to the current policy."""
     adaptive_inner_kl_penalty: bool = False
-    """Halve or double η of an inner step when its KL leaves [target / 1.5, 1.5 target]."""
+    """Halve or double an inner step's η when its KL leaves [target / 1.5, 1.5 target]."""
     target_inner_kl: float = Field(default=DEFAULT_TARGET_INNER_KL, gt=0)
-    """KL that the adaptive rule aims at, in nats."""
+    """Target KL of the adaptive rule, in nats."""
 
     @model_validator(mode="after")
     def _kl_settings_agree(self) -> ProMP:
@@ -233,7 +233,7 @@ class ProMP(MetaAdam, GradientBased, AlgorithmSettings):
 
 
 class MAMLVPG(MetaAdam, Exploration, AlgorithmSettings):
-    """MAML-VPG: policy-gradient inner steps, and Adam on the policy gradient after them.
+    """MAML-VPG: policy-gradient inner steps, and a policy-gradient meta-update with Adam.
 
     Finn et al. 2017, arXiv:1703.03400, algorithm 3. Defaults follow the ProMP authors' experiments.
     """
@@ -246,9 +246,9 @@ class MAMLVPG(MetaAdam, Exploration, AlgorithmSettings):
 class MAMLPPO(MetaAdam, GradientBased, AlgorithmSettings):
     """MAML-PPO: likelihood-ratio inner steps, and PPO's clipped surrogate after them.
 
-    MAML with PPO (Schulman et al. 2017, arXiv:1707.06347), as garage offers it. garage's comparison policy is an alias
-    of the current one, so that its ratio is always 1 and it never clips, before or after adaptation. Here the ratios
-    leave 1 as soon as an iteration takes a second Adam step.
+    MAML with PPO (Schulman et al. 2017, arXiv:1707.06347), as implemented in garage. In garage, the old policy is an
+    alias of the current one, so the ratio is always 1 and never clipped, before or after adaptation. Here, the ratios
+    differ from 1 after the first Adam step of an iteration.
     """
 
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.policy_gradient:MAMLPPOLearner"
@@ -258,13 +258,13 @@ class MAMLPPO(MetaAdam, GradientBased, AlgorithmSettings):
     clip_eps: float = Field(default=0.2, gt=0)
     """Clipping range ε of the likelihood ratios."""
     inner_loss: Literal["likelihood_ratio", "clipped"] = later("likelihood_ratio", before="clipped")
-    """Loss of the inner steps: -mean(r A), or the clipped surrogate, whose flat parts let the pre-update policy drift
+    """Loss of the inner steps: -mean(r A), or the clipped surrogate, whose flat regions let the pre-update policy drift
     without bound when an iteration takes several Adam steps."""
     num_epochs: int = Field(default=5, ge=1, le=MOST_REPEATS)
     """Passes over the samples of an iteration; the first step is never clipped."""
 
     def warnings(self) -> Iterator[str]:
-        """Warn about a clipped inner loss with several meta-steps."""
+        """Yield a warning about a clipped inner loss with several meta-gradient steps."""
         if self.inner_loss == "clipped" and self.num_epochs > 1:
             yield (
                 f"algorithm.inner_loss is clipped with {self.num_epochs} epochs: where the inner loss is flat, the "
@@ -290,7 +290,7 @@ class EMAML(TrustRegion):
 
     name: Literal["e-maml"] = "e-maml"
     exploration: bool = True
-    """Always on: without it this is maml-trpo."""
+    """Always on; without it, this would be maml-trpo."""
 
     @model_validator(mode="after")
     def _exploration_is_on(self) -> EMAML:
@@ -300,9 +300,9 @@ class EMAML(TrustRegion):
 
 
 class DiceMAML(MetaAdam, GradientBased, AlgorithmSettings):
-    """DICE-MAML: the DiCE loss in inner steps and after them, on discounted rewards minus their baseline.
+    """DICE-MAML: the DiCE loss in the inner steps and the meta-update, on discounted rewards minus a baseline.
 
-    Foerster et al. 2018, arXiv:1802.05098; as a meta-learning method in Rothfuss et al. 2019, arXiv:1810.06784.
+    Foerster et al. 2018, arXiv:1802.05098; used for meta-learning in Rothfuss et al. 2019, arXiv:1810.06784.
     Its meta-gradients are unbiased but noisy: it needs several times the episodes of other algorithms.
     """
 
@@ -322,7 +322,7 @@ class DiceMAML(MetaAdam, GradientBased, AlgorithmSettings):
 
 
 class VPGDice(MetaAdam, GradientBased, AlgorithmSettings):
-    """VPG-DICE: the DiCE loss in inner steps, log-likelihood times advantage after them.
+    """VPG-DICE: the DiCE loss in the inner steps, and the log-likelihood loss in the meta-update.
 
     Rothfuss et al. 2019, arXiv:1810.06784, section 7.3, compare it with the other estimators of the meta-gradient.
     """
@@ -334,4 +334,4 @@ class VPGDice(MetaAdam, GradientBased, AlgorithmSettings):
 
 
 MetaSettings = ProMP | MAMLVPG | MAMLPPO | MAMLTRPO | EMAML | DiceMAML | VPGDice
-"""Settings of any gradient-based algorithm."""
+"""Settings of any algorithm that adapts by gradient steps."""

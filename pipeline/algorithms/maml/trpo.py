@@ -3,15 +3,15 @@
 Finn et al. 2017, arXiv:1703.03400, section 5.3; Stadie et al. 2018, arXiv:1803.01118; TRPO, Schulman et al. 2015,
 arXiv:1502.05477.
 
-The bounded KL is from the policies that acted to the policies θ_i^K(θ). The metric is the Gauss-Newton matrix
+The bounded KL is from the behavior policies to the adapted policies θ_i^K(θ). The metric is the Gauss-Newton matrix
 
     G = mean_i J_iᵀ F_i J_i,    J_i = dθ_i^K / dθ = (I - α H_{i,K-1}) ... (I - α H_{i,0}),
 
-with F_i the Fisher matrix of the adapted policy and H_{i,k} the symmetric Hessian of the inner loss at θ_i^k. Where the
-adapted policies are the ones that acted, as in every iteration of training, the KL and its gradient in distributions
-are zero, and G is the KL's Hessian in θ. Elsewhere, for example when an iteration is recomputed with other settings,
-the Hessian has another term and may be indefinite. G is positive semi-definite and is the metric of the natural
-gradient at θ.
+where F_i is the Fisher matrix of the adapted policy and H_{i,k} the symmetric Hessian of the inner loss at θ_i^k. If
+the adapted policies are the behavior policies, as in every training iteration, the KL and its gradient with respect to
+the distributions are zero, and G is the Hessian of the KL with respect to θ. Otherwise, for example if an iteration is
+recomputed with other settings, the Hessian has another term and may be indefinite. G is positive semi-definite and is
+the metric of the natural gradient at θ.
 """
 
 import math
@@ -52,20 +52,20 @@ from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, LearnerState, ParallelMap, Params, Step
 
 DIFFERENCE_STEP = 1e-5
-"""ε of finite differences."""
+"""Step ε of finite differences."""
 
 Product = Callable[[Array], Array]
-"""Function from v [D] float64 to the metric times v."""
+"""Function that multiplies a vector v [D] float64 by the metric."""
 
 
 @dataclass(frozen=True)
 class MetaPoint:
-    """Meta-parameters, with the data for products at them.
+    """Meta-parameters θ, with the data for metric-vector products at θ.
 
     Attributes:
-        problem: Adaptation of the policy; its step sizes are constants, not meta-parameters.
-        params: θ.
-        flat: Order of a vector's elements.
+        problem: Adaptation of the policy; here, step sizes are constants, not meta-parameters.
+        params: Meta-parameters θ.
+        flat: Order of the elements in a vector.
         chunks: Rows of all tasks.
         parallel: Map over the chunks.
     """
@@ -83,12 +83,12 @@ class MetaPoint:
 
 
 def gauss_newton_product(at: MetaPoint) -> Product:
-    """Return v ↦ G v with the Gauss-Newton matrix, for any network."""
+    """Return v ↦ G v for the Gauss-Newton matrix G, with any network."""
     return hessian_product(at, _kl_from_itself)
 
 
 def hessian_product(at: MetaPoint, constraint: Objective) -> Product:
-    """Return v ↦ H v = ∇(∇c · v). The graph is rebuilt for every product, which bounds memory."""
+    """Return v ↦ H v = ∇(∇c · v) for the constraint's loss c. The graph is rebuilt for each product to bound memory."""
     # Do not send all chunks to workers.
     problem, params, flat = replace(at.problem, objective=constraint), at.params, at.flat
 
@@ -114,7 +114,7 @@ def difference_product(at: MetaPoint, constraint: Objective, *, scaled: bool) ->
     """Return v ↦ (∇c(θ + ε v) - ∇c(θ - ε v)) / 2ε, which approximates H v.
 
     Args:
-        at: Point at which to take products; differences are taken in the dtype of the chunks.
+        at: Point at which to compute products; differences are computed in the dtype of the chunks.
         constraint: Objective whose `loss` is c.
         scaled: True for ε = 1e-5 / ‖v‖, False for ε = 1e-5 as in the ProMP code.
     """
@@ -136,7 +136,7 @@ def difference_product(at: MetaPoint, constraint: Objective, *, scaled: bool) ->
 
 
 def share_of_rows(mask: Array, share: float, rng: np.random.Generator) -> Array:
-    """Draw a share of each task's real rows, rounded up: indices [b, n] with padding rows last."""
+    """Return indices [b, n] of a random share of each task's real rows, rounded up, with padding rows last."""
     (order,) = minibatch_rows(mask, 1, rng)
     counts = np.ceil(np.arange(order.shape[1] + 1, dtype=np.int64) * share)
     return order[:, np.flatnonzero(np.diff(counts))]
@@ -152,18 +152,18 @@ def _kl_from_itself(current: Sequence[Distribution], chunk: Chunk) -> dict[str, 
 
 
 def bounded_kl(current: Sequence[Distribution], chunk: Chunk, *, new_old: bool = False) -> dict[str, Tensor]:
-    """Return the bounded KL as `loss`: KL(acted ‖ updated), or with `new_old` KL(updated ‖ acted)."""
+    """Return the bounded KL as `loss`: KL(behavior ‖ updated), or with `new_old`, KL(updated ‖ behavior)."""
     adapted, rows = current[-1], chunk.rounds[-1]
     return {LOSS: rows.mean(adapted.kl(rows.behavior) if new_old else rows.behavior.kl(adapted))}
 
 
 class TrustRegionLearner(MetaLearner):
-    """Learner of MAML-TRPO and E-MAML: the likelihood-ratio loss after adaptation, within a trust region.
+    """Learner for MAML-TRPO and E-MAML: the likelihood-ratio loss after adaptation, within a trust region.
 
-    An update is the longest natural-gradient step of the line search that satisfies the bound, or none.
+    An update is the longest step of the line search that lowers the loss within the bound, or no step.
 
     Raises:
-        ConfigError: the device is missing, or the requested kernel does not fit.
+        ConfigError: the device is missing, or does not support the requested method or kernel.
     """
 
     def __init__(self, settings: MAMLTRPO | EMAML, setup: Setup) -> None:
@@ -185,7 +185,7 @@ class TrustRegionLearner(MetaLearner):
         self._gauss_newton_product = fused(gauss_newton_product) if is_fused else gauss_newton_product
 
     def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
-        """Return the surrogate and the KLs; see MetaLearner."""
+        """Return the objective: the likelihood-ratio loss, with credit if enabled, and the KLs; see MetaLearner."""
 
         def objective(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:
             values = {LOSS: likelihood_ratio_loss(current[-1], chunk.rounds[-1]), **policy_kls(current, chunk)}
@@ -198,7 +198,7 @@ class TrustRegionLearner(MetaLearner):
     def minimize(
         self, state: LearnerState, steps: Sequence[Step], *, draws: Draws, parallel: ParallelMap = map
     ) -> MetaUpdate:
-        """Solve G x = g, scale x to a KL of max_kl in the quadratic model, and search along it; see MetaLearner."""
+        """Solve G x = g, scale x to a KL of max_kl in the quadratic model, and run a line search; see MetaLearner."""
         settings, problem = self._settings, self.problem(state, steps)
         meta_params, chunks = state.params | step_size_logs(state.extra), self.chunks(steps, parallel=parallel)
         gradients, before, measured = meta_gradient(
@@ -225,7 +225,7 @@ class TrustRegionLearner(MetaLearner):
         return MetaUpdate(updated, state.optimizer, before, after, metrics)
 
     def _product(self, at: MetaPoint, steps: Sequence[Step], draws: Draws) -> Product:
-        """Return the metric's product, computed from the configured share of rows."""
+        """Return the metric-vector product, computed from the configured share of rows."""
         hvp, share, rows = self._settings.hvp, self._settings.hvp_subsample, None
         if share < 1:
             rng = draws(0)

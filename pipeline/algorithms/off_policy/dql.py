@@ -1,4 +1,4 @@
-"""Deep Q-learning in torch: its gradient step, for any network and device, and its learner.
+"""Deep Q-learning in torch: the gradient step, for any network and device, and the learner.
 
 Mnih et al. 2015, doi:10.1038/nature14236, algorithm 1.
 """
@@ -23,21 +23,21 @@ from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import LearnerState, Metrics, Minibatch, TaskParams
 
 METRICS = ("q_loss", "q_mean", "target_mean", "gradient_norm")
-"""Names of the metrics of a gradient step."""
+"""Names of the metrics that a gradient step returns."""
 LAYOUT: Layout = {
     "q": Stored("params", f"{Q_NETWORK}.", f"{Q_NETWORK}.", "q."),
     "target": Stored("extra", "target_q.", f"{Q_NETWORK}."),
 }
-"""Layout of the Q-function and its target network."""
+"""State layout of the Q-function and its target network."""
 
 
 def td_targets(rewards: Tensor, continuing: Tensor, next_values: Tensor) -> Tensor:
     """Return the TD targets y = r + γ (1 - terminated) max_b Q̄(o', b), [n].
 
     Args:
-        rewards: [n].
-        continuing: [n], γ where the task continues and 0 where it terminated.
-        next_values: [n, number of actions], of the target network.
+        rewards: Rewards, [n].
+        continuing: Discount factors, [n]: γ where the task continues, 0 where it terminated.
+        next_values: Values from the target network, [n, number of actions].
     """
     return rewards + continuing * next_values.amax(1)
 
@@ -45,13 +45,13 @@ def td_targets(rewards: Tensor, continuing: Tensor, next_values: Tensor) -> Tens
 def q_loss(values: Tensor, actions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean of huber(Q(o, a) - y) over stored actions a, huber(e) = e² / 2 where |e| < 1, |e| - ½ elsewhere.
 
-    The paper clips errors to [-1, 1]: the same gradient. Differs from SimuRLacra, which uses the value of the best
+    The paper clips errors to [-1, 1], which gives the same gradient. SimuRLacra instead uses the value of the best
     action.
 
     Args:
-        values: [n, number of actions].
-        actions: [n].
-        targets: [n].
+        values: Q-values, [n, number of actions].
+        actions: Stored actions, [n].
+        targets: TD targets y, [n].
 
     Returns:
         The loss, and the values Q(o, a), [n].
@@ -61,7 +61,7 @@ def q_loss(values: Tensor, actions: Tensor, targets: Tensor) -> tuple[Tensor, Te
 
 
 class DQLDefinition(TorchGradientSteps[None]):
-    """Working copies of the Q-function and target network during an iteration."""
+    """Working copies of the Q-function and target network for one iteration."""
 
     layout: ClassVar[Layout] = LAYOUT
     _settings: DQL
@@ -85,7 +85,7 @@ class DQLDefinition(TorchGradientSteps[None]):
 
 
 class DQLLearner(OffPolicyLearner[object, None]):
-    """DQL for one run; see Learner."""
+    """Learner for DQL; see OffPolicyLearner."""
 
     definition: ClassVar[type[TorchGradientSteps[Any]]] = DQLDefinition
     metrics: ClassVar[tuple[str, ...]] = METRICS
@@ -99,7 +99,7 @@ class DQLLearner(OffPolicyLearner[object, None]):
         self.set_up({"q": settings.learning_rate}, self.networks)
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """Return a Q-function, and a target network that equals it; see Learner."""
+        """Return an initial Q-function and a target network equal to it; see Learner."""
         params = self.networks.initialize(generator(run_seed, "initialize"))
         return self.first_state({"q": params, "target": {name: value.copy() for name, value in params.items()}})
 
@@ -111,7 +111,7 @@ class DQLLearner(OffPolicyLearner[object, None]):
         return _acting_with(self.settings.eps_final, state, num_tasks)
 
     def noise(self, minibatch: Minibatch, rng: np.random.Generator) -> None:
-        """Draw nothing."""
+        """Return None, since DQL's gradient steps need no noise."""
 
     def described(self, state: LearnerState) -> Metrics:
         return {"epsilon": self._epsilon(state), "learning_rate": self.rates(state)["q"]}

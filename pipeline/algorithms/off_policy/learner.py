@@ -1,4 +1,4 @@
-"""The contract of learners with a replay buffer: gradient steps on minibatches, fused or in torch.
+"""Base classes of learners with a replay buffer: gradient steps on minibatches, fused or in torch.
 
 Both implementations update working copies of a state and count gradient steps.
 """
@@ -31,11 +31,11 @@ from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import LearnerState, Metrics, Minibatch, ParallelMap, Params, TaskParams, Transitions
 
 NUM_GRADIENT_STEPS = "num_gradient_steps"
-"""Name in the state of the number of gradient steps over the run."""
+"""Key in LearnerState.extra for the number of gradient steps so far."""
 
 Evidence = TypeVar("Evidence", contravariant=True)
 Noise = TypeVar("Noise", contravariant=True)
-"""Random arrays of a gradient step; a kernel and its definition receive the same ones."""
+"""Random arrays for a gradient step; a kernel and its definition receive the same arrays."""
 DrawnNoise = TypeVar("DrawnNoise")
 Copy = TypeVar("Copy", FlatParams, FlatTensors)
 
@@ -44,10 +44,10 @@ class Stored(NamedTuple):
     """Location of one part's arrays in a state.
 
     Attributes:
-        where: The mapping that holds them.
-        there: Prefix of their names in the mapping.
-        here: Prefix in a working copy instead, as the part's network names them.
-        optimizer: Prefix of its optimizer's state; None for a part without one, such as a target network.
+        where: Field of the state that holds the arrays.
+        there: Prefix of the array names in that field.
+        here: Prefix of the array names in a working copy, as used by the part's network.
+        optimizer: Prefix of the part's optimizer state; None without an optimizer, as for a target network.
     """
 
     where: Literal["params", "extra"]
@@ -56,18 +56,18 @@ class Stored(NamedTuple):
     optimizer: str | None = None
 
     def of(self, state: LearnerState) -> Params:
-        """Return the arrays of a state, not copied."""
+        """Return the part's arrays in a state, without copying them."""
         return renamed(getattr(state, self.where), self.there, self.here)
 
 
 Layout = Mapping[str, Stored]
-"""The parts of a learner by name."""
+"""Locations of a learner's parts, keyed by name."""
 
 
 def state_of(
     layout: Layout, parts: Mapping[str, Params], optimizers: Mapping[str, Params], counters: Mapping[str, int]
 ) -> LearnerState:
-    """Build the state from all parts, their optimizers and the counters."""
+    """Build a state from all parts, their optimizers and the counters."""
     kept: dict[str, Params] = {"params": {}, "optimizer": {}, "extra": {}}
     for name, stored in layout.items():
         kept[stored.where] |= renamed(parts[name], stored.here, stored.there)
@@ -81,12 +81,12 @@ class GradientSteps(ABC, Generic[Noise, Copy]):
     """Working copies of a state's arrays, which gradient steps change in place.
 
     Attributes:
-        copies: Arrays of every part, with its optimizer if it has one.
+        copies: Working copy of each part, with its optimizer if it has one.
     """
 
     layout: ClassVar[Layout]
     epsilon: ClassVar[float | None] = None
-    """ε of adam and rmsprop; None: the usual value."""
+    """ε of adam and rmsprop; None for the default."""
 
     def __init__(
         self,
@@ -112,14 +112,14 @@ class GradientSteps(ABC, Generic[Noise, Copy]):
 
     @abstractmethod
     def copied(self, name: str, state: LearnerState) -> Copy:
-        """Return a copy of a part of a state."""
+        """Return a working copy of a part of a state."""
 
     def prepare(self) -> None:
-        """Prepare for the first step; by default do nothing."""
+        """Prepare for the first step; by default, do nothing."""
 
     @abstractmethod
     def step(self, minibatch: Minibatch, noise: Noise) -> Mapping[str, SupportsFloat]:
-        """Make one gradient step and return its metrics."""
+        """Take one gradient step and return its metrics."""
 
     def state(self) -> LearnerState:
         """Return the current arrays as a state, with the number of updates incremented."""
@@ -130,13 +130,13 @@ class GradientSteps(ABC, Generic[Noise, Copy]):
         return state_of(self.layout, parts, optimizers, counters)
 
     def counts_to(self, interval: int) -> bool:
-        """Count a gradient step; return True for every `interval`-th one of the run."""
+        """Count a gradient step; return True on every `interval`-th step of the run."""
         self._counters[NUM_GRADIENT_STEPS] += 1
         return self._counters[NUM_GRADIENT_STEPS] % interval == 0
 
 
 class TorchGradientSteps(GradientSteps[Noise, FlatTensors]):
-    """Gradient steps by autograd; see GradientSteps."""
+    """Gradient steps with autograd; see GradientSteps."""
 
     def copied(self, name: str, state: LearnerState) -> FlatTensors:
         stored = self.layout[name]
@@ -144,7 +144,7 @@ class TorchGradientSteps(GradientSteps[Noise, FlatTensors]):
 
 
 class FusedGradientSteps(GradientSteps[Noise, FlatParams]):
-    """Gradient steps from hand-written derivatives; see GradientSteps."""
+    """Gradient steps with hand-written derivatives; see GradientSteps."""
 
     def copied(self, name: str, state: LearnerState) -> FlatParams:
         return FlatParams(self.layout[name].of(state))
@@ -157,35 +157,35 @@ def merged(minibatch: Minibatch) -> Transitions:
 
 
 class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence, DrawnNoise]):
-    """Makes one gradient step per minibatch; see Learner.
+    """Base learner that takes one gradient step per minibatch; see Learner.
 
     Attributes:
-        networks: Networks that the gradient steps use.
-        settings: Settings of the algorithm.
+        networks: Networks used by the gradient steps.
+        settings: Algorithm settings.
     """
 
     definition: ClassVar[type[TorchGradientSteps[Any]]]
-    """Gradient steps in torch."""
+    """Class that takes gradient steps in torch."""
     metrics: ClassVar[tuple[str, ...]]
     counters: ClassVar[tuple[str, ...]] = (NUM_UPDATES, NUM_GRADIENT_STEPS)
     finite: ClassVar[Mapping[str, str]]
-    """Parts that must be finite after an update, with their names in messages."""
+    """Parts that must be finite after an update, mapped to their names in messages."""
     lower: ClassVar[str] = "algorithm.learning_rate or algorithm.max_grad_norm"
     """Advice for messages about non-finite parameters."""
     networks: Any
 
     def __init__(self, settings: Any, setup: Setup, *, discrete: bool) -> None:
-        """Prepare the device.
+        """Check the action space and prepare the device.
 
         Raises:
-            ConfigError: the device is missing, or the actions are discrete instead of continuous, or vice versa.
+            ConfigError: the device is missing, or the algorithm does not support the action space.
         """
         if bool(setup.num_actions) != discrete:
             found = f"{setup.num_actions} discrete ones" if setup.num_actions else "continuous ones"
             kind, others = ("discrete", "sac or pearl") if discrete else ("continuous", "dql")
             raise ConfigError(
                 f"algorithm.name is {settings.name}, which is for {kind} actions, but {setup.env_name} has {found}; "
-                f"required {others}, or a2c, ppo, ppo2 or svpg"
+                f"use {others}, or a2c, ppo, ppo2 or svpg"
             )
         self._setup, self._device = setup, use_device(setup.device)
         self.settings: Any = settings
@@ -194,7 +194,7 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         """Set the step sizes of the trained parts, and choose the kernel.
 
         Raises:
-            ConfigError: the fused kernel was requested and does not fit, or the learning-rate schedule is invalid.
+            ConfigError: the fused kernel was requested but is not supported, or the learning-rate schedule is invalid.
         """
         asked: KernelChoice = self.settings.kernel
         self._rates = {name: (rate, lr_factor(self.settings, rate)) for name, rate in rates.items()}
@@ -213,7 +213,7 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         return state_of(self.definition.layout, parts, optimizers, dict.fromkeys(self.counters, 0))
 
     def rates(self, state: LearnerState) -> dict[str, float]:
-        """Return the trained parts' step sizes in the iteration that starts from a state."""
+        """Return the trained parts' step sizes for the iteration that starts from a state."""
         count = int(state.extra[NUM_UPDATES])
         return {name: rate * factor(count) for name, (rate, factor) in self._rates.items()}
 
@@ -223,19 +223,19 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         return self._steps(*of, discount=discount, rates=self.rates(state), device=self._device, parallel=parallel)
 
     def shown(self, minibatch: Minibatch) -> Minibatch:
-        """Preprocess a minibatch for gradient steps; by default unchanged."""
+        """Return a minibatch preprocessed for gradient steps; by default, unchanged."""
         return minibatch
 
     @abstractmethod
     def noise(self, minibatch: Minibatch, rng: np.random.Generator) -> DrawnNoise:
-        """Draw the noise of a gradient step on this minibatch."""
+        """Draw the noise for a gradient step on this minibatch."""
 
     def filling_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """Return the parameters for filling the buffer; by default the acting ones."""
+        """Return the task parameters for prefilling the buffer; by default, the acting parameters."""
         return self.acting_params(state, num_tasks)
 
     def described(self, state: LearnerState) -> Metrics:
-        """Return metrics of the iteration that starts from this state, besides those of gradient steps."""
+        """Return metrics of the iteration that starts from this state, in addition to gradient-step metrics."""
         return {}
 
     def update(
@@ -247,7 +247,7 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         iteration: int,
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
-        """Make one gradient step per minibatch; see Learner. Metrics are means over the steps, or NaN without steps."""
+        """Take one gradient step per minibatch; see Learner. Metrics are means over the steps, or NaN without steps."""
         rng = generator(run_seed, "updates", iteration)
         steps = self.gradient_steps(state, parallel=parallel)
         each = [steps.step(minibatch, self.noise(minibatch, rng)) for minibatch in map(self.shown, experience)]

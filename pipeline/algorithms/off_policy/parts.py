@@ -1,4 +1,4 @@
-"""Parts of off-policy losses in torch: minibatches as tensors, the squashed Gaussian, and two Q-functions at once."""
+"""Building blocks of off-policy losses in torch: minibatch tensors, the squashed Gaussian, and twin Q-functions."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class TransitionTensors(NamedTuple):
 
 
 def tensor_like(like: Tensor, array: Array) -> Tensor:
-    """Convert an array to a tensor's device and, unless it holds integers, precision."""
+    """Convert an array to a tensor with the device and dtype of `like`; int64 arrays keep their dtype."""
     dtype = torch.int64 if array.dtype == np.int64 else like.dtype
     return torch.as_tensor(array, dtype=dtype, device=like.device)
 
 
 def transitions_like(like: Tensor, transitions: Transitions) -> TransitionTensors:
-    """Convert transitions to a tensor's device and precision."""
+    """Convert transitions to tensors with the device and dtype of `like`."""
     return TransitionTensors(*(tensor_like(like, getattr(transitions, name)) for name in TransitionTensors._fields))
 
 
@@ -50,13 +50,13 @@ class TanhGaussianSample(NamedTuple):
 
 
 def sample(outputs: Tensor, noise: Tensor) -> TanhGaussianSample:
-    """Draw a = tanh(u), u = μ + σ ε; log π(a) = log N(u; μ, σ) - Σ log(1 - tanh² u).
+    """Sample a = tanh(u) with u = μ + σ ε, and compute log π(a) = log N(u; μ, σ) - Σ log(1 - tanh² u).
 
     Haarnoja et al. 2018, arXiv:1801.01290, eq. 20 and 21.
 
     Args:
-        outputs: [n, 2A], means and then log standard deviations, which are clamped.
-        noise: [n, A], ε, standard normal.
+        outputs: Policy outputs, [n, 2A]: means, then log standard deviations, which are clamped.
+        noise: Standard normal noise ε, [n, A].
     """
     mean, raw = outputs.chunk(2, -1)
     log_std = raw.clamp(MIN_LOG_STD, MAX_LOG_STD)
@@ -66,19 +66,19 @@ def sample(outputs: Tensor, noise: Tensor) -> TanhGaussianSample:
 
 
 def log_slope(u: Tensor) -> Tensor:
-    """Return log(1 - tanh² u), the log-derivative of tanh."""
+    """Return log(1 - tanh² u), the log of the derivative of tanh."""
     # Exact, unlike log(1 - a² + 1e-6) in the paper's code, which is inaccurate for |u| > 6.
     return 2 * (math.log(2) - u - softplus(-2 * u, threshold=50))
 
 
 class TwinQ(FlatTensors):
-    """Two Q-functions in one vector, the first before the second.
+    """Two Q-functions whose parameters are in one vector, the first before the second.
 
     Fujimoto et al. 2018, arXiv:1802.09477, section 4.2.
     """
 
     def __init__(self, network: Network, params: Mapping[str, Array], device: torch.device) -> None:
-        """Copy parameters q1.* and q2.*; `network` is the first."""
+        """Copy parameters q1.* and q2.*; `network` is the first Q-function's."""
         super().__init__(params, device)
         self._network = network
         self._leaves, self._gradients = (self._stacked(vector) for vector in (self.vector, self.gradient))
@@ -87,18 +87,18 @@ class TwinQ(FlatTensors):
             leaf.requires_grad_()
 
     def __call__(self, *inputs: Tensor, learn: bool = False) -> Tensor:
-        """Return values [2, n] of observations, actions and any further inputs, [n, ...] each.
+        """Return both Q-values [2, n] for observations, actions and any further inputs, [n, ...] each.
 
         Args:
-            inputs: Arrays to concatenate along the last axis.
-            learn: True for gradients of the parameters as well as of the inputs.
+            inputs: Tensors to concatenate along the last axis.
+            learn: True for gradients with respect to the parameters as well as the inputs.
         """
         joined = torch.cat(inputs, -1)
         params = self._leaves if learn else self._fixed
         return self._network(params, joined.expand(2, *joined.shape)).squeeze(-1)
 
     def backward(self, loss: Tensor, *others: FlatTensors) -> None:
-        """Write the gradient of a loss to this vector's `gradient` and to those of other vectors."""
+        """Write the gradient of a loss to `gradient` and to the gradients of other vectors."""
         leaves, gradients = [*self._leaves.values()], [*self._gradients.values()]
         for other in others:
             leaves += other.params.values()
@@ -108,7 +108,7 @@ class TwinQ(FlatTensors):
             gradient.copy_(value)
 
     def half(self, prefix: str) -> FlatTensors:
-        """Return one of the two Q-functions, sharing memory."""
+        """Return one of the two Q-functions as a view that shares memory."""
         half, place = copy(self), int(prefix != self._network.prefix)
         half.vector, half.gradient = (vector.chunk(2)[place] for vector in (self.vector, self.gradient))
         half.params = {name: leaf for name, leaf in self.params.items() if name.startswith(f"{prefix}.")}
@@ -116,7 +116,7 @@ class TwinQ(FlatTensors):
         return half
 
     def _stacked(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return views [2, ...] of a vector, by the first network's parameter names."""
+        """Return views [2, ...] of a vector, keyed by the first network's parameter names."""
         views: dict[str, Tensor] = {}
         start = 0
         for name, shape in self._network.shapes.items():

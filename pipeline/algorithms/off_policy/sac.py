@@ -1,6 +1,6 @@
-"""Soft actor-critic in torch: its gradient step, for any networks and device, and its learner.
+"""Soft actor-critic in torch: the gradient step, for any network and device, and the learner.
 
-Haarnoja et al. 2018, arXiv:1812.05905, algorithm 1; equation numbers refer to that paper unless stated.
+Haarnoja et al. 2018, arXiv:1812.05905, algorithm 1; equation numbers refer to that paper unless otherwise stated.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ METRICS = (
     "gradient_norm",
     "q_gradient_norm",
 )
-"""Names of the metrics of a gradient step."""
+"""Names of the metrics that a gradient step returns."""
 TWINS = ("q1", "q2")
-"""Prefixes of the Q-functions."""
+"""Name prefixes of the Q-functions."""
 LAYOUT: Layout = {
     "policy": Stored("params", f"{POLICY_NETWORK}.", f"{POLICY_NETWORK}.", "policy."),
     "q": Stored("extra", "q", "q", "q."),
     "targets": Stored("extra", "target_q", "q"),
     "alpha": Stored("extra", "log_alpha", "log_alpha", "alpha."),
 }
-"""Layout of the policy, both Q-functions, their targets, and the log temperature, []."""
+"""State layout of the policy, both Q-functions, their target networks and the log temperature, a scalar."""
 
 
 def temperature_loss(log_alpha: Tensor, log_prob: Tensor, num_actions: int) -> Tensor:
-    """Return -log α · mean( log π(a|o) + H̄ ), H̄ = -A. Eq. 18 with log α for α, which keeps α positive."""
+    """Return -log α · mean( log π(a|o) + H̄ ), H̄ = -A. Eq. 18 with log α in place of α, which keeps α positive."""
     return -log_alpha * (log_prob.detach() - num_actions).mean()
 
 
 def td_targets(
     rewards: Tensor, continuing: Tensor, next_values: Tensor, next_log_prob: Tensor, alpha: Tensor
 ) -> Tensor:
-    """Return the TD targets y = r + γ (1 - terminated) ( min_j Q̄_j(o', a') - α log π(a'|o') ), Eq. 2, 3.
+    """Return the TD targets y = r + γ (1 - terminated) ( min_j Q̄_j(o', a') - α log π(a'|o') ). Eq. 2 and 3.
 
     Args:
-        rewards: [n], scaled.
-        continuing: [n], γ where the task continues and 0 where it terminated.
-        next_values: [2, n], of both target networks.
-        next_log_prob: [n].
-        alpha: [].
+        rewards: Scaled rewards, [n].
+        continuing: Discount factors, [n]: γ where the task continues, 0 where it terminated.
+        next_values: Values from both target networks, [2, n].
+        next_log_prob: Log-densities of the next actions, [n].
+        alpha: Temperature α, a scalar.
     """
     return rewards + continuing * (next_values.amin(0) - alpha * next_log_prob)
 
@@ -73,18 +73,18 @@ def q_loss(values: Tensor, targets: Tensor) -> Tensor:
 
 
 def policy_loss(alpha: Tensor, log_prob: Tensor, values: Tensor) -> Tensor:
-    """Return the mean of α log π(a|o) - min_j Q_j(o, a) with a by reparameterization. Eq. 9; values are [2, n]."""
+    """Return the mean of α log π(a|o) - min_j Q_j(o, a) for reparameterized actions a. Eq. 9; values are [2, n]."""
     return (alpha * log_prob - values.amin(0)).mean()
 
 
 class SACDefinition(TorchGradientSteps[Array]):
-    """Working copies of policy, Q-functions, targets and temperature during an iteration."""
+    """Working copies of the policy, Q-functions, target networks and temperature for one iteration."""
 
     layout: ClassVar[Layout] = LAYOUT
     _settings: SAC
 
     def copied(self, name: str, state: LearnerState) -> FlatTensors:
-        """Copy a part, both Q-functions as one vector; see GradientSteps."""
+        """Copy a part of a state, with both Q-functions in one vector; see GradientSteps."""
         if name not in ("q", "targets"):
             return super().copied(name, state)
         return TwinQ(self._networks[1], LAYOUT[name].of(state), self._device)
@@ -94,11 +94,11 @@ class SACDefinition(TorchGradientSteps[Array]):
         self._q, self._targets = (cast(TwinQ, self.copies[name]) for name in ("q", "targets"))
 
     def step(self, minibatch: Minibatch, noise: Array) -> dict[str, Tensor]:
-        """Take gradient steps of temperature, Q-functions and policy, then move the targets.
+        """Update the temperature, the Q-functions and the policy, then the target networks.
 
         Args:
-            minibatch: n transitions.
-            noise: [2n, A], standard normal: for actions at the observations, then at the next observations.
+            minibatch: Minibatch of n transitions.
+            noise: Standard normal noise, [2n, A]: for actions at the observations, then at the next observations.
         """
         settings, params, rates = self._settings, self._policy.params, self._rates
         batch = transitions_like(self._policy.vector, merged(minibatch))
@@ -136,7 +136,7 @@ class SACDefinition(TorchGradientSteps[Array]):
 
 
 class SACLearner(OffPolicyLearner[object, Array]):
-    """SAC for one run; see Learner."""
+    """Learner for SAC; see OffPolicyLearner."""
 
     definition: ClassVar[type[TorchGradientSteps[Any]]] = SACDefinition
     metrics: ClassVar[tuple[str, ...]] = METRICS
@@ -162,7 +162,7 @@ class SACLearner(OffPolicyLearner[object, Array]):
         return self.first_state({"policy": policy, "q": q, "targets": targets, "alpha": alpha})
 
     def noise(self, minibatch: Minibatch, rng: np.random.Generator) -> Array:
-        """Draw [2n, A]; see SACDefinition.step."""
+        """Draw standard normal noise [2n, A]; see SACDefinition.step."""
         return rng.standard_normal((2 * minibatch.transitions.rewards.size, self._setup.action_size), np.float32)
 
     def described(self, state: LearnerState) -> Metrics:

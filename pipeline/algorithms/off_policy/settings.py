@@ -1,4 +1,4 @@
-"""Plans of algorithms with a replay buffer, and the settings of DQL and SAC."""
+"""Plans for algorithms with a replay buffer, and the settings of DQL and SAC."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ class CollectionRound:
 
 @dataclass(frozen=True)
 class OffPolicyPlan:
-    """Plan of an off-policy algorithm, through which stages are independent of the algorithm.
+    """Plan of an off-policy algorithm, which makes the stages independent of the algorithm.
 
     Attributes:
         filling: Initial fill of the replay buffer.
         rounds: Collection rounds of an iteration in each task, in order.
         num_updates: Gradient steps per iteration; None for one per environment step of the iteration.
-        tasks_per_gradient_step: K.
-        batch_size: N, transitions per task.
-        context_size: C, transitions that each task is inferred from; 0 without inference.
-        memory_size: Capacity of the replay buffer in transitions; per task with task inference.
+        tasks_per_gradient_step: Number of tasks K per gradient step.
+        batch_size: Number of transitions N per task.
+        context_size: Number of transitions C from which each task is inferred; 0 without inference.
+        memory_size: Capacity of the replay buffer in transitions, per task if tasks are inferred.
         scores_sparse_rewards: True if evaluations score the environment's sparse rewards.
     """
 
@@ -71,11 +71,11 @@ class OffPolicyPlan:
     scores_sparse_rewards: bool = False
 
     def gradient_steps(self, num_env_steps: int) -> int:
-        """Return the number of gradient steps of an iteration with `num_env_steps` environment steps."""
+        """Return the number of gradient steps in an iteration with `num_env_steps` environment steps."""
         return num_env_steps if self.num_updates is None else self.num_updates
 
     def most_transitions(self, *, iterations: int, num_tasks: int, all_tasks: int, max_episode_steps: int) -> int:
-        """Return the largest number of transitions to draw from: the buffer's capacity or the run's total."""
+        """Return the maximum number of transitions that can be drawn: the buffer's capacity or the run's total."""
         # The last filling episodes run in parallel and may double the requested number of steps.
         filled = 2 * (self.filling.steps or 0) + (all_tasks * (self.filling.episodes or 0) + 1) * max_episode_steps
         collected = num_tasks * sum(part.episodes for part in self.rounds) * max_episode_steps
@@ -89,7 +89,7 @@ class OffPolicySettings(BaseModel):
     actor: ClassVar[ActorKind]
 
     def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
-        """Return the plan of a run with these settings."""
+        """Return the plan for a run with these settings."""
         raise NotImplementedError
 
     def problems(self, run: RunSettings) -> Iterator[str]:
@@ -115,7 +115,7 @@ class OffPolicySettings(BaseModel):
 
 
 class ReplaySettings(LearningRate, OffPolicySettings):
-    """Replay settings of DQL and SAC: size of the buffer, and gradient steps per new experience."""
+    """Replay settings of DQL and SAC: buffer size, and gradient steps per iteration."""
 
     sizes: ClassVar[tuple[str, ...]] = ("batch_size", "num_updates_per_step")
     decides_episodes: ClassVar[tuple[str, ...]] = ("num_init_memory_steps", "use_trained_policy_for_refill")
@@ -123,7 +123,7 @@ class ReplaySettings(LearningRate, OffPolicySettings):
     memory_size: int = Field(default=100_000, ge=1)
     """Capacity of the replay buffer in environment steps."""
     num_init_memory_steps: int | None = Field(default=None, ge=1)
-    """Environment steps before the first update, at least batch_size and at most memory_size; default memory_size."""
+    """Environment steps before the first update, clipped to [batch_size, memory_size]; the default is memory_size."""
     use_trained_policy_for_refill: bool = False
     """With init_from: fill the buffer with the loaded policy instead of random actions."""
     batch_size: int = Field(default=256, ge=1)
@@ -131,9 +131,9 @@ class ReplaySettings(LearningRate, OffPolicySettings):
     num_updates_per_step: int | None = Field(default=None, ge=1)
     """Gradient steps per iteration; by default, one per environment step of the iteration."""
     target_update_intvl: int = Field(default=1, ge=1)
-    """Gradient steps between changes of the target networks, counted over the run."""
+    """Gradient steps between updates of the target networks, counted over the run."""
     max_grad_norm: float | None = Field(default=None, gt=0)
-    """Longer gradients are shortened to this Euclidean norm."""
+    """Maximum Euclidean norm of the gradient; longer gradients are rescaled."""
 
     @model_validator(mode="after")
     def _a_batch_fits_into_the_memory(self) -> ReplaySettings:
@@ -153,11 +153,11 @@ class ReplaySettings(LearningRate, OffPolicySettings):
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """One task, and no baseline; see AlgorithmSettings."""
+        """Defaults with one task and no baseline; see AlgorithmSettings."""
         return {"num_tasks": 1, "episodes_per_task": 1, "baseline": {"name": "zero"}}
 
     def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
-        """Fill the buffer with random actions unless the run starts warm, and collect once; see OffPolicySettings."""
+        """Return a plan that prefills the buffer and collects once per iteration; see OffPolicySettings."""
         return OffPolicyPlan(
             Filling(self.actor if self.use_trained_policy_for_refill else "uniform", steps=self.init_memory_steps),
             (CollectionRound(episodes_per_task),),
@@ -205,15 +205,15 @@ class DQL(ReplaySettings, AlgorithmSettings):
     target_update_intvl: int = Field(default=5, ge=1)
     """Gradient steps between copies of the Q-function to the target network, counted over the run."""
     max_grad_norm: float | None = Field(default=0.5, gt=0)
-    """Longer gradients are shortened to this Euclidean norm."""
+    """Maximum Euclidean norm of the gradient; longer gradients are rescaled."""
     eps_init: float = Field(default=1.0, ge=0, le=1)
     """Probability ε of a random action in the first iteration."""
     eps_final: float = Field(default=0.05, ge=0, le=1)
     """Lower limit of ε."""
     eps_schedule_gamma: float = Field(default=0.99, gt=0, lt=1)
-    """Factor per iteration on ε - eps_final."""
+    """Factor by which ε - eps_final decays per iteration."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="rmsprop"))
-    """Optimizer of the Q-function; adam and rmsprop have an ε of 1e-5."""
+    """Optimizer for the Q-function; adam and rmsprop use ε = 1e-5."""
 
     @model_validator(mode="after")
     def _epsilon_does_not_rise(self) -> DQL:
@@ -244,23 +244,23 @@ class SAC(ReplaySettings, AlgorithmSettings):
     name: Literal["sac"] = "sac"
 
     learning_rate: float = Field(default=3e-4, gt=0)
-    """Step size of policy, Q-functions and temperature."""
+    """Step size for the policy, the Q-functions and the temperature."""
     max_grad_norm: float | None = Field(default=5.0, gt=0)
-    """Maximum Euclidean norm of the policy's gradient, and of both Q-functions' joint gradient."""
+    """Maximum Euclidean norm of the policy's gradient, and of the Q-functions' joint gradient."""
     critic_hidden_sizes: tuple[LayerSize, ...] = (256, 256)
     """Units in each hidden layer of the Q-functions."""
     tau: float = Field(default=0.995, ge=0, lt=1)
-    """Weight of the old target in an update of the target networks."""
+    """Weight of the old parameters in an update of the target networks."""
     ent_coeff_init: float = Field(default=0.2, gt=0)
     """Initial temperature α."""
     learn_ent_coeff: bool = True
-    """Adjust α until the policy's entropy is minus the number of action dimensions."""
+    """Adjust α so that the policy's entropy approaches minus the number of action dimensions."""
     rew_scale: float = Field(default=1.0, gt=0)
-    """Factor on rewards in the Q-functions' targets."""
+    """Scale factor for rewards in the Q-functions' targets."""
     standardize_rew: bool = False
-    """Shift and scale the rewards of every minibatch to mean 0 and deviation 1 before rew_scale."""
+    """Standardize each minibatch's rewards to mean 0 and standard deviation 1 before applying rew_scale."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
-    """Optimizer of policy, Q-functions and temperature, with a separate state for each; adam and rmsprop: ε 1e-5."""
+    """Optimizer for policy, Q-functions and temperature, with separate states; adam and rmsprop use ε = 1e-5."""
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
-"""PEARL in torch: its networks, inference, gradient step and learner, for any networks and device.
+"""PEARL in torch: networks, task inference, gradient step and learner, for any network and device.
 
-Rakelly et al. 2019, arXiv:1903.08254, algorithm 1; equation numbers refer to that paper unless stated.
+Rakelly et al. 2019, arXiv:1903.08254, algorithm 1; equation numbers refer to that paper unless otherwise stated.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ LAYOUT: Layout = {
     "v": Stored("extra", "v.", "v.", "v."),
     "target_v": Stored("extra", "target_v.", "v."),
 }
-"""Layout of the six networks; the last is the target V."""
+"""State layout of the six networks; the last is the target network of V."""
 
 METRICS = ("q_loss", "value_loss", "policy_loss", "kl", "latent_std", "entropy", "q_target")
-"""Names of the metrics of a gradient step."""
+"""Names of the metrics that a gradient step returns."""
 HIDDEN_BIAS = 0.1
 OUTPUT_LIMIT, POLICY_OUTPUT_LIMIT = 3e-3, 1e-3
 ADAM_EPSILON = 1e-8
@@ -62,10 +62,10 @@ class PEARLNetworks:
     """The networks of a run.
 
     Attributes:
-        policy: (o, z) to means and log standard deviations of the action before the tanh.
-        encoder: (o, a, r) or (o, a, r, o') to a factor of the posterior over z.
-        q: (o, a, z) to a value; the first Q-function's network, which the second copies.
-        v: (o, z) to a value.
+        policy: Maps (o, z) to the means and log standard deviations of the action before the tanh.
+        encoder: Maps (o, a, r) or (o, a, r, o') to a factor of the posterior over z.
+        q: Maps (o, a, z) to a value; named after the first Q-function and shared by both.
+        v: Maps (o, z) to a value.
     """
 
     policy: Network
@@ -75,7 +75,7 @@ class PEARLNetworks:
 
     @classmethod
     def build(cls, settings: PEARL, setup: Setup) -> PEARLNetworks:
-        """Build the networks of a run; hidden layers use relu unless policy.activation is set."""
+        """Build the networks for a run; hidden layers use ReLU unless policy.activation is set."""
         A, Z = setup.action_size, settings.latent_size
         seen = A + 1 + (setup.observation_size if settings.use_next_obs_in_context else 0)
         inferred = Z * (2 if settings.use_information_bottleneck else 1)
@@ -93,16 +93,16 @@ class PEARLNetworks:
         )
 
     def of(self, part: str) -> Network:
-        """Return the network of a part."""
+        """Return the network of a part of the layout."""
         return {"policy": self.policy, "encoder": self.encoder, "v": self.v, "target_v": self.v}.get(part, self.q)
 
 
 def initialize(network: Network, rng: np.random.Generator, *, output_limit: float = OUTPUT_LIMIT) -> Params:
-    """Draw a network's initial parameters, float32, in order.
+    """Draw a network's initial parameters in float32, layer by layer.
 
-    Hidden kernels are from U(±1/√in) with `in` the number of inputs of the layer, and hidden biases are 0.1; kernel and
-    bias of the output from U(±output_limit), as in Lillicrap et al. 2016, arXiv:1509.02971, section 7. A custom module
-    keeps its constructor's initialization.
+    Hidden kernels are drawn from U(±1/√in), where `in` is the layer's fan-in, and hidden biases are 0.1. The output
+    layer's kernel and bias are drawn from U(±output_limit), as in Lillicrap et al. 2016, arXiv:1509.02971, section 7. A
+    custom module keeps its constructor's initialization.
     """
     if network.spec.name not in BUILT_IN_NETWORKS:
         return network.initialize(rng)
@@ -115,7 +115,7 @@ def initialize(network: Network, rng: np.random.Generator, *, output_limit: floa
         elif part == "bias":
             value = np.full(shape, HIDDEN_BIAS)
         else:
-            # A dense kernel is (in, out), a convolution's (out, in, k, k).
+            # Dense kernels have shape (in, out), convolution kernels (out, in, k, k).
             limit = 1 / np.sqrt(shape[0] if len(shape) == 2 else math.prod(shape[1:]))
             value = rng.uniform(-limit, limit, shape)
         params[name] = value.astype(np.float32)
@@ -124,30 +124,30 @@ def initialize(network: Network, rng: np.random.Generator, *, output_limit: floa
 
 @dataclass(frozen=True)
 class Noise:
-    """Standard normal noise of one gradient step."""
+    """Standard normal noise for one gradient step."""
 
     latent: Array
     actions: Array
 
 
 class Posterior(NamedTuple):
-    """Gaussians over the latent variables of K tasks: mean and variance, [K, Z] each; variance 0 for single points."""
+    """Gaussian posteriors over K tasks' latent variables: mean and variance, [K, Z] each. Points have variance 0."""
 
     mean: Tensor
     variance: Tensor
 
     def kl(self) -> Tensor:
-        """Return KL(posterior ‖ N(0, I)) = ½ Σ (σ² + μ² - 1 - log σ²) of every task in nats, [K]."""
+        """Return KL(posterior ‖ N(0, I)) = ½ Σ (σ² + μ² - 1 - log σ²) for each task in nats, [K]."""
         return 0.5 * (self.variance + self.mean.square() - 1 - self.variance.log()).sum(-1)
 
 
 def posterior(outputs: Tensor) -> Posterior:
-    """Return q(z|c) ∝ ∏ N(z; μ_n, σ²_n), a factor from each transition. Eq. 2.
+    """Return q(z|c) ∝ ∏ N(z; μ_n, σ²_n), with one factor per transition. Eq. 2.
 
     The product is the Gaussian with 1/σ² = Σ 1/σ²_n and μ = σ² Σ μ_n/σ²_n.
 
     Args:
-        outputs: [K, C, 2Z] of the encoder: μ_n, then the input of the softplus that gives σ²_n, at least 1e-7.
+        outputs: Encoder outputs, [K, C, 2Z]: μ_n, then the softplus inputs for σ²_n, which is at least 1e-7.
     """
     means, raw = outputs.chunk(2, -1)
     precisions = 1 / softplus(raw, threshold=50).clamp(min=MIN_VARIANCE)
@@ -172,7 +172,7 @@ def value_loss(values: Tensor, lowest: Tensor, log_prob: Tensor) -> Tensor:
 
 
 def policy_loss(settings: PEARL, acting: TanhGaussianSample, lowest: Tensor) -> Tensor:
-    """Return the mean of log π(a'|o, z) - min_j Q_j(o, a', z), and the regularization. Eq. 4."""
+    """Return the mean of log π(a'|o, z) - min_j Q_j(o, a', z), plus the regularization. Eq. 4."""
     return (
         (acting.log_prob - lowest).mean()
         + settings.policy_mean_reg * acting.mean.square().mean()
@@ -182,7 +182,7 @@ def policy_loss(settings: PEARL, acting: TanhGaussianSample, lowest: Tensor) -> 
 
 
 def infer(settings: PEARL, encoder: Network, params: Mapping[str, Tensor], context: TransitionTensors) -> Posterior:
-    """Return the posterior of every task given its context [K, C]; the encoder sees (o, a, r) or (o, a, r, o')."""
+    """Return each task's posterior given its context [K, C]; the encoder's input is (o, a, r) or (o, a, r, o')."""
     features = [context.observations, context.actions, context.rewards[..., None]]
     if settings.use_next_obs_in_context:
         features.append(context.next_observations)
@@ -192,7 +192,7 @@ def infer(settings: PEARL, encoder: Network, params: Mapping[str, Tensor], conte
 
 
 class PEARLDefinition(TorchGradientSteps[Noise]):
-    """Working copies of networks, target V and optimizers during an iteration."""
+    """Working copies of the networks, their target network and their optimizers for one iteration."""
 
     layout: ClassVar[Layout] = LAYOUT
     epsilon: ClassVar[float | None] = ADAM_EPSILON
@@ -200,7 +200,7 @@ class PEARLDefinition(TorchGradientSteps[Noise]):
     _networks: PEARLNetworks
 
     def copied(self, name: str, state: LearnerState) -> FlatTensors:
-        """Copy a part, both Q-functions as one vector; see GradientSteps."""
+        """Copy a part of a state, with both Q-functions in one vector; see GradientSteps."""
         if name not in TWINS:
             return super().copied(name, state)
         if name == TWINS[0]:
@@ -209,9 +209,9 @@ class PEARLDefinition(TorchGradientSteps[Noise]):
         return self._q.half(name)
 
     def step(self, minibatch: Minibatch, noise: Noise) -> dict[str, Tensor]:
-        """Infer the tasks, take a step of Q-functions and encoder, then one of V and policy.
+        """Infer the tasks, update the Q-functions and the encoder, then update V and the policy.
 
-        Latent variables are drawn once per step. V and policy learn from the updated Q-functions.
+        Latent variables are drawn once per step. V and the policy learn from the updated Q-functions.
         """
         assert minibatch.context is not None
         settings, networks, like = self._settings, self._networks, self.copies["policy"].vector
@@ -257,7 +257,7 @@ class PEARLDefinition(TorchGradientSteps[Noise]):
 
 
 class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
-    """Learner that infers tasks and runs soft actor-critic given the posterior; see Learner."""
+    """Learner that infers tasks and trains a soft actor-critic conditioned on the latent variable; see Learner."""
 
     definition: ClassVar[type[TorchGradientSteps[Any]]] = PEARLDefinition
     metrics: ClassVar[tuple[str, ...]] = METRICS
@@ -281,7 +281,7 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         self.set_up(rates, *networks, others=others)
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """Return the initial networks; the target V is a copy of V."""
+        """Return the initial networks; the target network starts as a copy of V."""
         rng, networks = generator(run_seed, "initialize"), self.networks
         parts = {"policy": initialize(networks.policy, rng, output_limit=POLICY_OUTPUT_LIMIT)}
         parts |= {name: initialize(networks.of(name), rng) for name in ("encoder", "q1", "q2", "v")}
@@ -290,18 +290,18 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         return self.first_state(parts)
 
     def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """Return the policy and the prior: N(0, I), or without the bottleneck the point 0."""
+        """Return the policy and the prior over z: N(0, I), or the point 0 without the bottleneck."""
         shared = TaskParams.broadcast(LAYOUT["policy"].of(state), num_tasks).params
         mean = np.zeros((num_tasks, self.settings.latent_size), np.float32)
         variance = np.ones_like(mean) if self.settings.use_information_bottleneck else np.zeros_like(mean)
         return TaskParams({**shared, BELIEF_MEAN: mean, BELIEF_VARIANCE: variance})
 
     def infer(self, state: LearnerState, contexts: Iterable[Transitions]) -> TaskParams:
-        """Return every task's posterior given its context [1, C], belief.mean and belief.variance [B, Z]."""
+        """Return each task's posterior given its context [1, C], as belief.mean and belief.variance [B, Z]."""
         network, encoder = self.networks.encoder, LAYOUT["encoder"].of(state)
         means: list[Array] = []
         variances: list[Array] = []
-        # Task by task: C may differ, and the bits of a task must not depend on the number of tasks.
+        # One task at a time: C may differ, and a task's bits must not depend on the number of tasks.
         for context in contexts:
             if self.kernel.name == "fused":
                 found = fused(infer)(self.settings, network, encoder, context)
@@ -319,9 +319,9 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: ContextRounds, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """Return the posterior given transitions of some rollout batches, replacing the one in `params`; see Learner.
+        """Return `params` with the posterior inferred from transitions of the rollout batches; see Learner.
 
-        After training, all transitions count, but only once there are `num_exp_traj_eval` episodes.
+        After training, all transitions are used, but only once there are `num_exp_traj_eval` episodes.
         """
         if evidence.position is None and evidence.num_episodes < self.settings.num_exp_traj_eval:
             return params
@@ -334,11 +334,11 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         return Noise(latent, rng.standard_normal(shape, np.float32))
 
     def shown(self, minibatch: Minibatch) -> Minibatch:
-        """Convert the minibatch's context for the encoder; see `_shown`."""
+        """Return the minibatch with its context prepared for the encoder; see `_shown`."""
         return replace(minibatch, context=self._shown(minibatch.context))
 
     def _shown(self, context: Transitions | None) -> Transitions:
-        """Replace rewards by sparse rewards if enabled."""
+        """Return the context with sparse rewards if they are enabled."""
         if context is None:
             raise ValueError("update: a minibatch has no context; PEARL requires one to infer its tasks")
         if not self.settings.sparse_rewards:

@@ -14,12 +14,12 @@ from metaloom.pipeline.policies.config import ActorKind, LayerSize
 from metaloom.pipeline.schema import later
 
 ROUNDS = ("num_steps_prior", "num_steps_posterior", "num_extra_rl_steps_posterior", "update_post_train")
-"""Names of the settings that decide an iteration's collection."""
+"""Names of the settings that determine what an iteration collects."""
 _MOST_ROUNDS = 1000
 
 
 class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
-    """PEARL: soft actor-critic given a latent variable inferred from some of a task's transitions."""
+    """PEARL: soft actor-critic conditioned on a latent variable inferred from a sample of the task's transitions."""
 
     graph: ClassVar[str] = "task_inference"
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.pearl.learner:PEARLLearner"
@@ -31,30 +31,30 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
 
     # Networks.
     latent_size: int = Field(default=5, ge=1)
-    """Dimensions of the latent variable z of a task."""
+    """Dimension of a task's latent variable z."""
     encoder_hidden_sizes: tuple[LayerSize, ...] = (200, 200, 200)
     """Units in each hidden layer of the encoder, whose input is one transition."""
     critic_hidden_sizes: tuple[LayerSize, ...] = (300, 300, 300)
     """Units in each hidden layer of both Q-functions and of V."""
     use_information_bottleneck: bool = True
-    """Infer a Gaussian over z, kept near N(0, I); otherwise one z, the mean of the encoder's outputs."""
+    """Infer a Gaussian over z, regularized toward N(0, I). If off, z is the mean of the encoder's outputs."""
     use_next_obs_in_context: bool = False
     """Include next observations in the encoder's input. Needed if tasks differ in dynamics."""
     sparse_rewards: bool = False
-    """Infer tasks from the environment's sparse rewards, while actor and critics learn from the dense ones."""
+    """Infer tasks from the environment's sparse rewards, while the actor and the critics learn from dense rewards."""
 
     # Losses.
     kl_weight: float = Field(default=0.1, ge=0)
-    """Weight of KL(q(z|c) ‖ N(0, I)), summed over a gradient step's tasks: halving the tasks calls for doubling the
-    weight."""
+    """Weight of KL(q(z|c) ‖ N(0, I)), summed over the tasks of a gradient step. If you halve meta_batch_size,
+    double the weight."""
     reward_scale: float = Field(default=5.0, gt=0)
-    """Factor on rewards in the critics' targets. Entropy has weight 1, so this controls exploration."""
+    """Scale factor for rewards in the critics' targets. Entropy has weight 1, so this controls exploration."""
     policy_mean_reg: float = Field(default=1e-3, ge=0)
-    """Weight of the mean of squared means of the policy, before the tanh."""
+    """Weight of the policy's mean squared action mean, before the tanh."""
     policy_std_reg: float = Field(default=1e-3, ge=0)
-    """Weight of the policy's mean squared log standard deviation, which pulls deviations towards 1."""
+    """Weight of the policy's mean squared log standard deviation, which pulls standard deviations toward 1."""
     policy_pre_activation_reg: float = Field(default=0.0, ge=0)
-    """Weight of the squared norm of actions before the tanh, mean over transitions."""
+    """Weight of the squared norm of pre-tanh actions, averaged over transitions."""
 
     # Optimization.
     policy_learning_rate: float = Field(default=3e-4, gt=0)
@@ -66,15 +66,15 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
     encoder_learning_rate: float = Field(default=3e-4, gt=0)
     """Step size of the encoder."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
-    """Optimizer of every network, with a separate state for each; adam and rmsprop have an ε of 1e-8."""
+    """Optimizer for all networks, with separate state for each; adam and rmsprop use ε = 1e-8."""
     soft_target_tau: float = Field(default=0.005, gt=0, le=1)
-    """Weight of V in each update of the target V, once per gradient step."""
+    """Weight of V in the target network's update after each gradient step."""
     num_updates: int = Field(default=2000, ge=1)
     """Gradient steps per iteration."""
     meta_batch_size: int = Field(default=16, ge=1)
     """Tasks per gradient step."""
     batch_size: int = Field(default=256, ge=1)
-    """Transitions per task and gradient step for actor and critics."""
+    """Transitions per task and gradient step for the actor and the critics."""
     embedding_batch_size: int = Field(default=100, ge=1)
     """Transitions per task and gradient step for task inference."""
     memory_size: int = Field(default=1_000_000, ge=1)
@@ -82,17 +82,17 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
 
     # Collection and evaluation.
     num_initial_steps: int = Field(default=2000, ge=1)
-    """Environment steps per training task before the first iteration, under the prior."""
+    """Environment steps per training task collected under the prior before the first iteration."""
     num_steps_prior: int = Field(default=400, ge=0)
     """Steps per task and iteration under the prior."""
     num_steps_posterior: int = Field(default=0, ge=0)
     """Steps per task and iteration under the posterior; also used for task inference."""
     num_extra_rl_steps_posterior: int = Field(default=600, ge=0)
-    """Steps per task and iteration under the posterior, for actor and critics only."""
+    """Steps per task and iteration under the posterior, for the actor and the critics only."""
     update_post_train: int = Field(default=1, ge=1)
     """Number of episodes after which the task is inferred again."""
     num_exp_traj_eval: int = Field(default=1, ge=1)
-    """Episodes of an evaluation under the prior, before the first inference."""
+    """Episodes that an evaluation collects under the prior before the first inference."""
 
     @model_validator(mode="after")
     def _some_round_is_context(self) -> PEARL:
@@ -121,7 +121,7 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
         return 2
 
     def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
-        """Return the plan, with steps rounded up to whole episodes of full length."""
+        """Return the plan, with step counts rounded up to full-length episodes."""
         return OffPolicyPlan(
             Filling(self.actor, episodes=_episodes(self.num_initial_steps, max_episode_steps)),
             self.rounds(max_episode_steps),
@@ -167,7 +167,7 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
 
 
 def _episodes(num_steps: int, max_episode_steps: int) -> int:
-    """Return the number of episodes that hold `num_steps` steps if none ends early."""
+    """Return the number of episodes needed for `num_steps` steps if none ends early."""
     return -(-num_steps // max_episode_steps)
 
 

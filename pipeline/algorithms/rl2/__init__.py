@@ -1,1 +1,1 @@
-"""RL2: adaptation by the memory of a recurrent policy."""
+"""RL2: adaptation through a recurrent policy's memory."""

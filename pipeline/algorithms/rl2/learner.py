@@ -1,4 +1,4 @@
-"""The learner of recurrent policies, with a critic on their memory, trained on whole trials by PPO or TRPO."""
+"""Learners for recurrent policies with a critic on their memory, trained on whole trials with PPO, A2C or TRPO."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class MemoryPolicy(RecurrentPolicy):
         self._position_size, self._input_size = P, setup.policy.cell_spec(setup).seen_size
 
     def features(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Return the memory's features; inputs after the policy's are ignored."""
+        """Return the memory's features; the critic-only inputs are ignored."""
         return super().features(params, inputs[..., : self._input_size])
 
     def judging(self, features: Tensor, inputs: Tensor) -> Tensor:
-        """Return the inputs of the linear critic, [L, N, critic_size].
+        """Return the inputs to the linear critic, [L, N, critic_size].
 
-        If the critic sees the trial's end: the memory h, d·h with the remaining share d of discounted steps, and the
-        position, whose last entry is d. A trial that pays r(h) at every step is worth d·r(h), which is linear in these
-        inputs.
+        If the critic sees the trial's end, the inputs are the memory h, d·h and the position, whose last entry d is the
+        remaining share of discounted steps. A trial that pays r(h) at every step has value d·r(h), which is linear in
+        these inputs.
         """
         if not self._position_size:
             return features
@@ -56,7 +56,7 @@ class MemoryPolicy(RecurrentPolicy):
         return trials.inputs
 
     def acting(self, params: Mapping[str, Tensor], of: Sequences) -> Distribution:
-        """Return the distributions [n] of actions at real steps."""
+        """Return the action distributions [n] at real steps."""
         return self.distribution(params, of.rows(self.features(params, of.inputs)))
 
     def judged(self, params: Mapping[str, Tensor], of: Sequences) -> tuple[Distribution, Tensor]:
@@ -71,7 +71,7 @@ class MemoryPolicy(RecurrentPolicy):
 
 
 class MemoryLearner(TrialLearner[Sequence[Step]]):
-    """Learner of a recurrent policy, by gradient steps on minibatches of trials; see Learner."""
+    """Learner that trains a recurrent policy with gradient steps on minibatches of trials; see Learner."""
 
     policy: MemoryPolicy
 
@@ -108,7 +108,7 @@ ADVICE = "Lower algorithm.max_kl"
 
 
 class Found(NamedTuple):
-    """Means over all real steps."""
+    """Means over all real steps, for one set of parameters."""
 
     loss: float
     kl: float
@@ -116,17 +116,17 @@ class Found(NamedTuple):
 
 
 class TrialChunk(NamedTuple):
-    """A chunk of trials, and the distributions [n] that acted in them."""
+    """A chunk of trials, and the behavior policy's distributions [n] in them."""
 
     of: Sequences
     recorded: Distribution
 
 
 class SequenceRegion:
-    """Loss, gradient and metric of a policy on whole trials, summed chunk by chunk in order.
+    """Loss, gradient and Fisher metric of a policy on whole trials, summed chunk by chunk in order.
 
     Attributes:
-        flat: Order of the elements in a vector of the learned parameters.
+        flat: Learned parameters, which define the order of elements in a vector.
     """
 
     def __init__(self, policy: MemoryPolicy, params: Params, chunks: Sequence[TrialChunk]) -> None:
@@ -135,7 +135,7 @@ class SequenceRegion:
         self._num_steps = sum(len(chunk.of.advantages) for chunk in chunks)
 
     def gradient(self) -> Array:
-        """Return the gradient of -mean r A, [D] float64; r = 1 for the policy that acted."""
+        """Return the gradient of -mean(r A), [D] float64, where r = 1 for the behavior policy."""
 
         def of_chunk(of: Sequences) -> Array:
             leaves = self._leaves(of)
@@ -146,7 +146,7 @@ class SequenceRegion:
         return self._mean(of_chunk)
 
     def product(self, v: Array) -> Array:
-        """Return F v with the Fisher matrix F, the Hessian of the mean KL of the policy from itself, for v [D] float64.
+        """Return F v for v [D] float64, with the Fisher matrix F, the Hessian of the mean KL of the policy from itself.
 
         Differentiates twice, ∇(∇KL · v), through all steps of a trial. The graph is rebuilt for every product, which
         bounds memory.
@@ -167,7 +167,7 @@ class SequenceRegion:
 
     @torch.no_grad()
     def at(self, params: Mapping[str, Array]) -> Found | None:
-        """Evaluate other parameters; return None if a result is not finite."""
+        """Return the means for other parameters, or None if any mean is not finite."""
         total = np.zeros(3)
         for of, recorded in self._chunks:
             now = self._policy.acting(self._tensors(params, of), of)
@@ -198,7 +198,7 @@ class SequenceRegion:
 
 
 class RL2TRPOLearner(MemoryLearner):
-    """Learner of RL2-TRPO: a natural-gradient step, then a fit of the values on the new memory; see Learner."""
+    """Learner for RL2-TRPO: a natural-gradient step, then a critic fit on the updated memory; see Learner."""
 
     def __init__(self, settings: RL2TRPO, setup: Setup) -> None:
         super().__init__(settings, setup)
@@ -213,7 +213,7 @@ class RL2TRPOLearner(MemoryLearner):
         iteration: int,
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
-        """Take a trust-region step and fit the values; see Learner."""
+        """Take a trust-region step and refit the critic; see Learner."""
         (step,) = experience
         batch = self.batch(state, step)
         chunks = self._chunks(batch)
@@ -254,7 +254,7 @@ class RL2TRPOLearner(MemoryLearner):
 
     @torch.no_grad()
     def _fit(self, params: Mapping[str, Array], chunks: Sequence[TrialChunk]) -> tuple[Params, float]:
-        """Fit the values by least squares; also return half the mean squared error, in units of their scale."""
+        """Return the critic's least-squares fit and half its mean squared error, in the critic's units."""
         F = self.policy.critic_size
         gram, moments, squares, num_steps = np.zeros((F + 1, F + 1)), np.zeros(F + 1), 0.0, 0
         for of, _ in chunks:

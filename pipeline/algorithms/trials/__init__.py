@@ -1,1 +1,1 @@
-"""Shared parts of algorithms that adapt within a trial: settings, trials on a device, and PPO on whole trials."""
+"""Shared parts of algorithms that adapt within a trial: settings, losses on whole trials, and the base learner."""

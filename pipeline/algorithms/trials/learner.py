@@ -1,4 +1,4 @@
-"""Base learner of algorithms that adapt within a trial: estimates along trials, and gradient steps on whole trials."""
+"""Base class of learners that adapt within a trial: advantage estimates, and gradient steps on whole trials."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, 
 Experience = TypeVar("Experience", contravariant=True)
 
 CRITIC_SCALE = "critic.scale"
-"""Mean and standard deviation of the last update's targets, [2]. In these units, values reach the returns of whole
-trials quickly, and large rewards do not let the values' gradient dominate the policy's."""
+"""Key for the mean and standard deviation of the last update's targets, [2]. In these units, values quickly reach the
+returns of whole trials, and the value gradient does not dominate the policy gradient when rewards are large."""
 UNSCALED = np.array([0, 1], np.float32)
-"""CRITIC_SCALE before the first update."""
+"""Value of CRITIC_SCALE before the first update."""
 
 
 class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
-    """A policy that acts on the history of a trial, with its values; see Learner.
+    """Learner for a policy that acts on the history of a trial, and its critic; see Learner.
 
     Attributes:
-        policy: The policy.
-        critic: Names of the parameters of the values, in LearnerState.extra.
+        policy: Policy and critic.
+        critic: Names of the critic's parameters in LearnerState.extra.
         inferring: Names of policy parameters that gradient steps on trials do not change.
         lr_factor: Factor on step sizes as a function of the number of updates.
     """
 
     network: ClassVar[MakeNetwork] = CellAndHead
-    """Network that acts."""
+    """Class of the network that acts."""
     optimizer_prefix: ClassVar[str] = ""
     """Prefix of the optimizer's state in LearnerState.optimizer."""
 
@@ -80,7 +80,7 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
     def process(
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
     ) -> Samples:
-        """Estimate along the trials with the values before this update; see Learner."""
+        """Estimate advantages along trials with the critic before this update; see Learner."""
         trials, processing = self.trials(episodes), self.setup.processing
         values, behind = self._values(state, trials)
         raw = trials.advantages(values, processing.discount, processing.gae_lambda, behind)
@@ -103,25 +103,25 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
         return remembered(remembering, params, evidence)
 
     def batch(self, state: LearnerState, step: Step) -> Batch:
-        """Return the trials of a step to learn from, processed with the same state; see `process`."""
+        """Return the trials of a step as training data; `process` must have used the same state."""
         trials = self.trials(step.episodes)
         behind = self._values(state, trials)[1] if self.settings.trial_end == "bootstrapped" else None
         inputs = self.inputs(trials)
         return Batch(trials, step.samples, inputs, self.policy, self.setup.processing, self.device, behind)
 
     def described(self, episodes: EpisodeBatch, batch: Batch) -> Metrics:
-        """Return metrics of trials: mean returns of first and last episodes, and advantages at a visible end."""
+        """Return metrics of trials: mean returns of first and last episodes, and advantages near a visible end."""
         by_place = episodes.episode_returns.reshape(len(episodes.lengths), self.settings.episodes_per_trial, -1)
         ends = {"first_episode_return": by_place[:, 0], "last_episode_return": by_place[:, -1]}
         found = {name: float(returns.mean()) for name, returns in ends.items()}
         return found | (batch.end_advantages if self.settings.position_size else {})
 
     def _values(self, state: LearnerState, trials: Trials) -> tuple[Array, Array | None]:
-        """Return V [N, L] of the steps of trials, and the value credited after their ends, [N]; float32."""
+        """Return the values V [N, L] along trials, and the values credited after their ends, [N], both float32."""
         bootstrapped = self.settings.trial_end == "bootstrapped"
         # One pass: the state after the last step follows from the state before it.
         inputs = trials.inputs_to_end if bootstrapped else self.inputs(trials)
-        # Values may be a layer on what the policy remembers, and so depend on the policy's parameters.
+        # The critic may be a layer on the policy's memory, so values may depend on the policy's parameters.
         arrays = {name: state.extra[name] for name in self.critic} | state.params
         params = {name: torch.tensor(value, device=self.device) for name, value in arrays.items()}
         rows = torch.from_numpy(np.ascontiguousarray(inputs.swapaxes(0, 1))).to(self.device)
@@ -140,7 +140,7 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
         """Run epochs of gradient steps on minibatches of trials; return the next state and metrics.
 
         Raises:
-            NumericalError: names the array that is not finite.
+            NumericalError: an array is not finite; the message names it.
         """
         settings, num_updates = self.settings, int(state.extra[NUM_UPDATES])
         assert isinstance(settings, TrialSteps), "other settings override update"

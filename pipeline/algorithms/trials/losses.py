@@ -19,15 +19,15 @@ from metaloom.pipeline.types import Array, Metrics, Samples
 
 @dataclass(frozen=True)
 class Sequences:
-    """Trials [L, N] of a gradient step, time first as recurrent networks require.
+    """Trials [L, N] for a gradient step, time first as recurrent networks require.
 
     Attributes:
-        inputs: [L, N, in], the policy's inputs followed by the trial position that only the critic sees.
-        real: [n], indices of real steps among L·N; None where all are real.
-        actions: [n, A] or [n], at real steps, like all following arrays.
-        old_log_prob: [n], under the policy that acted.
-        advantages: [n].
-        targets: [n], targets of the values, in the critic's units.
+        inputs: Policy inputs followed by the trial position, which only the critic sees, [L, N, in].
+        real: Indices of the real steps among the L·N steps, [n]; None if all are real.
+        actions: Actions at real steps, like all following arrays, [n, A] or [n].
+        old_log_prob: Log-probabilities under the behavior policy, [n].
+        advantages: Advantages, [n].
+        targets: Critic targets, in the critic's units, [n].
     """
 
     inputs: Tensor
@@ -51,25 +51,25 @@ class TrialPolicy(Protocol):
         ...
 
     def inputs(self, trials: Trials) -> Array:
-        """Return the policy's inputs at every step of trials, [N, L, in] float32."""
+        """Return the policy's inputs at each step of the trials, [N, L, in] float32."""
         ...
 
     def recorded(self, behavior: Mapping[str, Tensor]) -> Distribution:
-        """Rebuild the distributions that acted from their recorded arrays, [...] each."""
+        """Rebuild the behavior policy's distributions from their recorded arrays, [...] each."""
         ...
 
     def judged(self, params: Mapping[str, Tensor], of: Sequences) -> tuple[Distribution, Tensor]:
-        """Return distributions [n] of actions at real steps, and values [n] in the critic's units."""
+        """Return action distributions [n] at real steps, and values [n] in the critic's units."""
         ...
 
     def values(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Return values [L, N] of inputs [L, N, in], in the critic's units."""
+        """Return values [L, N] for inputs [L, N, in], in the critic's units."""
         ...
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of the parts of the loss."""
+    """Clipping range, and weights of the loss terms."""
 
     clip_eps: float | None
     value: float
@@ -81,7 +81,7 @@ def sequence_loss(now: Distribution, values: Tensor, of: Sequences, weights: Wei
 
     Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9, where r = π(a|h) / π_old(a|h) and v depend on the history h of
     the trial. If h is the state of a trained network, the gradient flows back through all earlier steps. Without
-    clipping, the first term is the policy gradient's -mean A log π(a|h).
+    clipping, the first term is -mean A log π(a|h), the policy-gradient loss.
     """
     loss = policy_loss(now.log_prob(of.actions), of.old_log_prob, of.advantages, weights.clip_eps)
     loss = loss + weights.value * 0.5 * (values - of.targets).square().mean()
@@ -89,16 +89,16 @@ def sequence_loss(now: Distribution, values: Tensor, of: Sequences, weights: Wei
 
 
 _SMALLEST_STD = 1e-4
-"""Lower bound of the targets' standard deviation, which is 0 if all targets are equal."""
+"""Lower bound on the targets' standard deviation, which is 0 if all targets are equal."""
 
 
 class Batch:
     """All trials of an iteration, time first.
 
     Attributes:
-        scale: Mean and standard deviation of the values' targets over all real steps, [2] float32.
-        end_advantages: Share of squared advantages in the last twelfth of every trial, and mean advantage there: near
-            1/12 and 0 if the critic sees the end.
+        scale: Mean and standard deviation of the critic's targets over all real steps, [2] float32.
+        end_advantages: Share of squared advantages in the last twelfth of each trial, and the mean advantage there;
+            near 1/12 and 0 if the critic sees the end.
     """
 
     def __init__(
@@ -116,15 +116,15 @@ class Batch:
         Args:
             trials: Trials of the iteration.
             samples: Samples of the trials.
-            inputs: [N, L, in], inputs of policy and critic.
-            policy: Policy that acted and is trained.
-            processing: Section of the settings.
+            inputs: Inputs of the policy and the critic, [N, L, in].
+            policy: Policy that acted, to be trained.
+            processing: Settings for computing returns and advantages.
             device: Torch device.
-            behind: [N], value credited after each trial's end; None for nothing.
+            behind: Value credited after each trial's end, [N]; None for no credit.
         """
         self._device = device
         values = trials.along(samples.values)
-        # The stored advantages are shifted and scaled; these must not be.
+        # Stored advantages are shifted and scaled; advantages in targets must not be.
         targets = values + trials.advantages(values, processing.discount, processing.gae_lambda, behind)
         real_targets = targets[trials.mask]
         self.scale: Array = np.array([real_targets.mean(), max(real_targets.std(), _SMALLEST_STD)], np.float32)
@@ -146,14 +146,14 @@ class Batch:
         return self._inputs.shape[1]
 
     def sequences(self, which: Array) -> Sequences:
-        """Return the sequences of the trials with these indices."""
+        """Return the trials with these indices as sequences."""
         chosen = torch.from_numpy(which).to(self._device)
         real = self._places(None if self._real is None else self._real[:, chosen])
         parts = (self._actions, self._old_log_prob, self._advantages, self._targets)
         return Sequences(self._inputs[:, chosen], real, *(_rows(part[:, chosen], real) for part in parts))
 
     def recorded(self, which: Array) -> Distribution:
-        """Return the acting distributions [n] of the trials with these indices, in the order of `sequences`."""
+        """Return the behavior policy's distributions [n] for the given trials, in the order of `sequences`."""
         chosen = torch.from_numpy(which).to(self._device)
         real = self._places(None if self._real is None else self._real[:, chosen])
         return self._policy.recorded({name: _rows(value[:, chosen], real) for name, value in self._behavior.items()})
@@ -163,7 +163,7 @@ class Batch:
         return None if real is None else real.flatten().nonzero().squeeze(-1)
 
     def _tensor(self, values: Array) -> Tensor:
-        """Convert an array to a tensor with time first."""
+        """Convert an array [N, L, ...] to a tensor with time first."""
         return torch.from_numpy(np.ascontiguousarray(values.swapaxes(0, 1))).to(self._device)
 
 

@@ -1,7 +1,7 @@
-"""Settings of algorithms whose policies act on the history of a trial and learn from whole trials.
+"""Settings for algorithms whose policies act on the history of a trial and learn from whole trials.
 
-RL2, Duan et al. 2016, arXiv:1611.02779, and Wang et al. 2016, arXiv:1611.05763, keeps its memory across the episodes of
-a trial. Recurrent A2C and PPO, for a single task, keep it within an episode.
+RL2 (Duan et al. 2016, arXiv:1611.02779, and Wang et al. 2016, arXiv:1611.05763) keeps its memory across the episodes of
+a trial. Recurrent A2C and PPO, for a single task, reset their memory after each episode.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from metaloom.pipeline.schema import MOST_REPEATS, later
 
 
 class TrialSettings(BaseModel):
-    """Settings of a policy that adapts to a task through the history of its episodes."""
+    """Settings for a policy that adapts to a task through the history of its episodes."""
 
     decides_episodes: ClassVar[tuple[str, ...]] = ("episodes_per_trial",)
     default_policy: ClassVar[Mapping[str, Any]] = {"hidden_sizes": (64, 64)}
     """Defaults of the policy's settings."""
 
     episodes_per_trial: int = Field(default=2, ge=1)
-    """Consecutive episodes of a task that share the policy's memory. episodes_per_task must be a multiple."""
+    """Consecutive episodes of a task that share the policy's memory. episodes_per_task must be a multiple of it."""
     trial_end: Literal["seen", "unseen", "bootstrapped"] = later("seen", before="unseen")
-    """Value after a trial's last step. seen: 0, and the critic sees the position in the trial; unseen: 0, and it does
-    not; bootstrapped: the critic's value if the step limit ended the trial."""
+    """Value after a trial's last step. seen: 0, and the critic sees the position in the trial; unseen: 0, and the
+    critic does not; bootstrapped: the critic's value if the step limit ended the trial."""
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """No baseline, and noise that reaches the bounds of the action box; see AlgorithmSettings."""
+        """Defaults without a baseline, and with noise that reaches the action bounds; see AlgorithmSettings."""
         return {
             "env": {"action_scale": 1.0},
             "policy": self.default_policy,
@@ -61,12 +61,12 @@ class TrialSettings(BaseModel):
         if run.samples_until_enough:
             yield (
                 f"min_steps or min_rollouts is set but {name} has the same number of episodes in every trial; remove "
-                "them"
+                "both"
             )
         if run.episodes_per_task % self.episodes_per_trial:
             yield (
                 f"episodes_per_task is {run.episodes_per_task} but a trial has {self.episodes_per_trial} episodes "
-                "(algorithm.episodes_per_trial); required a multiple of that, so that every task has whole trials"
+                "(algorithm.episodes_per_trial); it must be a multiple of that, so that every task has whole trials"
             )
         yield from processing_problems(run.processing, ("advantages",))
 
@@ -76,29 +76,29 @@ class TrialSettings(BaseModel):
 
 
 class TrialSteps(TrialSettings, LearningRate):
-    """Settings of joint gradient steps of policy and critic on minibatches of whole trials."""
+    """Settings for joint gradient steps of policy and critic on minibatches of whole trials."""
 
     num_epochs: int = Field(default=10, ge=1, le=MOST_REPEATS)
     """Passes over the trials of an iteration."""
     trials_per_minibatch: int = Field(default=16, ge=1)
-    """Maximum number of whole trials per gradient step; an epoch's steps are divided into equal parts."""
+    """Maximum number of whole trials per gradient step; an epoch's trials are split evenly."""
     value_coeff: float = Field(default=0.5, gt=0)
     """Weight of the value loss."""
     entropy_coeff: float = Field(default=0.0, ge=0)
     """Weight of the policy's entropy, which is maximized."""
     max_grad_norm: float | None = Field(default=0.5, gt=0)
-    """Maximum Euclidean norm of the joint gradient of policy and critic; longer ones are rescaled."""
+    """Maximum Euclidean norm of the joint gradient of policy and critic; longer gradients are rescaled."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
-    """Optimizer of policy and values together."""
+    """Joint optimizer for the policy and the critic."""
 
     @property
     def policy_clip(self) -> float | None:
-        """Clipping range of the likelihood ratio; None without clipping."""
+        """Clipping range of the likelihood ratio, or None without clipping."""
         return None
 
 
 class TrialClipping(BaseModel):
-    """Settings of PPO, Schulman et al. 2017, arXiv:1707.06347, on whole trials."""
+    """Settings for PPO (Schulman et al. 2017, arXiv:1707.06347) on whole trials."""
 
     clip_eps: float = Field(default=0.2, gt=0)
     """Clipping range ε of the likelihood ratio."""
@@ -109,7 +109,7 @@ class TrialClipping(BaseModel):
 
 
 class WithMemory(TrialSettings):
-    """Settings of a recurrent policy with a linear critic on its memory."""
+    """Settings for a recurrent policy with a linear critic on its memory."""
 
     graph: ClassVar[str] = "trials"
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.rl2.learner:MemoryLearner"
@@ -117,8 +117,8 @@ class WithMemory(TrialSettings):
     default_policy: ClassVar[Mapping[str, Any]] = {"network": "gru", "hidden_sizes": (128,)}
 
     initial_output_scale: float = Field(default=1.0, ge=0)
-    """Factor on the policy's initial output layer. Near 0, the recurrent layers learn slowly at first, since their
-    gradient passes through this layer."""
+    """Scale factor for the policy's initial output layer. Near 0, the recurrent layers learn slowly at first, because
+    their gradient passes through this layer."""
 
     def own_problems(self, run: RunSettings) -> Iterator[str]:
         name = run.algorithm.name
@@ -126,8 +126,8 @@ class WithMemory(TrialSettings):
             yield (f"policy.name is {run.policy.name} but {name} needs a memory; set policy.network to a custom class")
         if run.policy.network in BUILT_IN_NETWORKS:
             yield (
-                f"policy.network is {run.policy.network}, which has no memory; required "
-                f"{', '.join(RECURRENT_NETWORKS)}, or module:Class of a network with a memory for {name}"
+                f"policy.network is {run.policy.network}, which has no memory; use "
+                f"{', '.join(RECURRENT_NETWORKS)}, or module:Class of a network with memory for {name}"
             )
 
 
@@ -145,18 +145,18 @@ class RL2TRPO(WithMemory, NaturalSteps, AlgorithmSettings):
     name: Literal["rl2-trpo"] = "rl2-trpo"
 
     critic_regularization: float = Field(default=1e-5, ge=0)
-    """Ridge in the least-squares fit of the values."""
+    """Ridge coefficient in the critic's least-squares fit."""
     trials_per_chunk: int = Field(default=64, ge=1)
-    """Trials differentiated at a time, which bounds the memory of an update."""
+    """Number of trials differentiated at a time, which bounds the memory use of an update."""
 
 
 class WithinEpisode(TrialSettings):
-    """Settings of a policy with a memory within the episode, on a single task."""
+    """Settings for a recurrent policy on a single task, whose memory is reset after each episode."""
 
     episodes_per_trial: Literal[1] = 1
-    """One: every episode starts with an empty memory."""
+    """Always 1: every episode starts with an empty memory."""
     trial_end: Literal["bootstrapped"] = later("bootstrapped")
-    """Bootstrapped: the step limit is not a real end of the episode."""
+    """Always bootstrapped: the step limit is not a real end of the episode."""
 
     @property
     def adapts(self) -> bool:
@@ -165,7 +165,7 @@ class WithinEpisode(TrialSettings):
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """Defaults of actor-critics, and one GRU; see AlgorithmSettings."""
+        """Defaults of the actor-critics, with one GRU; see AlgorithmSettings."""
         return {**RUN_DEFAULTS, "policy": self.default_policy}
 
 
@@ -176,17 +176,17 @@ class RecurrentPPO(WithinEpisode, WithMemory, TrialClipping, TrialSteps, Algorit
 
 
 class RecurrentA2C(WithinEpisode, WithMemory, TrialSteps, AlgorithmSettings):
-    """A2C with a recurrent policy: one pass of policy gradient over whole episodes, by RMSprop."""
+    """A2C with a recurrent policy: one policy-gradient pass over whole episodes, with RMSprop."""
 
     name: Literal["recurrent-a2c"] = "recurrent-a2c"
 
     num_epochs: Literal[1] = 1
-    """One: a second pass would follow the gradient of a policy that no longer acts."""
+    """Always 1: without a likelihood ratio, a second pass over the same steps would be off-policy."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="rmsprop"))
-    """Optimizer of policy and values together."""
+    """Joint optimizer for the policy and the critic."""
 
 
 MemorySteps = RL2 | RecurrentPPO | RecurrentA2C
-"""Settings of any algorithm whose policy has a memory and learns by gradient steps."""
+"""Settings of any algorithm whose recurrent policy is trained by gradient steps."""
 MemorySettings = MemorySteps | RL2TRPO
-"""Settings of any algorithm whose policy has a memory."""
+"""Settings of any algorithm with a recurrent policy."""

@@ -1,1 +1,1 @@
-"""VariBAD: a policy conditioned on a posterior over the task, which a variational model of trials infers."""
+"""VariBAD: a policy conditioned on a posterior over the task, inferred by a variational autoencoder of trials."""

@@ -1,4 +1,4 @@
-"""The learner of VariBAD: a policy conditioned on a posterior over its task, and the model that infers it."""
+"""Learner for VariBAD: a policy conditioned on a posterior over its task, and the model that infers the posterior."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, LearnerState, Metrics, ParallelMap
 
 CRITIC, DECODER = "critic", "decoder."
-"""Prefixes of names in LearnerState.extra."""
+"""Name prefixes in LearnerState.extra."""
 MODEL_STATE = "model."
-"""Prefix of names in LearnerState.optimizer."""
+"""Name prefix in LearnerState.optimizer."""
 ADAM_EPSILON = 1e-8
 
 
 class VariBADPolicy:
-    """A policy and its critic, whose inputs are an observation and the posterior; see TrialPolicy.
+    """A policy and its critic, conditioned on the observation and the posterior; see TrialPolicy.
 
     Attributes:
         encoder: Encoder of trials.
-        policy: Policy whose inputs are an observation and the posterior [μ, log σ].
-        critic: Values likewise.
+        policy: Policy whose inputs are the observation and the posterior [μ, log σ].
+        critic: Critic with the same inputs, and the position in the trial if it sees the end.
     """
 
     def __init__(self, settings: VariBAD, setup: Setup) -> None:
@@ -66,7 +66,7 @@ class VariBADPolicy:
         return self.policy.learned(params)
 
     def inputs(self, trials: Trials) -> Array:
-        """Return observations and the recorded posteriors; the encoder gets no gradient from them."""
+        """Return observations and recorded posteriors, through which no gradient reaches the encoder."""
         observations = trials.inputs[..., : self._observation_size]
         return np.concatenate([observations, *(trials.behavior[n] for n in (POSTERIOR_MEAN, POSTERIOR_LOG_STD))], -1)
 
@@ -82,7 +82,7 @@ class VariBADPolicy:
 
 
 class VariBADLearner(TrialLearner[TrialExperience]):
-    """Learner of VariBAD; see Learner."""
+    """Learner for VariBAD; see TrialLearner."""
 
     network: ClassVar[MakeNetwork] = PosteriorNetwork
     optimizer_prefix = "policy."
@@ -114,7 +114,7 @@ class VariBADLearner(TrialLearner[TrialExperience]):
         iteration: int,
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
-        """Train the policy on this iteration's trials and the model on the buffer's; see Learner."""
+        """Train the policy on this iteration's trials and the model on trials from the buffer; see Learner."""
         after, metrics = self.improved(state, experience.step, run_seed=run_seed, iteration=iteration)
         settings, buffer = self.settings, experience.buffer
         encoder = {name: state.params[name] for name in self.inferring}
@@ -148,7 +148,7 @@ class VariBADLearner(TrialLearner[TrialExperience]):
         settings, lengths = self.settings, trials.lengths.cpu().numpy()
         L, N, _ = trials.inputs.shape
         K = settings.elbo_steps or L
-        # Draw noise first, and integers for indices in a trial of any length.
+        # Draw noise first, and uniform numbers that map to indices in a trial of any length.
         noise = rng.standard_normal((K, N, settings.latent_size), np.float32)
         at = None if settings.elbo_steps is None else (rng.random((K, N)) * lengths).astype(np.int64)
         D = settings.decoded_steps
@@ -161,7 +161,7 @@ class VariBADLearner(TrialLearner[TrialExperience]):
         L = int(lengths.max())
 
         def together(name: str) -> Tensor:
-            """Join arrays to [N, L, ...], padded with zeros."""
+            """Stack the trials' arrays into [N, L, ...], padded with zeros."""
             parts = [getattr(trials, name)[n, :L] for trials, n in chosen]
             stacked = np.zeros((len(parts), L, *parts[0].shape[1:]), np.float32)
             for row, part in zip(stacked, parts, strict=True):

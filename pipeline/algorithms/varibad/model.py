@@ -1,4 +1,4 @@
-"""VariBAD's model of trials: encoder, decoders, and the evidence lower bound of whole trials."""
+"""VariBAD's model of trials: encoder, decoders, and the evidence lower bound (ELBO) of whole trials."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from metaloom.pipeline.policies.posterior import EMBEDDING, POSTERIOR, EncoderSi
 from metaloom.pipeline.types import Params, Shapes
 
 REWARDS, STATES = "decoder.rewards", "decoder.states"
-"""Prefixes of the decoders' parameters."""
+"""Name prefixes of the decoders' parameters."""
 
 
 class Encoder:
-    """Infers a task from a trial, step by step: q(m | τ_:t) = N(μ_t, σ_t²).
+    """Encoder that infers the task from a trial, step by step: q(m | τ_:t) = N(μ_t, σ_t²).
 
     Zintgraf et al. 2020, arXiv:1910.08348, section 3.1. All methods are functions of explicit parameters.
 
     Attributes:
-        shapes: Shapes of its parameters by name, in order.
+        shapes: Parameter shapes by name, in order.
     """
 
     def __init__(self, sizes: EncoderSizes, input_size: int) -> None:
@@ -38,14 +38,14 @@ class Encoder:
         self._cell = build_cell(sizes.spec)
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw float32 parameters by name, in order."""
+        """Draw initial parameters in float32, in declaration order."""
         require_room(self.shapes, setting="algorithm.encoder_size or embedding_size")
         layers = {name: shape for name, shape in self.shapes.items() if name not in self._cell.shapes}
         drawn = initialize_shapes(layers, rng) | self._cell.initialize(rng)
         return {name: drawn[name] for name in self.shapes}
 
     def posteriors(self, params: Mapping[str, Tensor], inputs: Tensor) -> DiagGaussian:
-        """Return the posteriors [L, N, Z] after every step of N whole trials [L, N, in]."""
+        """Return the posteriors [L, N, Z] after each step of N whole trials [L, N, in]."""
         L, N, _ = inputs.shape
         embedded = torch.relu(affine(EMBEDDING, params, inputs.flatten(0, 1))).unflatten(0, (L, N))
         features, _ = self._cell(params, embedded, inputs.new_zeros(N, self._cell.state_size))
@@ -55,14 +55,14 @@ class Encoder:
 
 @dataclass(frozen=True)
 class DecodedSteps:
-    """Steps of N trials, D of each.
+    """D steps from each of N trials.
 
     Attributes:
-        observations: [N, D, O].
-        taken: [N, D, A], actions, one-hot where they are discrete.
-        next_observations: [N, D, O], observations after the actions; after an episode's last step, its final
+        observations: Observations, [N, D, O].
+        taken: Actions, [N, D, A], one-hot if discrete.
+        next_observations: Observations after the actions, [N, D, O]; after an episode's last step, its final
             observation.
-        rewards: [N, D].
+        rewards: Rewards, [N, D].
     """
 
     observations: Tensor
@@ -71,13 +71,13 @@ class DecodedSteps:
     rewards: Tensor
 
     def at(self, steps: Tensor) -> DecodedSteps:
-        """Return the steps with indices [N, D'] int64 in each trial."""
+        """Return the steps at indices [N, D'] int64 of each trial."""
         trials = torch.arange(len(steps), device=steps.device)[:, None]
         return DecodedSteps(**{f.name: getattr(self, f.name)[trials, steps] for f in fields(self)})
 
 
 class Decoders:
-    """p(r | s, a, s', m), and p(s' | s, a, m) if enabled, as functions of explicit parameters."""
+    """Decoders p(r | s, a, s', m) and, if enabled, p(s' | s, a, m), as functions of explicit parameters."""
 
     def __init__(self, settings: VariBAD, spaces: Spaces) -> None:
         self._settings = settings
@@ -87,7 +87,7 @@ class Decoders:
         self._states = self._network(STATES, Z + O + A, O) if settings.decode_states else None
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw float32 parameters by name, in order."""
+        """Draw initial parameters in float32, in declaration order."""
         networks = [network for network in (self._rewards, self._states) if network is not None]
         require_room({n: s for of in networks for n, s in of.shapes.items()}, setting="algorithm.decoder_layers")
         return {name: value for network in networks for name, value in network.initialize(rng).items()}
@@ -108,7 +108,7 @@ class Decoders:
         return rewards, _log_normal(steps.next_observations - led).sum(-1)
 
     def rewards(self, params: Mapping[str, Tensor], latents: Tensor, steps: DecodedSteps) -> Tensor:
-        """Return predictions of rewards [K, N, D], or, with a Bernoulli likelihood, logits of a positive reward."""
+        """Return predicted rewards [K, N, D] or, with a Bernoulli likelihood, logits of a positive reward."""
         if self._settings.reward_decoder == "heads":
             heads = self._rewards(params, latents.flatten(0, 1)).unflatten(0, latents.shape[:2])
             return torch.einsum("kno,ndo->knd", heads, steps.next_observations)
@@ -116,7 +116,7 @@ class Decoders:
         return self._all_pairs(self._rewards, params, latents, seen).squeeze(-1)
 
     def _all_pairs(self, network: Network, params: Mapping[str, Tensor], latents: Tensor, steps: Tensor) -> Tensor:
-        """Evaluate every latent [K, N, Z] with every step [N, D, in] of its trial: [K, N, D, out]."""
+        """Evaluate a network on each latent [K, N, Z] with each step [N, D, in] of its trial: [K, N, D, out]."""
         pairs = (len(latents), *steps.shape[:2])
         inputs = torch.cat([latents.unsqueeze(2).expand(*pairs, -1), steps.expand(*pairs, -1)], -1)
         return network(params, inputs.flatten(0, 2)).unflatten(0, pairs)
@@ -136,9 +136,9 @@ class TrialTensors:
     """N trials of up to L steps for a gradient step of the model.
 
     Attributes:
-        inputs: [L, N, in], inputs of the encoder, time first as recurrent networks require.
+        inputs: Encoder inputs, [L, N, in], time first as recurrent networks require.
         steps: All steps, [N, L, ...].
-        lengths: [N] int64, number of real steps.
+        lengths: Number of real steps per trial, [N] int64.
     """
 
     inputs: Tensor
@@ -148,12 +148,12 @@ class TrialTensors:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Random draws of a gradient step of the model.
+    """Random draws for a gradient step of the model.
 
     Attributes:
-        at: [K, N] int64, steps whose posteriors are trained; None for all steps.
-        decoded: [N, D] int64, steps that are decoded; None for all.
-        noise: [K, N, Z], standard normal; K is L if `at` is None.
+        at: Steps whose posteriors are trained, [K, N] int64; None for all steps.
+        decoded: Steps to decode, [N, D] int64; None for all steps.
+        noise: Standard normal noise, [K, N, Z]; K is L if `at` is None.
     """
 
     at: Tensor | None
@@ -167,7 +167,7 @@ class Elbo(NamedTuple):
     Attributes:
         rewards: Log-likelihood of the rewards of a whole trial.
         states: Log-likelihood of its next observations; 0 if they are not decoded.
-        kl: KL of a posterior from the previous one.
+        kl: KL divergence of each posterior from the previous one.
     """
 
     rewards: Tensor
@@ -184,7 +184,7 @@ def kl_between(posterior: DiagGaussian, prior: DiagGaussian) -> Tensor:
 
 
 def priors_of(posteriors: DiagGaussian) -> DiagGaussian:
-    """Return the prior of every posterior [L, N, Z]: the previous posterior, or N(0, I) for the first."""
+    """Return the prior of each posterior [L, N, Z]: the previous posterior, or N(0, I) for the first."""
     return DiagGaussian(*(torch.cat([torch.zeros_like(part[:1]), part[:-1]]) for part in posteriors))
 
 
@@ -195,7 +195,7 @@ def elbo(
 
     Zintgraf et al. 2020, arXiv:1910.08348, section 3; m is the latent variable of a task.
 
-    The likelihood covers all steps of the trial, including those after t, so the belief must predict them.
+    The likelihood covers all steps of the trial, including those after t, so the posterior must predict them.
     """
     posteriors = encoder.posteriors(params, trials.inputs)
     kl = kl_between(posteriors, priors_of(posteriors))

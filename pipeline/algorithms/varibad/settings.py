@@ -16,7 +16,7 @@ from metaloom.pipeline.schema import MOST_REPEATS, later
 
 
 class VariBAD(TrialClipping, TrialSteps, AlgorithmSettings):
-    """VariBAD: a policy conditioned on a posterior over its task, inferred by the encoder of a model of trials."""
+    """VariBAD: a policy conditioned on a posterior over its task, inferred by a variational autoencoder."""
 
     graph: ClassVar[str] = "trial_inference"
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.varibad.learner:VariBADLearner"
@@ -31,11 +31,11 @@ class VariBAD(TrialClipping, TrialSteps, AlgorithmSettings):
 
     # Networks.
     latent_size: int = Field(default=5, ge=1)
-    """Dimensions of the latent variable m of a task."""
+    """Dimension of a task's latent variable m."""
     embedding_size: int = Field(default=32, ge=1)
-    """Units of the encoder's embedding of a step."""
+    """Units in the encoder's embedding of a step."""
     encoder_size: int = Field(default=64, ge=1)
-    """Units of the encoder's GRU."""
+    """Units in the encoder's GRU."""
     decoder_layers: tuple[LayerSize, ...] = Field(default=(64, 64), min_length=1)
     """Units in each hidden layer of every decoder."""
     critic_hidden_sizes: tuple[LayerSize, ...] = (64, 64)
@@ -43,10 +43,10 @@ class VariBAD(TrialClipping, TrialSteps, AlgorithmSettings):
 
     # Likelihood of trials.
     reward_decoder: Literal["network", "heads"] = "network"
-    """Prediction of a reward. network: from m, observation, action and next observation. heads: outputs of m, one for
-    each entry of the next observation, with which they are multiplied; with one-hot cells, one per cell."""
+    """Prediction of a reward. network: from m, observation, action and next observation. heads: a linear
+    function of the next observation whose weights are predicted from m; with one-hot cells, one output per cell."""
     reward_likelihood: Literal["gaussian", "bernoulli"] = "gaussian"
-    """Distribution of a reward: a Gaussian of variance 1, or bernoulli for whether it is positive."""
+    """Distribution of a reward: a Gaussian with variance 1, or a Bernoulli for whether the reward is positive."""
     decode_states: bool = False
     """Also predict next observations. Needed if tasks differ in dynamics."""
     reward_weight: float = Field(default=1.0, ge=0)
@@ -54,17 +54,17 @@ class VariBAD(TrialClipping, TrialSteps, AlgorithmSettings):
     state_weight: float = Field(default=1.0, ge=0)
     """With decode_states: weight of the log-likelihood of next observations."""
     kl_weight: float = Field(default=0.1, ge=0)
-    """Weight of the KL of a posterior from the previous one."""
+    """Weight of the KL divergence of each posterior from the previous one."""
 
     # Gradient steps of the model.
     model_learning_rate: float = Field(default=1e-3, gt=0)
-    """Step size of encoder and decoders, before the schedule's factor."""
+    """Step size for the encoder and the decoders, before the schedule's factor."""
     model_optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
-    """Optimizer of encoder and decoders together; adam and rmsprop have an ε of 1e-8."""
+    """Joint optimizer for the encoder and the decoders; adam and rmsprop use ε = 1e-8."""
     model_updates: int = Field(default=10, ge=1, le=MOST_REPEATS)
-    """Gradient steps of encoder and decoders per iteration."""
+    """Gradient steps of the encoder and the decoders per iteration."""
     trials_per_model_update: int = Field(default=25, ge=1)
-    """Trials of the buffer per gradient step."""
+    """Trials from the buffer per gradient step."""
     buffer_iterations: int = Field(default=20, ge=1)
     """Number of recent iterations, including this one, whose trials train the model."""
     elbo_steps: int | None = Field(default=None, ge=1, le=MOST_REPEATS)
@@ -85,7 +85,7 @@ class VariBAD(TrialClipping, TrialSteps, AlgorithmSettings):
         if run.policy.network in RECURRENT_NETWORKS:
             yield (
                 f"policy.network is {run.policy.network}, but varibad keeps its memory in its encoder "
-                "(algorithm.encoder_size); required a network without a memory, such as mlp"
+                "(algorithm.encoder_size); use a network without memory, such as mlp"
             )
         if self.state_weight != 1 and not self.decode_states:
             yield f"algorithm.state_weight is {self.state_weight} but algorithm.decode_states is off; remove it"

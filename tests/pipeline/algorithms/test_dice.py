@@ -393,7 +393,7 @@ def test_more_minibatches_than_episodes_are_refused(dice_steps, dice):
 
 @both
 def test_samples_of_other_processing_are_refused(random_steps, dice):
-    with pytest.raises(ValueError, match=r"without adjusted rewards.*processing\.name=dice"):
+    with pytest.raises(ValueError, match=r"no adjusted rewards.*processing\.name=dice"):
         optimize(dice(), random_steps(2))
 
 

@@ -17,7 +17,7 @@ def test_a_plain_network_on_the_cpu_has_a_fused_kernel_unless_torch_is_asked_for
     assert blockers == []
     for asked in ("auto", "fused"):
         assert choose_kernel(asked, blockers=blockers, fused="plain network") == Kernel("fused", "plain network")
-    assert choose_kernel("torch", blockers=blockers, fused="plain network") == Kernel("torch", "asked for")
+    assert choose_kernel("torch", blockers=blockers, fused="plain network") == Kernel("torch", "requested")
 
 
 @pytest.mark.parametrize(

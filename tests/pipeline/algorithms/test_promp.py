@@ -73,7 +73,7 @@ def test_inner_steps_decides_the_number_of_rounds(random_steps):
 def test_adapting_without_inner_steps_is_refused(random_steps):
     promp = build(ProMP(inner_steps=0))
     learner = promp.initialize(run_seed=0)
-    with pytest.raises(ConfigError, match=r"algorithm\.inner_steps is 0, so no task adapts; required at least 1"):
+    with pytest.raises(ConfigError, match=r"algorithm\.inner_steps is 0, so no task adapts; it must be at least 1"):
         promp.adapt(learner, promp.acting_params(learner, 3), random_steps(1)[0])
 
 
@@ -331,5 +331,5 @@ def test_configuration_is_read_without_importing_torch():
 
 
 def test_a_learner_with_a_method_that_is_called_no_longer_is_refused() -> None:
-    with pytest.raises(ConfigError, match="Mine defines metrics, which is no longer called; required `concluded`"):
+    with pytest.raises(ConfigError, match="Mine defines metrics, which is no longer called; override `concluded`"):
         type("Mine", (ProMPLearner,), {"metrics": lambda *_: {}})

@@ -159,4 +159,4 @@ def test_the_kernel_is_chosen_where_it_can_compute_what_is_asked_for_and_says_wh
         assert reason in kernel.reason
         with pytest.raises(ConfigError, match=r"algorithm.kernel is fused, but .*" + reason):
             learner_of(settings, "gaussian", "fused", **changes)
-    assert learner_of(PPO(), "gaussian", "torch").kernel.reason == "asked for"
+    assert learner_of(PPO(), "gaussian", "torch").kernel.reason == "requested"
