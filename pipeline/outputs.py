@@ -94,7 +94,7 @@ class OutputField:
     def problems(self) -> Iterator[str]:
         """Yield the field's problems, each worded to follow the field's name in a message."""
         if not _FIELD.fullmatch(self.name) or keyword.iskeyword(self.name) or self.name in _TAKEN:
-            yield f"has a name that arrays cannot have; required letters, digits and _, and none of {', '.join(_TAKEN)}"
+            yield f"is not a valid array name; required letters, digits and _, and none of {', '.join(_TAKEN)}"
         if self.dtype not in DTYPES:
             yield f"has entries of dtype {self.dtype}; required one of {', '.join(DTYPES)}, as in NDArray[np.float32]"
         if not self.description.strip():
@@ -106,7 +106,7 @@ class OutputField:
                     f"letters, with {REST} only at the end"
                 )
             elif axis in _TAKEN:
-                yield f"has the axis {axis!r}, which every output has already; required another name"
+                yield f"has the axis {axis!r}, which every output already has; choose another name"
         if len({*self.dims}) < len(self.dims):
             yield f"has an axis twice: {' '.join(self.dims)}; required different names"
         elif "task" in self.dims[1:]:
@@ -273,12 +273,12 @@ def _field_of(declared: type[Any], name: str, hint: object, *, init: bool) -> Ou
     if mapping:
         key, inner = cast(Sequence[Any], get_args(inner))
         if key is not str:
-            raise OutputError(f"{where} is a mapping from {_name_of(key)}; required one from str")
+            raise OutputError(f"{where} is a mapping from {_name_of(key)}; required a mapping from str")
     if get_origin(inner) is not np.ndarray:
         raise OutputError(f"{where} is {_name_of(inner)}; required an array with its dtype, as in {_EXAMPLE}")
     _, kind = cast(tuple[Any, Any], get_args(inner))
     (entries,) = get_args(kind) or (Any,)
-    dtype = _name_of(entries).removesuffix("_")  # numpy.bool_ is of dtype bool
+    dtype = _name_of(entries).removesuffix("_")  # numpy.bool_ has the dtype bool
     named = tuple(LETTERS.get(axis, axis) for axis in about.names.split())
     return OutputField(name, named, dtype, about.unit, about.about, mapping)
 

@@ -132,7 +132,7 @@ class PluginSettings(BaseModel):
     """
 
     name: str = ""
-    """Omit it in a custom class; it defaults to module:Class."""
+    """Name that selects these settings. Omit this field in a custom class; it defaults to module:Class."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Let a custom subclass of built-in settings, whose name is fixed, have any name."""
@@ -191,14 +191,14 @@ class ByName(Generic[S]):
             return self._findable(value)
         given = {"name": value} if isinstance(value, str) else value
         if not isinstance(given, Mapping) or not isinstance(name := given.get("name", self.default), str):
-            raise ConfigError(f"required the name of {a_or_an(self.plugins.kind)}, or a mapping that has it as name")
+            raise ConfigError(f"required the name of {a_or_an(self.plugins.kind)}, or a mapping that contains a name")
         try:
             found = self.plugins.find(name, self.base)
             names = get_args(found.model_fields["name"].annotation)
             if names and name not in names:
                 raise ConfigError(
                     f"found {name!r}, whose field name takes only {', '.join(map(repr, names))}; required a class "
-                    + ("that leaves the field out" if len(names) == 1 else f"derived from {path_of(self.base)}")
+                    + ("without this field" if len(names) == 1 else f"derived from {path_of(self.base)}")
                 )
         except ConfigError as problem:
             line = InitErrorDetails(type=refusal(str(problem)), loc=("name",), input=name)

@@ -24,7 +24,7 @@ ParallelMap = Callable[..., Iterable[Any]]
 
 
 def _each_episode(dtype: type[np.generic]) -> dict[str, Any]:
-    """Return metadata that marks an EpisodeBatch field [B, E] with one value per episode (None if optional).
+    """Return metadata that marks an EpisodeBatch field as an array [B, E] with one value per episode (or None).
 
     Checks, tables and exports find these fields by the metadata; `storage.format.stages` plans their storage.
     """
@@ -39,7 +39,7 @@ class _OfTasks(Shown):
     """Base class of dataclasses whose fields are arrays with a leading task axis, mappings to such arrays, or None."""
 
     def slice(self, start: int, stop: int) -> Self:
-        """Return the tasks start ... stop - 1."""
+        """Return a batch with the tasks start ... stop - 1."""
         return self._changed([self], lambda parts: parts[0][start:stop])
 
     @classmethod
@@ -89,7 +89,7 @@ class TaskBatch(Shown):
         return len(self.params)
 
     def slice(self, start: int, stop: int) -> "TaskBatch":
-        """Return the tasks start ... stop - 1."""
+        """Return a batch with the tasks start ... stop - 1."""
         return TaskBatch(self.params[start:stop], self.ids[start:stop], self.names, self.units)
 
 

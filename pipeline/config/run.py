@@ -106,7 +106,7 @@ class RunConfig(Settings):
         if self.policy.network in RECURRENT_NETWORKS and self.algorithm.trial is None:
             yield (
                 f"policy.network is {self.policy.network}, which has a memory, but {self.algorithm.name} keeps none; "
-                f"required {WITHOUT_MEMORY}"
+                f"use {WITHOUT_MEMORY}"
             )
         if self.policy.encoder is not None and self.algorithm.actor != "recurrent":
             yield (
@@ -187,7 +187,7 @@ def build_stored(settings: Mapping[str, Any]) -> RunConfig:
     """Build a stored run's RunConfig. Fields that its version did not have keep the old behavior; see build_config."""
     section = settings.get("algorithm")
     if not isinstance(section, dict) or "name" not in section:
-        raise ConfigError(f"algorithm: found {section!r}; required the settings of an algorithm with its name")
+        raise ConfigError(f"algorithm: found {section!r}; required algorithm settings with a name")
     if section["name"] in ALGORITHMS.builtin:
         section = {**ALGORITHMS.find(section["name"], AlgorithmSettings).before(), **section}
     env = {**EnvConfig.before(), **settings["env"]}

@@ -19,13 +19,12 @@ class EvaluationConfig(Settings):
     every: int | None = Field(default=None, ge=1)
     """Evaluate after every N training updates; null: never. Training is not affected."""
     tasks: Literal["held-out", "train"] | tuple[tuple[float, ...], ...] = "held-out"
-    """held-out: the environment's test tasks, or new draws. train: its training set, or the tasks of the last
-    iteration. Or the tasks themselves, as lists of values."""
+    """held-out: the environment's test tasks, or newly drawn tasks. train: its training set, or the last iteration's
+    tasks. Alternatively, the tasks themselves, each as a list of values."""
     num_tasks: int | None = Field(default=None, ge=1)
-    """Number of tasks; null: as in training for training tasks and distributions, otherwise each task once."""
+    """Number of tasks; null: as in training for training tasks and distributions; otherwise, each task once."""
     evenly_by: str | None = None
-    """Task field whose values divide a fixed set into classes; draw evenly from them. Without num_tasks, draw one task
-    per class."""
+    """Task field whose values divide a fixed set into classes to draw from evenly; without num_tasks, one task each."""
     task_sampling: Literal["uniform", "balanced"] = later("uniform")
     """balanced: draw equally many tasks from each class that the environment declares, with num_tasks in total
     (default: as in training)."""
@@ -42,7 +41,7 @@ class EvaluationConfig(Settings):
     """For policies with memory: how actions are selected in remembered episodes. null or as-tested: as in test
     episodes, so that returns after 0 ... K episodes belong to one trial; drawn: sampled, to explore."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Seed of the drawn tasks and episodes, independent of all random draws of training."""
+    """Seed from which tasks and episodes are drawn, independent of all random draws in training."""
 
     @model_validator(mode="after")
     def _tasks_are_a_table(self) -> "EvaluationConfig":
@@ -83,7 +82,7 @@ class WarmStart(Settings):
     """
 
     run: str = Field(min_length=1)
-    """Folder or name of the run."""
+    """Folder or name of the stored run."""
     updates: int | None = Field(default=None, ge=0)
     """Number of updates after which to take the learner; default: the latest, recorded when the run starts."""
     digest: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
@@ -102,7 +101,7 @@ class StoppingConfig(Settings):
     """Criteria for ending a run before its last iteration; unset criteria do not apply."""
 
     samples: int | None = Field(default=None, ge=1)
-    """Number of environment steps."""
+    """Total number of environment steps."""
     return_threshold: float | None = None
     """Return that the last iteration's episodes must reach, after adaptation if the algorithm adapts."""
     statistic: Literal["min", "average", "max"] = "min"

@@ -78,8 +78,8 @@ def _written_in(path: str) -> tuple[str, Path | None]:
         return module, None
     if not Path(file).is_file():
         raise ConfigError(
-            f"found no {file}, from which {path} was imported earlier; a run records that file's digest: "
-            "restore it, or restart Python"
+            f"found no {file}, from which {path} was imported earlier; a run records the digest of this file, so "
+            "restore it or restart Python"
         )
     return module, Path(file).resolve()
 
@@ -134,7 +134,7 @@ def plugin_sources(config: RunConfig) -> dict[str, str]:
 
 
 def plugin_paths(config: RunConfig) -> list[str]:
-    """Return the paths of all classes and functions named in a run's settings, such as module:Class for plug-ins."""
+    """Return the paths of all classes and functions that a run's settings name, with plug-ins as module:Class."""
     metrics = (METRICS.path(name) for name in config.metrics)
     return [*acting_paths(config.env, config.policy), *metrics, *_classes(config)]
 

@@ -92,7 +92,7 @@ def since_start(*stages: Stage | str) -> Edge:
 
 def _span(word: Word, stages: tuple[Stage | str, ...]) -> Edge:
     if not stages:
-        raise GraphError(f"found {word}() without a stage; required the stages whose outputs are read")
+        raise GraphError(f"found {word}() without a stage; name the stages whose outputs are read")
     return Edge(word, tuple(map(_name, stages)))
 
 

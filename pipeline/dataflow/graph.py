@@ -107,7 +107,7 @@ class Graph:
             elif not stage.inputs[name]:
                 raise GraphError(
                     f"graph {self.name}: {ref} reads {name} from {edge} = {self.edges[edge]}, which has no output "
-                    f"there; required another edge, or a default of {name} in the stage's function"
+                    f"there; use another edge, or give {name} a default in the stage's function"
                 )
         if not (config.env.witness and stage.ends_iteration):
             return found
@@ -120,7 +120,7 @@ class Graph:
         return {**found, **dict(zip(WITNESS, (tasks[0], batches[drawn]), strict=True))}
 
     def within(self, config: RunConfig, span: Span, iteration: int) -> list[StageRef]:
-        """Return a span's outputs within one iteration, in the order in which they are computed."""
+        """Return references to a span's outputs in one iteration, in the order in which they are computed."""
         return [ref for ref in self.order(config, iteration) if ref in span]
 
     def sources(self, edge: Edge) -> Iterator[tuple[str, Edge]]:
@@ -148,8 +148,8 @@ class Graph:
                     if found.word == "this_step" and self[name].output is TaskParams and self[name].stepped:
                         raise GraphError(
                             f"graph {self.name}: {stage.name} acts with the output of {name} in the same inner step, "
-                            "which evaluations and trained policies cannot compute; required an edge last_step(...) "
-                            f"from the stage that ends an inner step, so {name} has to come after adaptation"
+                            "which evaluations and trained policies cannot compute; use an edge last_step(...) from "
+                            "the stage that ends an inner step"
                         )
         return None
 
@@ -174,9 +174,9 @@ class Graph:
     def inputs_of_adaptation(
         self, config: RunConfig, stage: Stage, k: int
     ) -> Mapping[str, StageRef | tuple[StageRef, ...] | None]:
-        """Return a stage's inputs in adaptation step k after training, with references as if in iteration 0.
+        """Return a stage's inputs in adaptation step k after training.
 
-        Every stage has every step, and there are no other iterations. None stands for the output that tasks act with.
+        References use iteration 0, in which every stage has every step. None stands for the output that tasks act with.
 
         Raises:
             GraphError: the stage reads an output that exists only during training.
@@ -254,7 +254,7 @@ class Graph:
             if gone.name in [source for source, _ in self.sources(self.edges[name])]:
                 raise GraphError(
                     f"graph {self.name}: {reader} reads the edge {name} = {self.edges[name]}, which comes from "
-                    f"{gone.name}; required another source before it is removed: graph.edge({name}=...)"
+                    f"{gone.name}; give the edge another source before removing {gone.name}: graph.edge({name}=...)"
                 )
         edges = {name: edge for name, edge in self.edges.items() if gone.name not in edge.stages}
         return replace(self, stages=left, edges=edges)
@@ -315,7 +315,7 @@ class Graph:
             names = [stage.name for stage in self.stages]
             twice = next(name for name in names if names.count(name) > 1)
             yield (
-                f"two stages have the name {twice}; required different names, for example by graph.rename or "
+                f"two stages have the name {twice}; names must be unique: rename one with graph.rename or "
                 "Stage(name=...)"
             )
         for name, edge in self.edges.items():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-"""Pattern of stage names."""
+"""Regular expression for stage names."""
 _FILE_NAME = re.compile(rf"(\d{{8}})\.({NAME.pattern})\.(\d{{1,4}})\.json")
 _LIMIT = 10**8
 

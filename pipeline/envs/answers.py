@@ -54,7 +54,7 @@ def as_integers(values: Array, dtype: np.dtype[Any]) -> Array:
     """Convert observations to the integer dtype of their space.
 
     Raises:
-        EnvError: a value is not an integer of this type.
+        EnvError: this dtype cannot represent a value.
     """
     if values.dtype == dtype:
         return values
@@ -190,8 +190,8 @@ def declared_facts(env: gymnasium.Env[Any, Any]) -> tuple[Fact, ...]:
     for fact in facts:
         if not _NAME.fullmatch(str(fact.name)) or names.count(fact.name) > 1:
             raise EnvError(
-                f"{where}: found the name {fact.name!r}; required letters, digits and '_', a letter first, and every "
-                "name once"
+                f"{where}: found the name {fact.name!r}; names must be unique and consist of letters, digits and '_', "
+                "starting with a letter"
             )
         if fact.kind not in ("flag", "number") or fact.per not in ("step", "episode"):
             raise EnvError(f'{where}: found {fact}; required kind "flag" or "number", and per "step" or "episode"')
@@ -201,8 +201,8 @@ def declared_facts(env: gymnasium.Env[Any, Any]) -> tuple[Fact, ...]:
             )
         if fact.kind == "number" and fact.name in _TAKEN:
             raise EnvError(
-                f"{where}: found the number {fact.name}, whose metric average_{fact.name} every run has already; "
-                "required another name"
+                f"{where}: found the number {fact.name}, but every run already has the metric average_{fact.name}; "
+                "choose another name"
             )
     return facts
 

@@ -1,4 +1,4 @@
-"""The ant: a four-legged robot that walks in a direction or to a goal."""
+"""The ant: a four-legged robot that walks in a given direction or to a goal."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -84,7 +84,7 @@ class AntWalk:
     | reward term | value                                                              | unit  |
     | ----------- | ------------------------------------------------------------------ | ----- |
     | run         | direction · v, mean over the step                                  | m/s   |
-    | survive     | 1, in every step                                                   | 1     |
+    | survive     | 1 at each step                                                     | 1     |
     | control     | -0.5 * ‖action‖²                                                   | 1     |
     | contact     | -5e-4 * sum of squares of the contact forces, each clipped to ±1   | 1     |
 

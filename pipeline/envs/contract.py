@@ -278,17 +278,14 @@ class MetaEnv(gymnasium.Env[Array, Array]):
             self._taken = task
 
     def batch(self, num_rows: int, num_threads: int) -> BatchEnv | None:
-        """Return a BatchEnv that is bitwise identical to this environment, or None if it must be a loop over copies."""
+        """Return a BatchEnv with results bitwise identical to this environment's; None to loop over copies instead."""
         with_rows = keeps_rules(self, MetaEnv) and not follows_other_base(type(self))
         return self.row_batch(num_rows, num_threads) if with_rows else None
 
 
 @cache
 def follows_other_base(cls: type[MetaEnv]) -> bool:
-    """Return True if a base class after MetaEnv defines `step`, as in `class Tasks(MetaEnv, CartPoleEnv)`.
-
-    Always False for classes with a `row_batch`.
-    """
+    """Return True if, without a row_batch, a base after MetaEnv defines `step`: `class Tasks(MetaEnv, CartPoleEnv)`."""
     following = cls.mro()[cls.mro().index(MetaEnv) + 1 :]
     steps = (vars(base)["step"] for base in following if "step" in vars(base))
     return cls.row_batch is MetaEnv.row_batch and next(steps) is not gymnasium.Env.step

@@ -131,7 +131,8 @@ def component_facts(env: MetaEnv) -> dict[str, Any]:
             )
         if wrong := [name for name in names if not _COMPONENT.fullmatch(name) or names.count(name) > 1]:
             raise EnvError(
-                f"{where}: found the name {wrong[0]!r}; required letters, digits, '_', '-' and '.', and every name once"
+                f"{where}: found the name {wrong[0]!r}; names must be unique and consist of letters, digits, '_', '-' "
+                "and '.'"
             )
         facts[kind] = {"names": names, "units": [part.unit for part in parts]}
     return facts

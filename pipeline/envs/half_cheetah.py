@@ -1,4 +1,4 @@
-"""The half-cheetah: a planar robot with two legs that runs in a direction or at a speed."""
+"""The half-cheetah: a planar two-legged robot that runs in a given direction or at a given speed."""
 # pyright: reportAttributeAccessIssue=false, reportUnknownParameterType=false
 # MuJoCo's compiled modules have no type stubs.
 

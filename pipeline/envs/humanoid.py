@@ -18,8 +18,8 @@ class Humanoid(MujocoRobot, MetaEnv):
     | 0           | height of the torso                                                       | m               |
     | 1-4         | orientation of the torso, quaternion w x y z                              | 1               |
     | 5-7         | angles of abdomen z, y, x                                                 | rad             |
-    | 8-11, 12-15 | angles of right hip x, z, y and knee; of the left                         | rad             |
-    | 16-18, 19-21 | angles of right shoulder 1, 2 and elbow; of the left                     | rad             |
+    | 8-11, 12-15 | angles of right hip x, z, y and knee; same for the left                   | rad             |
+    | 16-18, 19-21 | angles of right shoulder 1, 2 and elbow; same for the left               | rad             |
     | 22-24       | velocity of the torso, x y z                                              | m/s             |
     | 25-27       | angular velocity of the torso, x y z                                      | rad/s           |
     | 28-44       | angular velocities in the order of 5-21                                   | rad/s           |
@@ -42,7 +42,7 @@ class Humanoid(MujocoRobot, MetaEnv):
     | reward term | value                                                              | unit  |
     | ----------- | ------------------------------------------------------------------ | ----- |
     | run         | 1.25 * direction · v of the center of mass, mean over the step     | m/s   |
-    | survive     | 5, in every step                                                   | 1     |
+    | survive     | 5 at each step                                                     | 1     |
     | control     | -0.1 * ‖action‖²                                                   | 1     |
     | contact     | -min(5e-7 * sum of squares of the contact forces, 10)              | 1     |
 

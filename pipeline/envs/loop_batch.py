@@ -30,8 +30,7 @@ def ignore_row(row: int) -> None:
 class LoopBatch:
     """N copies of any environment, stepped one after another.
 
-    An error or invalid result of a copy raises RowFault. Actions and results are copied, so environments may keep and
-    modify both.
+    Errors and invalid results raise RowFault. Actions and results are copied, so environments may keep and modify both.
 
     Args:
         make: Function that makes one copy.

@@ -402,9 +402,8 @@ def check_obs_style(robot: MujocoRobot, obs_style: ObsStyle, allowed: tuple[ObsS
 def stop_profiling_timer() -> None:
     """Stop the Python binding from timing all parts of each physics step, which costs a tenth of the step's time.
 
-    The binding installs a C callback for this. Clearing the pointer is the only way to remove the callback, since
-    `set_mjcb_time(None)` restores it. Call this before each rollout, because other users of MuJoCo in this process may
-    restore it too.
+    The binding installs a C callback, which can be removed only by clearing the pointer: `set_mjcb_time(None)` restores
+    it. Call this before each rollout, because other users of MuJoCo in this process may restore the callback too.
     """
     library = mujoco_library()
     if library is not None:

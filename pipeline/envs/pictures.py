@@ -83,8 +83,7 @@ def table_picture(means: Array, taken: Array) -> Array:
 
     Args:
         means: Mean reward of each action in each state, [states, actions].
-        taken: Number of times that each action was taken, [states, actions]. The most frequent action has a full-height
-            bar if it was taken at least ten times.
+        taken: Number of times each action was taken, [states, actions]. The longest bar is full height at ten or more.
     """
     rows = int(len(means) ** 0.5)
     columns = -(-len(means) // rows)

@@ -191,6 +191,6 @@ class Navigation2D(_GoalPoint):
 
 
 def norm(vectors: Array) -> Array:
-    """Return the lengths [n] of vectors [n, 2]."""
+    """Return the Euclidean norms [n] of vectors [n, 2]."""
     # Write out the sum, since NumPy's summation order may depend on the number of rows.
     return np.sqrt(vectors[:, 0] * vectors[:, 0] + vectors[:, 1] * vectors[:, 1])

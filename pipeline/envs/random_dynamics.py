@@ -85,7 +85,7 @@ class RandomDynamics(MujocoRobot, MetaEnv):
 
     def vary_model(self) -> None:
         """Raise an error. Constructors called this method in earlier versions."""
-        raise EnvError(f"{type(self).__name__} calls vary_model; required no call: the robot's constructor does it")
+        raise EnvError(f"{type(self).__name__} calls vary_model; remove the call, since the constructor does this")
 
     def prepare_model(self) -> None:
         """Derive the task fields from the model, and set an initial task."""

@@ -223,7 +223,7 @@ def stopwatch() -> Callable[[], float]:
 
 
 def missed_box(space: gymnasium.Space[Any]) -> str:
-    """Describe how much of the action box a new Gaussian policy does not reach; "" if it is little."""
+    """Describe how much of the action box is beyond a new Gaussian policy's reach, or return "" if little is."""
     if not isinstance(space, Box) or not is_bounded(space):
         return ""
     low, high = space.low.astype(float), space.high.astype(float)

@@ -35,9 +35,7 @@ class FixedTasks:
     def fix_tasks(
         self, num_train_tasks: int, num_test_tasks: int, draw: Callable[[int, np.random.Generator], Array] | None = None
     ) -> tuple[tuple[float, ...], ...]:
-        """Draw and set training and test tasks, which are the same in every process; return the training tasks.
-
-        Tasks come from `draw` or, by default, from the next class's task distribution.
+        """Set training and test tasks, drawn by `draw` or the next class's `sample_tasks`; return the training tasks.
 
         Raises:
             EnvError: one of the sets would be empty.

@@ -24,9 +24,8 @@ log: logging.Logger = logging.getLogger(__name__)
 class ActionMap:
     """Map from a policy's actions [..., A] to an environment's box.
 
-    With a scale c, [-c, c] is mapped linearly onto the box; otherwise actions are unchanged. In both cases, results are
-    clipped to the box. With c = 10 and a policy with standard deviation 1, as in ProMP, the noise is 10 % of the box's
-    half-width.
+    With a scale c, [-c, c] is mapped linearly onto the box; otherwise actions are unchanged. Both clip to the box. With
+    c = 10 and a policy with standard deviation 1, as in ProMP, the noise is 10 % of the box's half-width.
     """
 
     def __init__(self, box: Box, scale: float | None) -> None:
@@ -333,7 +332,7 @@ def _action_space(env: MetaEnv) -> ActionSpace:
     if isinstance(space, MultiDiscrete | MultiBinary):
         if (count := math.prod(sizes_of(space))) > MOST_ACTIONS:
             raise EnvError(
-                f"{name} has the action space {space}, of {count:,} combinations, each of which would be an output of "
+                f"{name} has the action space {space} with {count:,} combinations, each of which would be an output of "
                 f"the policy's network; required at most {MOST_ACTIONS:,}. {_OWN_ACTIONS}"
             )
         return space

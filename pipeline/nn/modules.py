@@ -162,7 +162,7 @@ class ModuleNetwork:
         if spec.extra_size and len(spec.input_shape) != 1:
             raise ConfigError(
                 f"policy.network is {spec.name}, but the algorithm appends {spec.extra_size} values to observations "
-                f"of shape {spec.input_shape}; required policy.network=cnn, or observations of one axis"
+                f"of shape {spec.input_shape}; use policy.network=cnn, or one-dimensional observations"
             )
         try:
             self._class: type[nn.Module] = NETWORKS.find(spec.name, nn.Module)

@@ -66,10 +66,9 @@ class LineSearchTrial(NamedTuple, Generic[Value]):
 
 
 def natural_step(product: Callable[[Array], Array], gradient: Array, settings: NaturalSteps) -> tuple[Array, Metrics]:
-    """Return the natural-gradient step [D] whose KL is max_kl in the quadratic model, and metrics.
+    """Return the step [D] with KL max_kl in the quadratic model (zero if its curvature is not positive), and metrics.
 
-    The step is zero if the curvature is not positive. TRPO, Schulman et al. 2015, arXiv:1502.05477, section 6 and
-    appendix C.
+    TRPO, Schulman et al. 2015, arXiv:1502.05477, section 6 and appendix C.
     """
     solution = conjugate_gradient(
         lambda v: product(v) + settings.cg_damping * v,

@@ -263,8 +263,7 @@ _SAME = 1e-6
 _SIZES = ((2, 4), (3, 1), (70, 4), (259, 3))
 """Numbers of steps and rows to compare: odd and even, a single row, and sequences longer than blocks of 64 or 256."""
 _ALL_TAKE = 3
-"""Sequence length that every cell must support. Longer ones are compared only if single steps support them, since
-trials may be short."""
+"""Sequence length that every cell must support. Longer sequences are compared only if single steps support them."""
 
 
 @lru_cache(maxsize=16)

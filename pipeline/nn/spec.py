@@ -183,11 +183,11 @@ def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Ma
         others = "; ".join(f"{other} takes {_names(of)}" for other, of in _OPTIONS.items())
         raise ValueError(f"network {name} has no options, found {dict(options)}; {others}")
     if name == RESIDUAL and len(set(hidden_sizes)) > 1:
-        raise ValueError(f"network residual adds every layer to the one before, found hidden_sizes {hidden_sizes}; "
-                         "required equal sizes")  # fmt: skip
+        raise ValueError(f"network residual adds each layer's outputs to its inputs; found hidden_sizes "
+                         f"{hidden_sizes}; required equal sizes")  # fmt: skip
     if name in RECURRENT_NETWORKS and len(hidden_sizes) != 1:
-        raise ValueError(f"network {name} is one layer, found hidden_sizes {hidden_sizes}; required one size, the "
-                         "number of features")  # fmt: skip
+        raise ValueError(f"network {name} has a single layer; found hidden_sizes {hidden_sizes}; required one size, "
+                         "the number of features")  # fmt: skip
 
 
 def check_fits(spec: NetworkSpec) -> None:
@@ -199,7 +199,7 @@ def check_fits(spec: NetworkSpec) -> None:
     shape = spec.input_shape
     if spec.name in RECURRENT_NETWORKS:
         raise ConfigError(
-            f"policy.network is {spec.name}, which has a memory, but the algorithm's actor has none; required "
+            f"policy.network is {spec.name}, which has a memory, but the algorithm's actor has none; use "
             f"{WITHOUT_MEMORY}"
         )
     if spec.name == CNN:
@@ -273,7 +273,7 @@ def convolutions(spec: NetworkSpec) -> Convolutions:
         rows, columns = ((length - sizes[2]) // sizes[3] + 1 for length in (rows, columns))
         if rows < 1 or columns < 1:
             fitting = _fitting_options(spec.input_shape)
-            advice = f"such as --set 'policy.network_options={fitting}'" if fitting else "or those by default"
+            advice = f"such as --set 'policy.network_options={fitting}'" if fitting else "or the defaults"
             raise ConfigError(
                 f"policy.network_options: nothing is left of an image of {height} x {width} pixels after convolution "
                 f"{i} of kernel_sizes {options.kernel_sizes} and strides {options.strides}; required smaller or fewer "

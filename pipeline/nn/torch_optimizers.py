@@ -250,7 +250,7 @@ def _like(vector: Tensor, array: Array) -> Tensor:
 _REFUSALS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
 """Exceptions that torch's schedulers raise for invalid options."""
 LrFactor = Callable[[int], float]
-"""Function from the number of updates to the factor on learning rates."""
+"""Function that maps the number of updates to the factor by which learning rates are multiplied."""
 
 _SCHEDULERS: Mapping[str, Callable[..., LRScheduler]] = {
     name: value

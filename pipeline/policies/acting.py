@@ -63,7 +63,7 @@ def check_actor(kind: ActorKind, actions: gymnasium.Space[Any], *, deterministic
         ValueError: the actor needs another kind or range of actions, or has no most likely action to take.
     """
     if kind == "uniform" and deterministic:
-        raise ValueError("actor uniform: none of its actions is the most likely; required deterministic=False")
+        raise ValueError("actor uniform: no action is the most likely; required deterministic=False")
     if kind == "q_values" and not isinstance(actions, Discrete):
         raise ValueError(f"actor q_values: found the action space {actions}; required discrete actions (Discrete)")
     if kind == "tanh_gaussian" and not isinstance(actions, Box):
@@ -73,7 +73,7 @@ def check_actor(kind: ActorKind, actions: gymnasium.Space[Any], *, deterministic
     if kind in ("tanh_gaussian", "uniform") and not whole:
         raise ValueError(
             f"actor {kind}: its actions lie in [-1, 1], but the environment takes {actions} from the policy; "
-            "required the same: set env.action_scale to 1, which maps [-1, 1] onto the environment's own box"
+            "set env.action_scale to 1, which maps [-1, 1] onto the environment's own box"
         )
 
 

@@ -266,7 +266,7 @@ def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:
     except Exception as problem:
         raise ConfigError(
             f"policy.name: {config.name}(spaces, config) raised {type(problem).__name__}: {problem}; required a class "
-            "whose constructor takes the sizes of the environment and the settings of the policy"
+            "whose constructor takes the environment's Spaces and the PolicyConfig"
         ) from problem
 
 

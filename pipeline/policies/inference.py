@@ -35,7 +35,7 @@ class Inference(Protocol):
 
 
 def network_inference(prefix: str, spec: NetworkSpec, params: TaskParams, num_rows: int) -> Inference:
-    """Set up the forward pass of a network with these parameters."""
+    """Set up the forward pass of a network with these parameters, in NumPy if possible."""
     if spec.is_plain:
         return PlainInference(prefix, spec, params, num_rows)
     # Imported here: workers without torch start three times faster.
@@ -90,7 +90,7 @@ def check_network(prefix: str, spec: NetworkSpec, params: Params) -> None:
 
 
 def network_shapes(prefix: str, spec: NetworkSpec) -> Shapes:
-    """Return the shapes of a network's parameters."""
+    """Return the shapes of a network's parameters, keyed by name."""
     if spec.name in BUILT_IN_NETWORKS:
         return parameter_shapes(prefix, spec)
     # Imported here: only custom networks must be built to find out their shapes.
@@ -230,7 +230,7 @@ class GatedCell:
 
 
 def _sigmoid(values: Array) -> Array:
-    # Computed with tanh, which does not overflow.
+    # Use tanh, which does not overflow.
     half = np.float32(0.5)
     return half + half * np.tanh(half * values)
 

@@ -1,7 +1,6 @@
 """Acting on a posterior over the task that a recurrent encoder infers from the trial so far.
 
-Zintgraf et al. 2020, arXiv:1910.08348. The torch counterpart is pipeline.algorithms.varibad; the actor is in
-actors.on_policy.
+Zintgraf et al. 2020, arXiv:1910.08348. Torch counterpart: pipeline.algorithms.varibad. Actor: actors.on_policy.
 """
 
 from collections.abc import Mapping

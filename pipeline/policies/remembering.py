@@ -174,8 +174,7 @@ def memory_shapes(params: Params, state_size: int, spaces: Spaces) -> Shapes:
 def recollect(remembering: Remembering, observations: Array, actions: Array, rewards: Array, lengths: Array) -> Array:
     """Replay stored episodes of B x E rows as if acting, and return the outputs [B, E, T, A].
 
-    Afterwards, `remembering` holds the memory at the end of the episodes. With the same number of rows, outputs are
-    bitwise identical to those in acting.
+    Afterwards, `remembering` holds the final memory. With equally many rows, outputs are bitwise identical to acting.
 
     Args:
         remembering: Network with the memory from before the episodes; updated in place.

@@ -50,8 +50,8 @@ class TaskDistribution:
             tasks[again] = self.env.sample_tasks(len(again), rng)
         raise EnvError(
             f"{type(self.env.unwrapped).__name__}.sample_tasks draws almost no tasks that training has not seen; "
-            "required held-out tasks: name all tasks in the environment's `task_set` if there are finitely many, and "
-            "the held-out ones in `test_task_set`, or evaluate on tasks=train"
+            "if there are finitely many, list all tasks in the environment's `task_set` and the held-out ones in "
+            "`test_task_set`, or evaluate on tasks=train"
         )
 
 
@@ -117,7 +117,8 @@ class TaskPool:
         rounds, rest = (1, 0) if num_tasks is None else divmod(num_tasks, len(members))
         if rest:
             raise EnvError(
-                f"found {num_tasks} tasks to draw evenly from the {len(members)} values of {by}; required a multiple"
+                f"found {num_tasks} tasks to draw evenly from the {len(members)} values of {by}; required a multiple "
+                f"of {len(members)}"
             )
         places = np.stack([group[shuffled_blocks(len(group), rounds, rng)] for group in members], axis=1).reshape(-1)
         return self._batch(places)

@@ -80,8 +80,7 @@ class VectorizedRows(ClassRows):
     def _touching(self, asked: Array | float, rows: Array) -> Array:
         """Return True, [n], where `asked` is True and both pads press on the object.
 
-        The package's code checks contacts row by row. It is called only for rows in which the bounding spheres of both
-        pads meet that of the object.
+        Calls the package's row-by-row contact check only where both pads' bounding spheres meet the object's.
         """
         touching = np.array(asked, np.bool_)
         candidates = np.flatnonzero(touching)

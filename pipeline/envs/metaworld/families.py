@@ -146,7 +146,7 @@ class MetaWorld(FixedTasks, MetaEnv):
 
     def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         if self._episode is None:
-            raise EnvError(f"{type(self).__name__}.step: found no episode; required a call of reset first")
+            raise EnvError(f"{type(self).__name__}.step: there is no episode yet; call reset first")
         self._episode[1].append(np.array(action))
         return super().step(action)
 

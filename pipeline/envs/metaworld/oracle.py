@@ -17,7 +17,7 @@ from metaloom.pipeline.envs.metaworld.package import official_classes
 from metaloom.pipeline.types import Array
 
 STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-"""The part of MuJoCo's state that a step depends on."""
+"""The components of MuJoCo's state on which a step depends."""
 
 _PLACES = int(mujoco.mjtStage.mjSTAGE_POS)
 _NO_CONTACTS = int(mujoco.mjtDisableBit.mjDSBL_CONTACT) | int(mujoco.mjtDisableBit.mjDSBL_CONSTRAINT)

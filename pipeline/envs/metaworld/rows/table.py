@@ -85,7 +85,7 @@ def _between_pads(moment: Moment, near: float, far: float) -> Array:
 
 
 def _level_with(moment: Moment, level: float) -> Array:
-    """Return the reward for fingertips close to the object in x and z, relative to the initial distance, [n]."""
+    """Return the reward for bringing the fingertips near the object in x and z; the margin is the initial distance."""
     first = _length_xz(moment.start["object"] - moment.start["fingertips"])
     return long_tail(_length_xz(moment.fingertips - moment.object) - level, first - level)
 
@@ -269,10 +269,7 @@ def drawer_close(moment: Moment) -> RowsEvaluation:
 
 
 def drawer_open(moment: Moment) -> RowsEvaluation:
-    """Evaluate drawer-open: pull the drawer out by 0.2 m.
-
-    The hand's distance in x and y counts triple, so that it approaches from above.
-    """
+    """Evaluate drawer-open: pull it out by 0.2 m. The hand's x and y count triple, so that it comes from above."""
     scale, target, gap = np.array([3.0, 3.0, 1.0]), moment.start["target"], moment.object - moment.hand
     distance = norm(moment.object - target)
     opening = long_tail(distance - 0.02, 0.2)
@@ -306,10 +303,7 @@ def window_open(moment: Moment) -> RowsEvaluation:
 
 
 def lever_pull(moment: Moment) -> RowsEvaluation:
-    """Evaluate lever-pull: lift the lever until it points up, with the arm's shoulder under it.
-
-    The shoulder's distance to the lever in x and z counts four times.
-    """
+    """Evaluate lever-pull: lift the lever until it points up, with the shoulder under it; x and z count four times."""
     scale, shoulder, start = np.array([4.0, 1.0, 4.0]), np.array([0, 0.055, 0.07]), moment.start
     gap = norm((moment.hand + shoulder - moment.object) * scale)
     ready = long_tail(gap - 0.02, norm((start["fingertips"] + shoulder - start["lever"]) * scale))
@@ -395,4 +389,4 @@ TEST_ROWS = {
 }
 
 ROW_TASKS = {**TRAIN_ROWS, **TEST_ROWS}
-"""Rules by class name, without the package's version suffix."""
+"""Class name, without the package's version suffix -> rules of the class."""
