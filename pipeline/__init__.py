@@ -1,1 +1,1 @@
-"""Data that flows between the stages of a run, and the algorithms that learn from it."""
+"""Data that flow between a run's stages, and the algorithms that learn from them."""

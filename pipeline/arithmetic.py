@@ -1,4 +1,4 @@
-"""The machine code that does arithmetic in this process. Imports no torch, since some workers lack it."""
+"""The machine code that does the arithmetic in this process. Does not import torch, which some workers lack."""
 
 from collections.abc import Set
 from functools import cache
@@ -9,11 +9,11 @@ from threadpoolctl import threadpool_info
 
 
 def blas_facts() -> tuple[str, ...]:
-    """Return name and target processor of every BLAS loaded in this process, sorted.
+    """Return the name and target processor of each BLAS library loaded in this process, sorted.
 
-    Different machine code sums in a different order. It is selected by the processor and by variables such as
-    OPENBLAS_CORETYPE. Versions are omitted: those of NumPy and torch imply them, and a separate OpenBLAS of SciPy must
-    not matter.
+    Machine code for different processors sums in a different order. The processor and environment variables such as
+    OPENBLAS_CORETYPE select the code. Versions are omitted: the NumPy and torch versions imply them, and SciPy's
+    separate OpenBLAS must not matter.
     """
     libraries = (library for library in threadpool_info() if library["user_api"] == "blas")
     names = ("internal_api", "architecture")
@@ -22,22 +22,22 @@ def blas_facts() -> tuple[str, ...]:
 
 @cache
 def numpy_facts() -> str:
-    """Return the processor instructions that NumPy's own functions use.
+    """Return the SIMD extensions that NumPy's own functions use.
 
-    With AVX-512, some functions, such as arcsinh and float64 exp, round differently. The code is selected by the
-    processor and by NPY_DISABLE_CPU_FEATURES.
+    With AVX-512, some functions, such as arcsinh and float64 exp, round differently. The processor and the environment
+    variable NPY_DISABLE_CPU_FEATURES select the code.
     """
     known = cast(dict[str, Any], np.show_config(mode="dicts")).get("SIMD Extensions", {})
     return " ".join(known.get("found") or known.get("baseline", ())) or "scalar"
 
 
 def acting_facts() -> tuple[str, ...]:
-    """Return the machine code used by actors without torch, sorted."""
+    """Return the machine code that actors without torch use, sorted."""
     return tuple(sorted((*blas_facts(), f"numpy {numpy_facts()}")))
 
 
 def code_facts() -> dict[str, str]:
-    """Return the machine code of BLAS and NumPy in this process, by library."""
+    """Return the machine code that BLAS and NumPy use in this process, keyed by library."""
     return {"blas": ", ".join(blas_facts()), "numpy": numpy_facts()}
 
 
@@ -63,16 +63,16 @@ _NEEDED: dict[str, dict[str, frozenset[str]]] = {
         "AVX512_SPR": frozenset({"avx512_fp16"}),
     },
 }
-"""x86-64 processor flags, as named by Linux, that machine code requires, by library and code name."""
+"""Library -> name of the machine code -> x86-64 processor flags that it requires, as named by Linux."""
 
 
 def code_for(flags: Set[str]) -> dict[str, str]:
-    """Return the default machine code by library on an x86-64 processor with AVX2, otherwise {}.
+    """Return each library's default machine code on an x86-64 processor with AVX2, or {} for other processors.
 
-    For OpenBLAS this is Haswell, which it also uses for unknown processors.
+    For OpenBLAS, the default is Haswell, which OpenBLAS also uses on unknown processors.
 
     Args:
-        flags: Flags of the processor.
+        flags: Processor flags.
     """
     if not flags >= _AVX2:
         return {}
@@ -86,8 +86,8 @@ def lacking(library: str, code: str, flags: Set[str]) -> str:
 
     Args:
         library: `blas`, `torch` or `numpy`.
-        code: Name of the machine code, as a run records it.
-        flags: Flags of the processor.
+        code: Name of the machine code, as recorded in a run.
+        flags: Processor flags.
     """
     names = code.split() if library == "numpy" else [code]
     known = _NEEDED[library]
@@ -98,7 +98,7 @@ def lacking(library: str, code: str, flags: Set[str]) -> str:
 
 
 def variables_for(library: str, code: str) -> dict[str, str | None]:
-    """Return the environment variables that select a library's machine code in a new process; None unsets one."""
+    """Return the environment variables that select a library's machine code in a new process; None: unset."""
     if library == "blas":
         return {"OPENBLAS_CORETYPE": code.removeprefix("openblas ")}
     if library == "torch":
@@ -108,6 +108,6 @@ def variables_for(library: str, code: str) -> dict[str, str | None]:
 
 
 def _numpy_extensions() -> list[str]:
-    """Return every extension that this build of NumPy supports, with or without support by the processor."""
+    """Return all SIMD extensions that this NumPy build supports, including those that the processor lacks."""
     known = cast(dict[str, Any], np.show_config(mode="dicts")).get("SIMD Extensions", {})
     return [name for name in _NEEDED["numpy"] if name in (*known.get("found", ()), *known.get("not found", ()))]

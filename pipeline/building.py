@@ -1,4 +1,4 @@
-"""Construction of a configuration's environment, learner and measures."""
+"""Building the environment, learner and measures that a configuration describes."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -17,22 +17,22 @@ from metaloom.pipeline.types import Array
 
 
 def build_learner(config: RunConfig) -> tuple[Setup, Learner[Any, Any], MetaEnv]:
-    """Build the learner of a run and its environment.
+    """Build a run's learner setup, learner and environment.
 
     Raises:
         ConfigError: the algorithm or an option does not support the environment.
     """
-    # Check the kind of actions before reading their scale, which discrete actions lack.
+    # Let the learner check the kind of actions first: discrete actions have no scale for the environment to apply.
     with closing(make_env(config.env.model_copy(update={"action_scale": None}))) as plain:
         setup = setup_of(config, plain)
     return setup, config.algorithm.build(setup), make_env(config.env)
 
 
 def measures_of(config: RunConfig, env: MetaEnv) -> Measures:
-    """Return the measures that a run applies to every rollout batch.
+    """Return the measures that a run computes for each rollout batch.
 
     Raises:
-        ConfigError: a function does not exist, or the environment has no diagnostics.
+        ConfigError: a metric function does not exist, or diagnostics are requested but the environment has none.
     """
     if config.env.diagnostics and not env.has_diagnostics:
         raise ConfigError(
@@ -43,12 +43,12 @@ def measures_of(config: RunConfig, env: MetaEnv) -> Measures:
 
 
 def setup_of(config: RunConfig, env: MetaEnv) -> Setup:
-    """Describe a run and its environment to a learner."""
+    """Return the Setup that describes a run and its environment to a learner."""
     return setup_for(config, spaces_of(env), env.sparse_rewards)
 
 
 def setup_for(config: RunConfig, spaces: Spaces, sparse_rewards: Callable[[Array], Array]) -> Setup:
-    """Describe a run to a learner, given spaces instead of an environment."""
+    """Return the Setup for a run from its spaces, without an environment."""
     return Setup(
         **asdict(spaces),
         env_name=config.env.name,

@@ -1,27 +1,27 @@
-"""Devices of updates, and how exactly a replay agrees on each, as plain data."""
+"""Devices on which updates run, and how exactly a replay reproduces results on each."""
 
 from typing import Literal
 
 DeviceName = Literal["cpu", "cuda", "mps"]
 
 EqualityClass = Literal["bits", "bits on this device", "stored"]
-"""Classes of reproducibility: on any CPU with the same versions; on the same model of device with the same versions;
-or, without deterministic algorithms, only from the stored inputs."""
+"""Reproducibility classes. bits: on any CPU with the same versions. bits on this device: on the same device model with
+the same versions. stored: only from stored inputs, since there are no deterministic algorithms."""
 
-# Metal has no deterministic kernels, so later stages repeat only from stored batches.
+# Metal has no deterministic kernels, so stages can be replayed only from stored inputs.
 EQUALITY: dict[DeviceName, EqualityClass] = {"cpu": "bits", "cuda": "bits on this device", "mps": "stored"}
-"""Equality class of updates by device."""
+"""Device -> reproducibility class of its updates."""
 
 EQUAL_IN_WORDS: dict[EqualityClass, str] = {
     "bits": "identical",
     "bits on this device": "same bits on this device",
     "stored": "as stored, this time",
 }
-"""Result of a replay without differences, by class; only the strongest is called identical."""
+"""Reproducibility class -> how to report a replay without differences; only the strongest is called identical."""
 
 
 def asks_for_gpu(problem: Exception) -> bool:
-    """Return True for torch's error when code requests a missing GPU."""
+    """Return True if the error is one that torch raises when code requests a missing GPU."""
     return any(words in str(problem) for words in ("CUDA", "cuda", "NVIDIA"))
 
 

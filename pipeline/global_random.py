@@ -1,4 +1,4 @@
-"""Detection of draws from global random generators, which stages must not use.
+"""Detection of draws from global random number generators, which stages must not use.
 
 Workers import this module, so it does not import torch.
 """
@@ -25,7 +25,7 @@ _LIBRARIES = ("random", "numpy", "torch", "metaloom")
 _RANDOM = cast(Any, random.random).__self__
 _MOST_FRUITLESS = 3
 SEEDED = "metaloom.pipeline.seeding.own_generator(run_seed, NAME, *position)"
-"""Advice: the generator from which plug-ins must draw."""
+"""Advice for messages: the generator that plug-ins must draw from."""
 _CURE = f"{SEEDED}, or in a policy's sample from torch's own generator, which is seeded for it"
 _CURE_OF_TORCH = (
     ". Build a module whose parameters are set later with torch.nn.utils.skip_init(torch.nn.Linear, ...), or under "
@@ -39,7 +39,7 @@ class Draw(NamedTuple):
     Attributes:
         generator: Name of the generator's module.
         where: Function and line of the draw.
-        in_env: True if an environment drew, False for an actor or learner.
+        in_env: True if an environment made the draw, False for an actor or learner.
         installed: True if the function belongs to an installed package.
     """
 
@@ -57,10 +57,10 @@ class Draw(NamedTuple):
 
 
 class GlobalRandomWatch:
-    """Detects draws from global generators, and the code that draws.
+    """Detects draws from global generators and locates the code that makes them.
 
-    Compares the generators' states before and after. If they differ, the work is repeated step by step to find the
-    line, since another thread may have drawn.
+    Compares the generators' states before and after some work. If they differ, the work is repeated under a profiler to
+    find the line, since another thread may have made the draw.
     """
 
     def __init__(self, *, on: bool = True) -> None:
@@ -74,14 +74,14 @@ class GlobalRandomWatch:
     def draw_of(
         self, work: Callable[[], T], stage: str, again: Callable[[], object] | None = None
     ) -> tuple[T, Draw | None]:
-        """Return the result of the work, and its draw from a global generator, if any.
+        """Run some work; return its result and the draw that it made from a global generator, if any.
 
-        Warns if a state changed but no draw is found, per generator and stage: the first time, and when it gives up.
+        Warns if a generator changed but no draw is found: once per generator and stage, and again when it gives up.
 
         Args:
-            work: Work to watch.
-            stage: Name of the stage, for warnings.
-            again: The same work on this thread only, run if a generator changed; default: `work`.
+            work: Function to run and watch.
+            stage: Stage name for warnings.
+            again: Function that repeats the work on this thread only, if a generator changed; default: `work`.
         """
         if not self._on:
             return work(), None
@@ -142,17 +142,17 @@ def _numpy_state(*, exact: bool) -> object:
 def _repeated_draw(
     work: Callable[[], object], generators: Sequence[str]
 ) -> tuple[Draw, None] | tuple[None, Exception | None]:
-    """Find the function that draws whenever the work is repeated, or the error that ended the repetition."""
+    """Repeat the work; return the draw that it makes each time, or the error that ended the repetition."""
     began = time.perf_counter()
     draw, problem = _first_draw(work, generators)
     if draw is None:
         return None, problem
-    if draw.generator == "random":  # calls of this thread were traced
+    if draw.generator == "random":  # only this thread's calls are traced
         return draw, None
     again, problem = _first_draw(work, generators)
     before = _states(exact=True)[draw.generator]
     time.sleep(min(max(time.perf_counter() - began, 0.02), 1.0))
-    # A thread that draws all the time appears at the same line twice, but also while this thread is idle.
+    # A thread that draws constantly may show up at the same line twice, but it also draws while this thread is idle.
     alone = _states(exact=True)[draw.generator] == before
     return (draw, None) if again == draw and alone else (None, problem)
 
@@ -164,8 +164,8 @@ def _first_draw(work: Callable[[], object], generators: Sequence[str]) -> tuple[
     before = _states(exact=True)
 
     def look(frame: FrameType, event: str, argument: object) -> None:
-        # Library threads draw from `random` for their delays, so watch only this thread's calls, but not reads of its
-        # state, as by a nested watch.
+        # Library threads draw delays from `random`, so watch only this thread's calls. Reading the state, as a nested
+        # watch does, is not a draw.
         if "random" in generators and event == "c_call" and getattr(argument, "__self__", None) is _RANDOM:
             generator = "random" if getattr(argument, "__name__", "") != "getstate" else None
         elif others and (now := _states(exact=True)) != before:
@@ -180,7 +180,7 @@ def _first_draw(work: Callable[[], object], generators: Sequence[str]) -> tuple[
     sys.setprofile(look)
     try:
         work()
-    except Exception as error:  # it succeeded before, and its draw is known by now
+    except Exception as error:  # the first execution succeeded; the draw may have been found already
         problem = error
     finally:
         sys.setprofile(profiler)
@@ -188,7 +188,7 @@ def _first_draw(work: Callable[[], object], generators: Sequence[str]) -> tuple[
 
 
 def _draw(generator: str, frame: FrameType) -> Draw:
-    """Return the draw's origin: the innermost function outside libraries and Metaloom."""
+    """Return a Draw whose origin is the innermost function outside libraries and Metaloom."""
     stack: list[FrameType] = []
     at: FrameType | None = frame
     while at is not None:

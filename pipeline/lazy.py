@@ -1,6 +1,6 @@
-"""Lazy imports of names.
+"""Lazy imports, and the entry points of installed packages.
 
-Help, listings and errors should not wait seconds for torch. A module with slow imports lists them under
+Help texts, listings and errors should not wait seconds for torch. A module with slow imports lists them under
 `TYPE_CHECKING`, for editors and type checkers, and otherwise sets `__getattr__ = lazily(__name__)`.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def installed(group: str) -> list[EntryPoint]:
-    """Return the entry points of a group. Installed packages are searched once."""
+    """Return a group's entry points, sorted by name. Installed packages are searched only once."""
     return sorted(_search(tuple(sys.path)).select(group=group), key=lambda point: point.name)
 
 
@@ -27,13 +27,13 @@ def _search(path: tuple[str, ...]):
 
 
 def lazily(module: str) -> Callable[[str], Any]:
-    """Return a `__getattr__` that performs a module's imports under `TYPE_CHECKING` on first use."""
+    """Return a module `__getattr__` that imports a name listed under `TYPE_CHECKING` on first use."""
 
     def found(name: str) -> Any:
         if (place := lazy_names(module).get(name)) is None:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         collects = gc.isenabled()
-        gc.disable()  # an import leaves no garbage, and looking for it takes a tenth of the time
+        gc.disable()  # imports leave no garbage, and collection takes a tenth of the import time
         try:
             return getattr(import_module(place[0]), place[1])
         finally:
@@ -45,7 +45,7 @@ def lazily(module: str) -> Callable[[str], Any]:
 
 @cache
 def lazy_names(module: str) -> Mapping[str, tuple[str, str]]:
-    """Return a module's imports under `TYPE_CHECKING`: name -> (module, name in it)."""
+    """Return a module's imports under `TYPE_CHECKING`: name -> (module, name in that module)."""
     tree = ast.parse(Path(str(import_module(module).__file__)).read_text("utf-8"))
     parts = [node for node in tree.body if isinstance(node, ast.If)]
     lines = [line for part in parts if ast.unparse(part.test) == "TYPE_CHECKING" for line in part.body]

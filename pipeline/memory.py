@@ -1,4 +1,4 @@
-"""The machine's memory, and a check that networks fit into it."""
+"""Available memory, and a check that networks fit into it."""
 
 import math
 import os
@@ -12,16 +12,16 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 
 
 def machine_memory() -> int:
-    """Return the memory available to this process in bytes: the machine's, or its control group's limit."""
+    """Return the memory limit of this process in bytes: the machine's memory, or a lower control group limit."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([total, *(limit for file in _CGROUP_LIMITS if (limit := _limit(Path(file))) is not None)])
 
 
 def require_room(shapes: Mapping[str, tuple[int, ...]], *, setting: str) -> None:
-    """Reject a network that is too large to train in this machine's memory, before allocating it.
+    """Check, before allocating it, that a network is small enough to train in this machine's memory.
 
     Raises:
-        ConfigError: names the largest parameter.
+        ConfigError: the network is too large; names its largest parameter.
     """
     needed = _PARAMETER_BYTES * sum(map(math.prod, shapes.values()))
     if needed > (memory := machine_memory()):

@@ -1,8 +1,8 @@
-"""Process-wide settings that affect results, set while a stage computes and restored afterwards.
+"""Numerical settings that affect results, set while a stage runs and restored afterwards.
 
 A notebook cell, a plug-in, or another task on a shared worker may have changed the precision of matrix products, the
-default dtype, gradients, threads or flush-to-zero. Workers import this module, so it does not import torch; without
-torch, its settings cannot have changed.
+default dtype, gradient mode, thread counts or flush-to-zero. Workers import this module, so it does not import torch;
+if nothing else has imported torch, its settings cannot have changed.
 """
 
 import importlib
@@ -22,7 +22,7 @@ _SMALLEST_NORMAL, _DENORMAL = sys.float_info.min, 5e-324
 
 
 class _Setting(NamedTuple):
-    """A setting: functions that read and change it, and its normal values; the first is the one to set."""
+    """A setting: its getter, its setter, and its normal values, of which the first is the one to set."""
 
     name: str
     get: Callable[[], Any]
@@ -32,15 +32,15 @@ class _Setting(NamedTuple):
 
 @contextmanager
 def normal_numerics(device: DeviceName = "cpu") -> Generator[None]:
-    """Use the settings of runs in the block, and restore the previous ones.
+    """Within the block, use the numerical settings of runs; restore the previous settings afterwards.
 
     Args:
-        device: Device on which torch computes; GPUs use only deterministic algorithms.
+        device: Device on which torch computes; on GPUs, only deterministic algorithms are allowed.
     """
     torch = sys.modules.get("torch")
     with ExitStack() as left, np.errstate(divide="warn", over="warn", invalid="warn", under="ignore"):
         if torch is not None:
-            # Modes of this thread, which are replaced by entering another one.
+            # Thread-local modes can be changed only by entering another context.
             if torch.is_inference_mode_enabled():
                 left.enter_context(torch.inference_mode(False))
             if torch.is_autocast_enabled("cpu"):
@@ -53,7 +53,7 @@ def normal_numerics(device: DeviceName = "cpu") -> Generator[None]:
 
 
 def unusual_numerics(device: DeviceName = "cpu") -> dict[str, str]:
-    """Return the settings of this process that differ from a stage's, by name, except for thread counts."""
+    """Return this process's settings that differ from those of runs: name -> value. Ignores thread counts."""
     torch = sys.modules.get("torch")
     values = {s: s.get() for s in (*_of_thread(torch), *_of_process(torch, device)) if "threads" not in s.name}
     unusual = {setting.name: str(value) for setting, value in values.items() if value not in setting.normal}
@@ -67,7 +67,7 @@ def unusual_numerics(device: DeviceName = "cpu") -> dict[str, str]:
 
 
 class _SharedSettings:
-    """Settings shared by all threads: the first to compute sets them, the last restores them."""
+    """Settings shared by all threads. The first thread to compute sets them, and the last one restores them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -95,7 +95,7 @@ _shared = _SharedSettings()
 
 
 def _set_normal(settings: list[_Setting]) -> list[Any]:
-    """Set the deviating settings; return the previous ones."""
+    """Reset settings that have unusual values; return the previous values of all."""
     before = [setting.get() for setting in settings]
     for setting, value in zip(settings, before, strict=True):
         if value not in setting.normal:
@@ -153,7 +153,7 @@ _MIXED, _HIGHEST = "set by product", ("highest",)
 def _matmul_precision(torch: Any) -> str:
     try:
         return torch.get_float32_matmul_precision()
-    except RuntimeError:  # set for some kinds of products, see `_precisions`
+    except RuntimeError:  # precision was set separately for some kinds of products, see `_precisions`
         return _MIXED
 
 
@@ -163,7 +163,7 @@ def _set_precision(torch: Any, value: str) -> None:
 
 
 def _precisions(backends: Any, device: DeviceName) -> Iterator[_Setting]:
-    """Yield the precision setting of each kind of product, if this version of torch distinguishes them."""
+    """Yield the precision setting for each kind of product, if this torch version distinguishes them."""
     parts = {f"mkldnn {name}": getattr(backends.mkldnn, name, None) for name in ("matmul", "conv", "rnn")}
     if device == "cuda":
         parts |= {f"cudnn {name}": getattr(backends.cudnn, name, None) for name in ("conv", "rnn")}
@@ -174,7 +174,7 @@ def _precisions(backends: Any, device: DeviceName) -> Iterator[_Setting]:
 
 
 def _attribute(of: object, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-    """Return the functions that read and change an attribute."""
+    """Return a getter and a setter for an attribute."""
     return partial(getattr, of, name), partial(setattr, of, name)
 
 
@@ -183,5 +183,5 @@ def _flushes_to_zero() -> bool:
 
 
 def _flush_to_zero(on: bool) -> None:
-    # Set it again: only torch changes it, but other code may have.
+    # Other code may have changed it, but only torch can set it.
     importlib.import_module("torch").set_flush_denormal(on)

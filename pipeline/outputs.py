@@ -1,6 +1,6 @@
 """Outputs of custom stages: frozen dataclasses of arrays whose fields declare their axes.
 
-A run stores the schema, not the class, so reading it does not need the user's code:
+A run stores the schema instead of the class, so reading an output does not require the user's code:
 
     @dataclass(frozen=True)
     class Noise:
@@ -20,7 +20,7 @@ from metaloom.pipeline.shown import Shown
 from metaloom.pipeline.types import Array
 
 DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
-"""dtypes of arrays that a run can store."""
+"""Array dtypes that a run can store."""
 
 LETTERS = {
     "B": "task",
@@ -32,7 +32,7 @@ LETTERS = {
     "P": "task_field",
     "S": "state",
 }
-"""Names of the common axes by their letters."""
+"""Letter -> name of the common axis."""
 
 REST = "..."
 """Placeholder for any further axes at the end."""
@@ -40,24 +40,24 @@ REST = "..."
 _AXIS = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _FIELD = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _TAKEN = ("iteration", "row", "step")
-"""Reserved names of axes and columns."""
+"""Reserved names, which neither fields nor axes may have."""
 _EXAMPLE = 'Annotated[NDArray[np.float32], Axes("B E T", "what an entry is", unit="m")]'
 
 
 class OutputError(TypeError):
-    """Raised for a class, or a stored schema, that cannot be the output of a stage."""
+    """Raised for a class or stored schema that is not valid as a stage's output."""
 
 
 @dataclass(frozen=True)
 class Axes:
-    """Description of a field of a custom output, in `Annotated[NDArray[np.float32], Axes(...)]`.
+    """Annotation that describes a custom output's field, as in `Annotated[NDArray[np.float32], Axes(...)]`.
 
     A field may also be a mapping from names to such arrays: `Annotated[Mapping[str, NDArray[np.float32]], Axes(...)]`.
 
     Attributes:
         names: Axes, separated by spaces: the letters B, E, T, T+1, O, A, P and S, or new lower-case names; a final
             `...` allows any further axes.
-        about: Meaning of an entry.
+        about: What an entry means.
         unit: Unit of the entries; "1" if dimensionless.
     """
 
@@ -72,10 +72,10 @@ class OutputField:
 
     Attributes:
         name: Field name.
-        axes: Names of the axes; the last may be `...`.
-        dtype: dtype of the entries.
+        axes: Axis names; the last may be `...`.
+        dtype: Array dtype.
         unit: Unit of the entries.
-        description: Meaning of an entry.
+        description: What an entry means.
         mapping: True if the field is a mapping from names to such arrays.
     """
 
@@ -88,13 +88,13 @@ class OutputField:
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """Axes of the field's arrays, without `...`."""
+        """Axis names without a trailing `...`."""
         return self.axes[:-1] if self.axes[-1:] == (REST,) else self.axes
 
     def problems(self) -> Iterator[str]:
-        """Yield the problems of the field, each as the end of a sentence about it."""
+        """Yield the field's problems, each worded to follow the field's name in a message."""
         if not _FIELD.fullmatch(self.name) or keyword.iskeyword(self.name) or self.name in _TAKEN:
-            yield f"has a name that arrays cannot have; required letters, digits and _, and none of {', '.join(_TAKEN)}"
+            yield f"is not a valid array name; required letters, digits and _, and none of {', '.join(_TAKEN)}"
         if self.dtype not in DTYPES:
             yield f"has entries of dtype {self.dtype}; required one of {', '.join(DTYPES)}, as in NDArray[np.float32]"
         if not self.description.strip():
@@ -106,19 +106,19 @@ class OutputField:
                     f"letters, with {REST} only at the end"
                 )
             elif axis in _TAKEN:
-                yield f"has the axis {axis!r}, which every output has already; required another name"
+                yield f"has the axis {axis!r}, which every output already has; choose another name"
         if len({*self.dims}) < len(self.dims):
             yield f"has an axis twice: {' '.join(self.dims)}; required different names"
         elif "task" in self.dims[1:]:
             yield f"has the axes {' '.join(self.dims)}; required task (B) as the first one, as in all batches"
 
     def problem_of(self, name: str, value: object, sizes: dict[str, int]) -> str | None:
-        """Return an array's problem, or None. Adds the lengths of its axes to `sizes`.
+        """Describe why an array does not match the field, or return None. Adds the array's axis lengths to `sizes`.
 
         Args:
-            name: Name of the array, for the message.
-            value: The array.
-            sizes: Lengths of axes of previous arrays, by name.
+            name: Array name for the message.
+            value: Value to check.
+            sizes: Axis lengths in previous arrays, keyed by axis name; updated in place.
         """
         if not isinstance(value, np.ndarray):
             return f"{name} is {type(value).__name__}; required an array of {self.dtype}"
@@ -138,12 +138,12 @@ class OutputField:
 
 @dataclass(frozen=True)
 class OutputSchema:
-    """Description of a custom output.
+    """Schema of a custom output.
 
     Attributes:
-        name: Name of the class.
-        fields: Fields, in their order.
-        description: Docstring of the class, or "".
+        name: Class name.
+        fields: Fields in declaration order.
+        description: First paragraph of the class's docstring, or "".
     """
 
     name: str
@@ -152,10 +152,10 @@ class OutputSchema:
 
     @classmethod
     def of(cls, declared: object) -> "OutputSchema":
-        """Derive the schema of a frozen dataclass.
+        """Derive the schema from a frozen dataclass.
 
         Raises:
-            OutputError: it is not a frozen dataclass, or a field does not declare its axes.
+            OutputError: `declared` is not a frozen dataclass, or a field does not declare its axes.
         """
         if not (isinstance(declared, type) and is_dataclass(declared)):
             raise OutputError(f"{_name_of(declared)} is not a dataclass of arrays")
@@ -169,7 +169,7 @@ class OutputSchema:
             raise OutputError(
                 f"the annotations of {_name_of(declared)} raised {type(problem).__name__}: {problem}"
             ) from problem
-        # Without a docstring, a dataclass gets its signature as one.
+        # A dataclass without a docstring gets its signature as the docstring.
         about = declared.__doc__ or ""
         about = "" if about.startswith(f"{declared.__name__}(") else " ".join(about.split("\n\n")[0].split())
         found = [_field_of(declared, f.name, hints[f.name], init=f.init) for f in fields(declared)]
@@ -189,10 +189,10 @@ class OutputSchema:
         return found.checked()
 
     def checked(self) -> "OutputSchema":
-        """Validate and return the schema.
+        """Validate the schema and return it.
 
         Raises:
-            OutputError: the output cannot be stored.
+            OutputError: outputs of this schema cannot be stored.
         """
         problems = [f"{self.name}.{f.name} {problem}" for f in self.fields for problem in f.problems()]
         if not _FIELD.fullmatch(self.name) or keyword.iskeyword(self.name):
@@ -215,7 +215,7 @@ class OutputSchema:
         return _plain().dump_python(self, mode="json", exclude={"name"})
 
     def differences(self, stored: "OutputSchema") -> list[str]:
-        """List the differences from a stored schema in fields, axes, dtypes and units."""
+        """Describe the differences in fields, axes, dtypes and units from a stored schema."""
         mine, other = ({f.name: _words(f) for f in schema.fields} for schema in (self, stored))
         return [
             f"{self.name}.{name} is {mine.get(name, 'absent')}, stored as {other.get(name, 'absent')}"
@@ -224,7 +224,7 @@ class OutputSchema:
         ]
 
     def problem_of(self, value: object) -> str | None:
-        """Return the problem of an output, or None if it matches the schema."""
+        """Describe why an output does not match the schema, or return None if it does."""
         sizes: dict[str, int] = {}
         for f in self.fields:
             if not hasattr(value, f.name):
@@ -240,22 +240,22 @@ class OutputSchema:
         return None
 
     def record(self, values: Mapping[str, Any]) -> Any:
-        """Build an output from its fields, as an instance of a generated class."""
+        """Build an output from its field values, as an instance of a generated class."""
         return _record_class(self)(**values)
 
 
 @cache
 def _plain() -> Any:
-    """Return pydantic's adapter of schemas."""
+    """Return a pydantic adapter for schemas."""
     from pydantic import TypeAdapter  # imported here: it takes 0.1 s, and only custom outputs need it
 
     return TypeAdapter(OutputSchema)
 
 
 def as_declared(declared: type[Any], value: Any) -> Any:
-    """Convert an output to the declared class, with mappings sorted by name.
+    """Convert an output to its declared class, with mappings sorted by name.
 
-    Storage loses class and order, and a stage must not depend on whether its input was stored.
+    Storage does not preserve class and order, and results must not depend on whether an input was stored.
     """
     parts = {f.name: getattr(value, f.name) for f in fields(declared)}
     sort = {name: dict(sorted(part.items())) for name, part in parts.items() if isinstance(part, Mapping)}
@@ -273,12 +273,12 @@ def _field_of(declared: type[Any], name: str, hint: object, *, init: bool) -> Ou
     if mapping:
         key, inner = cast(Sequence[Any], get_args(inner))
         if key is not str:
-            raise OutputError(f"{where} is a mapping from {_name_of(key)}; required one from str")
+            raise OutputError(f"{where} is a mapping from {_name_of(key)}; required a mapping from str")
     if get_origin(inner) is not np.ndarray:
         raise OutputError(f"{where} is {_name_of(inner)}; required an array with its dtype, as in {_EXAMPLE}")
     _, kind = cast(tuple[Any, Any], get_args(inner))
     (entries,) = get_args(kind) or (Any,)
-    dtype = _name_of(entries).removesuffix("_")  # numpy.bool_ is of dtype bool
+    dtype = _name_of(entries).removesuffix("_")  # numpy.bool_ has the dtype bool
     named = tuple(LETTERS.get(axis, axis) for axis in about.names.split())
     return OutputField(name, named, dtype, about.unit, about.about, mapping)
 

@@ -1,7 +1,7 @@
-"""Plug-ins: classes and functions that a configuration names.
+"""Plug-ins: classes and functions named in a configuration.
 
-A name is built in, module:Class, or an entry point of an installed package. Names in a configuration are only imported
-here.
+A name is a built-in name, module:Class, or an entry point of an installed package. Only this module imports what a
+configuration names.
 """
 
 import functools
@@ -30,12 +30,12 @@ INSTALLED = "installed"
 
 @dataclass(frozen=True, eq=False)
 class Plugins:
-    """The plug-ins of one kind.
+    """Registry of plug-ins of one kind.
 
     Attributes:
-        kind: Kind for messages, such as "algorithm".
-        group: Group of entry points, such as "metaloom.algorithms".
-        builtin: module:Class by name, imported on use.
+        kind: Kind of plug-in for messages, such as "algorithm".
+        group: Entry point group, such as "metaloom.algorithms".
+        builtin: Built-in name -> module:Class, imported on use.
     """
 
     kind: str
@@ -43,14 +43,14 @@ class Plugins:
     builtin: Mapping[str, str]
 
     def names(self) -> list[str]:
-        """Return the built-in names, then names of installed packages."""
+        """Return the built-in names, followed by the names that installed packages provide."""
         return [*self.builtin, *sorted(self._installed().keys() - self.builtin.keys())]
 
     def path(self, name: str) -> str:
-        """Return module:Class of a name.
+        """Return the path, module:Class, for which a name stands.
 
         Raises:
-            ConfigError: the name is unknown; lists the known ones.
+            ConfigError: the name is unknown; lists the known names.
         """
         if name in self.builtin:
             return self.builtin[name]
@@ -66,7 +66,7 @@ class Plugins:
         )
 
     def find(self, name: str, base: type[T]) -> type[T]:
-        """Import the class of a name.
+        """Import the class for which a name stands.
 
         Raises:
             ConfigError: the class does not exist or is not a subclass of `base`.
@@ -99,14 +99,14 @@ def load_class(path: str, base: type[T], name: str | None = None) -> type[T]:
         ConfigError: the class does not exist or is not a subclass of `base`.
     """
     found = load(path)
-    # By name: issubclass does not accept a Protocol and runs the class's own code.
+    # Search the MRO, since issubclass does not accept a Protocol and runs the class's own code.
     if not (inspect.isclass(found) and base in found.__mro__):
         raise ConfigError(f"found {name or path!r}, which is {_kind_of(found)}; required a subclass of {path_of(base)}")
     return cast(type[T], found)
 
 
 def import_module(path: str) -> types.ModuleType:
-    """Import the module of module:Class.
+    """Import the module in a path such as module:Class.
 
     Raises:
         ConfigError: the module does not exist, raised an error, or could not be imported by other processes.
@@ -114,8 +114,8 @@ def import_module(path: str) -> types.ModuleType:
     module = path.partition(":")[0]
     if module == "__main__":
         raise ConfigError(_not_found_again(path))
-    # A user's module is in the current folder, which an installed command does not search. Do not add it for Metaloom's
-    # modules: entry points in that folder must not count as installed.
+    # A user's module is in the current folder, which an installed command does not search. Do not add the folder for
+    # Metaloom's own modules: entry points in it must not count as installed.
     if not module.startswith("metaloom.") and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
@@ -129,8 +129,8 @@ def place_of(module: str) -> str | None:
     """Return the location of a module's top-level package without importing it.
 
     Returns:
-        Its file, or its folders if it has none; INSTALLED for modules of the interpreter or of installed packages; None
-        if it does not exist.
+        The package's file, or its folders if it has no file; INSTALLED for modules of the interpreter or of installed
+        packages; None if the package does not exist.
     """
     name = module.partition(".")[0]
     try:
@@ -160,8 +160,8 @@ def _not_found(path: str, problem: BaseException) -> str:
 
 
 def _raised(path: str, problem: BaseException) -> str:
-    """Describe the error that ended a module's import, with its last line outside libraries."""
-    if isinstance(problem, ConfigError):  # already describes stages that do not fit each other
+    """Describe the error that a module raised on import, with the innermost line outside libraries."""
+    if isinstance(problem, ConfigError):  # the message already describes incompatible stages
         return f"found {path!r}, whose module cannot be imported: {problem}"
     if isinstance(problem, ImportError) and "metaloom.flows.graph" in str(problem):
         return (
@@ -185,7 +185,7 @@ def _not_found_again(path: str) -> str:
 
 
 def path_of(found: Callable[..., object]) -> str:
-    """Return module:Class of a class or function."""
+    """Return the path of a class or function, such as module:Class."""
     return f"{found.__module__}:{found.__qualname__}"
 
 
@@ -196,5 +196,5 @@ def _kind_of(found: object) -> str:
 
 
 def a_or_an(noun: str) -> str:
-    """Return a noun with its article."""
+    """Return a noun preceded by its indefinite article."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

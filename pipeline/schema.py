@@ -1,4 +1,4 @@
-"""Pydantic base classes of settings."""
+"""Pydantic base classes for settings."""
 
 import ast
 import inspect
@@ -32,11 +32,11 @@ S = TypeVar("S", bound=BaseModel)
 LATER = "later"
 REFUSAL = "refusal"
 MOST_REPEATS = 1_000_000
-"""Upper bound of the number of passes over an iteration's data."""
+"""Upper bound for settings that count passes over an iteration's data."""
 
 
 def describe(problem: ErrorDetails) -> str:
-    """Describe a problem found by pydantic: the value, the requirement, and a similar allowed value."""
+    """Describe a problem found by pydantic: the requirement, the value found, and a similar allowed value."""
     found, context = problem["input"], problem.get("ctx", {})
     if problem["type"] == REFUSAL:
         return problem["msg"]
@@ -46,14 +46,14 @@ def describe(problem: ErrorDetails) -> str:
 
 
 def later(default: Any, *, before: Any = None, **about: Any) -> Any:
-    """Declare a field that earlier versions did not have, and that does not change the digests of their runs.
+    """Declare a field that earlier versions did not have, without changing the digests of their runs.
 
-    The value with the old behavior is omitted from digests.
+    The value that gives the old behavior is omitted from digests.
 
     Args:
-        default: Value in new runs.
-        before: Value that gives the behavior of earlier versions, if it is not the default; see `Settings.before`.
-        about: Keyword arguments of pydantic.Field.
+        default: Default for new runs.
+        before: Value that gives earlier versions' behavior, if it differs from the default; see `Settings.before`.
+        about: Keyword arguments for pydantic.Field.
     """
     return Field(default=default, json_schema_extra={LATER: default if before is None else before}, **about)
 
@@ -63,16 +63,16 @@ class Settings(BaseModel):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     short_for: ClassVar[str] = ""
-    """Field that a bare string sets, if any."""
+    """Name of the field that a bare string sets; "" if none."""
 
     @classmethod
     def descriptions(cls) -> dict[str, str]:
-        """Return the docstring of each field, read from the source on demand, since reading is slow."""
+        """Return each field's docstring. It is parsed from the source on demand, since parsing is slow."""
         found: dict[str, str] = {}
         for base in reversed(cls.__mro__[: cls.__mro__.index(Settings)]):
             try:
                 (node,) = ast.parse(dedent(inspect.getsource(base))).body
-            except (OSError, TypeError, SyntaxError):  # a class without a file, or whose source cannot be dedented
+            except (OSError, TypeError, SyntaxError):  # the class has no source file, or its source cannot be dedented
                 continue
             for field, text in pairwise([*getattr(node, "body", ()), None]):
                 match field, text:
@@ -104,7 +104,7 @@ class Settings(BaseModel):
             raise ValidationError.from_exception_data(error.title, lines) from None
 
     def decisive(self) -> dict[str, JsonValue]:
-        """Return the settings as JSON, without later fields that have the old behavior."""
+        """Return the settings as JSON data, without `later` fields whose value gives the old behavior."""
         dumped: dict[str, JsonValue] = self.model_dump(mode="json")
         for name, about in type(self).model_fields.items():
             value, extra = getattr(self, name), about.json_schema_extra
@@ -116,7 +116,7 @@ class Settings(BaseModel):
 
     @classmethod
     def before(cls) -> dict[str, JsonValue]:
-        """Return the values of later fields that give the old behavior, if they are not the default."""
+        """Return the values that give the old behavior, for `later` fields whose default differs."""
         extras = {name: (about.json_schema_extra, about.default) for name, about in cls.model_fields.items()}
         return {
             name: extra[LATER]
@@ -126,16 +126,16 @@ class Settings(BaseModel):
 
 
 class PluginSettings(BaseModel):
-    """Settings selected by `name`: built-in, an entry point, or module:Class.
+    """Base class of settings selected by `name`: a built-in name, an entry point, or module:Class.
 
-    Settings classes are composed of groups such as this one by inheritance.
+    Settings classes combine groups of fields such as this one by inheritance.
     """
 
     name: str = ""
-    """Omit it in a custom class; it defaults to module:Class."""
+    """Name that selects these settings. Omit this field in a custom class; it defaults to module:Class."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Give a subclass of a built-in algorithm, whose name is fixed, a free name."""
+        """Let a custom subclass of built-in settings, whose name is fixed, have any name."""
         super().__init_subclass__(**options)
         own = inspect.get_annotations(cls)
         if "name" in own or cls.__module__.startswith("metaloom."):
@@ -152,7 +152,7 @@ def refusal(message: str) -> PydanticCustomError:
 
 
 def _with_suggestion(problem: ErrorDetails, keys: Iterable[str]) -> InitErrorDetails:
-    """Return pydantic's problem, with similar keys for an unknown key."""
+    """Return pydantic's error details, adding a similar key if the key is unknown."""
     context = problem.get("ctx", {})
     kind: str | PydanticCustomError = problem["type"]
     if kind == "extra_forbidden" and len(problem["loc"]) == 1:
@@ -166,13 +166,13 @@ def _with_suggestion(problem: ErrorDetails, keys: Iterable[str]) -> InitErrorDet
 
 @dataclass(frozen=True, eq=False)
 class ByName(Generic[S]):
-    """Annotation of a field that holds settings of any plug-in of a kind, selected by `name`.
+    """Annotation for a field that holds the settings of any plug-in of one kind, selected by `name`.
 
-    A bare string selects the settings with defaults.
+    A bare string selects the plug-in with default settings.
 
     Attributes:
-        plugins: Registry where names are looked up.
-        base: Base class or group of the settings.
+        plugins: Registry in which names are looked up.
+        base: Base class that the settings must derive from.
         default: Default name.
     """
 
@@ -181,24 +181,24 @@ class ByName(Generic[S]):
     default: str | None = None
 
     def validate(self, value: object) -> S:
-        """Build settings from a name, a mapping with a name, or settings.
+        """Build settings from a name, a mapping that contains a name, or a settings object.
 
         Raises:
-            ValidationError: the settings are invalid.
-            ConfigError: the class of the settings cannot be found by their name.
+            ValidationError: the settings are invalid, or their class cannot be found by name.
+            ConfigError: there is no name, or the object's name stands for another class.
         """
         if isinstance(value, self.base):
             return self._findable(value)
         given = {"name": value} if isinstance(value, str) else value
         if not isinstance(given, Mapping) or not isinstance(name := given.get("name", self.default), str):
-            raise ConfigError(f"required the name of {a_or_an(self.plugins.kind)}, or a mapping that has it as name")
+            raise ConfigError(f"required the name of {a_or_an(self.plugins.kind)}, or a mapping that contains a name")
         try:
             found = self.plugins.find(name, self.base)
             names = get_args(found.model_fields["name"].annotation)
             if names and name not in names:
                 raise ConfigError(
                     f"found {name!r}, whose field name takes only {', '.join(map(repr, names))}; required a class "
-                    + ("that leaves the field out" if len(names) == 1 else f"derived from {path_of(self.base)}")
+                    + ("without this field" if len(names) == 1 else f"derived from {path_of(self.base)}")
                 )
         except ConfigError as problem:
             line = InitErrorDetails(type=refusal(str(problem)), loc=("name",), input=name)
@@ -206,7 +206,7 @@ class ByName(Generic[S]):
         return found.model_validate(given)
 
     def _findable(self, value: S) -> S:
-        """Return the settings with a name by which other processes find their class."""
+        """Return the settings object with a name under which other processes can find its class."""
         given = getattr(value, "name", "")
         name = given or path_of(type(value))
         found = self.plugins.find(name, self.base)
@@ -218,11 +218,11 @@ class ByName(Generic[S]):
         return value if given else value.model_copy(update={"name": name})
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
-        """Accept any settings derived from `base`, dumped with all fields of their class."""
+        """Accept any settings derived from `base`; dumps include all fields of their class."""
         return core_schema.no_info_plain_validator_function(self.validate)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Describe the union of the built-in settings."""
+        """Return the JSON schema of the union of all built-in settings classes."""
         found = (load(path) for path in self.plugins.builtin.values())
         builtin: dict[Any, None] = dict.fromkeys(cls for cls in found if issubclass(cls, self.base))
         return handler(core_schema.union_schema([TypeAdapter(cls).core_schema for cls in builtin]))

@@ -1,7 +1,7 @@
-"""Random streams of a run, derived only from their purpose and position.
+"""A run's random streams, each derived only from its purpose and position.
 
-A stream is identified by (run seed, stream name, iteration, inner step, task, episode). It does not depend on worker,
-attempt, order or time, so recomputing a shard draws the same values.
+A stream is identified by (run seed, stream name, iteration, inner step, task, episode). It does not depend on the
+worker, attempt, execution order or time, so recomputing a shard draws the same values.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ Stream = Literal[
 
 
 OWN = "own:"
-"""Prefix of plug-ins' stream names, not used by built-in streams."""
+"""Prefix of plug-ins' stream names. No built-in stream uses it."""
 
 
 def seed_for(run_seed: int, stream: Stream, *position: int) -> int:
@@ -26,7 +26,7 @@ def seed_for(run_seed: int, stream: Stream, *position: int) -> int:
     Args:
         run_seed: The run's seed, from 0 to 2**63 - 1.
         stream: Purpose of the random draws; different streams are independent.
-        position: Iteration, inner step, task, episode, as far as they apply.
+        position: Iteration, inner step, task and episode, as far as they apply.
     """
     return int.from_bytes(_digest(run_seed, stream, position)[:8], "little")
 
@@ -42,11 +42,11 @@ def own_generator(run_seed: int, name: str, *position: int) -> np.random.Generat
 
     Args:
         run_seed: The run's seed.
-        name: Name of the stream; plug-ins of one run that use the same name and position draw the same values.
-        position: Iteration, inner step, task: any indices that distinguish the draws.
+        name: Stream name. Plug-ins in a run that use the same name and position draw the same values.
+        position: Any indices that distinguish the draws, such as iteration, inner step and task.
 
     Raises:
-        ValueError: the name is empty, or has characters that are not printable.
+        ValueError: the name is empty or contains unprintable characters.
     """
     if not name or not name.isprintable():
         raise ValueError(f"found the stream {name!r}; required a name of printable characters")

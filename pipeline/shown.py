@@ -1,4 +1,4 @@
-"""Values, suggestions and refusals as shown in a terminal and in a notebook: shapes and sizes, never the contents."""
+"""Display of values in terminals and notebooks (shapes and sizes, never contents), and parts of error messages."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,12 +13,12 @@ Row = tuple[str, ...]
 
 
 def printable(text: object) -> str:
-    """Remove control characters from text of a stored file or a plug-in."""
+    """Return text from a stored file or a plug-in with its control characters replaced."""
     return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in str(text))
 
 
 def error_text(error: BaseException) -> str:
-    """Return the printable message of an error, shortened in the middle to a screenful."""
+    """Return an error's printable message, shortened in the middle to fit on a screen."""
     text = printable(error)
     if len(text) <= _MOST_CHARACTERS:
         return text
@@ -27,10 +27,10 @@ def error_text(error: BaseException) -> str:
 
 
 class Shown:
-    """Base class that shows a title and a table. Dataclasses need `repr=False`."""
+    """Base class of objects displayed as a title and a table. Dataclasses need `repr=False`."""
 
     def shown(self) -> tuple[str, Sequence[Row]]:
-        """Return the title and rows of equal length; by default one row per array of a dataclass."""
+        """Return a title and table rows of equal length; the default is one row per array in a dataclass."""
         return type(self).__name__, [*arrays_in(self)]
 
     def __repr__(self) -> str:
@@ -43,7 +43,7 @@ class Shown:
 
 
 def as_text(title: str, rows: Sequence[Row]) -> str:
-    """Format a title and rows as text in aligned columns."""
+    """Format a title and rows as text with aligned columns."""
     cells = [[printable(cell).replace("\n", " ") for cell in row] for row in _few(rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
@@ -58,7 +58,7 @@ def as_html(title: str, rows: Sequence[Row]) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Format a number of bytes in powers of 1000: 950 B, 28.3 MB."""
+    """Format a number of bytes with decimal units, such as 950 B or 28.3 MB."""
     for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if num_bytes >= scale:
             return f"{num_bytes / scale:.3g} {unit}"
@@ -73,7 +73,7 @@ def _few(rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def arrays_in(value: object, name: str = "") -> Iterator[Row]:
-    """Yield name, shape, dtype and size of every array, and the text of other dataclass fields."""
+    """Yield a row per array with its name, shape, dtype and size, and a row with the text of any other field."""
     if isinstance(value, np.ndarray):
         yield name, str(list(value.shape)), str(value.dtype), size(value.nbytes)
     elif is_dataclass(value) or isinstance(value, Mapping):
@@ -91,7 +91,7 @@ def arrays_in(value: object, name: str = "") -> Iterator[Row]:
 
 
 class ConfigError(ValueError):
-    """Raised for an invalid configuration; names each field, the value found and the allowed values."""
+    """Raised for an invalid configuration; the message gives each field, the value found and the allowed values."""
 
 
 def suggestion(found: str, names: Iterable[str]) -> str:

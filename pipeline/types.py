@@ -1,7 +1,7 @@
-"""The data types that stages exchange.
+"""Data types that stages exchange.
 
 Axes: B tasks, E episodes per task, T steps (padded), O observation, A action, P task parameters, S simulator state.
-The order [B, E, T, ...] never changes between stages. Padding is zero and begins at `lengths`.
+The axis order [B, E, T, ...] never changes between stages. Padding is zero and starts at index `lengths`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,17 +16,17 @@ from metaloom.pipeline.shown import Shown
 Array = NDArray[Any]
 Params = dict[str, Array]
 Shapes = dict[str, tuple[int, ...]]
-"""Shapes of a network's parameters by name, in order."""
+"""Parameter name -> shape, in the order of a network's parameters."""
 Metrics = dict[str, float]
 
 ParallelMap = Callable[..., Iterable[Any]]
-"""The built-in `map`, or a parallel one that returns results in order."""
+"""The built-in `map`, or a parallel map that returns results in order."""
 
 
 def _each_episode(dtype: type[np.generic]) -> dict[str, Any]:
-    """Return the metadata of an EpisodeBatch field [B, E] with one value per episode, or None if that is the default.
+    """Return metadata that marks an EpisodeBatch field as an array [B, E] with one value per episode (or None).
 
-    Checks, tables and exports find these fields by their metadata; `storage.format.stages` plans their storage.
+    Checks, tables and exports find these fields by the metadata; `storage.format.stages` plans their storage.
     """
     return {"each_episode": dtype}
 
@@ -36,10 +36,10 @@ class BatchError(ValueError):
 
 
 class _OfTasks(Shown):
-    """A dataclass of arrays, mappings to arrays, and None, in which every array has a leading task axis."""
+    """Base class of dataclasses whose fields are arrays with a leading task axis, mappings to such arrays, or None."""
 
     def slice(self, start: int, stop: int) -> Self:
-        """Return the tasks start ... stop - 1."""
+        """Return a batch with the tasks start ... stop - 1."""
         return self._changed([self], lambda parts: parts[0][start:stop])
 
     @classmethod
@@ -65,10 +65,10 @@ class TaskBatch(Shown):
     """The tasks of one iteration.
 
     Attributes:
-        params: [B, P] float64, one column per task field.
-        ids: [B] int64, index of each task in a fixed set; -1 for tasks from a distribution.
-        names: P names of the columns.
-        units: P units of the columns; "1" if dimensionless.
+        params: Task parameters, [B, P] float64, one column per task field.
+        ids: Index of each task in a fixed set, [B] int64; -1 for tasks from a distribution.
+        names: Names of the P columns.
+        units: Units of the P columns; "1" if dimensionless.
     """
 
     params: Array
@@ -89,16 +89,16 @@ class TaskBatch(Shown):
         return len(self.params)
 
     def slice(self, start: int, stop: int) -> "TaskBatch":
-        """Return the tasks start ... stop - 1."""
+        """Return a batch with the tasks start ... stop - 1."""
         return TaskBatch(self.params[start:stop], self.ids[start:stop], self.names, self.units)
 
 
 @dataclass(frozen=True, repr=False)
 class EpisodeBatch(_OfTasks):
-    """At most E complete episodes of each of B tasks.
+    """Up to E complete episodes for each of B tasks.
 
-    A task may have fewer than E episodes if sampling stops early. Its last slots are then empty: length 0, neither
-    terminated nor truncated.
+    A task may have fewer than E episodes if sampling stops early. Its last slots are then empty: they have length 0 and
+    are neither terminated nor truncated.
 
     Attributes:
         observations: [B, E, T+1, O] float32, or the integer type of the environment; the entry at `lengths` is the
@@ -108,15 +108,15 @@ class EpisodeBatch(_OfTasks):
         terminated: [B, E] bool, True if the task ended the episode.
         truncated: [B, E] bool, True if the step limit ended the episode.
         lengths: [B, E] int32, steps of each episode; 0 for empty slots.
-        behavior: Parameters of the acting distribution, float32. Gaussian: `mean` [B, E, T, A], `log_std` [B, A].
-            Discrete: `log_probs` [B, E, T, number of actions]. Tanh-Gaussian: `mean` and `log_stds` [B, E, T, A] before
-            the tanh, and `latent` [B, E, Z] if one was drawn from the task's posterior. Q-values: `action_values` [B,
+        behavior: Parameters of the behavior policy's distributions, float32. Gaussian: `mean` [B, E, T, A], `log_std`
+            [B, A]. Discrete: `log_probs` [B, E, T, number of actions]. Tanh-Gaussian: `mean` and `log_stds` [B, E, T,
+            A] before the tanh, and `latent` [B, E, Z] if drawn from the task's posterior. Q-values: `action_values` [B,
             E, T, number of actions] and `epsilon` [B]. Uniform: none. With inference within a trial, also
             `posterior_mean` and `posterior_log_std` [B, E, T, Z].
-        reward_terms: name -> [B, E, T] float32; they sum to `rewards`.
+        reward_terms: Term -> [B, E, T] float32; the terms sum to `rewards`.
         initial_state: [B, E, S] float64, the simulator's state after reset, for rendering.
-        facts: name -> facts of the environment, bool or float32: [B, E, T] per step or [B, E] per episode; NaN only for
-            optional facts.
+        facts: Name -> values reported by the environment, bool or float32: [B, E, T] per step or [B, E] per episode.
+            NaN only for optional facts.
     """
 
     observations: Array
@@ -166,12 +166,12 @@ class EpisodeBatch(_OfTasks):
 
     @property
     def each_episode(self) -> dict[str, Array]:
-        """The fields with one value per episode, [B, E], by name."""
+        """Name -> array [B, E], for the fields with one value per episode."""
         return {name: value for name in EACH_EPISODE if (value := getattr(self, name)) is not None}
 
     @property
     def episode_facts(self) -> dict[str, Array]:
-        """Facts per episode, name -> [B, E]; see `fact_of_episodes`."""
+        """Facts reduced to one value per episode, name -> [B, E]; see `fact_of_episodes`."""
         return {name: fact_of_episodes(values, self.lengths) for name, values in self.facts.items()}
 
     @property
@@ -192,23 +192,23 @@ class EpisodeBatch(_OfTasks):
 
     @property
     def episode_returns(self) -> Array:
-        """Undiscounted sum of rewards of each episode, [B, E] float64."""
+        """Undiscounted return of each episode, [B, E] float64."""
         return self.rewards.sum(axis=2, dtype=np.float64)
 
     @property
     def mean_returns(self) -> Array:
-        """Mean of each task's episode returns, [B] float64."""
+        """Mean episode return per task, [B] float64."""
         return (self.episode_returns * self.real).sum(axis=1) / self.real.sum(axis=1)
 
 
 EACH_EPISODE: Mapping[str, type[np.generic]] = {
     f.name: f.metadata["each_episode"] for f in fields(EpisodeBatch) if "each_episode" in f.metadata
 }
-"""Fields [B, E] of EpisodeBatch, with their dtypes."""
+"""Name -> dtype of the EpisodeBatch fields with one value per episode, [B, E]."""
 
 
 def fact_of_episodes(values: Array, lengths: Array) -> Array:
-    """Reduce a fact [B, E, T] to [B, E]: for a flag, True if it was True in any step; for a number, its last value.
+    """Reduce a fact [B, E, T] to [B, E]: a flag to whether it was True in any step, a number to its last value.
 
     Facts [B, E] are returned unchanged.
     """
@@ -222,13 +222,13 @@ def fact_of_episodes(values: Array, lengths: Array) -> Array:
 
 @dataclass(frozen=True, repr=False)
 class Samples(_OfTasks):
-    """Quantities that processing adds to a batch of episodes; zero on padding.
+    """Quantities computed from a batch of episodes for learning; zero on padding.
 
     Attributes:
-        returns: [B, E, T] float32, discounted sum of rewards from each step on.
-        values: [B, E, T] float32, predicted returns, by a baseline or a critic.
-        advantages: [B, E, T] float32.
-        mask: [B, E, T] float32, 1 for real steps.
+        returns: [B, E, T] float32, discounted return from each step onward.
+        values: [B, E, T] float32, returns predicted by a baseline or critic.
+        advantages: [B, E, T] float32, advantage estimates.
+        mask: [B, E, T] float32, 1 for real steps and 0 for padding.
         adjusted_rewards: [B, E, T] float32, discounted rewards minus their baseline, for DiCE; otherwise None.
     """
 
@@ -248,7 +248,7 @@ class Samples(_OfTasks):
 
 @dataclass(frozen=True, repr=False)
 class Step(Shown):
-    """Episodes and samples of one inner step k: 0 is pre-update, K is post-update."""
+    """Episodes and samples of inner step k, from 0 (pre-update) to K (post-update)."""
 
     episodes: EpisodeBatch
     samples: Samples
@@ -262,7 +262,7 @@ class Step(Shown):
 
 @dataclass(frozen=True, repr=False)
 class TaskParams(_OfTasks):
-    """Policy parameters of every task: name -> [B, ...] float32."""
+    """Per-task policy parameters: name -> [B, ...] float32."""
 
     params: Params
 
@@ -274,19 +274,19 @@ class TaskParams(_OfTasks):
             raise BatchError(f"TaskParams entries differ in their number of tasks: {sizes}; required one B for all")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Send parameters shared by all tasks to workers only once.
+        # Send only one copy of parameters that all tasks share.
         same = {name for name, value in self.params.items() if len(value) > 1 and value.strides[0] == 0}
         sent = {name: (value[:1], len(value)) if name in same else value for name, value in self.params.items()}
         return _received, (sent,)
 
     @classmethod
     def broadcast(cls, params: Mapping[str, Array], num_tasks: int) -> "TaskParams":
-        """Return the parameters repeated for every task, without copying them."""
+        """Return TaskParams in which all tasks share the same parameters, without copying them."""
         return cls({name: np.broadcast_to(value, (num_tasks, *value.shape)) for name, value in params.items()})
 
 
 def _received(sent: Mapping[str, Array | tuple[Array, int]]) -> TaskParams:
-    """Unpickle TaskParams."""
+    """Rebuild TaskParams from their pickled form."""
     return TaskParams(
         {
             name: np.broadcast_to(value[0][0], (value[1], *value[0].shape[1:])) if isinstance(value, tuple) else value
@@ -297,12 +297,12 @@ def _received(sent: Mapping[str, Array | tuple[Array, int]]) -> TaskParams:
 
 @dataclass(frozen=True, repr=False)
 class LearnerState(Shown):
-    """Everything that persists from one iteration to the next.
+    """Everything that a learner carries over from one iteration to the next.
 
     Attributes:
-        params: Policy parameters by name, float32.
-        optimizer: Moments and step counts of the optimizer by name.
-        extra: All other arrays of an algorithm: target networks, KL coefficients, counters, inner step sizes.
+        params: Name -> policy parameter, float32.
+        optimizer: Name -> optimizer state, such as moments and step counts.
+        extra: Name -> any other array, such as target networks, KL coefficients, counters and inner step sizes.
     """
 
     params: Params
@@ -312,7 +312,7 @@ class LearnerState(Shown):
 
 @dataclass(frozen=True, repr=False)
 class Update(Shown):
-    """Result of an iteration: the next learner, and metrics."""
+    """Result of an iteration: the next learner state, and metrics."""
 
     learner: LearnerState
     metrics: Metrics
@@ -320,14 +320,14 @@ class Update(Shown):
 
 @dataclass(frozen=True, repr=False)
 class Transitions(Shown):
-    """Transitions for off-policy learning, with leading shape [...]: [N], or [K, N] for N per task.
+    """Transitions for off-policy learning, with leading shape [...]: [N], or [K, N] for N transitions per task.
 
     Attributes:
         observations: [..., O] float32.
         actions: [..., A] float32 as returned by the policy, or [...] int64.
         rewards: [...] float32.
         next_observations: [..., O] float32.
-        terminated: [...] bool, True if the task ended the episode in this step; a time limit does not count.
+        terminated: [...] bool, True if the task ended the episode at this step; time limits do not count.
     """
 
     observations: Array
@@ -353,8 +353,8 @@ class Minibatch(Shown):
     """Transitions for one gradient step.
 
     Attributes:
-        transitions: [K, N] of K tasks.
-        context: [K, C], transitions for task inference; None without inference.
+        transitions: N transitions for each of K tasks, [K, N].
+        context: C transitions per task for task inference, [K, C]; None without inference.
     """
 
     transitions: Transitions
@@ -363,14 +363,14 @@ class Minibatch(Shown):
 
 @dataclass(frozen=True, repr=False)
 class Minibatches(Shown):
-    """Row indices of the stored transitions for an iteration's gradient steps.
+    """Row indices of the stored transitions to use in an iteration's gradient steps.
 
-    Row indices count a run's real steps from 0 in order of collection: by iteration, rollout batch, task, episode and
-    step. If an iteration makes fewer than U gradient steps, the last ones are filled with -1.
+    Row indices count a run's real steps from 0 in the order of collection: by iteration, rollout batch, task, episode
+    and step. If an iteration makes fewer than U gradient steps, the remaining entries are -1.
 
     Attributes:
-        rows: [U, K, N] int64, the transitions of every gradient step.
-        task_ids: [U, K] int64, index of the task whose replay buffer the rows are from; 0 with a single buffer.
+        rows: [U, K, N] int64, the transitions for each gradient step.
+        task_ids: [U, K] int64, index of the task from whose replay buffer the rows are drawn; 0 with a single buffer.
         context_rows: [U, K, C] int64, transitions for task inference; None without inference.
     """
 
@@ -389,29 +389,29 @@ class Minibatches(Shown):
 
     @property
     def num_updates(self) -> int:
-        """Number of gradient steps that are not empty."""
+        """Number of gradient steps, without the unused entries at the end."""
         return int(np.count_nonzero(self.task_ids[:, 0] >= 0))
 
 
 @dataclass(frozen=True, repr=False)
 class Evaluation(Shown):
-    """Evaluation on B tasks: test episodes after 0 ... K adaptation steps, and the adaptation episodes.
+    """Results of an evaluation on B tasks: test episodes after 0 ... K adaptation steps, and adaptation episodes.
 
     Test episodes are never used for adaptation.
 
     Attributes:
-        task_params: [B, P] float64.
-        task_ids: [B] int64, index of the task in its fixed set; -1 without one.
-        names: P names of the columns of `task_params`.
-        units: P units of these columns.
-        test_returns: [B, K+1, M] float64, sum of rewards of the test episodes after k steps.
-        test_lengths: [B, K+1, M] int32.
+        task_params: [B, P] float64, task parameters.
+        task_ids: [B] int64, index of the task in its fixed set; -1 if there is no set.
+        names: Names of the P columns of `task_params`.
+        units: Units of the P columns.
+        test_returns: [B, K+1, M] float64, undiscounted returns of the test episodes after k steps.
+        test_lengths: [B, K+1, M] int32, lengths of the test episodes.
         test_terminated: [B, K+1, M] bool, True if the task ended the episode.
-        adaptation_returns: [B, K, N] float64, returns of the episodes for adaptation step k + 1.
-        adaptation_lengths: [B, K, N] int32.
-        adaptation_terminated: [B, K, N] bool.
-        test_facts: name -> [B, K+1, M] bool or float32, facts per episode, see `fact_of_episodes`.
-        adaptation_facts: The same names -> [B, K, N].
+        adaptation_returns: [B, K, N] float64, returns of the episodes collected for adaptation step k + 1.
+        adaptation_lengths: [B, K, N] int32, their lengths.
+        adaptation_terminated: [B, K, N] bool, True if the task ended the episode.
+        test_facts: Name -> [B, K+1, M] bool or float32, facts per test episode, see `fact_of_episodes`.
+        adaptation_facts: Name -> [B, K, N], the same facts per adaptation episode.
     """
 
     task_params: Array
@@ -447,7 +447,7 @@ class Evaluation(Shown):
 
     @property
     def tasks(self) -> TaskBatch:
-        """The tasks."""
+        """The evaluation tasks as a TaskBatch."""
         return TaskBatch(self.task_params, self.task_ids, self.names, self.units)
 
     @property

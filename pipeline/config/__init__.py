@@ -1,1 +1,1 @@
-"""Configuration: a run's settings, and their input from files and `--set`."""
+"""Configuration: a run's settings, read from files and `--set`."""

@@ -1,4 +1,4 @@
-"""Input of settings from files and `--set`, and messages about invalid ones."""
+"""Reading settings from files and `--set`, and messages about invalid settings."""
 
 import json
 import tomllib
@@ -12,14 +12,14 @@ from metaloom.pipeline.config.yaml import parse
 from metaloom.pipeline.schema import ConfigError, describe
 
 _NAMED_SECTIONS = ("env", "algorithm", "baseline", "policy", "encoder", "optimizer")
-"""Sections that a bare name may replace: the section with that name and defaults."""
+"""Sections for which a bare name may stand: it means the section with this name and all defaults."""
 
 
 def load_config(path: Path) -> dict[str, Any]:
-    """Return the settings in a YAML, JSON or TOML file, not yet validated.
+    """Read settings from a YAML, JSON or TOML file without validating them.
 
     Raises:
-        ConfigError: the file is missing, does not parse, or is not a mapping.
+        ConfigError: the file is missing, cannot be parsed, or does not contain a mapping.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -33,11 +33,11 @@ def load_config(path: Path) -> dict[str, Any]:
 
 
 def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
-    """Return settings with `a.b=value` assignments applied; values are YAML (numbers, lists, true, null, text).
+    """Return settings with `a.b=value` assignments applied. Values are YAML (numbers, lists, true, null, text).
 
     Raises:
-        ConfigError: an assignment has no "=", an empty key, sets a field of a value that is not a section, or replaces
-            a section that an earlier one set in part.
+        ConfigError: an assignment has no "=" or an empty key, sets a field of a value that is not a section, or
+            replaces a section in which an earlier assignment set a field.
     """
     merged: dict[str, Any] = json.loads(json.dumps(settings))
     done: list[str] = []
@@ -53,7 +53,7 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[st
         *sections, last = key.split(".")
         target = merged
         for section in sections:
-            # `env=NAME` is short for env.name=NAME, also if another override of env follows.
+            # `env=NAME` is short for env.name=NAME, even if another override within env follows.
             if section in _NAMED_SECTIONS and isinstance(target.get(section), str):
                 target[section] = {"name": target[section]}
             target = target.setdefault(section, {})
@@ -67,7 +67,7 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[st
 
 
 def explain(problem: ErrorDetails, settings: Mapping[str, Any]) -> str:
-    """Describe a validation problem of pydantic by the path of the field as users write it."""
+    """Describe a problem reported by pydantic, with the field's path as users write it."""
     path = ".".join(_path(problem["loc"], settings)) or "config"
     if problem["type"] == "value_error":
         return "\n".join(f"{path}: {line}" for line in str(problem.get("ctx", {})["error"]).splitlines())
@@ -75,7 +75,7 @@ def explain(problem: ErrorDetails, settings: Mapping[str, Any]) -> str:
 
 
 def _path(location: Sequence[int | str], given: Any) -> Iterator[str]:
-    """Yield the keys and indices on the path to a value, without pydantic's tags of union members."""
+    """Yield the keys and indices on the path to a value, without the tags that pydantic inserts for union members."""
     for n, part in enumerate(location):
         there = part in given if isinstance(given, Mapping) else isinstance(given, list | tuple)
         # The last part may be missing, and a bare name may stand for a section.
@@ -86,7 +86,7 @@ def _path(location: Sequence[int | str], given: Any) -> Iterator[str]:
 
 
 def conversions(given: Any, kept: Any, *path: str) -> Iterator[str]:
-    """Yield conversions by pydantic, such as true to 1 or "5" to 5. Only integers to floats are allowed."""
+    """Describe conversions made by pydantic, such as true to 1 or "5" to 5. Only integer to float is allowed."""
     if isinstance(given, Mapping) and isinstance(kept, Mapping):
         for name in given.keys() & kept.keys():
             yield from conversions(given[name], kept[name], *path, name)

@@ -1,4 +1,4 @@
-"""RunConfig: the one schema for recipes, files, `--set` overrides and the Prefect form."""
+"""RunConfig: the single schema for recipes, settings files, `--set` overrides and the Prefect form."""
 
 import hashlib
 import json
@@ -20,11 +20,11 @@ from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.schema import ByName, Settings, later
 
 MOST_ITERATIONS, MOST_STEPS = 10**8, 10**4
-"""Maximum numbers of iterations and inner steps that stored names allow."""
+"""Maximum numbers of iterations and inner steps that the names of stored files can hold."""
 
 
 class RunConfig(Settings):
-    """All settings that determine a run's results and which of them are kept, but not where it runs."""
+    """All settings that determine a run's results and which results are kept, but not where the run executes."""
 
     env: EnvConfig
     algorithm: Annotated[AlgorithmSettings, ByName(ALGORITHMS, AlgorithmSettings)]
@@ -36,28 +36,28 @@ class RunConfig(Settings):
     num_tasks: int = Field(default=40, ge=1)
     """Tasks per iteration (the meta-batch)."""
     task_sampling: Literal["uniform", "balanced"] = later("uniform")
-    """Sampling of an iteration's tasks: by the environment, or balanced: equally many of every declared class, with the
-    remainder going to random classes."""
+    """Sampling of an iteration's tasks. uniform: by the environment. balanced: equally many tasks per declared class,
+    with the remainder going to random classes."""
     episodes_per_task: int = Field(default=20, ge=1)
-    """Complete episodes per task in every rollout batch."""
+    """Complete episodes per task in each rollout batch."""
     max_episode_steps: int = Field(default=100, ge=1)
     """Steps after which an episode is truncated. Defaults to gymnasium's limit for gymnasium environments."""
     min_steps: int | None = later(None, ge=1)
-    """Sample episodes of a task only until they have this number of steps, at most episodes_per_task episodes."""
+    """Stop sampling a task once its episodes contain this number of steps; at most episodes_per_task episodes."""
     min_rollouts: int | None = later(None, ge=1)
-    """Sample at least this number of episodes; with min_steps, until both are reached."""
+    """Stop sampling a task once it has this number of episodes; with min_steps, once both are reached."""
     metrics: tuple[str, ...] = later(())
-    """Custom functions whose results are stored as metrics: module:function, taking an EpisodeBatch or a Step."""
+    """Custom metric functions, as module:function; each takes an EpisodeBatch or a Step."""
     seed: int = Field(default=1, ge=0, lt=2**63)
-    """Seed of every random draw of the run."""
+    """Seed of all random draws in the run."""
     device: DeviceName = later("cpu")
-    """Device on which torch computes updates, by deterministic algorithms: cpu, cuda or mps. Environments
+    """Device on which torch computes updates, with deterministic algorithms: cpu, cuda or mps. Environments
     and acting stay on the CPU."""
     evaluation: EvaluationConfig = EvaluationConfig()
     retention: RetentionConfig = RetentionConfig()
     replay: ReplayConfig = ReplayConfig()
     init_from: WarmStart | None = later(None)
-    """Stored run from whose parameters this one starts: RUN, RUN@UPDATES, RUN@best or RUN@latest."""
+    """Stored run whose learned parameters initialize this run: RUN, RUN@UPDATES, RUN@best or RUN@latest."""
     stop: StoppingConfig | None = None
     """Criteria for ending the run before its last iteration."""
 
@@ -65,13 +65,13 @@ class RunConfig(Settings):
     def _fill_in_what_was_left_out(self) -> "RunConfig":
         for name, default in self.algorithm.run_defaults.items():
             self._default(name, default)
-        # Only if needed: gymnasium is slow to import, and may import a user's module.
+        # Look up the limit only if needed: gymnasium is slow to import, and the lookup may import a user's module.
         if "max_episode_steps" not in self.model_fields_set and (limit := gymnasium_limit(self.env.name)) is not None:
             self._default("max_episode_steps", limit)
         return self
 
     def _default(self, name: str, default: Any) -> None:
-        """Set a default for this run unless the user set the value; sections may be partial."""
+        """Set an algorithm's default unless the user set the value; defaults for sections may be partial."""
         value = getattr(self, name)
         if isinstance(default, Mapping):
             given = value.model_fields_set
@@ -106,7 +106,7 @@ class RunConfig(Settings):
         if self.policy.network in RECURRENT_NETWORKS and self.algorithm.trial is None:
             yield (
                 f"policy.network is {self.policy.network}, which has a memory, but {self.algorithm.name} keeps none; "
-                f"required {WITHOUT_MEMORY}"
+                f"use {WITHOUT_MEMORY}"
             )
         if self.policy.encoder is not None and self.algorithm.actor != "recurrent":
             yield (
@@ -128,7 +128,7 @@ class RunConfig(Settings):
             )
 
     def _idle_sizes(self) -> Iterator[str]:
-        """Yield names of hidden layer sizes that have no effect because the network is custom."""
+        """Yield a message for each hidden_sizes setting that has no effect because the network sets its own sizes."""
         policy, algorithm, default = self.policy, self.algorithm, PolicyConfig().hidden_sizes
         usual = algorithm.run_defaults.get("policy", {}).get("hidden_sizes", default)
         sizes: list[tuple[str, str, Any, tuple[Any, ...]]] = []
@@ -154,14 +154,14 @@ class RunConfig(Settings):
 
     @property
     def nominal_steps_per_iteration(self) -> int:
-        """Environment steps of one iteration if no episode ends early."""
+        """Environment steps per iteration if no episode ends early."""
         rounds = self.algorithm.adaptation_steps + 1
         return self.num_tasks * self.episodes_per_task * self.max_episode_steps * rounds
 
     def digest(self) -> str:
-        """Return the SHA-256 of the settings that decide the results of training.
+        """Return the SHA-256 of the settings that determine training results.
 
-        Excludes `iterations` and `stop`, which decide when a run ends, and `evaluation`, `retention` and `replay`.
+        Excludes `iterations` and `stop`, which determine when a run ends, and `evaluation`, `retention` and `replay`.
         """
         beside = ("iterations", "stop", "evaluation", "retention", "replay")
         settings = {name: value for name, value in self.decisive().items() if name not in beside}
@@ -169,10 +169,10 @@ class RunConfig(Settings):
 
 
 def build_config(settings: Mapping[str, Any]) -> RunConfig:
-    """Return the RunConfig that a mapping describes.
+    """Build a RunConfig from a mapping of settings.
 
     Raises:
-        ConfigError: with the path of every wrong field, the value found and the allowed values.
+        ConfigError: settings are invalid; the message gives each field's path, the value found and the allowed values.
     """
     try:
         config = RunConfig.model_validate(settings)
@@ -184,10 +184,10 @@ def build_config(settings: Mapping[str, Any]) -> RunConfig:
 
 
 def build_stored(settings: Mapping[str, Any]) -> RunConfig:
-    """Return the RunConfig of a stored run; fields unknown to its version keep the old behavior; see build_config."""
+    """Build a stored run's RunConfig. Fields that its version did not have keep the old behavior; see build_config."""
     section = settings.get("algorithm")
     if not isinstance(section, dict) or "name" not in section:
-        raise ConfigError(f"algorithm: found {section!r}; required the settings of an algorithm with its name")
+        raise ConfigError(f"algorithm: found {section!r}; required algorithm settings with a name")
     if section["name"] in ALGORITHMS.builtin:
         section = {**ALGORITHMS.find(section["name"], AlgorithmSettings).before(), **section}
     env = {**EnvConfig.before(), **settings["env"]}

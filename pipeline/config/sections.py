@@ -1,4 +1,4 @@
-"""Sections of RunConfig on evaluation, storage, warm starts and stopping."""
+"""RunConfig sections for evaluation, storage, warm starts and stopping."""
 
 import math
 import re
@@ -14,34 +14,34 @@ from metaloom.pipeline.types import Array, Metrics
 
 
 class EvaluationConfig(Settings):
-    """Evaluation during training, and defaults of `metaloom evaluate`."""
+    """Settings for evaluation during training, which are also the defaults of `metaloom evaluate`."""
 
     every: int | None = Field(default=None, ge=1)
-    """Evaluate after every N updates of training; null: never. Training is not affected."""
+    """Evaluate after every N training updates; null: never. Training is not affected."""
     tasks: Literal["held-out", "train"] | tuple[tuple[float, ...], ...] = "held-out"
-    """held-out: the environment's test tasks, or new draws. train: its training set, or the tasks of the last
-    iteration. Or the tasks themselves, as lists of values."""
+    """held-out: the environment's test tasks, or newly drawn tasks. train: its training set, or the last iteration's
+    tasks. Alternatively, the tasks themselves, each as a list of values."""
     num_tasks: int | None = Field(default=None, ge=1)
-    """Number of tasks; null: as in training for training tasks and distributions, otherwise each task once."""
+    """Number of tasks; null: as in training for training tasks and distributions; otherwise, each task once."""
     evenly_by: str | None = None
-    """Task field whose values divide a fixed set into classes, drawn evenly; without num_tasks, one task of each."""
+    """Task field whose values divide a fixed set into classes to draw from evenly; without num_tasks, one task each."""
     task_sampling: Literal["uniform", "balanced"] = later("uniform")
-    """balanced: draw equally many tasks of every class that the environment declares, num_tasks in all or the number in
-    training."""
+    """balanced: draw equally many tasks from each class that the environment declares, with num_tasks in total
+    (default: as in training)."""
     adaptation_steps: int | None = Field(default=None, ge=0)
     """Number of adaptation steps; null: as in training. Additional steps use the last step size."""
     episodes: int | None = Field(default=None, ge=1)
     """Episodes per task and adaptation step; null: as in training."""
     test_episodes: int | None = Field(default=None, ge=1)
-    """Test episodes per task after every step, not used for adaptation; null: as in training."""
+    """Test episodes per task after each adaptation step, not used for adaptation; null: as in training."""
     deterministic: bool = False
-    """Test episodes take the most likely action. Episodes for a gradient step always explore. Episodes for inference
-    act as the test episodes do, except where `remembered` applies (RL2, VariBAD)."""
+    """Take the most likely action in test episodes. Episodes for a gradient step always explore. Episodes for task
+    inference select actions as test episodes do, except where `remembered` applies (RL2, VariBAD)."""
     remembered: Literal["as-tested", "drawn"] | None = later(None)
-    """For policies with a memory: actions in remembered episodes. null or as-tested: as in test episodes, so that
-    returns after 0 ... K episodes belong to one trial; drawn: sampled, to explore."""
+    """For policies with memory: how actions are selected in remembered episodes. null or as-tested: as in test
+    episodes, so that returns after 0 ... K episodes belong to one trial; drawn: sampled, to explore."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Seed of the drawn tasks and episodes, independent of all random draws of training."""
+    """Seed from which tasks and episodes are drawn, independent of all random draws in training."""
 
     @model_validator(mode="after")
     def _tasks_are_a_table(self) -> "EvaluationConfig":
@@ -55,9 +55,9 @@ class EvaluationConfig(Settings):
 
 
 class RetentionConfig(Settings):
-    """Iterations whose batches are all kept on disk. The rest can be recomputed; results do not change.
+    """Settings for which iterations keep all their batches on disk. Other batches can be recomputed with equal results.
 
-    Without `keep_last` and `keep_every`, all are kept; with both, an iteration is kept if either keeps it.
+    Without `keep_last` and `keep_every`, all batches are kept. With both, an iteration is kept if either selects it.
     """
 
     keep_last: int | None = Field(default=None, ge=0)
@@ -65,26 +65,26 @@ class RetentionConfig(Settings):
     keep_every: int | None = Field(default=None, ge=1)
     """Keep the batches of every Nth iteration, starting with iteration 0."""
     max_bytes: int | None = Field(default=None, ge=1)
-    """Stop before the run's files hold more than this many bytes; warn at 90 %."""
+    """Stop before the run's files exceed this number of bytes; warn at 90 %."""
 
 
 class ReplayConfig(Settings):
     """Settings for reading stored transitions. Results do not depend on them."""
 
     cache_mib: int = Field(default=1024, ge=1)
-    """Mebibytes of the newest transitions to keep in memory; older ones are read from the store."""
+    """Memory for the newest transitions, in MiB; older ones are read from the store."""
 
 
 class WarmStart(Settings):
-    """Learner of a stored run from which another run starts.
+    """Learner of a stored run with which another run starts.
 
-    A bare string is the run, optionally followed by @ and the number of updates.
+    A bare string names the run, optionally followed by @ and the number of updates.
     """
 
     run: str = Field(min_length=1)
-    """Folder or name of the run."""
+    """Folder or name of the stored run."""
     updates: int | None = Field(default=None, ge=0)
-    """Number of updates of the learner; by default the latest, recorded when the run starts."""
+    """Number of updates after which to take the learner; default: the latest, recorded when the run starts."""
     digest: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
     """Digest of the stored learner, recorded when the run starts and checked on every read."""
 
@@ -101,24 +101,24 @@ class StoppingConfig(Settings):
     """Criteria for ending a run before its last iteration; unset criteria do not apply."""
 
     samples: int | None = Field(default=None, ge=1)
-    """Number of environment steps."""
+    """Total number of environment steps."""
     return_threshold: float | None = None
-    """Return that the last iteration's episodes must reach, after adaptation if there is any."""
+    """Return that the last iteration's episodes must reach, after adaptation if the algorithm adapts."""
     statistic: Literal["min", "average", "max"] = "min"
-    """Statistic of the returns to compare: the worst episode's, the mean, or the best episode's."""
+    """Statistic of the returns to use: min (worst episode), average, or max (best episode)."""
     convergence_window: int | None = Field(default=None, ge=3)
-    """Number of iterations over which the return must have no trend, by a linear fit."""
+    """Number of iterations over which a linear fit to the return must show no trend."""
     convergence_p_value: float = Field(default=0.99, gt=0, lt=1)
-    """Minimum p value of the fitted slope in a two-sided t test for no trend."""
+    """Minimum p-value of a two-sided t-test for zero slope."""
     metric: str | None = later(None, min_length=1)
-    """Metric of the last iteration's episodes, such as success_rate: after adaptation if there is any, or at a given
-    inner step, as in step_0.success_rate."""
+    """Metric of the last iteration's episodes, such as success_rate. Taken after adaptation if the algorithm adapts,
+    or at a given inner step, as in step_0.success_rate."""
     at_least: float | None = later(None)
     """Lower bound for the metric."""
     at_most: float | None = later(None)
     """Upper bound for the metric, for example for a distance."""
     combine: Literal["any", "all"] = "any"
-    """any: one criterion is enough; all: all must be met at the same time."""
+    """any: one criterion is enough. all: all criteria must be met at the same time."""
 
     @model_validator(mode="after")
     def _options_have_their_criterion(self) -> "StoppingConfig":
@@ -138,11 +138,11 @@ class StoppingConfig(Settings):
         return self
 
     def met(self, history: Sequence[Metrics]) -> bool:
-        """Return True if a run with these metrics, in order of iterations, may end."""
+        """Return True if a run with these metrics, one entry per iteration, may end."""
         return bool(self.reasons(history))
 
     def reasons(self, history: Sequence[Metrics]) -> Sequence[str]:
-        """Return the criteria that end a run with these metrics; empty if it continues."""
+        """Describe the criteria that end a run with these metrics; empty if the run continues."""
         if not history:
             return ()
         found = [*self._criteria(history)]
@@ -150,7 +150,7 @@ class StoppingConfig(Settings):
         return met_reasons if self.combine == "any" or len(met_reasons) == len(found) else ()
 
     def _criteria(self, history: Sequence[Metrics]) -> Iterator[tuple[bool, str]]:
-        """Yield for each criterion whether it is met, and the value found."""
+        """Yield, for each criterion, whether it is met and a description of the value found."""
         last = history[-1]
         if self.samples is not None:
             made = last["env_steps"]
@@ -170,12 +170,12 @@ class StoppingConfig(Settings):
             yield flat, f"the {self.statistic} return has no trend over {window} iterations"
 
     def require_metric(self, names: Collection[str]) -> None:
-        """Reject a metric that the run will not have.
+        """Check that the run will have the metric of the `stop` criteria.
 
         Raises:
-            ConfigError: it is not among the names, which have no `step_k.` prefix.
+            ConfigError: the metric is not among `names`, which have no `step_k.` prefix.
         """
-        # Without the inner step that it names.
+        # Compare without the `step_k.` prefix.
         if self.metric is not None and _IN_STEP.sub("", self.metric) not in names:
             raise ConfigError(
                 f"stop.metric: found {self.metric!r}; required a metric of the run's episodes: "
@@ -202,7 +202,7 @@ def _last_step(metrics: Metrics) -> int:
 
 
 def trend_p_value(values: Array) -> float:
-    """Return the two-sided p value of a t test for zero slope in n >= 3 values."""
+    """Return the two-sided p-value of a t-test for zero slope in n >= 3 values."""
     n = len(values)
     times = np.arange(n) - (n - 1) / 2
     centred = np.asarray(values, np.float64) - np.mean(values)

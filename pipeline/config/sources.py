@@ -1,4 +1,4 @@
-"""Source files of plug-ins and their digests. Workers import this module, so it does not import torch."""
+"""Plug-in source files and their digests. Workers import this module, so it does not import torch."""
 
 import ast
 import hashlib
@@ -20,7 +20,7 @@ _KNOWN_BY_VERSION = ("metaloom.", "gymnasium.")
 
 
 def acting_paths(env: EnvConfig, policy: PolicyConfig) -> list[str]:
-    """Return the environment, its wrappers, networks and policy; custom ones as module:Class."""
+    """Return the environment, its wrappers, the networks and any custom policy; custom code as module:Class."""
     own_policy = [POLICIES.path(policy.name)] if policy.name else []
     wrappers = [wrapper.path for wrapper in env.wrappers]
     networks = [policy.network, *([policy.encoder.name] if policy.encoder else [])]
@@ -28,7 +28,7 @@ def acting_paths(env: EnvConfig, policy: PolicyConfig) -> list[str]:
 
 
 def sources_of(paths: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of every file in `files_of`."""
+    """Return the SHA-256 of each file in `files_of`, under the same names."""
     return {name: digest_of(file) for name, file in files_of(paths).items()}
 
 
@@ -44,10 +44,10 @@ def own_paths(paths: Iterable[str]) -> list[str]:
 
 
 def files_of(paths: Iterable[str]) -> dict[str, Path]:
-    """Return the file of every plug-in by module:Class, and of modules beside it by module name.
+    """Return the source files of plug-ins, keyed by module:Class, and of their helper modules, keyed by module name.
 
-    Includes modules that the plug-in imports, directly or indirectly, from its folder or, if installed, from its
-    package. An environment with a gymnasium id includes the module that registers it.
+    Helpers are modules that a plug-in imports, directly or indirectly, from its folder or, if installed, from its
+    package. For an environment with a gymnasium id, they include the module that registers it.
     """
     files: dict[str, Path] = {}
     helpers: dict[str, Path] = {}
@@ -61,7 +61,7 @@ def files_of(paths: Iterable[str]) -> dict[str, Path]:
 
 
 def _written_in(path: str) -> tuple[str, Path | None]:
-    """Return the module and the file in which module:Class is defined; None for code that is not Python.
+    """Return the module and the file that define module:Class; the file is None for code that is not Python.
 
     Raises:
         ConfigError: the file no longer exists.
@@ -78,8 +78,8 @@ def _written_in(path: str) -> tuple[str, Path | None]:
         return module, None
     if not Path(file).is_file():
         raise ConfigError(
-            f"found no {file}, from which {path} was imported earlier; a run records that file's digest: "
-            "restore it, or restart Python"
+            f"found no {file}, from which {path} was imported earlier; a run records the digest of this file, so "
+            "restore it or restart Python"
         )
     return module, Path(file).resolve()
 
@@ -87,7 +87,7 @@ def _written_in(path: str) -> tuple[str, Path | None]:
 def _modules_beside(file: Path, module: str) -> dict[str, Path]:
     """Return the files of modules in the same folder or package that a module imports, directly or indirectly.
 
-    Imports are read from the sources rather than from loaded modules, so every process finds the same ones.
+    Imports are read from source files, not from loaded modules, so every process finds the same ones.
     """
     root = file.parents[module.count(".") + (file.name == "__init__.py")]
     package = module.partition(".")[0] if is_installed(str(file)) else None
@@ -109,10 +109,10 @@ def _modules_beside(file: Path, module: str) -> dict[str, Path]:
 
 
 def _imports(module: str, file: Path) -> Iterator[str]:
-    """Yield the names of modules that a file may import, with their packages."""
+    """Yield the names of modules that a file may import, and of their parent packages."""
     try:
         tree = ast.parse(file.read_bytes())
-    except SyntaxError:  # a file that is only imported under conditions
+    except SyntaxError:  # such a file may be imported only under some condition
         return
     package = module.split(".")[: None if file.name == "__init__.py" else -1]
     for node in ast.walk(tree):
@@ -129,18 +129,18 @@ def _imports(module: str, file: Path) -> Iterator[str]:
 
 
 def plugin_sources(config: RunConfig) -> dict[str, str]:
-    """Return the SHA-256 of every source file of a run's plug-ins; see `sources_of`."""
+    """Return the SHA-256 of each source file of a run's plug-ins; see `sources_of`."""
     return sources_of(plugin_paths(config))
 
 
 def plugin_paths(config: RunConfig) -> list[str]:
-    """Return module:Class of every plug-in in a run's settings."""
+    """Return the paths of all classes and functions that a run's settings name, with plug-ins as module:Class."""
     metrics = (METRICS.path(name) for name in config.metrics)
     return [*acting_paths(config.env, config.policy), *metrics, *_classes(config)]
 
 
 def changed_sources(now: Mapping[str, str], then: Mapping[str, object]) -> list[str]:
-    """Describe each source whose digest differs from the one in `then`."""
+    """Describe each source whose digest differs from its digest in `then`."""
     return [
         f"the source of {name} had the SHA-256 {before[:12]}..., found {now[name][:12]}..."
         for name, before in then.items()
@@ -149,7 +149,7 @@ def changed_sources(now: Mapping[str, str], then: Mapping[str, object]) -> list[
 
 
 def _classes(settings: Settings) -> Iterator[str]:
-    """Yield module:Class of settings selected by name, and of their learners, graphs and networks."""
+    """Yield the paths of settings classes selected by name, and of their learners, graphs and networks."""
     for value in dict(settings).values():
         if isinstance(value, PluginSettings):
             yield path_of(type(value))

@@ -1,4 +1,4 @@
-"""YAML restricted to the values of JSON: numbers, text, true, false, null, lists and mappings.
+"""YAML restricted to JSON values: numbers, strings, true, false, null, lists and mappings.
 
 PyYAML follows YAML 1.1, in which 1e-3 is text, 010 is 8, 1:30 is 90, no is false and 2024-01-01 is a date. This module
 follows the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), without octal and hexadecimal
@@ -15,25 +15,25 @@ from pydantic import JsonValue
 
 
 def parse(text: str) -> JsonValue:
-    """Parse a JSON or YAML text.
+    """Parse JSON or YAML text.
 
     Raises:
-        ValueError: the text is neither, has a tag, a date, a duplicate key or a value that contains itself, or its
-            aliases expand it beyond the limit.
+        ValueError: the text is neither, contains a tag, a date, a duplicate key or a value that contains itself, or
+            has too many values after its aliases are expanded.
     """
     try:
         return json.loads(text, object_pairs_hook=_mapping)
     except (ValueError, RecursionError):
         pass
     try:
-        # Copy through JSON, so that aliases do not share values.
+        # Round-trip through JSON, so that aliases do not share objects.
         return json.loads(json.dumps(_load(text)))
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(str(error)) from None
 
 
 def dump(value: object) -> str:
-    """Return YAML that `parse` and other YAML readers turn into the same value."""
+    """Serialize a value to YAML that `parse` and other YAML readers read back as the same value."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
@@ -58,12 +58,12 @@ class _Loader(yaml.SafeLoader):
     yaml_constructors = {  # noqa: RUF012
         tag: construct
         for tag, construct in yaml.SafeLoader.yaml_constructors.items()
-        if tag is None or tag.removeprefix(_TAG) in _KINDS  # None refuses all others
+        if tag is None or tag.removeprefix(_TAG) in _KINDS  # the None entry rejects all other tags
     }
 
 
 class _Dumper(yaml.SafeDumper):
-    """Dumper that quotes text which YAML 1.1 or 1.2 would not read as text, such as 1e3."""
+    """Dumper that quotes strings that YAML 1.1 or 1.2 would not read as strings, such as 1e3."""
 
 
 def _construct_int(loader: _Loader, node: Any) -> int:
@@ -79,7 +79,7 @@ for _kind, _pattern, _first in (
     ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
     ("merge", "<<", "<"),
 ):
-    # PyYAML tries a resolver for values that begin with one of these characters; "" is the empty value.
+    # PyYAML tries a resolver only for values that begin with one of these characters; "" stands for the empty value.
     _starts = [*_first, ""] if _kind == "null" else [*_first]
     for _either in (_Loader, _Dumper):
         _either.add_implicit_resolver(_TAG + _kind, re.compile(rf"({_pattern})\Z"), _starts)

@@ -1,7 +1,7 @@
-"""Edges: descriptions of the outputs that a stage's input reads.
+"""Edges: rules that select the outputs that a stage reads as an input.
 
-An edge is relative to the stage that reads it: `this_step(PROCESS_SAMPLES)`. Order, lineage, static checks, diagrams
-and composition are derived from edges without calling any stage.
+An edge such as `this_step(PROCESS_SAMPLES)` is relative to the position of the stage that reads it. Execution order,
+lineage, static checks, diagrams and composition are derived from edges without calling any stage.
 """
 
 from dataclasses import dataclass, replace
@@ -16,13 +16,13 @@ Word = Literal[
 
 @dataclass(frozen=True)
 class Edge:
-    """Outputs that a stage reads.
+    """Rule that selects the outputs read as a stage's input.
 
     Attributes:
-        word: Rule that selects the outputs, such as `this_step`.
+        word: Name of the rule, such as `this_step`.
         stages: Names of the stages that compute the outputs.
-        first: Edge, or its name, that is read if there is no earlier step or iteration.
-        among: The steps that count; default: all of the stage.
+        first: Edge, or edge name, to use when there is no earlier step or iteration.
+        among: Inner steps to include; default: all steps of the stage.
     """
 
     word: Word
@@ -41,58 +41,58 @@ class Edge:
 
 
 def this_step(stage: Stage | str) -> Edge:
-    """Read a stage's output of the same inner step, or its only output of the iteration."""
+    """Return an edge to a stage's output in the same inner step, or to its only output in the iteration."""
     return Edge("this_step", (_name(stage),))
 
 
 def last_step(stage: Stage | str, *, first: Stage | str | None = None) -> Edge:
-    """Read a stage's output of the previous inner step.
+    """Return an edge to a stage's output in the previous inner step.
 
     Args:
-        stage: The stage.
-        first: Edge, by its name, or stage that is read in the first step; None: nothing.
+        stage: Stage, or its name.
+        first: Edge name, or stage, to read in the first step; None to read nothing.
     """
     return Edge("last_step", (_name(stage),), _first(first))
 
 
 def every_step(stage: Stage | str) -> Edge:
-    """Read a stage's outputs of all inner steps of the iteration, as a tuple."""
+    """Return an edge to the tuple of a stage's outputs in all inner steps of the iteration."""
     return Edge("every_step", (_name(stage),))
 
 
 def steps_so_far(stage: Stage | str, *, among: Per | None = None) -> Edge:
-    """Read a stage's outputs of the inner steps up to this one, as a tuple.
+    """Return an edge to the tuple of a stage's outputs in the inner steps up to and including this one.
 
     Args:
-        stage: The stage.
-        among: The steps that count; default: all.
+        stage: Stage, or its name.
+        among: Inner steps to include; default: all.
     """
     return Edge("steps_so_far", (_name(stage),), among=among)
 
 
 def last_iteration(stage: Stage | str, *, first: Stage | str | None = None) -> Edge:
-    """Read a stage's output of the previous iteration.
+    """Return an edge to a stage's output in the previous iteration.
 
     Args:
-        stage: The stage.
-        first: Edge, by its name, or stage that is read in the first iteration; None: nothing.
+        stage: Stage, or its name.
+        first: Edge name, or stage, to read in the first iteration; None to read nothing.
     """
     return Edge("last_iteration", (_name(stage),), _first(first))
 
 
 def last_iterations(*stages: Stage | str) -> Edge:
-    """Read some stages' outputs of this iteration and of `algorithm.earlier_iterations` before it, as a Span."""
+    """Return an edge to a Span: the outputs in this iteration and the `algorithm.earlier_iterations` before it."""
     return _span("last_iterations", stages)
 
 
 def since_start(*stages: Stage | str) -> Edge:
-    """Read all outputs of some stages so far, as a Span."""
+    """Return an edge to a Span of all outputs of these stages so far."""
     return _span("since_start", stages)
 
 
 def _span(word: Word, stages: tuple[Stage | str, ...]) -> Edge:
     if not stages:
-        raise GraphError(f"found {word}() without a stage; required the stages whose outputs are read")
+        raise GraphError(f"found {word}() without a stage; name the stages whose outputs are read")
     return Edge(word, tuple(map(_name, stages)))
 
 

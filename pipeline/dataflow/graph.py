@@ -1,7 +1,7 @@
-"""Graphs: kinds of runs as data, each made of stages joined by named edges.
+"""Graphs: kinds of runs described as data, each consisting of stages connected by named edges.
 
-Everything else is derived from graphs: the order of an iteration, lineage, Prefect's edges, the inputs of replaying and
-thinning, the debugger's variables, the store's groups, command-line choices, and diagrams.
+Everything else is derived from graphs: the execution order within an iteration, lineage, Prefect's task dependencies,
+the inputs for replay and thinning, the debugger's variables, the store's groups, command-line choices, and diagrams.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -19,7 +19,7 @@ from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams, Update
 
 WITNESS = ("witness_tasks", "witness_episodes")
-"""Names of a witness's inputs."""
+"""Names of the inputs that a witness adds to a stage."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,16 +27,16 @@ class Graph:
     """A kind of run.
 
     Attributes:
-        name: Name by which the settings of an algorithm select the graph.
+        name: Name by which algorithm settings select the graph.
         stages: Stages in data-flow order; consecutive per-step stages run step by step.
-        edges: Edges by the names that stages use.
+        edges: Edges, keyed by the names that stages use.
         shared: Caches that stages keep between iterations, such as a replay buffer: parameter name in stage functions
-            -> function that makes the object from tools. Results do not depend on them.
+            -> function that makes the object from tools. Results do not depend on the caches.
         remembers_by_task: True if stored data refer to tasks by index, so the training set must not change.
-        check: Function that raises ConfigError or EnvError if configuration and environment do not fit.
+        check: Function that raises ConfigError or EnvError if the configuration and the environment are incompatible.
 
     Raises:
-        GraphError: a stage reads a missing edge or takes an unknown tool, or an edge comes from no stage.
+        GraphError: a stage reads a missing edge or takes an unknown tool, or an edge names an unknown stage.
     """
 
     name: str
@@ -74,27 +74,27 @@ class Graph:
         return StageOrder((stage.name, stage.stepped) for stage in self.stages)
 
     def learner_ref(self, iteration: int) -> StageRef:
-        """Return the stage whose output is the learner that an iteration starts from."""
+        """Return a reference to the output that holds the learner with which an iteration starts."""
         learners = (
             stage for stage in self.stages if stage.output is Update and stage.ends_iteration == (iteration > 0)
         )
         return next(learners).at(max(iteration - 1, 0))
 
     def order(self, config: RunConfig, iteration: int) -> list[StageRef]:
-        """Return the stages of an iteration in the order in which they run."""
+        """Return references to an iteration's outputs in the order in which the stages run."""
         refs = (stage.at(iteration, k) for stage in self.stages for k in stage.per.steps(config, iteration))
         return self._order.sort(refs)
 
     def sampled_from(self, config: RunConfig, iteration: int) -> set[StageRef]:
-        """Return the outputs that decide an iteration's episodes: of sampling stages, and their inputs."""
+        """Return the outputs that determine an iteration's episodes: outputs of sampling stages, and their inputs."""
         sampling = [ref for ref in self.order(config, iteration) if self[ref.stage].samples]
         read = (wanted for ref in sampling for wanted in self.inputs(config, ref).values())
         return {*sampling, *(wanted for wanted in read if isinstance(wanted, StageRef))}
 
     def inputs(self, config: RunConfig, ref: StageRef) -> Mapping[str, Input]:
-        """Return a stage's inputs by argument name.
+        """Return a stage's inputs, keyed by argument name.
 
-        If runs have witnesses, the stage that ends an iteration also reads the tasks and the batch.
+        If `env.witness` is set, the stage that ends an iteration also reads the tasks and one randomly drawn batch.
 
         Raises:
             GraphError: an input without a default has no output to read.
@@ -107,7 +107,7 @@ class Graph:
             elif not stage.inputs[name]:
                 raise GraphError(
                     f"graph {self.name}: {ref} reads {name} from {edge} = {self.edges[edge]}, which has no output "
-                    f"there; required another edge, or a default of {name} in the stage's function"
+                    f"there; use another edge, or give {name} a default in the stage's function"
                 )
         if not (config.env.witness and stage.ends_iteration):
             return found
@@ -120,11 +120,11 @@ class Graph:
         return {**found, **dict(zip(WITNESS, (tasks[0], batches[drawn]), strict=True))}
 
     def within(self, config: RunConfig, span: Span, iteration: int) -> list[StageRef]:
-        """Return a span's outputs from one iteration, in the order in which they are computed."""
+        """Return references to a span's outputs in one iteration, in the order in which they are computed."""
         return [ref for ref in self.order(config, iteration) if ref in span]
 
     def sources(self, edge: Edge) -> Iterator[tuple[str, Edge]]:
-        """Yield the stages that an edge may read, each with the edge that selects its outputs."""
+        """Yield the names of stages that an edge may read, each with the edge that selects its outputs."""
         if edge.first is not None:
             yield from self.sources(self.edges[edge.first] if isinstance(edge.first, str) else edge.first)
         yield from ((name, edge) for name in edge.stages)
@@ -133,12 +133,12 @@ class Graph:
 
     @cached_property
     def adaptation(self) -> tuple[Stage, Stage] | None:
-        """The stage that collects episodes to adapt to, and the one whose output tasks act with in the next step.
+        """The stage that collects adaptation episodes, and the stage whose output tasks act with in the next step.
 
-        None in a graph that does not adapt.
+        None for a graph without adaptation.
 
         Raises:
-            GraphError: tasks act with an output that is computed before the episodes of the same step.
+            GraphError: tasks act with an output that is computed before the episodes in the same step.
         """
         for stage in self.stages:
             for edge in map(self.edges.__getitem__, stage.edges.values() if self._collects(stage) else ()):
@@ -148,14 +148,14 @@ class Graph:
                     if found.word == "this_step" and self[name].output is TaskParams and self[name].stepped:
                         raise GraphError(
                             f"graph {self.name}: {stage.name} acts with the output of {name} in the same inner step, "
-                            "which evaluations and trained policies cannot compute; required an edge last_step(...) "
-                            f"from the stage that ends an inner step, so {name} has to come after adaptation"
+                            "which evaluations and trained policies cannot compute; use an edge last_step(...) from "
+                            "the stage that ends an inner step"
                         )
         return None
 
     @cached_property
     def adapting(self) -> tuple[Stage, ...]:
-        """The stages of one adaptation step, in order, up to the one whose output tasks act with next."""
+        """The stages of one adaptation step, in order, ending with the stage whose output tasks act with next."""
         needed: set[str] = set()
         waiting = [] if self.adaptation is None else [self.adaptation[1]]
         while waiting:
@@ -174,12 +174,12 @@ class Graph:
     def inputs_of_adaptation(
         self, config: RunConfig, stage: Stage, k: int
     ) -> Mapping[str, StageRef | tuple[StageRef, ...] | None]:
-        """Return the inputs of a stage in adaptation step k after training, as if they were of iteration 0.
+        """Return a stage's inputs in adaptation step k after training.
 
-        Every stage has every step, and there are no other iterations. None is the output that tasks act with.
+        References use iteration 0, in which every stage has every step. None stands for the output that tasks act with.
 
         Raises:
-            GraphError: the stage reads an output that exists in training only.
+            GraphError: the stage reads an output that exists only during training.
         """
         assert self.adaptation is not None, "only such a graph has stages that adapt"
         collecting, adapted = self.adaptation
@@ -207,16 +207,16 @@ class Graph:
     # Composition
 
     def insert(self, stage: Stage, *, after: Stage | str, gives: str | None = None) -> Self:
-        """Return the graph with one more stage.
+        """Return the graph with an additional stage.
 
         Args:
-            stage: The stage.
-            after: Stage that it follows.
-            gives: Edge that comes from the new stage from now on, along with all other edges from the same source.
-                Stages that read the source now read the new stage, which itself still reads the source.
+            stage: Stage to insert.
+            after: Stage that the new one follows.
+            gives: Name of an edge to redirect to the new stage, along with all other edges from the same source.
+                Stages that read the source then read the new stage, which itself still reads the source.
 
         Raises:
-            GraphError: names the stage, the edge and a remedy.
+            GraphError: the stage or edge is unknown, or the new stage cannot replace the edge's source.
         """
         before = self._known(after)
         n = self.stages.index(before) + 1
@@ -239,14 +239,14 @@ class Graph:
         return replace(self, stages=(*self.stages[:n], inserted, *self.stages[n:]), edges=edges)
 
     def replace(self, old: Stage | str, new: Stage) -> Self:
-        """Return the graph with one stage replaced; edges from the old stage now come from the new one."""
+        """Return the graph with one stage replaced; edges from the old stage then come from the new one."""
         before = self._known(old)
         stages = tuple(new if stage is before else stage for stage in self.stages)
         edges = {name: edge.renamed(before.name, new.name) for name, edge in self.edges.items()}
         return replace(self, stages=stages, edges=edges)
 
     def remove(self, stage: Stage | str) -> Self:
-        """Return the graph without a stage; no edge may still come from it."""
+        """Return the graph without a stage. No remaining stage may read an edge that comes from it."""
         gone = self._known(stage)
         left = tuple(stage for stage in self.stages if stage is not gone)
         read = {edge: reader.name for reader in left for edge in reader.edges.values()}
@@ -254,13 +254,13 @@ class Graph:
             if gone.name in [source for source, _ in self.sources(self.edges[name])]:
                 raise GraphError(
                     f"graph {self.name}: {reader} reads the edge {name} = {self.edges[name]}, which comes from "
-                    f"{gone.name}; required another source before it is removed: graph.edge({name}=...)"
+                    f"{gone.name}; give the edge another source before removing {gone.name}: graph.edge({name}=...)"
                 )
         edges = {name: edge for name, edge in self.edges.items() if gone.name not in edge.stages}
         return replace(self, stages=left, edges=edges)
 
     def rename(self, old: Stage | str, name: str) -> Self:
-        """Return the graph with one stage renamed; its outputs are stored in the same group."""
+        """Return the graph with one stage renamed; its outputs are still stored in the same group."""
         before = self._known(old)
         return self.replace(before, replace(before, name=name))
 
@@ -269,7 +269,7 @@ class Graph:
         return replace(self, edges={**self.edges, **edges})
 
     def named(self, name: str) -> Self:
-        """Return the graph with a new name."""
+        """Return the graph under a new name."""
         return replace(self, name=name)
 
     def _known(self, stage: Stage | str) -> Stage:
@@ -310,12 +310,12 @@ class Graph:
                 return Span(edge.stages, max(0, i - config.algorithm.earlier_iterations), i)
 
     def _problems(self) -> Iterator[str]:
-        """Yield problems that do not depend on settings."""
+        """Yield the problems that can be found without settings."""
         if len(self._by_name) < len(self.stages):
             names = [stage.name for stage in self.stages]
             twice = next(name for name in names if names.count(name) > 1)
             yield (
-                f"two stages have the name {twice}; required different names, for example by graph.rename or "
+                f"two stages have the name {twice}; names must be unique: rename one with graph.rename or "
                 "Stage(name=...)"
             )
         for name, edge in self.edges.items():

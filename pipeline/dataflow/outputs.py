@@ -1,4 +1,4 @@
-"""Access to the outputs of other stages."""
+"""Access to other stages' outputs."""
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -22,11 +22,11 @@ class Outputs(Protocol):
         ...
 
     def lengths(self, ref: StageRef) -> Array:
-        """Return the number of steps of each episode of a batch, [B, E]."""
+        """Return the length of each episode in a batch, [B, E]."""
         return self.load(ref).lengths
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
-        """Load a batch of episodes; behavior and reward terms may be missing."""
+        """Load a batch of episodes; `behavior` and `reward_terms` may be empty."""
         return self.load(ref)
 
 
@@ -38,19 +38,19 @@ class SpanOutputs:
         self._graph, self._config, self._outputs = graph, config, outputs
 
     def refs(self, iteration: int) -> list[StageRef]:
-        """Return an iteration's outputs, in the order in which they were computed."""
+        """Return references to the span's outputs within an iteration, in the order in which they were computed."""
         return self._graph.within(self._config, self.span, iteration)
 
     def load(self, ref: StageRef) -> Any:
-        """Load one of the outputs. Like the next two methods, raises ValueError for outputs outside the span."""
+        """Load one of the outputs. This and the next two methods raise ValueError for outputs outside the span."""
         return read_only(self._graph[ref.stage].as_declared(self._outputs.load(self._own(ref))))
 
     def lengths(self, ref: StageRef) -> Array:
-        """Return the number of steps of each episode of a batch, [B, E], reading nothing else."""
+        """Return the length of each episode in a batch, [B, E], without reading anything else."""
         return self._outputs.lengths(self._own(ref))
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
-        """Return a batch of episodes, of which behavior and reward terms may be missing."""
+        """Load a batch of episodes; `behavior` and `reward_terms` may be empty."""
         return read_only(self._outputs.experience(self._own(ref)))
 
     def _own(self, ref: StageRef) -> StageRef:
@@ -60,7 +60,7 @@ class SpanOutputs:
 
 
 def read_only(value: T) -> T:
-    """Return an output with read-only arrays, since it may still be written to disk and other stages read it."""
+    """Make an output's arrays read-only and return it: other stages read it, and it may not be on disk yet."""
     if isinstance(value, np.ndarray):
         value.flags.writeable = False
     elif isinstance(value, Mapping):

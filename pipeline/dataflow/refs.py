@@ -1,4 +1,4 @@
-"""References to stage outputs, which flows pass around instead of arrays."""
+"""References to stage outputs. Flows pass these around instead of arrays."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from typing import Any
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-"""Pattern of stage names."""
+"""Regular expression for stage names."""
 _FILE_NAME = re.compile(rf"(\d{{8}})\.({NAME.pattern})\.(\d{{1,4}})\.json")
 _LIMIT = 10**8
 
 
 @dataclass(frozen=True)
 class StageRef:
-    """The output of one execution of one stage.
+    """Reference to the output of a single stage execution.
 
     Attributes:
-        iteration: Iteration number, from 0.
+        iteration: Iteration number, counted from 0.
         stage: Stage name.
-        step: Inner step k; 0 for stages without steps.
+        step: Inner step k; 0 for stages without inner steps.
     """
 
     iteration: int
@@ -40,7 +40,7 @@ class StageRef:
 
     @property
     def where(self) -> str:
-        """Position for error messages."""
+        """Position as text for error messages."""
         return f"iteration {self.iteration}, {self.stage} k={self.step}"
 
     def document(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class StageRef:
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> "StageRef":
-        """Parse the reference in a document."""
+        """Read a reference from JSON data."""
         return cls(int(document["iteration"]), str(document["stage"]), int(document["step"]))
 
     @property
@@ -59,7 +59,7 @@ class StageRef:
 
     @classmethod
     def from_file_name(cls, name: str) -> "StageRef | None":
-        """Return the reference whose commit record has this file name, or None."""
+        """Return the reference for a commit record's file name, or None if the name is not valid."""
         match = _FILE_NAME.fullmatch(name)
         if match is None:
             return None
@@ -69,12 +69,12 @@ class StageRef:
 
 @dataclass(frozen=True)
 class Span:
-    """All outputs of some stages over consecutive iterations: an input that a stage reads on demand.
+    """All outputs of some stages over consecutive iterations, as an input that a stage reads on demand.
 
-    A record can refer to all outputs so far by a span, without a list that grows with the run.
+    With a span, a record can refer to all outputs so far without a list that grows with the run.
 
     Attributes:
-        stages: Stage names; all inner steps of each count, and an iteration need not have every stage.
+        stages: Stage names. All inner steps are included, and an iteration need not contain every stage.
         first: First iteration.
         last: Last iteration, inclusive.
     """
@@ -98,24 +98,24 @@ class Span:
 
 
 class StageOrder:
-    """Order in which a run computes outputs: consecutive stepped stages run step by step.
+    """Order in which a run computes outputs. Consecutive stepped stages run step by step.
 
     Args:
-        stages: Names of the stages in data-flow order; True for stages that may have several outputs per iteration.
+        stages: Stage names in data-flow order, each with True if the stage may have several outputs per iteration.
     """
 
     def __init__(self, stages: Iterable[tuple[str, bool]]) -> None:
         self._places: dict[str, tuple[int, int]] = {}
-        block, before = 0, False  # the first of the stepped stages that follow one another, or the stage itself
+        block, before = 0, False  # block: index of the first of consecutive stepped stages, or of the stage itself
         for n, (name, stepped) in enumerate(stages):
             block = block if stepped and before else n
             self._places[name], before = (block, n), stepped
 
     def position(self, ref: StageRef) -> tuple[int, int, int, int]:
-        """Return the key that references sort by."""
+        """Return the sort key of a reference."""
         block, place = self._places.get(ref.stage, (len(self._places), 0))
         return (ref.iteration, block, ref.step, place)
 
     def sort(self, refs: Iterable[StageRef]) -> list[StageRef]:
-        """Sort references by the order in which a run computes outputs."""
+        """Return references sorted in the order in which a run computes the outputs."""
         return sorted(refs, key=self.position)

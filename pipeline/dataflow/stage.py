@@ -1,4 +1,4 @@
-"""Stages: functions of batches, with their frequency and the edges that they read."""
+"""Stages: functions on batches, with the frequency at which they run and the edges that they read."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +17,10 @@ from metaloom.pipeline.seeding import own_generator, seed_for
 from metaloom.pipeline.types import Array, ParallelMap
 
 Input = StageRef | tuple[StageRef, ...] | Span
-"""Input of a stage: one output, outputs of several steps, or a span."""
+"""Input of a stage: one output, the outputs of several steps, or a span."""
 
 STEP = "{step}"
-"""Placeholder for the inner step in the name of a stored group."""
+"""Placeholder for the inner step in a stored group's name."""
 
 TOOLS: Mapping[str, str] = {
     "at": "the position: run seed, iteration and inner step",
@@ -35,23 +35,23 @@ TOOLS: Mapping[str, str] = {
     "tested": "receives the test episodes of an evaluation",
     "warm_start": "reads the learner that the run starts from",
 }
-"""Positional parameters that a stage's function may take, besides the objects that its graph shares."""
+"""Positional parameters that a stage's function may take, in addition to its graph's shared objects."""
 
 
 class GraphError(ConfigError):
-    """Raised for stages that do not fit each other; names the stage, the edge, and a remedy."""
+    """Raised for incompatible stages; the message names the stage, the edge, and a remedy."""
 
 
 @dataclass(frozen=True)
 class At:
-    """Position at which a stage computes, which determines its random streams.
+    """Position at which a stage runs, which determines its random streams.
 
     Attributes:
-        run_seed: Seed of the run, or of the evaluation.
+        run_seed: Seed of the run or of the evaluation.
         iteration: Iteration number; 0 for adaptation after training.
         step: Inner step k.
-        training: False for adaptation after training, in evaluations and trained policies.
-        task: Index of the task, for stages over tasks.
+        training: False for adaptation after training, as in evaluations and trained policies.
+        task: Task index, for stages over tasks.
     """
 
     run_seed: int
@@ -63,10 +63,10 @@ class At:
     def generator(self, name: str) -> np.random.Generator:
         """Return a generator for one of the stage's streams at this position; see `own_generator`.
 
-        Streams after training differ from all streams of training.
+        Streams after training differ from all training streams.
 
         Args:
-            name: Name of the stream, such as the stage's name.
+            name: Stream name, such as the stage's name.
         """
         position = (self.iteration, self.step, self.task)
         if self.training:
@@ -76,11 +76,11 @@ class At:
 
 @dataclass(frozen=True)
 class Per:
-    """Number of executions of a stage in an iteration.
+    """Frequency with which a stage runs.
 
     Attributes:
-        words: Text for diagrams, such as "per inner step".
-        steps: Function from a configuration and iteration to inner steps k.
+        words: Text for diagrams, such as "per iteration".
+        steps: Function that maps a configuration and an iteration to the inner steps k in which the stage runs.
         stepped: True if an iteration may have several steps.
     """
 
@@ -101,25 +101,25 @@ EVALUATION = Per(
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """One stage of a kind of run.
+    """One stage of a graph.
 
-    Its function takes tools as positional parameters, by their names in TOOLS, and inputs as keyword-only ones. Inputs
+    Its function takes tools as positional parameters, named as in TOOLS, and inputs as keyword-only parameters. Inputs
     with a default may be missing, such as adapted parameters before the first inner step.
 
     Attributes:
-        run: The function.
-        per: Number of executions in an iteration.
-        name: Stage name; default: the function's.
-        reads: Name of the graph's edge by input; default: the edge of the same name.
-        output: Type of the output: one of `metaloom.pipeline.types`, or a frozen dataclass of arrays that declare their
-            axes, see `metaloom.pipeline.outputs`; default: the function's return annotation.
+        run: Function that computes the output.
+        per: How often the stage runs, such as ITERATION or INNER_STEP.
+        name: Stage name; default: the function's name.
+        reads: Input -> name of the graph's edge; default: the edge with the input's name.
+        output: Type of the output: one from `metaloom.pipeline.types`, or a frozen dataclass of arrays that declare
+            their axes, see `metaloom.pipeline.outputs`; default: the function's return annotation.
         group: Stored group; "{step}" is replaced by the inner step; default: the stage's name.
-        over: `tasks` if the function computes each task separately: it is called per task, in any order, with the
+        over: `tasks` if the function handles each task separately: it is called once per task, in any order, with the
             task's index in `at.task`.
-        samples: True if it runs environments, so it cannot be recomputed with other algorithm settings.
-        thinnable: True if thinning may remove its arrays, which can be recomputed.
+        samples: True if the stage runs environments, so it cannot be recomputed with other algorithm settings.
+        thinnable: True if thinning may remove the output's arrays, which can be recomputed.
         ends_iteration: True if the output is the next learner.
-        seed_position: Function that returns the position of its random draws.
+        seed_position: Function that returns the position of the stage's random draws.
 
     Raises:
         GraphError: the function does not declare its arguments and result.
@@ -138,7 +138,7 @@ class Stage:
     seed_position: Callable[[RunConfig, int, int], tuple[int, ...]] = lambda config, i, k: (config.seed, i, k)
 
     def __post_init__(self) -> None:
-        # As in earlier versions, whose first argument was the name.
+        # Earlier versions took the name as the first argument.
         if not callable(self.run) or isinstance(self.run, Stage):  # pyright: ignore[reportUnnecessaryComparison]
             raise GraphError(f"found the stage {self.run!r} without a function; required Stage(function, per, ...)")
         name = self.name or getattr(_written(self.run), "__name__", "")
@@ -158,7 +158,7 @@ class Stage:
             declared = f"its function {_path(self.run)} is annotated to return "
             try:
                 output = inspect.get_annotations(_written(self.run), eval_str=True).get("return")
-            except Exception as problem:  # a name that its module does not know
+            except Exception as problem:  # for example a name that the module does not define
                 output = problem
         if not isinstance(output, type):
             raise GraphError(f"stage {name}: {declared}{output!r}; required the type of its output, as in -> Samples")
@@ -195,17 +195,17 @@ class Stage:
 
     @cached_property
     def tools(self) -> tuple[str, ...]:
-        """Names of the positional parameters of its function."""
+        """Names of the function's positional parameters."""
         return tuple(p.name for p in self._parameters if p.kind != p.KEYWORD_ONLY)
 
     @cached_property
     def inputs(self) -> Mapping[str, bool]:
-        """Inputs by name, with True for inputs that may be missing."""
+        """Input name -> True if the input may be missing."""
         return {p.name: p.default is not p.empty for p in self._parameters if p.kind == p.KEYWORD_ONLY}
 
     @cached_property
     def annotations(self) -> Mapping[str, Any]:
-        """Types of the function's parameters, if they can be evaluated."""
+        """Annotations of the function, or {} if they cannot be evaluated."""
         try:
             return inspect.get_annotations(_written(self.run), eval_str=True)
         except Exception:  # names imported only for type checkers
@@ -213,30 +213,30 @@ class Stage:
 
     @property
     def edges(self) -> Mapping[str, str]:
-        """Name of the edge by input."""
+        """Input -> name of the edge that it reads."""
         assert self.reads is not None, "set in construction"
         return self.reads
 
     @property
     def stepped(self) -> bool:
-        """True if an iteration may have several outputs, one for every inner step."""
+        """True if an iteration may have several outputs, one per inner step."""
         return STEP in self.group
 
     def at(self, i: int, k: int = 0) -> StageRef:
-        """Return the reference to its output in iteration i and inner step k."""
+        """Return a reference to the stage's output in iteration i and inner step k."""
         return StageRef(i, self.name, k)
 
     def as_declared(self, value: Any) -> Any:
-        """Convert an output to the class that the stage declares."""
+        """Convert an output to the class that the stage declares as its output."""
         return value if self.output.__module__ == types.__name__ else as_declared(self.output, value)
 
     def reading(self, **edges: str) -> Self:
-        """Return the stage with some inputs read from other edges."""
+        """Return the stage with some inputs redirected to other edges."""
         return replace(self, reads={**self.edges, **edges})
 
 
 def tools_of(make: Callable[..., object]) -> Sequence[str]:
-    """Return the names of the tools taken by a function that makes a shared object."""
+    """Return the names of the tools that a shared object's factory function takes."""
     try:
         found = inspect.signature(make).parameters.values()
     except ValueError:  # a class written in C, such as dict
@@ -246,7 +246,7 @@ def tools_of(make: Callable[..., object]) -> Sequence[str]:
 
 @cache
 def fields_of_tasks(kind: type[Any], *, all_of_them: bool = False) -> tuple[str, ...]:
-    """Return the fields of an output whose first axis is tasks; with `all_of_them`, none unless all are."""
+    """Return the fields of an output class whose first axis is tasks; with `all_of_them`, () unless all fields are."""
     if kind in (types.EpisodeBatch, types.Samples, types.TaskParams):
         return tuple(f.name for f in fields(kind))
     if kind.__module__ == types.__name__ or not is_dataclass(kind):
@@ -256,7 +256,7 @@ def fields_of_tasks(kind: type[Any], *, all_of_them: bool = False) -> tuple[str,
 
 
 def _written(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function under any `functools.partial`."""
+    """Unwrap any `functools.partial` and return the underlying function."""
     return _written(function.func) if isinstance(function, partial) else function
 
 
@@ -266,11 +266,11 @@ def _path(function: Callable[..., Any]) -> str:
 
 
 def call(stage: Stage, tools: Mapping[str, Any], inputs: Mapping[str, Any], parallel: ParallelMap) -> Any:
-    """Call a stage's function with its tools and inputs, task by task if it is over tasks.
+    """Call a stage's function with its tools and inputs, task by task if the stage is over tasks.
 
     Raises:
-        GraphError: the stage is over tasks, but its inputs have no tasks or different numbers of tasks, or its output
-            for a task lacks a task axis of length 1 or has other arrays than for another task.
+        GraphError: the stage is over tasks, but its inputs have no task axis or differ in their number of tasks, or
+            its output for one task lacks a task axis of length 1 or contains other arrays than for task 0.
     """
     positional = [tools[name] for name in stage.tools]
     if stage.over is None:
@@ -291,7 +291,7 @@ def call(stage: Stage, tools: Mapping[str, Any], inputs: Mapping[str, Any], para
 
 
 def _arrays(value: Any) -> dict[tuple[str, str | None], Array]:
-    """Return the arrays whose first axis is tasks, by field and, in a mapping, name."""
+    """Return the arrays whose first axis is tasks, keyed by (field, name in a mapping or None)."""
     found = dict[tuple[str, str | None], Array]()
     for name in fields_of_tasks(type(value)):
         part = getattr(value, name)

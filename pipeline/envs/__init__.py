@@ -39,9 +39,9 @@ ENVS: dict[str, str] = {
     "walker2d-rand-params": "metaloom.pipeline.envs.walker2d:Walker2dRandParams",
     "walker2d-vel": "metaloom.pipeline.envs.walker2d:Walker2dVel",
 }
-"""module:Class by name. The module is imported when an environment is made."""
+"""Name -> module:Class. The module is imported only when the environment is made."""
 
 PLUGINS = Plugins("environment", "metaloom.envs", ENVS)
 
 REPRODUCED = "witness_reproduced"
-"""Metric of an iteration: 1 if its witness episode was reproduced bit for bit, otherwise 0."""
+"""Name of a per-iteration metric: 1 if the witness episode was reproduced bit for bit, otherwise 0."""

@@ -1,4 +1,4 @@
-"""Validation of everything that an environment returns."""
+"""Validation of all values that an environment returns."""
 
 import math
 import re
@@ -17,12 +17,12 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class RowFault(EnvError):
-    """Raised for an error or an invalid result of one row's environment.
+    """Raised if one row's environment raises an error or returns an invalid result.
 
     A custom `BatchEnv` may raise it to name the row at fault.
 
     Attributes:
-        row: The row.
+        row: Index of the row at fault.
         call: Call that failed: "make", "set_task", "reset", "step" or "act" (the policy's action is not finite).
     """
 
@@ -36,10 +36,10 @@ class RowFault(EnvError):
 
 
 def observation_of(answer: Any, shape: tuple[int, ...]) -> Array:
-    """Return an observation as an array [O], which may share memory with the environment.
+    """Return an observation as a flat array [O], which may share memory with the environment.
 
     Raises:
-        EnvError: it is not numeric or has another shape.
+        EnvError: the observation is not numeric or has another shape.
     """
     values = np.asarray(answer)
     if values.dtype.kind not in "biuf" or values.shape != shape:
@@ -51,10 +51,10 @@ def observation_of(answer: Any, shape: tuple[int, ...]) -> Array:
 
 
 def as_integers(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert observations to the integer type of their space.
+    """Convert observations to the integer dtype of their space.
 
     Raises:
-        EnvError: a value is not an integer of this type.
+        EnvError: this dtype cannot represent a value.
     """
     if values.dtype == dtype:
         return values
@@ -70,10 +70,10 @@ def as_integers(values: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def wrong_number(observations: Array) -> tuple[int, str] | None:
-    """Find the first of several observations [n, O] float64 with a value that float32 cannot represent.
+    """Find the first observation in [n, O] float64 that contains a value that float32 cannot represent.
 
     Returns:
-        Its row and the problem, or None.
+        Row of the observation and a description of the problem, or None if there is none.
     """
     # Comparisons with NaN are false.
     sound = np.abs(observations) <= LARGEST
@@ -84,12 +84,12 @@ def wrong_number(observations: Array) -> tuple[int, str] | None:
 
 
 def number_of(answer: Any, name: str) -> float:
-    """Return a number as a float.
+    """Convert a number that an environment returned to a float.
 
     Raises:
-        EnvError: it is not a single number, or is too large for float32.
+        EnvError: the value is not a single finite number within the range of float32.
     """
-    if type(answer) is float:  # most are: twice as fast
+    if type(answer) is float:  # the usual case; this check makes it twice as fast
         number = answer
     else:
         value = np.asarray(answer)
@@ -102,10 +102,10 @@ def number_of(answer: Any, name: str) -> float:
 
 
 def flag_of(answer: Any, name: str) -> bool:
-    """Return a boolean; other types are rejected, since text such as "False" is truthy.
+    """Convert a boolean that an environment returned. Other types are rejected, since text such as "False" is truthy.
 
     Raises:
-        EnvError: it is not a boolean.
+        EnvError: the value is not a boolean.
     """
     if answer is True or answer is False:
         return answer
@@ -116,10 +116,10 @@ def flag_of(answer: Any, name: str) -> bool:
 
 
 def reward_terms_of(reward: float, info: Any) -> dict[str, float]:
-    """Return the reward terms in `info`, or the reward as the only term.
+    """Return the reward terms in `info`, or the reward as the only term if there are none.
 
     Raises:
-        EnvError: they are not numeric, or do not sum to the reward.
+        EnvError: the terms are not numeric or do not sum to the reward.
     """
     if not isinstance(info, Mapping):
         raise EnvError(f"found {shown(info)} as info; required a dict")
@@ -137,19 +137,19 @@ def reward_terms_of(reward: float, info: Any) -> dict[str, float]:
 
 
 def is_ctrl_c(error: BaseException) -> bool:
-    """Return True for Ctrl-C. In other threads than the main one, an environment raised it."""
+    """Return True for Ctrl-C. A KeyboardInterrupt outside the main thread was raised by an environment."""
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
 def last_line(error: BaseException) -> str:
-    """Return the type of an error and its message, on one or a few lines."""
-    # str(error) is also third-party code and may fail.
+    """Return an error's type and message, without its traceback."""
+    # str(error) may be third-party code too, and may fail.
     text = traceback.format_exception_only(error)[-1].strip()
     return text if len(text) <= 500 else f"{text[:497]}..."
 
 
 def own_traceback(error: BaseException | None) -> str:
-    """Return the traceback of an environment's error; empty if only its result was rejected."""
+    """Return the traceback of an error that an environment raised; "" if only its result was rejected."""
     if error is None or isinstance(error, EnvError):
         return ""
     text = "".join(traceback.format_exception(error))
@@ -161,18 +161,18 @@ _FINITE = "a finite number within float32"
 
 
 def shown(value: Any) -> str:
-    """Format a value from third-party code, with its type, in at most 80 characters."""
+    """Format a value from third-party code with its type, in at most 80 characters."""
     text = f"{type(value).__name__} {value!r}"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
-# A number's metric is average_NAME, and these names are taken.
+# The metric of a number is average_NAME, and these names are already in use.
 _TAKEN = ("return", "discounted_return", "length")
 
 
 def declared_facts(env: gymnasium.Env[Any, Any]) -> tuple[Fact, ...]:
-    """Return the facts declared by the outermost wrapper that declares any, or by the environment.
+    """Return the facts that the outermost wrapper with a declaration declares, or else the environment.
 
     Raises:
         EnvError: a declaration is invalid, or a name is duplicated or reserved.
@@ -180,7 +180,7 @@ def declared_facts(env: gymnasium.Env[Any, Any]) -> tuple[Fact, ...]:
     declared = env.get_wrapper_attr("facts") if env.has_wrapper_attr("facts") else ()
     is_declaration = isinstance(declared, list | tuple) and all(isinstance(f, tuple) and len(f) > 1 for f in declared)
     if not (isinstance(env.unwrapped, MetaEnv) or is_declaration):
-        return ()  # an unrelated attribute of this name
+        return ()  # an unrelated attribute with this name
     where = f"{type(env.unwrapped).__name__}.facts"
     try:
         facts = tuple(Fact(*fact) for fact in declared)
@@ -190,8 +190,8 @@ def declared_facts(env: gymnasium.Env[Any, Any]) -> tuple[Fact, ...]:
     for fact in facts:
         if not _NAME.fullmatch(str(fact.name)) or names.count(fact.name) > 1:
             raise EnvError(
-                f"{where}: found the name {fact.name!r}; required letters, digits and '_', a letter first, and every "
-                "name once"
+                f"{where}: found the name {fact.name!r}; names must be unique and consist of letters, digits and '_', "
+                "starting with a letter"
             )
         if fact.kind not in ("flag", "number") or fact.per not in ("step", "episode"):
             raise EnvError(f'{where}: found {fact}; required kind "flag" or "number", and per "step" or "episode"')
@@ -201,23 +201,23 @@ def declared_facts(env: gymnasium.Env[Any, Any]) -> tuple[Fact, ...]:
             )
         if fact.kind == "number" and fact.name in _TAKEN:
             raise EnvError(
-                f"{where}: found the number {fact.name}, whose metric average_{fact.name} every run has already; "
-                "required another name"
+                f"{where}: found the number {fact.name}, but every run already has the metric average_{fact.name}; "
+                "choose another name"
             )
     return facts
 
 
 def described_facts(env: gymnasium.Env[Any, Any]) -> dict[str, dict[str, Any]]:
-    """Return the result of `declared_facts` as plain JSON data, by name."""
+    """Return the declared facts as JSON data, keyed by name."""
     about = {fact.name: fact._asdict() for fact in declared_facts(env)}
     return {name: {key: value for key, value in fact.items() if key != "name"} for name, fact in about.items()}
 
 
 def facts_in(info: Mapping[str, Any], declared: Sequence[Fact]) -> dict[str, float]:
-    """Read the facts that a single environment reports in `info`, flags as 0 and 1.
+    """Return the facts that a single environment reports in `info`, with flags as 0 and 1.
 
     Raises:
-        EnvError: one is missing, not declared, or of the wrong kind.
+        EnvError: a fact is missing, not declared, or of the wrong kind.
     """
     reported = info.get("facts", {})
     if not declared and reported == {}:
@@ -229,10 +229,10 @@ def facts_in(info: Mapping[str, Any], declared: Sequence[Fact]) -> dict[str, flo
 
 
 def check_facts(reported: Mapping[str, Array], declared: Sequence[Fact], rows: Array) -> None:
-    """Check the facts that a batched environment reports for the `rows` [n] that it stepped.
+    """Check the facts that a batched environment reports for the rows [n] that it stepped.
 
     Raises:
-        EnvError: one is missing or not declared, or is not an array [n] of its kind.
+        EnvError: a fact is missing or not declared, or is not an array [n] of its kind.
         RowFault: a number that is not optional is not finite.
     """
     _require_names("step: facts", reported, declared)

@@ -1,4 +1,4 @@
-"""The ant: a four-legged robot that walks in a direction or to a goal."""
+"""The ant: a four-legged robot that walks in a given direction or to a goal."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,11 @@ from metaloom.pipeline.envs.task_sets import AlongX, AnyDirection, draw_on_disk
 from metaloom.pipeline.types import Array
 
 TORSO = 1
-"""Index of the torso among the bodies; body 0 is the world."""
+"""Body index of the torso; body 0 is the world."""
 
 
 class Ant(MujocoRobot, MetaEnv):
-    """The robot without a task: gymnasium's model, physics and starts of Ant-v5.
+    """The ant without a task: model, physics and initial states of gymnasium's Ant-v5.
 
     | observation | content                                                                        | unit   |
     | ----------- | ------------------------------------------------------------------------------ | ------ |
@@ -33,12 +33,12 @@ class Ant(MujocoRobot, MetaEnv):
     | ------ | --------------------------------------------------------------------------------- | ------- |
     | 0-7    | torque at hip, ankle of back right, front left, front right, back left leg, 150 N m | [-1, 1] |
 
-    This is obs_style promp. Its first six contact forces act on the world and are always 0: v5 omits them
+    The table describes obs_style promp. Its first six contact forces act on the world and are always 0; v5 omits them
     (size 105). PEARL's style omits all contact forces (size 27).
 
     Start: joint positions U(-0.1, 0.1) around the rest pose, velocities 0.1 N(0, 1). A control step is 0.05 s (five
     physics steps). Rewards use the position of MuJoCo's body frame, which the Runge-Kutta integrator leaves at its last
-    stage: at most millimetres from the joint positions, as in both originals and in gymnasium.
+    stage. It differs from the joint positions by millimeters at most, as in both originals and in gymnasium.
     """
 
     frame_skip = 5
@@ -49,7 +49,7 @@ class Ant(MujocoRobot, MetaEnv):
     control_cost: float = 0.5
     contact_cost: float = 5e-4
     shows_place = False
-    """True if observations start with the x and y of the torso; in v5 that is an option."""
+    """True if observations start with the torso's x and y, which are optional in v5."""
     shows_contacts_to_pearl = False
 
     def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:
@@ -75,20 +75,20 @@ class Ant(MujocoRobot, MetaEnv):
 
     @abstractmethod
     def task_terms(self, place: Array, velocity: Array, tasks: Array) -> dict[str, Array]:
-        """Return reward terms by name, [n], from position [n, 2] in m and velocity [n, 2] in m/s of the torso."""
+        """Return reward terms, name -> [n], from the torso's position [n, 2] in m and velocity [n, 2] in m/s."""
 
 
 class AntWalk:
-    """Rules of ants that walk in a direction and can fall. List before Ant.
+    """Mixin for ants that walk in a direction and can fall. List it before Ant.
 
     | reward term | value                                                              | unit  |
     | ----------- | ------------------------------------------------------------------ | ----- |
     | run         | direction · v, mean over the step                                  | m/s   |
-    | survive     | 1, in every step                                                   | 1     |
+    | survive     | 1 at each step                                                     | 1     |
     | control     | -0.5 * ‖action‖²                                                   | 1     |
     | contact     | -5e-4 * sum of squares of the contact forces, each clipped to ±1   | 1     |
 
-    Terminates when the torso leaves a band of heights, or when a joint's position or velocity is not finite.
+    Terminates when the torso's height leaves a range, or when a joint's position or velocity is not finite.
     """
 
     heights: tuple[float, float] = (0.0, 1.0)
@@ -104,7 +104,7 @@ class AntWalk:
 
 
 class AntDir(AlongX, AntWalk, Ant):
-    """Walk forward or backward along x, as the reward requires (ProMP's AntRandDirec).
+    """Walk forward or backward along x; only the reward reveals which (ProMP's AntRandDirec).
 
     Observation, action, start: see Ant. Task: see OneWayOrTheOther. Reward terms: see AntWalk. Terminates unless the
     torso is 0 to 1 m high.
@@ -112,7 +112,7 @@ class AntDir(AlongX, AntWalk, Ant):
 
 
 class AntDir2D(AnyDirection, AntWalk, Ant):
-    """Walk in a direction known only from the reward (ProMP's AntRandDirec2D).
+    """Walk in a direction that only the reward reveals (ProMP's AntRandDirec2D).
 
     Observation, action, start: see Ant. Task: see AnyDirection. Reward terms: see AntWalk. Terminates unless the torso
     is 0 to 1 m high.
@@ -120,11 +120,11 @@ class AntDir2D(AnyDirection, AntWalk, Ant):
 
 
 class ToGoal:
-    """Rules of ants that go to a goal. List before Ant.
+    """Mixin for ants that go to a goal. List it before Ant.
 
     | task field     | unit | distribution                                                        |
     | -------------- | ---- | ------------------------------------------------------------------- |
-    | goal_x, goal_y | m    | uniform on the disk of radius 3 around the start                    |
+    | goal_x, goal_y | m    | uniform on a disk of radius 3 around the start                      |
 
     | reward term | value                                                              | unit  |
     | ----------- | ------------------------------------------------------------------ | ----- |
@@ -146,21 +146,21 @@ class ToGoal:
 
 
 class AntGoal(ToGoal, Ant):
-    """Go to a goal known only from the reward (ProMP's AntRandGoal). Never terminates.
+    """Go to a goal that only the reward reveals (ProMP's AntRandGoal). Never terminates.
 
-    Observation, action, start: see Ant; in every style the torso's x and y come first (2 more entries), since goals
-    cannot be found without them. Task and reward: see ToGoal.
+    Observation, action, start: see Ant. In every style, observations start with the torso's x and y (2 more entries),
+    without which a robot could not find its goal. Task and reward: see ToGoal.
     """
 
 
 class PearlAntDir(PearlRobot, AnyDirection, AntWalk, Ant):
-    """Walk in one of 100 directions, as PEARL's ant-dir: AntDir2D without contact forces in the observation (27).
+    """Walk in one of 100 directions (PEARL's ant-dir): AntDir2D without contact forces in the observation (size 27).
 
-    Terminates unless the torso is 0.2 to 1 m high. Task: see AnyDirection and PearlRobot. Option `forward_backward`:
-    (1, 0) and (-1, 0) are the two tasks instead, and no task is held out.
+    Terminates unless the torso is 0.2 to 1 m high. Task: see AnyDirection and PearlRobot. With the option
+    `forward_backward`, (1, 0) and (-1, 0) are the only two tasks, and none is held out.
 
-    Differs from the original, which tests on its two training directions, and whose contact cost was 0 on the MuJoCo of
-    its time.
+    Differs from the original, which tests on its two training directions. The original's contact cost was 0 in the
+    MuJoCo version of its time.
     """
 
     heights: tuple[float, float] = (0.2, 1.0)
@@ -191,7 +191,7 @@ class PearlAntDir(PearlRobot, AnyDirection, AntWalk, Ant):
 
 
 class PearlAntGoal(PearlRobot, ToGoal, Ant):
-    """Go to one of 150 goals, as PEARL's ant-goal: AntGoal with fixed goals. Task: see ToGoal and PearlRobot."""
+    """Go to one of 150 goals (PEARL's ant-goal): AntGoal with fixed goals. Task: see ToGoal and PearlRobot."""
 
     def __init__(
         self,

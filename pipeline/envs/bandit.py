@@ -13,7 +13,7 @@ from metaloom.pipeline.types import Array
 
 
 class BernoulliBandit(Drawn, MetaEnv):
-    """Pull one of k arms, each of which pays 1 with a hidden probability (RL2's bandits).
+    """Pull one of k arms, each of which pays 1 with a hidden probability (RL2's bandit problems).
 
     | observation | unit | | action | unit | range     |
     | ----------- | ---- |-| ------ | ---- | --------- |
@@ -23,9 +23,9 @@ class BernoulliBandit(Drawn, MetaEnv):
     | ------------- | ---- | ----------------- |
     | p_0 ... p_k-1 | 1    | U(0, 1), each arm |
 
-    Option `arms`: k, 5 by default. Reward term: payout = 1 with the probability of the arm, else 0. Never terminates;
-    max_episode_steps is the number of pulls. The payouts of an episode depend only on its reset seed: pull t pays if
-    the seed's t-th draw from U(0, 1) is below the arm's probability.
+    Option `arms`: number of arms k, 5 by default. Reward term: payout = 1 with the arm's probability, else 0. Never
+    terminates; max_episode_steps is the number of pulls. An episode's payouts depend only on its reset seed: pull t
+    pays if the seed's t-th draw from U(0, 1) is below the arm's probability.
     """
 
     action_components: tuple[()] = ()
@@ -49,7 +49,7 @@ class BernoulliBandit(Drawn, MetaEnv):
             raise EnvError(f"{type(self).__name__}.set_task: found {self.task.tolist()}; required probabilities")
 
     def render(self) -> Any:
-        """Return an image [height, width, 3] uint8: each arm's probability, and how often it was pulled."""
+        """Return an image, [height, width, 3] uint8, of each arm's probability and number of pulls."""
         return table_picture(self.task[None], np.bincount(self._actions, minlength=len(self.task))[None])
 
     def row_batch(self, num_rows: int, num_threads: int) -> "BanditBatch":
@@ -57,7 +57,7 @@ class BernoulliBandit(Drawn, MetaEnv):
 
 
 class BanditBatch(RowBatch):
-    """A batch of N bandits."""
+    """Batch of N bandits."""
 
     observation_size = 1
     action_size = 1
@@ -75,7 +75,7 @@ class BanditBatch(RowBatch):
         return np.zeros((self.num_rows, 1))
 
     def step(self, actions: Array, rows: Array) -> BatchStep:
-        # Drawing many values at once gives the same values as drawing one by one.
+        # Drawing many values at once gives the same values as drawing them one by one.
         for row in rows[self._pulls[rows] % self._DRAWN_AHEAD == 0].tolist():
             self._numbers[row] = self._generators[row].random(self._DRAWN_AHEAD)
         numbers = self._numbers[rows, self._pulls[rows] % self._DRAWN_AHEAD]

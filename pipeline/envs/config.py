@@ -1,4 +1,4 @@
-"""Settings of a run's environment. Importing them does not import torch."""
+"""Settings for a run's environment. Does not import torch."""
 
 import re
 from collections.abc import Generator, Mapping
@@ -13,44 +13,44 @@ from metaloom.pipeline.plugins import import_module
 from metaloom.pipeline.schema import ConfigError, Settings, later
 
 DISCRETE = ("bernoulli-bandit", "hidden-goal-grid", "tabular-mdp")
-"""Built-in environments whose actions are discrete, so they have no scale by default."""
+"""Built-in environments with discrete actions, for which action_scale defaults to null."""
 
 
 class InfoFact(Settings):
-    """A fact that a plain gymnasium environment reports in its `info` in every step.
+    """A fact that a plain gymnasium environment reports in `info` at every step.
 
     A bare string sets the key: `--set env.facts.success=is_success`.
     """
 
     short_for = "key"
     key: str = Field(min_length=1)
-    """Key in info."""
+    """Key of the fact in info."""
     kind: Literal["flag", "number"] = "flag"
     """flag: True or False, 1 or 0; number: a finite number."""
     per: Literal["step", "episode"] = "step"
-    """step: stored for every step; episode: stored for the episode's last step only."""
+    """step: stored for every step; episode: stored only for the last step of an episode."""
 
 
 class WrapperConfig(Settings):
-    """A wrapper around an environment, with its options.
+    """An environment wrapper and its options.
 
     A bare string sets the name: `--set env.wrappers=[FlattenObservation]`.
     """
 
     short_for = "name"
     name: str = Field(min_length=1)
-    """Class of gymnasium.wrappers, such as TimeAwareObservation, or module:Class of another gymnasium.Wrapper."""
+    """Class in gymnasium.wrappers, such as TimeAwareObservation, or module:Class of another gymnasium.Wrapper."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
-    """Keyword arguments of the class besides the environment."""
+    """Keyword arguments of the class, other than the environment."""
 
     @property
     def path(self) -> str:
-        """module:Class."""
+        """Path of the wrapper class, module:Class."""
         return self.name if ":" in self.name else f"gymnasium.wrappers:{self.name}"
 
 
 class EnvConfig(Settings):
-    """An environment by name, with its options.
+    """An environment, selected by name, and its options.
 
     A bare string sets the name: `--set env=point-corner`.
     """
@@ -62,17 +62,17 @@ class EnvConfig(Settings):
     options: dict[str, JsonValue] = Field(default_factory=dict)
     """Keyword arguments of the environment's class, for example reward: dense."""
     action_scale: float | None = Field(default=10.0, gt=0)
-    """The policy's box [-action_scale, action_scale] is mapped onto the environment's. null passes actions unchanged,
-    which is the default of actor-critics and the only choice for discrete actions."""
+    """Map the policy's box [-action_scale, action_scale] onto the environment's action box. null passes actions
+    unchanged, which is the default for actor-critics and the only choice for discrete actions."""
 
     diagnostics: bool = later(False)
-    """Store the environment's diagnostics of each rollout batch, such as forward_velocity, with the metrics."""
+    """Store the environment's diagnostics for each rollout batch, such as forward_velocity, among the metrics."""
     facts: dict[str, InfoFact] = later({})
-    """Facts to store from the info of a plain gymnasium environment, as name: key, such as success: is_success; a
-    MetaEnv declares its own."""
+    """Facts to store from the info of a plain gymnasium environment, as name: key, such as success: is_success. A
+    MetaEnv declares its own facts."""
 
     wrappers: tuple[WrapperConfig, ...] = later(())
-    """Wrappers around the environment, the innermost first, such as [FlattenObservation] or [{name: my_module:Class,
+    """Wrappers around the environment, innermost first, such as [FlattenObservation] or [{name: my_module:Class,
     options: {key: value}}]."""
 
     observed: tuple[Annotated[int, Field(ge=0)], ...] | None = later(None, min_length=1)
@@ -80,16 +80,16 @@ class EnvConfig(Settings):
     all. Only for plain gymnasium environments."""
 
     integer_observations: bool = later(True, before=False)
-    """Store integer observations, such as the bytes of images, in their own type; false: as float32."""
+    """Store integer observations, such as image bytes, in their own dtype; false: as float32."""
 
     copies: Literal["auto", "kept", "fresh"] = later("auto", before="kept")
-    """Copies of a third-party environment: kept across episodes, or fresh for every episode, which is slower; auto:
-    fresh if a rehearsal before the run finds that episodes depend on earlier ones."""
+    """Copies of a third-party environment. kept: reused across episodes. fresh: new for each episode, which is slower.
+    auto: fresh if a rehearsal before the run finds that episodes depend on earlier ones, otherwise kept."""
     seed_bits: Literal[32, 64] = later(32, before=64)
-    """Bits of reset seeds. Many simulators are limited to 32; built-in environments use 64."""
+    """Number of bits in reset seeds. Many simulators are limited to 32; built-in environments use 64."""
     witness: bool = later(True, before=False)
-    """Replay one episode of every iteration on a new copy and report as the metric witness_reproduced whether it agrees
-    bit for bit; off by default for built-in environments."""
+    """Replay one episode per iteration on a new copy and report in the metric witness_reproduced whether it is bitwise
+    identical. Off by default for built-in environments."""
 
     @property
     def is_built_in(self) -> bool:
@@ -98,11 +98,11 @@ class EnvConfig(Settings):
 
     @property
     def left_open(self) -> set[str]:
-        """Names of unset settings whose defaults differ for a built-in environment."""
+        """Names of unset settings whose default differs between third-party and built-in environments."""
         return self.before().keys() - self.model_fields_set
 
     def as_in(self, stored: Mapping[str, Any]) -> "EnvConfig":
-        """Return this configuration with unset fields filled from the env section of a stored run."""
+        """Return this configuration with the settings in `left_open` taken from a stored run's env section."""
         known = {**self.before(), **stored}
         return self.model_copy(update={name: known[name] for name in self.left_open})
 
@@ -131,14 +131,14 @@ class EnvConfig(Settings):
 
 
 def is_gymnasium_id(name: str) -> bool:
-    """Return True for an id of gymnasium, [module:][namespace/]Name-v0, without importing gymnasium."""
+    """Return True if a name looks like a gymnasium id, [module:][namespace/]Name-v0; does not import gymnasium."""
     return re.fullmatch(r"(?:[\w.]+:)?(?:(?:[\w.-]+/)?[\w.-]+-v\d+|[\w.-]+/[\w.-]+)", name) is not None
 
 
 def registered_id(name: str) -> str | None:
-    """Return the gymnasium id of an environment after importing its module; None for other names.
+    """Return an environment's gymnasium id after importing its module, or None for other names.
 
-    Ids may lack a version: a name that is not in the module may be one that it registered.
+    Ids may lack a version, so a name that the module does not define may be an id that it registered.
 
     Raises:
         ConfigError: the module cannot be imported.
@@ -146,7 +146,7 @@ def registered_id(name: str) -> str | None:
     own = name.rpartition(":")[2]
     if ":" in name and hasattr(import_module(name), own.partition(".")[0]):
         return None
-    import gymnasium  # imported here: it would take a seventh of the time needed to reject a typo
+    import gymnasium  # imported here, since the import would take a seventh of the time needed to reject a typo
 
     return own if own in gymnasium.registry else None
 
@@ -156,7 +156,7 @@ _ASKED = ContextVar("_ASKED", default=True)
 
 @contextmanager
 def step_limits_left_open() -> Generator[None]:
-    """Build configurations in the block without gymnasium's step limits, for callers that only read the settings."""
+    """Within the block, configurations do not look up gymnasium's step limits. For callers that only read settings."""
     token = _ASKED.set(False)
     try:
         yield
@@ -165,10 +165,10 @@ def step_limits_left_open() -> Generator[None]:
 
 
 def gymnasium_limit(name: str) -> int | None:
-    """Return gymnasium's step limit for one of its environments; None if there is none.
+    """Return gymnasium's step limit for a gymnasium environment, or None if there is none.
 
     Raises:
-        ConfigError: the module that registers it cannot be imported.
+        ConfigError: the module that registers the environment cannot be imported.
     """
     # A lower-case name is a misspelled built-in environment, which is rejected earlier.
     if not _ASKED.get() or name in ENVS or (re.fullmatch("[a-z0-9-]+", name) and not is_gymnasium_id(name)):
@@ -178,7 +178,7 @@ def gymnasium_limit(name: str) -> int | None:
     except ConfigError:
         if is_gymnasium_id(name):
             raise
-        return None  # building the environment reports the reason
+        return None  # building the environment will report the reason
     import gymnasium  # as above
 
     return None if known is None else gymnasium.registry[known].max_episode_steps

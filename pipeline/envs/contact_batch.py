@@ -14,7 +14,7 @@ from mujoco import batch as mujoco_batch
 from metaloom.pipeline.types import Array
 
 CONTACT_FORCES = "cfrc_ext"
-"""The MjData field that `mj_step` leaves alone and `mj_rnePostConstraint` fills."""
+"""MjData field that `mj_step` does not update and `mj_rnePostConstraint` fills."""
 
 _STATE = {
     "qpos": mujoco.mjtState.mjSTATE_QPOS,
@@ -25,27 +25,27 @@ _NO_STAGE = int(mujoco.mjtStage.mjSTAGE_NONE)
 
 
 class PhysicsBatch(Protocol):
-    """Interface of N simulations: `mujoco.batch.Batch`, or a batch with contact forces."""
+    """Interface for N simulations, implemented by `mujoco.batch.Batch` and by batches with contact forces."""
 
     def bind(self, name: str) -> Array:
-        """Return a live view [N, ...] of a field of MjData."""
+        """Return a live view [N, ...] of an MjData field."""
         ...
 
     def reset(self, *, stage: int) -> None:
-        """Reset all rows, then compute up to `stage`."""
+        """Reset all rows, then run the computations up to `stage`."""
 
     def forward(self) -> None:
-        """Compute all rows without a step."""
+        """Run the forward computations for all rows without stepping."""
 
     def step(self, ids: Array | None = None, nstep: int = 1) -> None:
-        """Step the rows, all of them by default."""
+        """Take `nstep` physics steps in the given rows (default: all)."""
 
 
 class ModelBatch(PhysicsBatch, Protocol):
-    """N simulations, each with its own model."""
+    """Interface for N simulations with a separate model per row."""
 
     def expand(self, name: str) -> Array:
-        """Return the writable values [N, ...] of a field of MjModel."""
+        """Return a writable array [N, ...] of an MjModel field's values."""
         ...
 
     def set_const(self) -> None:
@@ -53,10 +53,10 @@ class ModelBatch(PhysicsBatch, Protocol):
 
 
 def contact_batch(model: mujoco.MjModel, num_rows: int, num_threads: int) -> PhysicsBatch:
-    """Return N simulations whose `cfrc_ext` holds the contact forces of their last step, as in gymnasium's robots.
+    """Return N simulations whose `cfrc_ext` holds the contact forces from their last step, as in gymnasium's robots.
 
     Uses MuJoCo's public C functions if the installed library exports them, otherwise a loop over the simulations. Both
-    give identical results. The loop is about a tenth slower on one thread and does not use more threads.
+    give bitwise identical results. The loop is about a tenth slower on one thread and cannot use more threads.
     """
     library = batch_library()
     if library is None:
@@ -65,9 +65,9 @@ def contact_batch(model: mujoco.MjModel, num_rows: int, num_threads: int) -> Phy
 
 
 class ContactBatch:
-    """The part of `mujoco.batch.Batch` that robots need, on top of its C functions.
+    """Reimplementation of the parts of `mujoco.batch.Batch` that robots need, using MuJoCo's C functions.
 
-    Unlike the Python class, they can run a C function on each simulation, on the batch's threads.
+    Unlike the Python class, the C functions can run another C function on each simulation, on the batch's threads.
     """
 
     def __init__(self, library: ctypes.CDLL, model: mujoco.MjModel, num_rows: int, num_threads: int) -> None:
@@ -93,27 +93,27 @@ class ContactBatch:
         return values
 
     def reset(self, *, stage: int) -> None:
-        """Reset as `mujoco.batch.Batch` does, for all rows."""
+        """Reset all rows, as `mujoco.batch.Batch` does."""
         self._check(None, self._library.mjb_reset(self._batch, None, self._num_rows, None, stage))
 
     def forward(self) -> None:
-        """Run `forward` of `mujoco.batch.Batch`, for all rows."""
+        """Run the forward computations for all rows, as `mujoco.batch.Batch` does."""
         stage = int(mujoco.mjtStage.mjSTAGE_ACC)
         self._check(None, self._library.mjb_forward(self._batch, None, self._num_rows, stage))
 
     def step(self, ids: Array | None = None, nstep: int = 1) -> None:
-        """Step as `mujoco.batch.Batch` does; then compute the contact forces of the same rows."""
+        """Step rows as `mujoco.batch.Batch` does, then compute their contact forces."""
         rows = None if ids is None else np.ascontiguousarray(ids, np.int32)
         pointer, count = (None, self._num_rows) if rows is None else (rows.ctypes.data, len(rows))
         self._check(rows, self._library.mjb_step(self._batch, pointer, count, nstep, _NO_STAGE))
-        # Called with four arguments but takes two: fine by the C ABIs of all MuJoCo platforms.
+        # The function takes two arguments but is called with four, which the C ABIs of all MuJoCo platforms allow.
         self._check(rows, self._library.mjb_apply(self._batch, pointer, count, self._contact_pass, None, 0))
-        # Applying a function does not refresh bound fields, but an empty stage does.
+        # Applying a function does not refresh bound fields, but running an empty stage does.
         self._check(rows, self._library.mjb_forward(self._batch, pointer, count, _NO_STAGE))
 
     def _view(self, address: int, shape: tuple[int, ...], item: Any = ctypes.c_double) -> Array:
         buffer = (item * int(np.prod(shape))).from_address(address)
-        # The array keeps the buffer and its memory alive.
+        # The array keeps the buffer, and thus the batch's memory, alive.
         buffer.owner = self._handle
         return np.frombuffer(buffer, np.dtype(item)).reshape(shape)
 
@@ -126,7 +126,7 @@ class ContactBatch:
 
 
 class ContactLoop:
-    """Contact forces through the Python binding, by a loop over the simulations after each step."""
+    """Batch that computes contact forces through the Python binding, looping over the simulations after each step."""
 
     def __init__(self, model: mujoco.MjModel, num_rows: int, num_threads: int) -> None:
         self._model = model
@@ -135,20 +135,20 @@ class ContactLoop:
         self._forces = np.zeros((num_rows, *self._data.cfrc_ext.shape))
 
     def bind(self, name: str) -> Array:
-        """Bind as ContactBatch does."""
+        """Return a live view [N, ...] of an MjData field; see PhysicsBatch."""
         return self._forces if name == CONTACT_FORCES else self._batch.bind(name)
 
     def reset(self, *, stage: int) -> None:
-        """Reset as ContactBatch does."""
+        """Reset all rows; see PhysicsBatch."""
         self._batch.reset(stage=stage)
         self._forces[:] = 0
 
     def forward(self) -> None:
-        """Run `forward` as ContactBatch does."""
+        """Run the forward computations for all rows; see PhysicsBatch."""
         self._batch.forward()
 
     def step(self, ids: Array | None = None, nstep: int = 1) -> None:
-        """Step as ContactBatch does."""
+        """Step rows, then compute their contact forces; see PhysicsBatch."""
         self._batch.step(ids=ids, nstep=nstep)
         for row in range(len(self._forces)) if ids is None else ids.tolist():
             self._batch.get_data(row, self._data)
@@ -157,12 +157,12 @@ class ContactLoop:
 
 
 class _Handle:
-    """The C library's batch, freed with the last reference to it or to one of its arrays."""
+    """Owner of the C library's batch, which is freed with the last reference to it or to one of its arrays."""
 
     def __init__(self, library: ctypes.CDLL, model: mujoco.MjModel, num_rows: int, num_threads: int) -> None:
         self._delete = library.mjb_deleteBatch
         message = ctypes.create_string_buffer(1000)
-        # Persistent, since contact forces are computed from each simulation's MjData after the step.
+        # Make it persistent, since contact forces are computed from each simulation's MjData after the step.
         config = _Config(num_threads, True)
         self.address: int | None = library.mjb_makeBatch(
             model._address, num_rows, ctypes.byref(config), message, len(message)
@@ -181,7 +181,7 @@ class _Config(ctypes.Structure):
 
 @cache
 def batch_library() -> ctypes.CDLL | None:
-    """Load MuJoCo's library with the signatures of its batch functions; None if it lacks one of them."""
+    """Return MuJoCo's C library with the signatures of its batch functions declared; None if it lacks any of them."""
     library = mujoco_library()
     if library is None:
         return None
@@ -211,7 +211,7 @@ def batch_library() -> ctypes.CDLL | None:
 
 @cache
 def mujoco_library() -> ctypes.CDLL | None:
-    """Return the C library under the `mujoco` package."""
+    """Return the C library that the `mujoco` package contains, or None if it cannot be found."""
     for path in Path(mujoco.__file__).parent.glob("*mujoco*"):
         if path.suffix in (".dll", ".dylib") or path.name.startswith("libmujoco.so"):
             return ctypes.CDLL(str(path))

@@ -1,4 +1,4 @@
-"""The contract of environments for meta-training, single and batched."""
+"""The environment contract for meta-training, for single environments and batches."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ class EnvError(ValueError):
 
 
 def require_count(env: gymnasium.Env[Any, Any], option: str, value: object, *, least: int) -> None:
-    """Reject an option that is not an integer of at least `least`.
+    """Check that an environment option is an integer of at least `least`.
 
     Raises:
-        EnvError: names the option.
+        EnvError: it is not; names the option.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise EnvError(f"{type(env).__name__}: {option} is {value!r}; required a whole number of at least {least}")
@@ -29,12 +29,12 @@ def require_count(env: gymnasium.Env[Any, Any], option: str, value: object, *, l
 
 @dataclass(frozen=True)
 class TaskField:
-    """One parameter of a task description.
+    """Description of one task parameter.
 
     Attributes:
-        name: Column name, snake_case.
-        unit: "m", "m/s", "rad"; "1" for a dimensionless value.
-        description: Meaning of the value.
+        name: Column name in snake_case.
+        unit: Unit such as "m", "m/s" or "rad"; "1" for a dimensionless value.
+        description: What the value means.
     """
 
     name: str
@@ -43,11 +43,11 @@ class TaskField:
 
 
 class Component(NamedTuple):
-    """One entry of an observation or action.
+    """Description of one entry of an observation or action.
 
     Attributes:
-        name: Short name, unique in its vector; names a column of tables.
-        unit: "m", "rad/s"; "1" for a number without a unit.
+        name: Short name, unique within the observation or action; it is a column name in tables.
+        unit: Unit such as "m" or "rad/s"; "1" for a dimensionless value.
     """
 
     name: str
@@ -55,14 +55,14 @@ class Component(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """Additional quantity that an environment reports besides observation and reward, such as success.
+    """Description of a quantity that an environment reports in addition to observation and reward, such as success.
 
     Attributes:
-        name: Short name, unique in the environment; tables have a column `fact_NAME`.
+        name: Short name, unique within the environment; tables have a column `fact_NAME`.
         kind: "flag" (true or false) or "number".
-        per: "step": stored for every step; "episode": stored for the episode's last step only.
-        unit: "m", "N"; "1" for a number without a unit.
-        optional: True if NaN may stand for a missing number.
+        per: "step": stored for every step; "episode": stored only for the last step of an episode.
+        unit: Unit such as "m" or "N"; "1" for a dimensionless value.
+        optional: True if the number may be NaN, meaning that it is missing.
     """
 
     name: str
@@ -76,14 +76,14 @@ NO_FACTS: Mapping[str, Array] = MappingProxyType({})
 
 
 class BatchStep(NamedTuple):
-    """Result of one control step of n rows.
+    """Result of one control step in n rows.
 
     Attributes:
-        observations: [n, O] float64.
-        reward_terms: name -> [n] float64; their sum is the reward.
+        observations: Observations after the step, [n, O] float64.
+        reward_terms: Name -> [n] float64; the terms sum to the reward.
         terminated: [n] bool, True if the task ended the episode.
-        truncated: [n] bool, True if the environment's own time limit ended it.
-        facts: name -> [n] bool or float64, all declared facts in every step.
+        truncated: [n] bool, True if the environment's own time limit ended the episode.
+        facts: Name -> [n] bool or float64; includes all declared facts at every step.
     """
 
     observations: Array
@@ -94,14 +94,14 @@ class BatchStep(NamedTuple):
 
 
 class BatchEnv(Protocol):
-    """N rows of one environment, each with its own task and episode, stepped together.
+    """Interface for N rows of an environment, each with its own task and episode, that are stepped together.
 
-    A row's results depend only on its task, seed and actions, not on N, its index, other rows or threads.
+    A row's results depend only on its task, seed and actions, not on N, the row's index, other rows or threads.
 
     Attributes:
-        num_rows: N.
-        observation_size: O.
-        action_size: A.
+        num_rows: Number of rows N.
+        observation_size: Observation size O.
+        action_size: Action size A.
     """
 
     num_rows: int
@@ -109,19 +109,19 @@ class BatchEnv(Protocol):
     action_size: int
 
     def reset(self, tasks: Array, seeds: Array) -> Array:
-        """Return the first observations [N, O].
+        """Start an episode in every row and return the first observations [N, O].
 
-        Row i starts like a single env with tasks[i] after `reset(seed=seeds[i])`.
+        Row i starts like a single environment with tasks[i] after `reset(seed=seeds[i])`.
         """
         ...
 
     def step(self, actions: Array, rows: Array) -> BatchStep:
-        """Step the n rows (sorted, unique) with actions [n, A]; the other rows keep their state."""
+        """Step n rows (sorted, unique) with actions [n, A]. The other rows keep their state."""
         ...
 
     @property
     def state(self) -> Array:
-        """Return a copy of the simulator's state, [N, S] float64; S is 0 if it cannot be read."""
+        """Copy of the simulator state, [N, S] float64; S is 0 if the state cannot be read."""
         ...
 
     def close(self) -> None:
@@ -129,20 +129,20 @@ class BatchEnv(Protocol):
 
 
 class RowBatch(BatchEnv):
-    """Rows of an environment that defines its rules for any number of rows.
+    """Base class of batches for environments whose rules are defined for any number of rows.
 
     Attributes:
-        tasks: [N, P].
+        tasks: Task of each row, [N, P].
     """
 
     tasks: Array
 
     def take(self, tasks: Array) -> None:
-        """Set the tasks of all rows, which take effect from the next `step`."""
+        """Set the tasks of all rows, effective from the next `step`."""
         self.tasks = tasks.copy()
 
     def begin(self, rngs: Sequence[np.random.Generator]) -> Array:
-        """Return the first observations [N, O] of new episodes, drawn with one generator per row."""
+        """Start new episodes with one generator per row and return the first observations [N, O]."""
         ...
 
     def reset(self, tasks: Array, seeds: Array) -> Array:
@@ -154,45 +154,45 @@ _ONLY_ROW = np.zeros(1, np.int64)
 
 
 class MetaEnv(gymnasium.Env[Array, Array]):
-    """A gymnasium Env with a distribution of tasks.
+    """Base class of gymnasium environments with a distribution of tasks.
 
-    A subclass names its task parameters in `task_fields` and uses `self.task` in `step`; `info["reward_terms"]` holds
-    the terms of the reward by name, which sum to the reward, and `info["facts"]` the declared facts by name. Document
-    task ranges in the class docstring. Instead of `step` and `reset`, it may define `row_batch`; a single environment
-    is then a batch of one row.
+    A subclass describes its task parameters in `task_fields` and uses `self.task` in `step`. In the `info` that `step`
+    returns, "reward_terms" maps names to terms that sum to the reward, and "facts" maps names to declared facts.
+    Document task ranges in the class docstring. Instead of `step` and `reset`, a subclass may define `row_batch`; a
+    single environment is then a batch with one row.
 
-    An environment sets no time limit: the run's `max_episode_steps` does.
+    Environments set no time limit; the run's `max_episode_steps` does.
     """
 
     task_fields: tuple[TaskField, ...] = ()
-    """The P fields of a task, in the order of its vector."""
+    """The P task fields, in the order of the task vector."""
 
     task_set: tuple[tuple[float, ...], ...] | None = None
-    """All tasks, if there are finitely many; a task's id is its index. None: a continuous distribution."""
+    """All tasks, if there are finitely many; a task's id is its index. None for a continuous distribution."""
 
     test_task_set: tuple[tuple[float, ...], ...] | None = None
-    """Held-out tasks, if there is a fixed `task_set`; None: any new draw is a held-out task."""
+    """Held-out tasks, if there is a fixed `task_set`. None: evaluation draws new tasks."""
 
     task_classes: Classes | None = None
-    """Named classes of tasks for reporting returns and balanced draws. None: a single class."""
+    """Named task classes for per-class returns and balanced sampling. None: a single class."""
 
     observation_components: Sequence[tuple[str, str]] | None = None
-    """Names and units of an observation's entries, flattened in C order; see Component. None: unnamed."""
+    """Name and unit of each observation entry, flattened in C order; see Component. None: unnamed."""
 
     action_components: Sequence[tuple[str, str]] | None = None
-    """Names and units of the entries of the environment's actions."""
+    """Name and unit of each action entry. None: unnamed."""
 
     facts: Sequence[Fact] = ()
-    """Facts that `step` reports, see Fact; a class or instance attribute."""
+    """Facts that `step` reports, see Fact. It may be a class or an instance attribute."""
 
     recorded: Mapping[str, Any] = MappingProxyType({})
-    """Plain data that runs record besides the options, such as which implementation computes the environment."""
+    """Plain data that runs record in addition to the options, such as which implementation the environment uses."""
 
     _task: Array | None = None
     _taken: Array | None = None
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        """Draw tasks from the distribution, [B, P] float64; by default uniformly from `task_set`.
+        """Draw tasks from the task distribution, [B, P] float64. The default draws uniformly from `task_set`.
 
         Raises:
             EnvError: the environment has neither this method nor a `task_set`.
@@ -202,22 +202,22 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         return np.array(self.task_set, np.float64)[rng.integers(len(self.task_set), size=num_tasks)]
 
     def set_task(self, task: Array) -> None:
-        """Set the task [P], which takes effect from the next `step`."""
+        """Set the task [P], effective from the next `step`."""
         self._task = check_task(self, task)
 
     @property
     def task(self) -> Array:
-        """The current task, [P] float64; before the first `set_task`, a fixed draw."""
+        """Current task, [P] float64. Before the first `set_task`, it is a fixed draw."""
         if self._task is None:
             self.set_task(self.sample_tasks(1, np.random.default_rng(0))[0])
         assert self._task is not None
         return self._task
 
     def sparse_rewards(self, rewards: Array) -> Array:
-        """Convert rewards of real steps, of any shape, to sparse rewards.
+        """Convert dense rewards of real steps, in an array of any shape, to sparse rewards.
 
-        For environments that infer tasks and evaluate policies with another reward than the learner's, as in PEARL. Do
-        not pass padding: a reward of 0 may mean the goal.
+        For environments where task inference and evaluation use another reward than the learner, as in PEARL. Do not
+        pass padding, since a reward of 0 may mean that the goal is reached.
 
         Raises:
             EnvError: the environment has no sparse rewards.
@@ -228,9 +228,9 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         )
 
     def diagnostics(self, episodes: EpisodeBatch) -> Mapping[str, float]:
-        """Return metrics of a rollout batch by name, such as the robot's mean speed; by default none.
+        """Return metrics for a rollout batch, keyed by name, such as the robot's mean speed. The default is none.
 
-        With env.diagnostics, runs store them as `step_k.NAME`. They must depend only on stored data.
+        With env.diagnostics, runs store these metrics as `step_k.NAME`. They must depend only on stored data.
         """
         return {}
 
@@ -240,7 +240,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         return type(self).diagnostics is not MetaEnv.diagnostics
 
     def row_batch(self, num_rows: int, num_threads: int) -> RowBatch:
-        """Return a batch of N rows.
+        """Return a batch with N rows.
 
         Raises:
             EnvError: the environment does not define its rules for rows.
@@ -256,7 +256,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         cls = type(self)
-        # The subclass's own reset calls this one, or another base class has a reset.
+        # Either the subclass's own reset calls this one, or another base class has a reset.
         if cls.row_batch is MetaEnv.row_batch and (cls.reset is not MetaEnv.reset or follows_other_base(cls)):
             return super().reset(seed=seed, options=options)
         super().reset(seed=seed)
@@ -278,29 +278,29 @@ class MetaEnv(gymnasium.Env[Array, Array]):
             self._taken = task
 
     def batch(self, num_rows: int, num_threads: int) -> BatchEnv | None:
-        """Return a BatchEnv that equals this env bit for bit, or None if only a loop over copies is available."""
+        """Return a BatchEnv with results bitwise identical to this environment's; None to loop over copies instead."""
         with_rows = keeps_rules(self, MetaEnv) and not follows_other_base(type(self))
         return self.row_batch(num_rows, num_threads) if with_rows else None
 
 
 @cache
 def follows_other_base(cls: type[MetaEnv]) -> bool:
-    """Return True without a `row_batch` if a base after MetaEnv has `step`: `class Tasks(MetaEnv, CartPoleEnv)`."""
+    """Return True if, without a row_batch, a base after MetaEnv defines `step`: `class Tasks(MetaEnv, CartPoleEnv)`."""
     following = cls.mro()[cls.mro().index(MetaEnv) + 1 :]
     steps = (vars(base)["step"] for base in following if "step" in vars(base))
     return cls.row_batch is MetaEnv.row_batch and next(steps) is not gymnasium.Env.step
 
 
 def keeps_rules(env: gymnasium.Env[Any, Any], base: type[gymnasium.Env[Any, Any]]) -> bool:
-    """Return False if a subclass overrides step or reset, which the batch of `base` would ignore."""
+    """Return False if a subclass overrides `step` or `reset`, since the batch of `base` would ignore the override."""
     return type(env).step is base.step and type(env).reset is base.reset
 
 
 def check_task(env: MetaEnv, task: Array) -> Array:
-    """Validate a task and return it as [P] float64.
+    """Validate a task and return it as an array, [P] float64.
 
     Raises:
-        EnvError: it has another shape or a non-finite entry.
+        EnvError: the task has another shape or a non-finite entry.
     """
     names = [field.name for field in env.task_fields]
     value = np.array(task, np.float64)

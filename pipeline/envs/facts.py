@@ -1,4 +1,4 @@
-"""Facts that runs record about their environment: class, options and sizes."""
+"""Facts that runs record about their environment, such as its class, options and sizes."""
 
 import inspect
 import math
@@ -21,22 +21,22 @@ _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
 def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
-    """Return the facts that identify an environment even after defaults change, as JSON data.
+    """Return facts that identify an environment even if defaults change later, as JSON data.
 
     Returns:
-        `class` as module:Class, `options` of its constructor including the defaults, `observation_size`,
-        `observation_shape` if it has several axes, and `action_size` or, for discrete actions, `num_choices`;
-        `actions_taken`, the space that a policy's actions are mapped into; and the environment's `recorded` facts.
+        `class` as module:Class; `options` of its constructor, including defaults; `observation_size`;
+        `observation_shape` if it has several axes; `action_size` or, for discrete actions, `num_choices`;
+        `actions_taken`, the space into which a policy's actions are mapped; and the environment's `recorded` data.
     """
     path, factory, given = _factory(config)
     actions = env.action_space
     shape = env.observation_space.shape or ()
     several_axes = {"observation_shape": list(shape)} if len(shape) > 1 else {}
-    # Stored runs use this name.
+    # Stored runs use the name num_choices.
     sizes = {"num_choices": int(actions.n)} if isinstance(actions, Discrete) else {"action_size": _size(actions)}
     try:
         parameters = inspect.signature(factory).parameters.values()
-    except ValueError:  # written in C, without a signature
+    except ValueError:  # code written in C has no signature
         parameters = ()
     named = {p.name: p.default for p in parameters if p.default is not p.empty and p.name != "render_mode"}
     found = env.unwrapped  # in other classes, `recorded` may mean anything
@@ -59,7 +59,7 @@ def taken_space(env: MetaEnv) -> ActionSpace:
 
 
 def described_space(space: ActionSpace) -> dict[str, Any]:
-    """Convert a space to JSON data; see `space_from`."""
+    """Convert an action space to JSON data; `space_from` reverses this."""
     if isinstance(space, Discrete):
         return {"n": int(space.n), "start": int(space.start)}
     if isinstance(space, MultiDiscrete):
@@ -70,7 +70,7 @@ def described_space(space: ActionSpace) -> dict[str, Any]:
 
 
 def space_from(described: Mapping[str, Any]) -> ActionSpace:
-    """Restore a space from the result of `described_space`."""
+    """Restore an action space from the result of `described_space`."""
     if "n" in described:
         return Discrete(described["n"], start=described["start"])
     if "binary" in described:
@@ -84,7 +84,7 @@ def space_from(described: Mapping[str, Any]) -> ActionSpace:
 
 
 def described_parts(space: gymnasium.Space[Any]) -> dict[str, Any]:
-    """Convert an observation space to JSON data, without a Box's bounds; see `parts_from`."""
+    """Convert an observation space to JSON data, without the bounds of a Box; see `parts_from`."""
     if isinstance(space, Dict):
         return {"dict": [[key, described_parts(part)] for key, part in space.items()]}
     if isinstance(space, Tuple):
@@ -96,7 +96,7 @@ def described_parts(space: gymnasium.Space[Any]) -> dict[str, Any]:
 
 
 def parts_from(described: Mapping[str, Any]) -> gymnasium.Space[Any]:
-    """Restore a space from the result of `described_parts`, sufficient for flattening."""
+    """Restore an observation space, to the extent needed for flattening, from the result of `described_parts`."""
     if "dict" in described:
         return Dict(OrderedDict((key, parts_from(part)) for key, part in described["dict"]))
     if "tuple" in described:
@@ -107,10 +107,10 @@ def parts_from(described: Mapping[str, Any]) -> gymnasium.Space[Any]:
 
 
 def component_facts(env: MetaEnv) -> dict[str, Any]:
-    """Return the declared components of an environment: `observation` and `action`, each with `names` and `units`.
+    """Return an environment's declared components: `observation` and `action`, each with `names` and `units`.
 
     Raises:
-        EnvError: their number is wrong, or a name is duplicated.
+        EnvError: the number of components is wrong, or a name is invalid or duplicated.
     """
     kinds = {
         "observation": (env.observation_components, env.observation_space),
@@ -131,19 +131,20 @@ def component_facts(env: MetaEnv) -> dict[str, Any]:
             )
         if wrong := [name for name in names if not _COMPONENT.fullmatch(name) or names.count(name) > 1]:
             raise EnvError(
-                f"{where}: found the name {wrong[0]!r}; required letters, digits, '_', '-' and '.', and every name once"
+                f"{where}: found the name {wrong[0]!r}; names must be unique and consist of letters, digits, '_', '-' "
+                "and '.'"
             )
         facts[kind] = {"names": names, "units": [part.unit for part in parts]}
     return facts
 
 
 def class_path(config: EnvConfig) -> str:
-    """Return module:Class of an environment; only a name if gymnasium was given an object."""
+    """Return the path of an environment's class, module:Class, or only a name if an object was registered."""
     return _factory(config)[0]
 
 
 def _factory(config: EnvConfig) -> tuple[str, Any, Mapping[str, Any]]:
-    """Return the path of an environment's class or function, the object, and its options."""
+    """Return the path of an environment's class or factory function, the object itself, and its options."""
     path = require_env(config.name)
     if path not in gymnasium.registry:
         return path, find_env(config.name), config.options
@@ -155,7 +156,7 @@ def _factory(config: EnvConfig) -> tuple[str, Any, Mapping[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value to JSON data; other values become a description."""
+    """Convert a value to JSON data. Objects that JSON cannot represent become a description."""
     if isinstance(value, Mapping):
         return {str(name): _plain(part) for name, part in value.items()}
     if isinstance(value, np.ndarray | np.generic):
@@ -164,7 +165,7 @@ def _plain(value: Any) -> Any:
         return [_plain(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    # Without a memory address, which differs from run to run.
+    # Omit the memory address, which differs from run to run.
     return value if isinstance(value, bool | int | float | str | None) else f"a {type(value).__qualname__}"
 
 

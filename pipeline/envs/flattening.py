@@ -1,4 +1,4 @@
-"""Flattening of composite observations, with the order and values of gymnasium's `flatten`."""
+"""Flattening of composite observations, with the same order and values as gymnasium's `flatten`."""
 
 import json
 import math
@@ -15,11 +15,11 @@ from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.types import Array
 
 _MOST_NAMES = 1000
-"""Maximum number of named components; names for the pixels of an image would be useless."""
+"""Maximum number of components to name; names for an image's pixels would be useless."""
 
 
 class FlatObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """Wrapper that flattens observations: one-hot discrete parts, and the parts of a Dict in its order.
+    """Wrapper that flattens observations. Discrete parts become one-hot; parts of a Dict keep its order.
 
     Raises:
         EnvError: a part cannot be flattened.
@@ -43,7 +43,7 @@ class FlatObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
         self.observation_space = flat_space = cast(Box, flatten_space(space))
         declared = "observation_components"
         is_open = not env.has_wrapper_attr(declared) or env.get_wrapper_attr(declared) is None
-        # A single part is numbered anyway.
+        # The components of a single part are numbered anyway.
         if is_open and isinstance(space, Dict | Tuple) and len(flat_space.low) <= _MOST_NAMES:
             names = [re.sub(r"[^\w.-]", "_", name, flags=re.ASCII) for name in _names(space, "")]
             self.observation_components: list[tuple[str, str]] | None = (
@@ -55,12 +55,12 @@ class FlatObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
 
 
 def flat(space: gymnasium.Space[Any], observation: Any) -> Array:
-    """Flatten an observation to one vector; discrete values are one-hot.
+    """Flatten an observation to a vector; discrete values become one-hot.
 
     A scalar is accepted for a Box of size 1.
 
     Raises:
-        EnvError: it is not in the space. Bounds of a Box are not checked.
+        EnvError: the observation is not in the space. The bounds of a Box are not checked.
     """
     _require_in(space, observation, "observation")
     return np.asarray(flatten(space, observation))

@@ -1,4 +1,4 @@
-"""The half-cheetah: a planar robot with two legs that runs in a direction or at a speed."""
+"""The half-cheetah: a planar two-legged robot that runs in a given direction or at a given speed."""
 # pyright: reportAttributeAccessIssue=false, reportUnknownParameterType=false
 # MuJoCo's compiled modules have no type stubs.
 
@@ -16,7 +16,7 @@ from metaloom.pipeline.types import Array, EpisodeBatch
 
 
 class HalfCheetah(MujocoRobot, MetaEnv):
-    """The robot without a task: gymnasium's model, observations and starts of HalfCheetah-v5.
+    """The half-cheetah without a task: model, observations and initial states of gymnasium's HalfCheetah-v5.
 
     | observation | content                                                            | unit     |
     | ----------- | ------------------------------------------------------------------ | -------- |
@@ -49,7 +49,7 @@ class HalfCheetah(MujocoRobot, MetaEnv):
         self.obs_style = check_obs_style(self, obs_style, ("promp", "pearl", "v5"))
         if obs_style == "pearl":
             self.derived: tuple[str, ...] = ("xpos",)
-        # MuJoCo 4 warns about `settotalmass` on every load; setting the mass afterwards gives the same model.
+        # MuJoCo 4 warns about `settotalmass` on every load. Setting the mass afterwards gives the same model.
         xml = (GYMNASIUM_MODELS / "half_cheetah.xml").read_text(encoding="utf-8")
         model = mujoco.MjModel.from_xml_string(xml.replace('settotalmass="14"', ""))
         mujoco.mj_setTotalmass(model, HalfCheetah.total_mass)
@@ -63,13 +63,13 @@ class HalfCheetah(MujocoRobot, MetaEnv):
         return [derived["xpos"][:, 1]] if self.obs_style == "pearl" else []
 
     def diagnostics(self, episodes: EpisodeBatch) -> Mapping[str, float]:
-        """Return `forward_velocity`, in m/s: observation 8 after each step, averaged over all steps."""
+        """Return `forward_velocity`, in m/s: observation entry 8 after each step, averaged over all steps."""
         velocity = episodes.observations[:, :, 1:, 8].astype(np.float64)
         return {"forward_velocity": float(velocity[episodes.mask == 1].mean())}
 
 
 class RunInDirection(OneWayOrTheOther):
-    """Rules of a half-cheetah that runs forward or backward; task: see OneWayOrTheOther. List before HalfCheetah.
+    """Mixin for half-cheetahs that run forward or backward. List it before HalfCheetah. Task: see OneWayOrTheOther.
 
     | reward term | value                                            | unit  |
     | ----------- | ------------------------------------------------ | ----- |
@@ -81,14 +81,14 @@ class RunInDirection(OneWayOrTheOther):
 
 
 class HalfCheetahDir(RunInDirection, HalfCheetah):
-    """Run forward or backward, as the reward requires (ProMP's HalfCheetahRandDirec).
+    """Run forward or backward; only the reward reveals which (ProMP's HalfCheetahRandDirec).
 
     Observation, action and start: see HalfCheetah. Task and reward: see RunInDirection.
     """
 
 
 class RunAtSpeed(AtSpeed):
-    """Rules of a half-cheetah that runs at a speed. List before HalfCheetah.
+    """Mixin for half-cheetahs that run at a given speed. List it before HalfCheetah.
 
     | task field | unit | distribution |
     | ---------- | ---- | ------------ |
@@ -99,7 +99,7 @@ class RunAtSpeed(AtSpeed):
     | run         | -abs(v_x - velocity), v_x: mean over the step    | m/s   |
     | control     | -0.05 * ‖action‖², of the action in [-1, 1]      | 1     |
 
-    Other projects draw the velocity from U(0, 2): returns are not comparable.
+    Other projects draw the velocity from U(0, 2), so returns are not comparable.
     """
 
     speeds: ClassVar[tuple[float, float]] = (0, 3)
@@ -107,17 +107,17 @@ class RunAtSpeed(AtSpeed):
 
 
 class HalfCheetahVel(RunAtSpeed, HalfCheetah):
-    """Run forward at a speed known only from the reward (ProMP's HalfCheetahRandVel).
+    """Run forward at a speed that only the reward reveals (ProMP's HalfCheetahRandVel).
 
     Observation, action and start: see HalfCheetah. Task and reward: see RunAtSpeed.
     """
 
 
 class PearlCheetahDir(RunInDirection, HalfCheetah):
-    """Run forward or backward, as PEARL's cheetah-dir: HalfCheetahDir with PEARL's observations.
+    """Run forward or backward (PEARL's cheetah-dir): HalfCheetahDir with PEARL's observations.
 
-    Both directions are training tasks, so none is held out: `test_task_set` is None, and test tasks are draws from the
-    two.
+    Both directions are training tasks, so none is held out: `test_task_set` is None, and test tasks are drawn from both
+    directions.
     """
 
     def __init__(self, obs_style: ObsStyle = "pearl", render_mode: str | None = None) -> None:
@@ -125,9 +125,8 @@ class PearlCheetahDir(RunInDirection, HalfCheetah):
 
 
 class PearlCheetahVel(PearlRobot, RunAtSpeed, HalfCheetah):
-    """Run forward at one of 100 speeds, as PEARL's cheetah-vel: HalfCheetahVel with PEARL's observations.
+    """Run forward at one of 100 speeds (PEARL's cheetah-vel): HalfCheetahVel with PEARL's observations.
 
-    The speeds are 100 draws of U(0, 3): see PearlRobot.
-
-    Speeds differ from the original's, which seeds numpy's global generator; these come from a separate one.
+    The speeds are 100 draws from U(0, 3); see PearlRobot. They differ from the original's: the original seeds NumPy's
+    global generator, whereas these draws come from a separate one.
     """

@@ -1,4 +1,4 @@
-"""A grid with a hidden goal, which an agent must find once and then remember (VariBAD's gridworld)."""
+"""A grid with a hidden goal that an agent must find once and then remember (VariBAD's gridworld)."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
@@ -18,24 +18,24 @@ STEP_REWARD, GOAL_REWARD = -0.1, 1.0
 
 
 def goals_of(size: int, excluded: Excluded) -> list[tuple[int, int]]:
-    """Return the cells that can be the goal: all except the start (0, 0), or except the 2x2 block at the start."""
+    """Return the possible goal cells: all except the start (0, 0), or all except the 2x2 block at the start."""
     near = 2 if excluded == "block" else 1
     cells = [(x, y) for x in range(size) for y in range(size)]
     return [(x, y) for x, y in cells if x >= near or y >= near]
 
 
 class HiddenGoalGrid(Drawn, MetaEnv):
-    """Find a goal on a grid that is known only from the reward (VariBAD's gridworld).
+    """Find a goal cell that only the reward reveals (VariBAD's gridworld).
 
     | observation | unit | | action               | unit | range |
     | ----------- | ---- |-| -------------------- | ---- | ----- |
     | unit vector | 1    | | +x, -x, +y, -y, stay | 1    | 0 - 4 |
 
-    The unit vector has its 1 at the cell (x, y), number 5 x + y.
+    The unit vector is 1 at index 5 x + y for the cell (x, y).
 
     | task field     | unit | distribution                                                                   |
     | -------------- | ---- | ------------------------------------------------------------------------------ |
-    | goal_x, goal_y | 1    | uniform over the cells, but for the start's 2x2 (21 goals) or the start (24)   |
+    | goal_x, goal_y | 1    | uniform over the cells, except the start's 2x2 (21 goals) or the start (24)    |
 
     | reward term | value                                   |
     | ----------- | --------------------------------------- |
@@ -46,9 +46,9 @@ class HiddenGoalGrid(Drawn, MetaEnv):
     | ------- | ---- | ------------------------------ |
     | success | flag | the step ends on the goal      |
 
-    Options: `size`, cells along a side, 5; `excluded`, what cannot be the goal: `block` (default), the 2x2 cells at the
-    start, or `start` alone. Start: cell (0, 0). Moves off the grid have no effect. Never terminates; max_episode_steps
-    is the horizon, 15 in VariBAD's experiments, whose trials have 4 episodes.
+    Options: `size`, number of cells along a side, default 5; `excluded`, the cells that cannot be the goal: `block`
+    (default), the 2x2 cells at the start, or `start`, only the start. Start: cell (0, 0). Moves off the grid have no
+    effect. Never terminates; max_episode_steps is the horizon, 15 in VariBAD's experiments with 4 episodes per trial.
     """
 
     task_fields: tuple[TaskField, TaskField] = (
@@ -80,7 +80,7 @@ class HiddenGoalGrid(Drawn, MetaEnv):
             raise EnvError(f"{found}; required a cell, whole numbers from 0 to {self.size - 1}")
 
     def render(self) -> Any:
-        """Return an image [height, width, 3] uint8: the goal, other tasks' goals, and the path since the last reset."""
+        """Return an image, [height, width, 3] uint8, of this goal, other tasks' goals, and the path since the reset."""
         half, middle = self.size / 2, (self.size - 1) / 2
         picture = Picture(half, np.arange(-half, half + 1))
         picture.tasks(np.array(self.task_set) - middle)
@@ -94,7 +94,7 @@ class HiddenGoalGrid(Drawn, MetaEnv):
 
 
 class GridBatch(RowBatch):
-    """A batch of N grids, stepped as arrays."""
+    """Batch of N grids, stepped with array operations."""
 
     action_size = 1
 

@@ -1,4 +1,4 @@
-"""The hopper: a planar robot with one leg that can fall. Tasks vary its body."""
+"""The hopper: a planar one-legged robot that can fall. Tasks vary its body."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from metaloom.pipeline.types import Array
 
 
 class Hopper(PlanarWalker, MujocoRobot, MetaEnv):
-    """The robot without a task: gymnasium's model, observations, starts and termination of Hopper-v5.
+    """The hopper without a task: model, observations, initial states and termination of gymnasium's Hopper-v5.
 
     | observation | content                                            | unit     |
     | ----------- | -------------------------------------------------- | -------- |
@@ -51,12 +51,12 @@ class Hopper(PlanarWalker, MujocoRobot, MetaEnv):
 
 
 class HopperRandParams(RandomDynamics, Hopper):
-    """Hop forward with a body of unknown masses, inertias, friction and damping (HopperRandParams).
+    """Hop forward with a body whose masses, inertias, friction and damping are unknown (HopperRandParams).
 
     Observation, action, start and termination: see Hopper. A control step is 0.008 s (four physics steps).
 
-    Task and reward: see RandomDynamics. BODY: torso, thigh, leg, foot; GEOM: these and floor; JOINT: thigh,
-    leg, foot. 34 fields in all.
+    Task and reward: see RandomDynamics. BODY is torso, thigh, leg or foot; GEOM is any of these or floor; JOINT is
+    thigh, leg or foot. There are 34 fields in total.
     """
 
 

@@ -1,4 +1,4 @@
-"""The humanoid: a robot with seventeen motors that walks in a direction."""
+"""The humanoid: a robot with seventeen motors that walks in a given direction."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,19 +11,19 @@ from metaloom.pipeline.types import Array
 
 
 class Humanoid(MujocoRobot, MetaEnv):
-    """The robot without a direction: gymnasium's model, physics and starts of Humanoid-v5.
+    """The humanoid without a task: model, physics and initial states of gymnasium's Humanoid-v5.
 
     | observation | content                                                                   | unit            |
     | ----------- | ------------------------------------------------------------------------- | --------------- |
     | 0           | height of the torso                                                       | m               |
     | 1-4         | orientation of the torso, quaternion w x y z                              | 1               |
     | 5-7         | angles of abdomen z, y, x                                                 | rad             |
-    | 8-11, 12-15 | angles of right hip x, z, y and knee; of the left                         | rad             |
-    | 16-18, 19-21 | angles of right shoulder 1, 2 and elbow; of the left                     | rad             |
+    | 8-11, 12-15 | angles of right hip x, z, y and knee; same for the left                   | rad             |
+    | 16-18, 19-21 | angles of right shoulder 1, 2 and elbow; same for the left               | rad             |
     | 22-24       | velocity of the torso, x y z                                              | m/s             |
     | 25-27       | angular velocity of the torso, x y z                                      | rad/s           |
     | 28-44       | angular velocities in the order of 5-21                                   | rad/s           |
-    | 45-184      | per body: inertia (6) about the robot's centre of mass, m·offset (3), mass m | kg m², kg m, kg |
+    | 45-184      | per body: inertia (6) about the robot's center of mass, m·offset (3), mass m | kg m², kg m, kg |
     | 185-268     | per body: angular (3) and linear (3) velocity                             | rad/s, m/s      |
     | 269-291     | torque of the motor at each degree of freedom                             | N m             |
     | 292-375     | per body: contact torque (3) and force (3)                                | N m, N          |
@@ -36,13 +36,13 @@ class Humanoid(MujocoRobot, MetaEnv):
     | 11-13  | torque at right shoulder 1, 2 and elbow               | [-0.4, 0.4] | 25 N m                |
     | 14-16  | torque at left shoulder 1, 2 and elbow                | [-0.4, 0.4] | 25 N m                |
 
-    This is obs_style promp, and pearl. Each of the four last groups starts with entries that are always 0: for the
-    world, and for six degrees of freedom without a motor. v5 omits them (size 348).
+    The table describes obs_style promp and pearl, which are the same. Each of the last four groups starts with entries
+    that are always 0: for the world, or for six degrees of freedom without a motor. v5 omits them (size 348).
 
     | reward term | value                                                              | unit  |
     | ----------- | ------------------------------------------------------------------ | ----- |
-    | run         | 1.25 * direction · v of the centre of mass, mean over the step     | m/s   |
-    | survive     | 5, in every step                                                   | 1     |
+    | run         | 1.25 * direction · v of the center of mass, mean over the step     | m/s   |
+    | survive     | 5 at each step                                                     | 1     |
     | control     | -0.1 * ‖action‖²                                                   | 1     |
     | contact     | -min(5e-7 * sum of squares of the contact forces, 10)              | 1     |
 
@@ -88,31 +88,31 @@ class Humanoid(MujocoRobot, MetaEnv):
         return ~((height >= self.heights[0]) & (height <= self.heights[1]))
 
     def _mass_center(self, places: Array) -> Array:
-        """Return the centre of mass [n, 2] from the centres of the bodies [n, bodies, 3]."""
+        """Return the robot's center of mass [n, 2], given the bodies' centers of mass [n, bodies, 3]."""
         masses = self.model.body_mass
         moment = np.zeros((len(places), 2))
-        # Added body by body: numpy's order of summation may depend on the number of rows.
+        # Add body by body, since NumPy's summation order may depend on the number of rows.
         for body, mass in enumerate(masses):
             moment += mass * places[:, body, :2]
         return moment / masses.sum()
 
 
 class HumanoidDir(AlongX, Humanoid):
-    """Walk forward or backward along x, as the reward requires (ProMP's HumanoidRandDirec).
+    """Walk forward or backward along x; only the reward reveals which (ProMP's HumanoidRandDirec).
 
     Observation, action, reward terms, start, termination: see Humanoid. Task: see OneWayOrTheOther.
     """
 
 
 class HumanoidDir2D(AnyDirection, Humanoid):
-    """Walk in a direction known only from the reward (ProMP's HumanoidRandDirec2D).
+    """Walk in a direction that only the reward reveals (ProMP's HumanoidRandDirec2D).
 
     Observation, action, reward terms, start, termination: see Humanoid. Task: see AnyDirection.
     """
 
 
 class PearlHumanoidDir(PearlRobot, AnyDirection, Humanoid):
-    """Walk in one of 100 directions, as PEARL's humanoid-dir: HumanoidDir2D with fixed directions.
+    """Walk in one of 100 directions (PEARL's humanoid-dir): HumanoidDir2D with fixed directions.
 
     Task: see AnyDirection and PearlRobot. Unlike in the original, changing the task does not move the robot.
     """

@@ -1,4 +1,4 @@
-"""The BatchEnv for environments without one: a loop over copies that validates all their results."""
+"""BatchEnv for environments without their own: a loop over copies that validates all their results."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,19 +24,19 @@ from metaloom.pipeline.types import Array
 
 
 def ignore_row(row: int) -> None:
-    """Ignore the row."""
+    """Do nothing; the default for `watch_row`."""
 
 
 class LoopBatch:
-    """N copies of any environment, stepped one after the other.
+    """N copies of any environment, stepped one after another.
 
-    Faults of a copy raise RowFault. Actions and results are copied, so a copy may keep and change both.
+    Errors and invalid results raise RowFault. Actions and results are copied, so environments may keep and modify both.
 
     Args:
-        make: Function that makes a copy.
-        num_rows: N.
-        watch_row: Function called with each row before its environment is called.
-        dtype: Dtype of observations, if they are kept as integers.
+        make: Function that makes one copy.
+        num_rows: Number of rows N.
+        watch_row: Function called with a row's index before each call of its environment.
+        dtype: Dtype of stored observations; if it is an integer type, observations are kept in it.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class LoopBatch:
         dtype: np.dtype[Any] | None = None,
     ) -> None:
         self.watch_row = watch_row
-        # Check in float64 for values that float32 cannot represent.
+        # Keep other observations in float64, to find values that float32 cannot represent.
         self._dtype = dtype if dtype is not None and dtype.kind in "iu" else np.dtype(np.float64)
         self._envs: list[MetaEnv] = []
         for row in range(num_rows):
@@ -109,7 +109,7 @@ class LoopBatch:
         return BatchStep(observations, named, terminated, truncated, facts)
 
     def _asked(self, row: int, call: str) -> "_Asked":
-        """Convert errors in the block to a RowFault that names row and call."""
+        """Return a context manager that converts errors in the block to a RowFault with this row and call."""
         self._asking.row, self._asking.call = row, call
         return self._asking
 
@@ -129,7 +129,7 @@ class LoopBatch:
         return [terms[name] for name in self._terms]
 
     def _require_finite(self, observations: Array, rows: Sequence[int], call: str) -> None:
-        """Check all observations of a step at once, which is faster than one by one."""
+        """Check all observations of a step together, which is faster than one by one."""
         if self._dtype.kind == "f" and (wrong := wrong_number(observations)) is not None:
             i, problem = wrong
             raise RowFault(f"{self._name}.{call}: {problem}", rows[i], call)
@@ -146,7 +146,7 @@ class LoopBatch:
 
 
 class _Asked:
-    """Context manager that turns errors into a RowFault."""
+    """Context manager that converts errors to a RowFault."""
 
     def __init__(self, name: str) -> None:
         self.name, self.row, self.call = name, 0, ""
@@ -165,9 +165,9 @@ class _Asked:
 
 
 def _state(env: MetaEnv) -> Array:
-    """Return positions and velocities of gymnasium's MuJoCo environments; empty for others, which their seed restores.
+    """Return positions and velocities of gymnasium's MuJoCo environments; empty for others, which a seed restores.
 
-    Another environment may use this name for something else.
+    Other environments may use the name `state_vector` for something else.
     """
     read = getattr(env.unwrapped, "state_vector", None)
     try:
@@ -177,5 +177,5 @@ def _state(env: MetaEnv) -> Array:
 
 
 def _spaces(env: MetaEnv) -> tuple[Any, Any]:
-    # Wrappers keep the spaces that the environment had at construction; it may have changed them since.
+    # Wrappers keep the spaces from their construction, but the environment may have changed its spaces since.
     return env.unwrapped.observation_space, env.unwrapped.action_space

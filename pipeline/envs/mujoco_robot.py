@@ -1,4 +1,4 @@
-"""Robots simulated by MuJoCo, single or in batches on several threads."""
+"""Robots simulated by MuJoCo, individually or in multithreaded batches."""
 
 # pyright: reportAttributeAccessIssue=false, reportUnknownParameterType=false
 import copy
@@ -22,7 +22,7 @@ from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.types import Array
 
 _CODE = 2.0**-20
-"""Spacing of the values that identify components, small enough not to be clipped by robots."""
+"""Spacing of the code values that identify components, small enough that no robot clips them."""
 
 _XYZ = ("x", "y", "z")
 _METERS, _TURNS = [(axis, "m") for axis in _XYZ], [(f"angular_{axis}", "rad") for axis in _XYZ]
@@ -33,7 +33,7 @@ _OF_JOINTS = {
     mujoco.mjtJoint.mjJNT_SLIDE: ([("", "m")], [("", "m")]),
     mujoco.mjtJoint.mjJNT_HINGE: ([("", "rad")], [("", "rad")]),
 }
-"""Coordinates of each type of joint in qpos and in qvel, with their units."""
+"""Joint type -> its coordinates in qpos and in qvel, with units."""
 _INERTIA = ("ixx", "iyy", "izz", "ixy", "ixz", "iyz")
 _SPATIAL: Mapping[str, tuple[tuple[str, str], ...]] = {
     "xpos": tuple((axis, "m") for axis in _XYZ),
@@ -46,11 +46,11 @@ _SPATIAL: Mapping[str, tuple[tuple[str, str], ...]] = {
     "cvel": (*((f"angular_velocity_{a}", "rad/s") for a in _XYZ), *((f"velocity_{a}", "m/s") for a in _XYZ)),
     "cfrc_ext": (*((f"contact_torque_{a}", "N m") for a in _XYZ), *((f"contact_force_{a}", "N") for a in _XYZ)),
 }
-"""Components per body of MjData fields."""
+"""MjData field -> its components per body, with units."""
 
 
 def action_components(model: mujoco.MjModel) -> tuple[Component, ...]:
-    """Name the actuators. Controls are dimensionless; the motor's gear converts them to torques or forces."""
+    """Return a component per actuator. Controls are dimensionless; motor gears convert them to torques or forces."""
     names: list[str] = []
     for i in range(model.nu):
         drives_joint = model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT
@@ -60,7 +60,7 @@ def action_components(model: mujoco.MjModel) -> tuple[Component, ...]:
 
 
 def gymnasium_components(env: Any) -> tuple[Sequence[Component] | None, Sequence[Component] | None]:
-    """Name the observations and actions of one of gymnasium's robots."""
+    """Return the observation and action components of a gymnasium robot, each None if it cannot be determined."""
     structure, model = env.observation_structure, env.model
     joints = [*position_components(model)[structure.get("skipped_qpos", 0) :], *velocity_components(model)]
     shown = len(joints) == env.observation_space.shape[0]
@@ -68,12 +68,12 @@ def gymnasium_components(env: Any) -> tuple[Sequence[Component] | None, Sequence
 
 
 def position_components(model: mujoco.MjModel) -> list[Component]:
-    """Name the entries of qpos after their joints."""
+    """Return a component for each entry of qpos, named after its joint."""
     return [component for joint in range(model.njnt) for component in _axes(model, joint, moving=False)]
 
 
 def velocity_components(model: mujoco.MjModel) -> list[Component]:
-    """Name the entries of qvel after their joints."""
+    """Return a component for each entry of qvel, named after its joint."""
     return [Component(f"{name}_velocity", f"{unit}/s") for name, unit in _freedoms(model)]
 
 
@@ -84,17 +84,17 @@ def _freedoms(model: mujoco.MjModel) -> list[Component]:
 def observed_components(
     model: mujoco.MjModel, observe: Callable[[Array, Array, Mapping[str, Array]], Array], derived: Mapping[str, Array]
 ) -> tuple[Component, ...] | None:
-    """Name an observation's entries; None if some are not entries of qpos, qvel or `derived`.
+    """Return a component for each observation entry; None if some entry is not from qpos, qvel or `derived`.
 
     Args:
-        model: Model of the robot.
-        observe: Function from qpos [1, nq], qvel [1, nv] and the derived fields [1, ...] to observations [1, O].
-        derived: Names of these fields, for their shapes.
+        model: MuJoCo model of the robot.
+        observe: Function that maps qpos [1, nq], qvel [1, nv] and derived fields [1, ...] to observations [1, O].
+        derived: Derived fields, keyed by name; only their shapes are used.
     """
     known = [*position_components(model), *velocity_components(model)]
     for name in derived:
         known += _derived(model, name)
-    # Find components by the position of their code values in the observation.
+    # Set each component to a code value, and find the code values in the observation.
     codes = (1 + np.arange(len(known))) * _CODE
     ends = np.cumsum([model.nq, model.nv, *(field[0].size for field in derived.values())])
     qpos, qvel, *others = np.split(codes, ends[:-1])
@@ -109,7 +109,7 @@ def observed_components(
 
 
 def _axes(model: mujoco.MjModel, joint: int, *, moving: bool) -> list[Component]:
-    """Name a joint's coordinates in qpos or, if `moving`, in qvel, with their units."""
+    """Return a joint's components in qpos or, if `moving`, in qvel."""
     name = model.joint(joint).name or f"joint_{joint}"
     axes = _OF_JOINTS[mujoco.mjtJoint(int(model.jnt_type[joint]))][moving]
     return [Component(f"{name}_{axis}" if axis else name, unit) for axis, unit in axes]
@@ -124,23 +124,23 @@ def _derived(model: mujoco.MjModel, name: str) -> list[Component]:
 
 
 ObsStyle = Literal["promp", "pearl", "v5"]
-"""Selection of observations: ProMP's, PEARL's, or as in gymnasium's v5 robots."""
+"""Observation style: ProMP's, PEARL's, or that in gymnasium's v5 robots."""
 
 GYMNASIUM_MODELS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 
 
 @dataclass(frozen=True)
 class Motion:
-    """One control step of n simulations.
+    """One control step in n simulations.
 
     Attributes:
-        qpos_before: [n, nq] joint positions before the step.
-        qpos: [n, nq] joint positions after the step.
-        qvel: [n, nv] joint velocities after the step.
-        actions: [n, A] controls that were applied.
+        qpos_before: Joint positions before the step, [n, nq].
+        qpos: Joint positions after the step, [n, nq].
+        qvel: Joint velocities after the step, [n, nv].
+        actions: Controls that were applied, [n, A].
         dt: Duration of the step in seconds.
-        derived_before: name -> [n, ...], the robot's `derived_before` fields before the step.
-        derived: name -> [n, ...], its `derived` fields after the step.
+        derived_before: Name -> [n, ...], the robot's `derived_before` fields before the step.
+        derived: Name -> [n, ...], the robot's `derived` fields after the step.
     """
 
     qpos_before: Array
@@ -153,33 +153,33 @@ class Motion:
 
 
 class MujocoRobot(gymnasium.Env[Array, Array]):
-    """Base class of robots, used together with MetaEnv; a subclass defines rules for n simulations.
+    """Base class of robots, used together with MetaEnv. A subclass defines the rules for n simulations.
 
-    A single robot (`step`) and a batch use the same rowwise rules, so they agree bit for bit. Physics and observations
-    are float64.
+    A single robot (`step`) and a batch apply the same rules row by row, so their results are bitwise identical. Physics
+    and observations are float64.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
     frame_skip: ClassVar[int]
     """Physics steps per control step."""
     reset_noise: ClassVar[float]
-    """Maximum initial deviation of joint positions from rest."""
+    """Maximum deviation of the initial joint positions from the rest pose."""
     normal_start: ClassVar[bool] = False
-    """True if initial velocities are normal with standard deviation `reset_noise`, not uniform."""
+    """True if initial velocities are normal with standard deviation `reset_noise` instead of uniform."""
     control_cost: float
     alive_bonus: float | None = None
-    """Reward for every step, including the last; None: no such term."""
+    """Reward for each step, including the last one. None: there is no such term."""
     derived: tuple[str, ...] = ()
-    """Fields of MjData that the rules read besides joint positions and velocities. They have the values left by
-    `mj_step`, which belong to the last state evaluated by the integrator; with Euler this is one physics step before
-    the joints. `cfrc_ext`, the contact forces, is computed once per control step if it is in `derived`, and is zero
+    """MjData fields that the rules read in addition to joint positions and velocities. Their values are what `mj_step`
+    leaves: those for the last state that the integrator evaluated, which lags the joints by one physics step with
+    Euler. If `derived` includes the contact forces, `cfrc_ext`, they are computed once per control step; they are zero
     after a reset.
     """
     derived_before: tuple[str, ...] = ()
-    """The `derived` fields whose values before the step `reward_terms` also reads."""
+    """The `derived` fields that `reward_terms` also reads as they were before the step."""
 
     def __init__(self, model: mujoco.MjModel | str, render_mode: str | None = None) -> None:
-        """Use a model, or the name of one of gymnasium's model files."""
+        """Build a robot from a model or from the name of one of gymnasium's model files."""
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise EnvError(f"{type(self).__name__}: render_mode is {render_mode!r}; required None or 'rgb_array'")
         if isinstance(model, str):
@@ -188,7 +188,7 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
         self.data: Any = mujoco.MjData(model)
         self.render_mode = render_mode
         self.dt: Any = model.opt.timestep * self.frame_skip
-        # As in gymnasium's robots: a video of every step plays in real time.
+        # As in gymnasium's robots, a video with one frame per step plays in real time.
         self.metadata = {**type(self).metadata, "render_fps": round(1 / self.dt)}
         self.observation_space: gymnasium.Space[Any] = Box(-np.inf, np.inf, self._observation().shape, np.float64)
         low, high = model.actuator_ctrlrange.T
@@ -199,29 +199,29 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
 
     @cached_property
     def observation_components(self) -> Sequence[tuple[str, str]] | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Names and units from the model and the rules; None if an observation is not a selection of entries."""
+        """Names and units, derived from the model and the rules; None if observations are not a selection of fields."""
         found = observed_components(self.model, self.observations, self._read(self.derived))
         return found if found is not None and self.observation_space.shape == (len(found),) else None
 
     def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Draw the initial joint positions [nq] and velocities [nv] of an episode, by default around rest."""
+        """Draw an episode's initial joint positions [nq] and velocities [nv]. The default is around the rest pose."""
         noise, nv = self.reset_noise, self.model.nv
         qpos = self.model.qpos0 + rng.uniform(-noise, noise, self.model.nq)
         return qpos, noise * rng.standard_normal(nv) if self.normal_start else rng.uniform(-noise, noise, nv)
 
     @abstractmethod
     def observe(self, qpos: Array, qvel: Array) -> Array:
-        """Return observations [n, O] from [n, nq] and [n, nv]: the whole observation, or its part before `sense`."""
+        """Return observations [n, O] for qpos [n, nq] and qvel [n, nv]. Columns from `sense` are appended to these."""
 
     def sense(self, derived: Mapping[str, Array]) -> Sequence[Array]:
-        """Return further columns of the observation, [n, ...] each, from the `derived` fields; by default none."""
+        """Return additional observation columns, [n, ...] each, from the `derived` fields. The default is none."""
         return ()
 
     def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
-        """Return the terms of the reward for a step by name, [n] each.
+        """Return the reward terms for a step: name -> [n].
 
-        By default `run`, from the step's mean forward velocity if joint 0 is the forward position; `alive`, if enabled;
-        `control` = -control_cost ‖action‖².
+        The default terms are `run`, from the step's mean forward velocity (joint 0 must be the forward position);
+        `alive`, if enabled; and `control` = -control_cost ‖action‖².
         """
         velocity = (motion.qpos[:, 0] - motion.qpos_before[:, 0]) / motion.dt
         alive = {} if self.alive_bonus is None else {"alive": np.full(len(velocity), self.alive_bonus)}
@@ -230,19 +230,19 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
 
     @abstractmethod
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        """Return the reward [n] for a velocity in m/s, [n] forward or [n, 2] in the plane."""
+        """Return the reward [n] for velocities in m/s: [n] for forward, or [n, 2] in the plane."""
 
     def terminal(self, motion: Motion, tasks: Array) -> Array:
-        """Return True where a step ended the episode, [n]; by default never."""
+        """Return True where the step terminated the episode, [n]. The default is never."""
         return np.zeros(len(motion.qpos), np.bool_)
 
     def prepare_model(self) -> None:
-        """Complete the robot after its model is loaded; by default do nothing."""
+        """Complete the robot after its model is loaded. The default does nothing."""
 
     def write_models(self, batch: ModelBatch, tasks: Array) -> None:
-        """Write the physics of tasks [N, P] into the rows of a `physics_batch`; by default do nothing.
+        """Write the model changes for tasks [N, P] into the rows of a batch. The default does nothing.
 
-        Robots that override this must also update their own model in `set_task`.
+        Robots that override this method must also update their own model in `set_task`.
         """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
@@ -268,7 +268,7 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
         return self._observation(), sum(terms.values()), terminated, False, {"reward_terms": terms}
 
     def observations(self, qpos: Array, qvel: Array, derived: Mapping[str, Array]) -> Array:
-        """Return all columns of the observation, [n, O]."""
+        """Return complete observations, [n, O], including the columns from `sense`."""
         columns = [self.observe(qpos, qvel), *(field.reshape(len(qpos), -1) for field in self.sense(derived))]
         return columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
 
@@ -276,7 +276,7 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
         return self.observations(self.data.qpos[None], self.data.qvel[None], self._read(self.derived))[0]
 
     def _read(self, names: tuple[str, ...], copy: bool = False) -> dict[str, Array]:
-        """Return fields of this robot's MjData by name, [1, ...] each."""
+        """Return fields of this robot's MjData, name -> [1, ...]."""
         return {name: np.array(getattr(self.data, name), copy=copy or None)[None] for name in names}
 
     def batch(self, num_rows: int, num_threads: int) -> "MujocoBatch | None":
@@ -298,12 +298,12 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
 
 
 class PearlRobot(FixedTasks):
-    """A robot with PEARL's observations and a fixed set of tasks. List before the class of its rules.
+    """Mixin for robots with PEARL's observations and a fixed set of tasks. List it before the robot's other classes.
 
-    | option            | tasks, drawn once from the distribution of the rules         |
+    | option            | tasks, drawn once from the robot's task distribution         |
     | ----------------- | ------------------------------------------------------------ |
-    | `num_train_tasks` | to train on, 100 by default, all equally likely; id from 0  |
-    | `num_test_tasks`  | `test_task_set`, 30 by default                               |
+    | `num_train_tasks` | training tasks, default 100, all equally likely; ids from 0  |
+    | `num_test_tasks`  | test tasks (`test_task_set`), default 30                     |
     """
 
     def __init__(
@@ -319,7 +319,7 @@ class PearlRobot(FixedTasks):
 
 
 class MujocoBatch(RowBatch):
-    """Batch of N simulations of a robot; results do not depend on the number of threads."""
+    """Batch of N simulations of a robot. Results do not depend on the number of threads."""
 
     def __init__(self, robot: MujocoRobot, num_rows: int, num_threads: int) -> None:
         self._robot = robot
@@ -342,7 +342,7 @@ class MujocoBatch(RowBatch):
         self._batch.reset(stage=mujoco.mjtStage.mjSTAGE_NONE.value)
         for row, rng in enumerate(rngs):
             self._qpos[row], self._qvel[row] = self._robot.start(rng)
-        # As in a single robot's reset, since the solver's first step starts from this state.
+        # Do this as a single robot's reset does, since the solver's first step starts from this state.
         self._batch.forward()
         return self._robot.observations(self._qpos, self._qvel, self._derived)
 
@@ -373,9 +373,9 @@ class MujocoBatch(RowBatch):
 def physics_batch(
     model: mujoco.MjModel, num_rows: int, num_threads: int, *, contact_forces: bool = False
 ) -> PhysicsBatch:
-    """Make MuJoCo's batch of a robot, without computations that a single robot does not need."""
+    """Make a MuJoCo batch for a robot's model, without computations that a single robot does not need."""
     model = copy.copy(model)
-    # Solving contacts by islands gives the same bits, but takes longer with a single island.
+    # Solving contacts by islands gives the same bits, but takes longer if there is only one island.
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND
     if contact_forces:
         return contact_batch(model, num_rows, num_threads)
@@ -383,16 +383,16 @@ def physics_batch(
 
 
 def squared_norm(vectors: Array) -> Array:
-    """Return the sum of squares of each row of [n, ...], [n]; bits do not depend on n."""
-    # In C order, numpy sums each row separately.
+    """Return the sum of squares [n] of each row of [n, ...]. Its bits do not depend on n."""
+    # In C order, NumPy sums each row separately.
     return np.square(vectors, order="C").reshape(len(vectors), -1).sum(axis=1)
 
 
 def check_obs_style(robot: MujocoRobot, obs_style: ObsStyle, allowed: tuple[ObsStyle, ...]) -> ObsStyle:
-    """Validate and return the observation style.
+    """Validate an observation style and return it.
 
     Raises:
-        EnvError: the robot does not offer it.
+        EnvError: the robot does not offer this style.
     """
     if obs_style not in allowed:
         raise EnvError(f"{type(robot).__name__}: obs_style is {obs_style!r}; required one of {', '.join(allowed)}")
@@ -400,10 +400,10 @@ def check_obs_style(robot: MujocoRobot, obs_style: ObsStyle, allowed: tuple[ObsS
 
 
 def stop_profiling_timer() -> None:
-    """Stop the Python binding from timing all parts of physics steps, which costs a tenth of their time.
+    """Stop the Python binding from timing all parts of each physics step, which costs a tenth of the step's time.
 
-    The binding installs a C callback for this. Clearing the pointer is the only way, since `set_mjcb_time(None)`
-    restores it. Call this before each rollout, because other users of MuJoCo in this process may restore it too.
+    The binding installs a C callback, which can be removed only by clearing the pointer: `set_mjcb_time(None)` restores
+    it. Call this before each rollout, because other users of MuJoCo in this process may restore the callback too.
     """
     library = mujoco_library()
     if library is not None:

@@ -1,4 +1,4 @@
-"""Wrappers named in a configuration, for environments of any kind."""
+"""Wrappers named in a configuration, for any kind of environment."""
 
 import inspect
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ STATISTICS: dict[type[gymnasium.Env[Any, Any]], str] = {
     NormalizeObservation: "policy.normalize_observations=true",
     NormalizeReward: "processing.scale_rewards=true",
 }
-"""Wrappers that keep statistics over episodes, and the settings to use instead."""
+"""Wrapper that keeps statistics over episodes -> setting to use instead."""
 
 
 def in_wrappers(env: gymnasium.Env[Any, Any], wrappers: Sequence[WrapperConfig]) -> gymnasium.Env[Any, Any]:
-    """Wrap an environment, the first wrapper innermost; a MetaEnv keeps its tasks.
+    """Wrap an environment, with the first wrapper innermost. A MetaEnv keeps its tasks.
 
     Raises:
-        EnvError: a wrapper is not found, keeps statistics, or does not fit the environment.
+        EnvError: a wrapper cannot be found, keeps statistics, or is incompatible with the environment.
     """
     found = env
     for wrapper in wrappers:
@@ -35,7 +35,7 @@ def in_wrappers(env: gymnasium.Env[Any, Any], wrappers: Sequence[WrapperConfig])
 
 
 class _InWrappers(WithTasks):
-    """A wrapped MetaEnv. Changes of the reward by wrappers are a separate reward term."""
+    """A wrapped MetaEnv. What wrappers change about the reward is a separate reward term."""
 
     def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -46,7 +46,7 @@ class _InWrappers(WithTasks):
 
 
 def wrapper_class(wrapper: WrapperConfig) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
-    """Import the class of a wrapper.
+    """Import a wrapper's class.
 
     Raises:
         EnvError: the class does not exist, keeps statistics over episodes, or writes videos.
@@ -107,5 +107,5 @@ def _in_wrapper(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig) -> gymnasi
     changed["action_components"] |= isinstance(found, gymnasium.ActionWrapper)
     for name, differs in changed.items():
         if differs and not (hasattr(cls, name) or name in vars(found)):
-            setattr(found, name, None)  # wrappers may change the declared components
+            setattr(found, name, None)  # the declared components may no longer be correct
     return found

@@ -1,4 +1,4 @@
-"""Pictures of environments that draw themselves, without any package for images."""
+"""Images of environments that draw themselves, without an imaging package."""
 
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -10,7 +10,7 @@ from metaloom.pipeline.envs.contract import BatchEnv, EnvError, MetaEnv, keeps_r
 from metaloom.pipeline.types import Array
 
 SIDE = 320
-"""Width and height of an image in pixels."""
+"""Width and height of images, in pixels."""
 _GRID, _OTHERS, _WALL, _GOAL, _PATH, _POINT = (
     np.array(color, np.float64)
     for color in ((228, 228, 228), (205, 205, 205), (130, 90, 60), (60, 160, 75), (120, 150, 210), (25, 60, 150))
@@ -18,11 +18,11 @@ _GRID, _OTHERS, _WALL, _GOAL, _PATH, _POINT = (
 
 
 class Picture:
-    """Image of a square around the origin, onto which discs are drawn.
+    """Image of a square around the origin, onto which disks are drawn.
 
     Args:
         reach: Half of the square's side, in m.
-        lines: Positions of the grid lines; by default the whole meters.
+        lines: Positions of the grid lines; default: one per meter.
     """
 
     def __init__(self, reach: float, lines: Array | None = None) -> None:
@@ -38,18 +38,18 @@ class Picture:
             self._disc(goal, 4, _OTHERS)
 
     def goal(self, goal: Array, radius: float = 7) -> None:
-        """Mark the goal of this task, [2] in m, by a disc of a radius in pixels."""
+        """Mark this task's goal, [2] in m, with a disk whose radius is in pixels."""
         self._disc(goal, radius, _GOAL)
 
     def wall(self, radius: float, gap: Array, gap_reach: float) -> None:
-        """Draw a circular wall around the origin, open within `gap_reach` of `gap`, [2] in m."""
+        """Draw a circular wall around the origin that is open within `gap_reach` of the point `gap`, [2] in m."""
         angles = np.arange(0, 2 * np.pi, 0.02)
         places = radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
         for place in places[np.linalg.norm(places - gap, axis=1) > gap_reach]:
             self._disc(place, 1.5, _WALL)
 
     def path(self, places: Array) -> None:
-        """Draw the point's path, [n, 2] in m, and the point at its end."""
+        """Draw a path, [n, 2] in m, and the agent at its end."""
         for place, following in pairwise(places):
             steps = max(int(np.abs(self._pixel(following) - self._pixel(place)).max() / 2), 1)
             for share in np.arange(steps) / steps:
@@ -63,7 +63,7 @@ class Picture:
         return self._canvas.round().astype(np.uint8)
 
     def _pixel(self, place: Array) -> Array:
-        """Return column and row of a position, with y pointing up."""
+        """Return the pixel column and row of a position, with y pointing up."""
         return (np.array([place[0], -place[1]]) / self._reach + 1) / 2 * (SIDE - 1)
 
     def _disc(self, place: Array, radius: float, color: Array) -> None:
@@ -72,18 +72,18 @@ class Picture:
         high = np.clip(np.ceil(center + radius + 2), 0, SIDE).astype(int)
         columns, rows = np.arange(low[0], high[0]), np.arange(low[1], high[1])
         distance = np.hypot(columns[None] - center[0], rows[:, None] - center[1])
-        # Pixels on the edge are blended (antialiasing).
+        # Blend pixels at the edge (antialiasing).
         cover = np.clip(radius + 0.5 - distance, 0, 1)[..., None]
         patch = self._canvas[low[1] : high[1], low[0] : high[0]]
         patch += cover * (color - patch)
 
 
 def table_picture(means: Array, taken: Array) -> Array:
-    """Draw a chart of choices [states, actions]: wide bars for their means, green the best; blue ones for their use.
+    """Draw a bar chart of actions per state: wide bars show mean rewards, the best in green; narrow blue bars, counts.
 
     Args:
-        means: Mean reward of every action in every state.
-        taken: Number of times each was taken. A bar of ten or more is as high as the chart.
+        means: Mean reward of each action in each state, [states, actions].
+        taken: Number of times each action was taken, [states, actions]. The longest bar is full height at ten or more.
     """
     rows = int(len(means) ** 0.5)
     columns = -(-len(means) // rows)
@@ -105,7 +105,7 @@ def table_picture(means: Array, taken: Array) -> Array:
 
 
 class Drawn(gymnasium.Env[Array, Any]):
-    """Base class of environments that draw their episode, used together with MetaEnv and before it."""
+    """Base class of environments that draw their episode. List it before MetaEnv."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
     render_mode: str = "rgb_array"

@@ -1,4 +1,4 @@
-"""Point robots in the plane, with and without goals: cheap tasks with visible adaptation."""
+"""Point robots in the plane, with and without goals: cheap tasks in which adaptation is easy to see."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ GOAL = (
 
 
 class PointRobot(Drawn):
-    """Base class of point robots, used together with MetaEnv; a subclass defines rules for n points.
+    """Base class of point robots, used together with MetaEnv. A subclass defines the rules for n points.
 
     | observation | unit | | action | unit | range                 |
     | ----------- | ---- |-| ------ | ---- | --------------------- |
     | x, y        | m    | | dx, dy | m    | ±0.1; to corners ±0.2 |
 
-    A single point (`step`) and a batch use the same rowwise rules, so they agree bit for bit.
+    A single point (`step`) and a batch apply the same rules row by row, so their results are bitwise identical.
     """
 
     reach: ClassVar[float] = 2.5
-    """Half the side of an image, in m."""
+    """Half the side of the rendered square, in m."""
     max_action: ClassVar[float]
     state_size: ClassVar[int] = 2
     observation_components: Sequence[tuple[str, str]] | None = (Component("x", "m"), Component("y", "m"))
@@ -40,35 +40,35 @@ class PointRobot(Drawn):
         self._seen = [np.zeros(self.state_size)]
         self.observation_space: gymnasium.Space[Any] = Box(-np.inf, np.inf, (self.state_size,), np.float64)
         self.action_space: gymnasium.Space[Any] = Box(-self.max_action, self.max_action, (2,), np.float64)
-        if self.state_size != len(self.observation_components or ()):  # a subclass without its own names
+        if self.state_size != len(self.observation_components or ()):  # the subclass does not name its components
             self.observation_components = None
 
     @abstractmethod
     def start(self, rng: np.random.Generator) -> Array:
-        """Draw the initial state of an episode, [S]."""
+        """Draw an episode's initial state, [S]."""
 
     def advance(self, states: Array, actions: Array, tasks: Array) -> Array:
-        """Return the states after one step, [n, S], with clipped actions."""
+        """Return the states after one step, [n, S]. Actions are clipped."""
         return states + np.clip(actions, -self.max_action, self.max_action)
 
     @abstractmethod
     def reward_terms(self, states: Array, next_states: Array, tasks: Array) -> dict[str, Array]:
-        """Return the terms of the reward for moving from `states` to `next_states` by name, [n] each."""
+        """Return the reward terms, name -> [n], for moving from `states` to `next_states`."""
 
     def terminal(self, states: Array, tasks: Array) -> Array:
-        """Return True for states that end an episode, [n]; by default never."""
+        """Return True for states that terminate the episode, [n]. The default is never."""
         return np.zeros(len(states), np.bool_)
 
     def facts_of(self, states: Array, tasks: Array) -> dict[str, Array]:
-        """Return the declared facts of the new states by name, [n] each; by default none."""
+        """Return the declared facts, name -> [n], for the new states. The default is none."""
         return {}
 
     def whereabouts(self) -> Array:
-        """Return the position of the point, [2], in m."""
+        """Return the point's position, [2] in m."""
         return np.array(self._seen[-1][:2])
 
     def render(self) -> Any:
-        """Return an image [height, width, 3] uint8: the path since the last reset, the goal, and other tasks' goals."""
+        """Return an image, [height, width, 3] uint8, of the path since the reset, this goal, and other tasks' goals."""
         assert isinstance(self, MetaEnv), "a point has tasks"
         picture = Picture(self.reach)
         if self.task_fields[:2] == GOAL:
@@ -79,14 +79,14 @@ class PointRobot(Drawn):
         return picture.pixels()
 
     def draw_scene(self, picture: Picture) -> None:
-        """Draw objects below the point's path; by default nothing."""
+        """Draw objects below the point's path. The default draws nothing."""
 
     def row_batch(self, num_rows: int, num_threads: int) -> "PointBatch":
         return PointBatch(self, num_rows)
 
 
 class PointBatch(RowBatch):
-    """A batch of N points, stepped as arrays."""
+    """Batch of N points, stepped with array operations."""
 
     action_size = 2
 
@@ -116,7 +116,7 @@ class PointBatch(RowBatch):
 
 
 class Point2D(PointRobot, MetaEnv):
-    """Go to the origin: a single task, for checks without adaptation (MetaPointEnv).
+    """Go to the origin: a single task, for tests without adaptation (MetaPointEnv).
 
     Observation and action: see PointRobot. Task parameters: none. Start: U(-2, 2) per axis. Reward term: distance =
     -‖s'‖, m. Terminates when |x| and |y| are both below 0.01 m.
@@ -140,7 +140,7 @@ class Point2D(PointRobot, MetaEnv):
 
 
 class _GoalPoint(PointRobot, MetaEnv):
-    """A point that starts at the origin and goes to a goal drawn from a square, where the episode ends."""
+    """Base class: a point starts at the origin and goes to a goal drawn from a square, where the episode ends."""
 
     task_fields: tuple[TaskField, TaskField] = GOAL
     max_action: float = 0.1
@@ -168,7 +168,7 @@ class Point2DGoal(_GoalPoint):
     | goal_x, goal_y | m    | U(-2, 2)     |
 
     Observation and action: see PointRobot. Start: the origin. Reward term: distance = -‖s' - goal‖, m. Terminates when
-    the point is within 0.01 m of the goal on both axes. Differs from the original, which tests for nearness to the
+    the point is within 0.01 m of the goal on both axes. Differs from the original, which checks the distance to the
     origin, where every episode starts.
     """
 
@@ -176,7 +176,7 @@ class Point2DGoal(_GoalPoint):
 
 
 class Navigation2D(_GoalPoint):
-    """Go from the origin to a near goal that the observation does not show (2-D navigation of MAML's paper).
+    """Go from the origin to a nearby goal that the observation does not show (2D navigation in the MAML paper).
 
     | task field     | unit | distribution |
     | -------------- | ---- | ------------ |
@@ -191,6 +191,6 @@ class Navigation2D(_GoalPoint):
 
 
 def norm(vectors: Array) -> Array:
-    """Return the lengths [n] of vectors [n, 2]."""
-    # Written out, since numpy's order of summation may depend on the number of rows.
+    """Return the Euclidean norms [n] of vectors [n, 2]."""
+    # Write out the sum, since NumPy's summation order may depend on the number of rows.
     return np.sqrt(vectors[:, 0] * vectors[:, 0] + vectors[:, 1] * vectors[:, 1])

@@ -19,7 +19,7 @@ CORNER_NAMES: dict[str, tuple[float, float]] = dict(
 
 
 class PointCorner(PointRobot, MetaEnv):
-    """Go to one of four corners, known only from the reward (MetaPointEnvCorner).
+    """Go to one of four corners; only the reward reveals which (MetaPointEnvCorner).
 
     | task field     | unit | distribution                                     |
     | -------------- | ---- | ------------------------------------------------ |
@@ -76,7 +76,7 @@ class PointCorner(PointRobot, MetaEnv):
         return {"success": distance <= self.success_radius, "goal_distance": distance}
 
     def sparse_terms(self, states: Array, next_states: Array, tasks: Array, distance: Array) -> dict[str, Array]:
-        """Return the reward term of the sparse variant; `distance` [n] is the one after the step."""
+        """Return the reward term of the sparse variant; `distance` [n] is the distance to the goal after the step."""
         progress = norm(states - tasks) - distance
         outside = np.abs(next_states).sum(axis=1) >= self.sparse_radius
         nearest = (next_states * tasks >= 0).all(axis=1)
@@ -92,8 +92,8 @@ class PointWalls(PointCorner):
     | gap_1_x, gap_1_y   | m    | uniform on the circle of radius 1 m        |
     | gap_2_x, gap_2_y   | m    | uniform on the circle of radius 2 m        |
 
-    A move outwards through the wall of radius 1 or 2 passes only if it ends within 1 m of that wall's gap; else it
-    ends just inside the wall, in the same direction. Moves inwards are free.
+    An outward move through the wall of radius 1 or 2 passes only if it ends within 1 m of that wall's gap. Otherwise,
+    it ends just inside the wall, in the same direction. Inward moves are unrestricted.
 
     | option `reward` | term     | value, with d the distance to the goal, m          |
     | --------------- | -------- | -------------------------------------------------- |
@@ -101,9 +101,9 @@ class PointWalls(PointCorner):
     | sparse          | progress | d(s) - d(s') where d(s') < 2 m, else 0             |
 
     Observation and action: see PointRobot. Start: U(-0.2, 0.2) per axis. Never terminates. Facts: see PointCorner.
-    Differs from the original: the reward uses the point's actual position, not the one beyond the wall; the sparse
-    reward is 0 outside its radius, where the original returns none; and a point exactly on a wall counts as inside,
-    where the original fails.
+    Differs from the original: the reward uses the point's actual position, not the intended one beyond the wall; the
+    sparse reward is 0 outside its radius, where the original returns nothing; and a point exactly on a wall counts as
+    inside, where the original fails.
     """
 
     task_fields: tuple[TaskField, TaskField, TaskField, TaskField, TaskField, TaskField] = (
@@ -164,7 +164,7 @@ class PointMomentum(PointCorner):
     | dense_squared    | squared_distance | -d(s')², m²                               |
     | sparse (default) | nearness         | max(2 - d(s'), 0)                         |
 
-    The velocity is updated first and moves the point in the same step; speed is unlimited. Start: position U(-0.2,
+    A step first updates the velocity, then moves the point with it. The speed is unlimited. Start: position U(-0.2,
     0.2), velocity U(-0.1, 0.1) per axis. Never terminates. Facts: see PointCorner.
     """
 

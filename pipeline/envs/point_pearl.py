@@ -1,4 +1,4 @@
-"""The point robots of PEARL, with fixed training and test goals."""
+"""PEARL's point robots, with fixed training and test goals."""
 
 from typing import Literal
 
@@ -17,11 +17,11 @@ class PearlPointRobot(FixedTasks, PointRobot, MetaEnv):
 
     | task field     | unit | distribution                                                                     |
     | -------------- | ---- | -------------------------------------------------------------------------------- |
-    | goal_x, goal_y | m    | uniform over 80 fixed draws from U(-1, 1)²; 20 others to test with; id 0-79      |
+    | goal_x, goal_y | m    | uniform over 80 fixed draws from U(-1, 1)² (ids 0-79); 20 others for testing     |
 
-    Observation and action: see PointRobot. Options: `num_train_tasks` and `num_test_tasks`. Start:
-    U(-1, 1)². Reward term: distance = -‖s' - goal‖, m. Never terminates; PEARL takes episodes of 20 steps. Differs from
-    the original: the robot also clips actions, and goals come from a separate generator instead of numpy's global one.
+    Observation and action: see PointRobot. Options: `num_train_tasks` and `num_test_tasks`. Start: U(-1, 1)². Reward
+    term: distance = -‖s' - goal‖, m. Never terminates; PEARL's episodes have 20 steps. Differs from the original: the
+    robot also clips actions, and goals come from a separate generator instead of NumPy's global one.
     """
 
     task_fields: tuple[TaskField, ...] = GOAL
@@ -44,12 +44,12 @@ class PearlPointRobot(FixedTasks, PointRobot, MetaEnv):
 
 
 class PearlSparsePointRobot(PearlPointRobot):
-    """Go from the origin to one of 80 goals on a half circle (PEARL's sparse-point-robot).
+    """Go from the origin to one of 80 goals on a semicircle (PEARL's sparse-point-robot).
 
     | task field     | unit | distribution                                                                     |
     | -------------- | ---- | -------------------------------------------------------------------------------- |
     | goal_x, goal_y | m    | uniform over 80 of 100 points evenly spaced on the upper half of the unit circle |
-    |                |      | (id 0-79); the other 20 to test with                                             |
+    |                |      | (ids 0-79); the other 20 for testing                                             |
 
     | option `reward` | term      | value, with d the distance from s' to the goal, m |
     | --------------- | --------- | ------------------------------------------------- |
@@ -58,9 +58,9 @@ class PearlSparsePointRobot(PearlPointRobot):
 
     Observation and action: see PointRobot. Options: `num_train_tasks` and `num_test_tasks`.
 
-    PEARL learns from the dense reward but infers tasks and evaluates with the sparse one, which `sparse_rewards`
-    computes from it. With the same seed and actions, both variants have the same episodes. Start: the origin. Never
-    terminates; PEARL takes episodes of 20 steps.
+    PEARL learns from the dense reward but infers tasks and evaluates with the sparse reward, which `sparse_rewards`
+    computes from the dense one. With the same seed and actions, both variants produce the same trajectories. Start: the
+    origin. Never terminates; PEARL's episodes have 20 steps.
     """
 
     goal_radius: float = 0.2
@@ -95,6 +95,6 @@ class PearlSparsePointRobot(PearlPointRobot):
         return rewards if self.reward == "sparse" else self._nearness(-rewards)
 
     def _nearness(self, distance: Array) -> Array:
-        # Compare in the precision of the distances, so that rounding never moves a point out of the radius.
+        # Compare in the precision of the distances, so that rounding cannot move a point out of the radius.
         radius = distance.dtype.type(self.goal_radius)
         return np.where(distance <= radius, 1 - distance, distance.dtype.type(0))

@@ -1,4 +1,4 @@
-"""Robots whose tasks vary the body: masses, inertias, friction and damping."""
+"""Robots whose tasks vary the masses, inertias, friction and damping of the body."""
 # pyright: reportAttributeAccessIssue=false, reportUnknownParameterType=false
 # MuJoCo's compiled modules have no type stubs.
 
@@ -16,13 +16,13 @@ from metaloom.pipeline.types import Array
 
 @dataclass(frozen=True)
 class ModelArray:
-    """A model array that a task scales.
+    """A model array whose entries a task scales.
 
     Attributes:
-        name: Name in MjModel.
-        base: Base of the multipliers, base^U(-3, 3).
-        quantity: Name of the quantity in a task field.
-        owner: Kind of object that a row describes.
+        name: Field name in MjModel.
+        base: Base of the multipliers base^U(-3, 3).
+        quantity: Name of the quantity in task fields.
+        owner: Kind of object that each row describes.
         parts: Names of a row's entries; a single empty name for a scalar.
     """
 
@@ -44,7 +44,7 @@ MAX_EXPONENT = 3.0
 
 @dataclass(frozen=True)
 class _Varied:
-    """Entries of a model array that a task scales, and their values in the model file."""
+    """A model array's nonzero entries, which a task scales, with the array's values in the model file."""
 
     array: ModelArray
     values: Array
@@ -53,7 +53,7 @@ class _Varied:
 
 
 class RandomDynamics(MujocoRobot, MetaEnv):
-    """A robot with a task field for every nonzero entry of ARRAYS in its model file: the entry's multiplier.
+    """Base class of robots with one task field, a multiplier, per nonzero entry of ARRAYS in the model file.
 
     | task field                                                | unit | distribution  |
     | --------------------------------------------------------- | ---- | ------------- |
@@ -68,8 +68,7 @@ class RandomDynamics(MujocoRobot, MetaEnv):
     | alive       | 1                                            | 1    |
     | control     | -0.001 * ‖action‖², of the action in [-1, 1] | 1    |
 
-    A task takes effect at the next physics step. MuJoCo's derived constants are updated; the original does not update
-    them.
+    A task takes effect at the next physics step. Unlike in the original, MuJoCo's derived constants are updated too.
     """
 
     # For the walker, the original requests 5 but its base class uses 4.
@@ -85,11 +84,11 @@ class RandomDynamics(MujocoRobot, MetaEnv):
             raise EnvError(f"{cls.__name__} defines vary_model, which is no longer called; required `prepare_model`")
 
     def vary_model(self) -> None:
-        """Reject a call that constructors needed in earlier versions."""
-        raise EnvError(f"{type(self).__name__} calls vary_model; required no call: the robot's constructor does it")
+        """Raise an error. Constructors called this method in earlier versions."""
+        raise EnvError(f"{type(self).__name__} calls vary_model; remove the call, since the constructor does this")
 
     def prepare_model(self) -> None:
-        """Set the task fields from the model, and an initial task."""
+        """Derive the task fields from the model, and set an initial task."""
         fields: list[TaskField] = []
         varied: list[_Varied] = []
         for array in ARRAYS:
@@ -103,7 +102,7 @@ class RandomDynamics(MujocoRobot, MetaEnv):
         self.task_fields: tuple[TaskField, ...] = tuple(fields)
         self._varied = tuple(varied)
         self._scratch = mujoco.MjData(self.model)
-        # Set it now: the first episode may begin before `task` is read.
+        # Set a task now, since the first episode may begin before `task` is read.
         self.set_task(RandomDynamics.sample_tasks(self, 1, np.random.default_rng(0))[0])
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
@@ -119,7 +118,7 @@ class RandomDynamics(MujocoRobot, MetaEnv):
         super().set_task(multipliers)
         for varied in self._varied:
             _write(getattr(self.model, varied.array.name)[None], varied, multipliers[None])
-        # With separate MjData, since this moves the robot to its rest pose.
+        # Use separate MjData, since this moves the robot to its rest pose.
         mujoco.mj_setConst(self.model, self._scratch)
 
     def write_models(self, batch: ModelBatch, tasks: Array) -> None:
@@ -137,14 +136,14 @@ class RandomDynamics(MujocoRobot, MetaEnv):
 
 
 def _write(models: Array, varied: _Varied, tasks: Array) -> None:
-    """Write a task's values into the arrays [n, ...] of n models, always relative to the model file."""
+    """Write the values for tasks [n, P] into an array [n, ...] of n models, always relative to the model file."""
     values = np.repeat(varied.values.reshape(1, -1), len(tasks), axis=0)
     values[:, varied.places] *= tasks[:, varied.columns]
     models[:] = values.reshape(models.shape)
 
 
 def _names(model: mujoco.MjModel, array: ModelArray) -> list[str]:
-    """Return a field name for every entry of the array, in its order."""
+    """Return a task field name for each entry of the array, in order."""
     if array.owner == "joint":
         owners = [model.joint(joint).name for joint in model.dof_jntid]
     else:

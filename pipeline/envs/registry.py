@@ -21,12 +21,12 @@ from metaloom.pipeline.schema import ConfigError, suggestion
 
 
 def make_env(config: EnvConfig) -> MetaEnv:
-    """Make a single environment whose actions are the policy's.
+    """Make a single environment that accepts the policy's actions.
 
     Raises:
         EnvError: the name, an option or the action space is not supported.
     """
-    # Imported here so that reading ENVS stays cheap.
+    # Imported here, so that reading ENVS stays cheap.
     from metaloom.pipeline.envs.outer_wrappers import in_wrappers
     from metaloom.pipeline.envs.wrappers import PolicyActions, SingleTask, observe_places
 
@@ -53,9 +53,9 @@ def make_env(config: EnvConfig) -> MetaEnv:
 def make_batch_env(
     config: EnvConfig, num_rows: int, num_threads: int = 1, watch_row: Callable[[int], None] | None = None
 ) -> BatchEnv:
-    """Make a batch of N environments whose actions are the policy's.
+    """Make a batch of N environments that accepts the policy's actions.
 
-    `watch_row` is called with each row before its environment, if a loop steps the environments.
+    If a loop steps the environments, it calls `watch_row` with a row's index before calling the row's environment.
 
     Raises:
         EnvError: the name, an option or the action space is not supported.
@@ -70,24 +70,24 @@ def make_batch_env(
 
 
 def with_all_options(config: EnvConfig) -> EnvConfig:
-    """Return the configuration of a built-in environment with its default options written out."""
+    """Return a configuration with the default options of a built-in environment filled in."""
     if config.name not in ENVS:
         return config
     parameters = inspect.signature(find_env(config.name)).parameters.values()
-    # Defaults of None mean off and are omitted, so that new options do not change a run's digest.
+    # Omit defaults of None, which mean off, so that new options do not change a run's digest.
     options = [parameter for parameter in parameters if parameter.name != "render_mode"]
     defaults = {option.name: option.default for option in options if option.default is not None}
     return config.model_copy(update={"options": {**defaults, **config.options}})
 
 
 def require_env(name: str) -> str:
-    """Reject an unknown environment before anything is imported for a run.
+    """Check that an environment's name is known, before anything is imported for a run.
 
     Returns:
-        module:Class, or a gymnasium id whose module has been imported.
+        Path as module:Class, or a gymnasium id whose module has been imported.
 
     Raises:
-        EnvError: lists the known names.
+        EnvError: the name is unknown; suggests a similar name.
     """
     try:
         return (None if name in ENVS else registered_id(name)) or PLUGINS.path(name)
@@ -138,16 +138,16 @@ def _check_tasks(env: MetaEnv) -> None:
 
 def _is_task_set(tasks: Sequence[Sequence[float]], width: int) -> bool:
     try:
-        hash(tasks)  # nested tuples, since tasks are looked up in it
+        hash(tasks)  # require nested tuples, since tasks are looked up in sets
         return np.shape(np.asarray(tasks, np.float64)) == (len(tasks), width)
     except (TypeError, ValueError):
         return False
 
 
 def _hear_mujoco() -> None:
-    """Print each warning of MuJoCo once; its own handler repeats it per model and writes MUJOCO_LOG.TXT."""
+    """Make MuJoCo print each warning once. Its own handler repeats warnings per model and writes MUJOCO_LOG.TXT."""
     if (mujoco := sys.modules.get("mujoco")) is not None and mujoco.get_mju_user_warning() is None:
-        # An unstable simulation is warned of with its time, so that no two texts are the same.
+        # Warnings of unstable simulations contain the time, so no two texts would be the same.
         mujoco.set_mju_user_warning(lambda warning: _write_once(warning.partition(" Time = ")[0]))
 
 
@@ -190,7 +190,7 @@ def _make_from_gymnasium(gymnasium_id: str, config: EnvConfig) -> gymnasium.Env[
         if isinstance(creator := gymnasium.registry[gymnasium_id].entry_point, str):
             load_env_creator(creator)
         _hear_mujoco()
-        # -1: no TimeLimit, since the run's max_episode_steps ends episodes.
+        # -1 disables TimeLimit, since the run's max_episode_steps ends episodes.
         env = gymnasium.make(gymnasium_id, max_episode_steps=-1, disable_env_checker=True, **config.options)
     except BaseException as problem:
         if is_ctrl_c(problem):
@@ -199,6 +199,6 @@ def _make_from_gymnasium(gymnasium_id: str, config: EnvConfig) -> gymnasium.Env[
             f"gymnasium cannot make {config.name!r} with options {config.options}: it raised {last_line(problem)}"
         ) from problem
     if env.unwrapped.spec is not None:
-        # Environments that read their own limit, for a phase or a reward, see the registered one.
+        # Environments that read their own limit, for example for a reward, see the registered one.
         env.unwrapped.spec.max_episode_steps = gymnasium.registry[gymnasium_id].max_episode_steps
     return env

@@ -1,6 +1,6 @@
-"""The rehearsal of an environment: checks that episodes do not depend on earlier ones.
+"""Rehearsal of an environment, which checks that episodes do not depend on earlier ones.
 
-Runs as a separate program: an environment may crash or hang its process.
+It runs as a separate program, since an environment may crash or hang its process.
 """
 
 import faulthandler
@@ -29,9 +29,9 @@ from metaloom.pipeline.seeding import generator, seed_for
 from metaloom.pipeline.types import Array
 
 ROUNDS, LEAST_ROUNDS, ROWS, STEPS, SECONDS = 8, 4, 2, 125, 2.0
-"""Batches, their minimum number, episodes per batch, maximum steps, and processor time. Episodes are shortened until
-the minimum number of batches fits into the time, after which no further batch begins. Many short episodes reveal more
-than a long one."""
+"""Number of batches, minimum number of batches, episodes per batch, maximum steps per episode, and processor time.
+Episodes are shortened so that the minimum number of batches fits into the time; no batch begins after that time. Many
+short episodes reveal more than one long episode."""
 
 _ALTERNATIVES = 4
 
@@ -41,8 +41,8 @@ def refusal(who: str, draw: Draw | None = None) -> str:
 
     Args:
         who: Subject of the sentence.
-        draw: Draw from a global generator that is the cause. Training also rejects it, except from an installed
-            package.
+        draw: Draw from a global generator that causes the difference, if known. Training also rejects such draws,
+            except in an installed package.
     """
     why = draw or "Draw only from self.np_random and restore all state in reset"
     remedy = "" if draw and not draw.installed else "; to train on it anyway: --set env.copies=kept"
@@ -53,7 +53,7 @@ def refusal(who: str, draw: Draw | None = None) -> str:
 
 
 class Answer(NamedTuple):
-    """An array that an environment returned in a step; step -1 is the reset."""
+    """An array that an environment returned at a step; step -1 is the reset."""
 
     step: int
     name: str
@@ -61,12 +61,12 @@ class Answer(NamedTuple):
 
 
 class Rehearsal:
-    """Plays episodes with fixed tasks, seeds and actions, on used copies and on new ones.
+    """Plays episodes with fixed tasks, seeds and actions, on reused copies and on new ones.
 
     Args:
-        config: The environment.
-        max_steps: Maximum steps of an episode.
-        timeout_seconds: Time limit of an episode, after which the process exits; None for no limit.
+        config: Environment configuration.
+        max_steps: Maximum number of steps per episode.
+        timeout_seconds: Time limit per episode, after which the process exits; None for no limit.
     """
 
     def __init__(self, config: EnvConfig, max_steps: int, timeout_seconds: float | None = None) -> None:
@@ -98,7 +98,7 @@ class Rehearsal:
     def play(
         self, batch: BatchEnv, episodes: Sequence[int], *, task: int | None = None, seed: int | None = None
     ) -> list[list[Answer]]:
-        """Play episodes in parallel; a single one optionally with the task or seed of another."""
+        """Play episodes in parallel; a single episode may use the task or seed of another."""
         if self.timeout_seconds is not None:
             faulthandler.dump_traceback_later(self.timeout_seconds, exit=True)
         rngs = [np.random.default_rng(n) for n in episodes]
@@ -111,7 +111,7 @@ class Rehearsal:
         rows = np.arange(len(episodes))
         spent = stopwatch()
         for t in range(self.steps):
-            # Act like a new policy: discrete actions are equally likely, continuous ones exceed the box.
+            # Act like a new policy: discrete actions are equally likely, and continuous actions may exceed the box.
             if isinstance(self.space, Discrete):
                 actions = np.array([rng.integers(self.space.n) for rng in rngs])
             else:
@@ -136,12 +136,12 @@ class Rehearsal:
         return answers
 
     def _end_copies(self) -> None:
-        """Exit if this process is a fork made by the environment; each would fork again."""
+        """Exit if this process is a fork that the environment made, since each fork would fork again."""
         if os.getpid() != self.pid:
             os._exit(0)
 
     def find(self) -> dict[str, Any]:
-        """Return the required `copies` and `notes` for the user, or a `refusal`.
+        """Return the required `copies` setting and `notes` for the user, or a `refusal`.
 
         Episodes are shortened if steps are slow.
         """
@@ -174,7 +174,7 @@ class Rehearsal:
 
     def _draw(self, n: int) -> Draw | None:
         """Find the code that draws from or seeds a global generator in episode n."""
-        self.alone((n + 1) % len(self.seeds))  # otherwise an environment that seeds it would leave it unchanged
+        self.alone((n + 1) % len(self.seeds))  # else, an environment that reseeds it in episode n would not change it
         return GlobalRandomWatch().draw_of(lambda: self.alone(n), "the rehearsal")[1]
 
     def _notes(self, past: str) -> Iterator[str]:
@@ -200,7 +200,7 @@ class Rehearsal:
 
 
 def first_difference(one: Sequence[Answer], other: Sequence[Answer]) -> str:
-    """Return the name of the first array that differs between two episodes, or ""."""
+    """Return the name and step of the first array that differs between two episodes, or ""."""
     for a, b in zip(one, other, strict=False):
         if (a.step, a.name) != (b.step, b.name) or a.values.tobytes() != b.values.tobytes():
             return f"{a.name} {'after reset' if a.step < 0 else f'at step {a.step}'}"
@@ -208,22 +208,22 @@ def first_difference(one: Sequence[Answer], other: Sequence[Answer]) -> str:
 
 
 def digest(answers: Iterable[Answer]) -> str:
-    """Return the digest of an episode."""
+    """Return a digest of an episode's arrays."""
     parts = (f"{answer.step} {answer.name}\0".encode() + answer.values.tobytes() for answer in answers)
     return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
 
 
 def stopwatch() -> Callable[[], float]:
-    """Return a function that returns the processor time since this call, or a tenth of the elapsed time if greater.
+    """Return a function that measures the processor time since now, or a tenth of the elapsed time if that is greater.
 
-    The elapsed time counts where a simulator runs in another process.
+    The elapsed time matters if a simulator runs in another process.
     """
     processor, began = time.process_time(), time.monotonic()
     return lambda: max(time.process_time() - processor, (time.monotonic() - began) / 10)
 
 
 def missed_box(space: gymnasium.Space[Any]) -> str:
-    """Describe the part of the action box that a new Gaussian policy does not reach; "" if it is small."""
+    """Describe how much of the action box is beyond a new Gaussian policy's reach, or return "" if little is."""
     if not isinstance(space, Box) or not is_bounded(space):
         return ""
     low, high = space.low.astype(float), space.high.astype(float)
@@ -239,7 +239,7 @@ def missed_box(space: gymnasium.Space[Any]) -> str:
 
 
 def _statistics_wrapper(env: gymnasium.Env[Any, Any]) -> str:
-    """Return the name of a gymnasium wrapper that normalizes by statistics over episodes, or ""."""
+    """Return the name of a gymnasium wrapper in `env` that normalizes with statistics over episodes, or ""."""
     inner: Any = env
     while isinstance(inner, gymnasium.Env):
         if isinstance(inner, tuple(STATISTICS)):
@@ -256,7 +256,7 @@ _NORMALIZES = (
 
 
 def _share_below(bound: float) -> float:
-    """Return the probability of a standard normal value below a bound."""
+    """Return the probability that a standard normal variable is below a bound."""
     return 0.5 * math.erfc(-bound / math.sqrt(2))
 
 
@@ -271,9 +271,9 @@ def _first_step_problem(config: EnvConfig) -> str:
 
 
 def main(steps: int, thorough: bool, timeout_seconds: float) -> dict[str, Any]:
-    """Return the findings about the environment whose settings are read from standard input.
+    """Return findings about an environment, whose settings are read from standard input.
 
-    With 0 steps, only the kind of actions; unless `thorough`, only digests of the first episodes.
+    With 0 steps, only the actions are examined. Unless `thorough`, only the digests of the first episodes are returned.
     """
     config = EnvConfig.model_validate_json(sys.stdin.read())
     try:
@@ -284,7 +284,7 @@ def main(steps: int, thorough: bool, timeout_seconds: float) -> dict[str, Any]:
     try:
         env = make_env(config)
         component_facts(env)
-    except EnvError:  # as training would report it
+    except EnvError:  # training will report it
         return {}
     if config.copies == "auto" and (wrapper := _statistics_wrapper(env)):
         return {"refusal": _NORMALIZES % wrapper}
@@ -305,7 +305,7 @@ def main(steps: int, thorough: bool, timeout_seconds: float) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    # Environments print and may close files that are not theirs; only the result is read.
+    # Environments may print, or close files that they did not open, so write the result to a separate descriptor.
     _answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     _answer.write(json.dumps(main(int(sys.argv[1]), sys.argv[2] == "1", float(sys.argv[3]))))

@@ -1,4 +1,4 @@
-"""Sizes of an environment's spaces."""
+"""Observation and action sizes of environments, and the dtype of stored observations."""
 
 import math
 from typing import Any
@@ -12,12 +12,12 @@ from metaloom.pipeline.nn.spec import Spaces, is_image
 
 
 def spaces_of(env: gymnasium.Env[Any, Any]) -> Spaces:
-    """Return the sizes of an environment made by `make_env`."""
+    """Return the observation and action sizes of an environment made by `make_env`."""
     observations, actions = env.observation_space, env.action_space
     assert isinstance(observations, Box), "PolicyActions flattens all others"
     discrete = isinstance(actions, Discrete)
-    # Images are scaled by their largest value, such as 255 for bytes; the maximum of the type means no bound. Other
-    # observations are not scaled.
+    # Images are scaled by their upper bound, such as 255 for bytes; a bound at the dtype's maximum means no bound.
+    # Other observations are not scaled.
     high = float(np.max(observations.high, initial=0))
     scale = high if 0 < high < np.iinfo(np.int32).max else 1.0
     in_bytes = observations.dtype == np.uint8
@@ -30,9 +30,9 @@ def spaces_of(env: gymnasium.Env[Any, Any]) -> Spaces:
 
 
 def observation_dtype(space: gymnasium.Space[Any], config: EnvConfig) -> np.dtype[Any]:
-    """Return the dtype of stored observations: float32, or the integer type of their space.
+    """Return the dtype of stored observations: float32, or the integer dtype of their space.
 
-    Integer types larger than float32 are kept only if float32 cannot represent all values of the space.
+    Integer dtypes larger than float32 are kept only if float32 cannot represent all values of the space.
     """
     assert isinstance(space, Box), "PolicyActions flattens all others"
     dtype, float32 = np.dtype(space.dtype), np.dtype(np.float32)

@@ -1,4 +1,4 @@
-"""The swimmer: three rods in a viscous fluid that swim at a speed."""
+"""The swimmer: three linked rods that swim at a given speed in a viscous fluid."""
 
 from typing import ClassVar
 
@@ -12,9 +12,9 @@ from metaloom.pipeline.types import Array
 
 
 class SwimmerVel(AtSpeed, MujocoRobot, MetaEnv):
-    """Swim forward at a speed known only from the reward (ProMP's SwimmerRandVel).
+    """Swim forward at a speed that only the reward reveals (ProMP's SwimmerRandVel).
 
-    Uses gymnasium's model, observations and starts of Swimmer-v5.
+    Uses the model, observations and initial states of gymnasium's Swimmer-v5.
 
     | observation | content                                            | unit  |
     | ----------- | -------------------------------------------------- | ----- |

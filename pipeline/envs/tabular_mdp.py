@@ -16,11 +16,11 @@ _DRAWN_AHEAD = 32
 
 
 class Tables(NamedTuple):
-    """One process, or a batch [...] of processes.
+    """Tables of one MDP, or of a batch [...] of MDPs.
 
     Attributes:
-        means: [..., S, A] mean rewards.
-        transitions: [..., S, A, S] probabilities of the next state.
+        means: Mean rewards, [..., S, A].
+        transitions: Transition probabilities, [..., S, A, S].
     """
 
     means: Array
@@ -29,32 +29,32 @@ class Tables(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def draw_tables(number: int, num_states: int, num_actions: int) -> Tables:
-    """Draw the process of a task: mean rewards from N(1, 1), and transitions from Dirichlet(1)."""
+    """Draw the MDP for a task number: mean rewards from N(1, 1), transition probabilities from Dirichlet(1)."""
     rng = np.random.Generator(np.random.PCG64(number))
     means = rng.normal(1, 1, (num_states, num_actions))
     return Tables(means, rng.dirichlet(np.ones(num_states), (num_states, num_actions)))
 
 
 class TabularMDP(Drawn, MetaEnv):
-    """Act in a random process with hidden rewards and transitions (RL2's tabular MDPs).
+    """Act in a random MDP with hidden rewards and transition probabilities (RL2's tabular MDPs).
 
     | observation | unit | | action | unit | range                |
     | ----------- | ---- |-| ------ | ---- | -------------------- |
     | unit vector | 1    | | choice | 1    | 0 ... `actions` - 1  |
 
-    The unit vector has its 1 at the state.
+    The unit vector is 1 at the index of the state.
 
     | task field | unit | distribution                                                                     |
     | ---------- | ---- | -------------------------------------------------------------------------------- |
-    | mdp        | 1    | a whole number below 2^53 that determines the process, see `draw_tables`     |
+    | mdp        | 1    | a whole number below 2^53 that determines the MDP, see `draw_tables`             |
 
     | reward term | value                                             |
     | ----------- | ------------------------------------------------- |
-    | mean_reward | of the state and the action, N(1, 1) over tasks   |
-    | noise       | N(0, 1), drawn in every step                      |
+    | mean_reward | mean for the state and action, N(1, 1) over tasks |
+    | noise       | N(0, 1), drawn at each step                       |
 
-    Options `states` and `actions`: 10 and 5. Start: state 0. Never terminates; max_episode_steps is the horizon, 10 in
-    RL2's experiments. All randomness of an episode comes from its reset seed.
+    Options `states` and `actions`: numbers of states and actions, default 10 and 5. Start: state 0. Never terminates;
+    max_episode_steps is the horizon, 10 in RL2's experiments. All randomness in an episode comes from its reset seed.
     """
 
     action_components: tuple[()] = ()
@@ -83,7 +83,7 @@ class TabularMDP(Drawn, MetaEnv):
             )
 
     def render(self) -> Any:
-        """Return an image [height, width, 3] uint8: for each state, the choices' mean rewards, and how often taken."""
+        """Return an image, [height, width, 3] uint8, of each action's mean reward and count in each state."""
         taken = np.zeros(self.sizes, np.int64)
         for seen, action in zip(self._seen, self._actions, strict=False):  # nothing follows the last observation
             taken[seen.argmax(), action] += 1
@@ -94,7 +94,7 @@ class TabularMDP(Drawn, MetaEnv):
 
 
 class TabularBatch(RowBatch):
-    """A batch of N processes, stepped as arrays."""
+    """Batch of N MDPs, stepped with array operations."""
 
     action_size = 1
 
@@ -109,7 +109,7 @@ class TabularBatch(RowBatch):
         self._generators: Sequence[np.random.Generator] = ()
 
     def take(self, tasks: Array) -> None:
-        # Rows of one task share its tables.
+        # Rows with the same task share its tables.
         numbers, self._process = np.unique(tasks[:, 0], return_inverse=True)
         drawn = [draw_tables(int(number), *self._sizes) for number in numbers.tolist()]
         self._tables = Tables(np.stack([d.means for d in drawn]), np.stack([d.transitions for d in drawn]))
@@ -123,13 +123,13 @@ class TabularBatch(RowBatch):
     def step(self, actions: Array, rows: Array) -> BatchStep:
         places = self._steps[rows] % _DRAWN_AHEAD
         for row in rows[places == 0].tolist():
-            # Draws for upcoming steps: uniform values for next states, and reward noise.
+            # Draw ahead for the next steps: uniform values for next states, and reward noise.
             rng = self._generators[row]
             self._chances[row] = rng.random(_DRAWN_AHEAD), rng.standard_normal(_DRAWN_AHEAD)
         self._steps[rows] += 1
         at = self._process[rows], self._states[rows], actions.reshape(-1)
-        # Invert the distribution function. Rounding may leave its last value below 1; the last state takes the
-        # remainder.
+        # Invert the cumulative distribution function. Its last value may be below 1 because of rounding, so the last
+        # state takes the remainder.
         below = np.cumsum(self._tables.transitions[at], axis=1)
         self._states[rows] = (self._chances[rows, 0, places, None] >= below[:, :-1]).sum(1)
         terms = {"mean_reward": self._tables.means[at], "noise": self._chances[rows, 1, places]}

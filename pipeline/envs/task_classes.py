@@ -1,6 +1,6 @@
-"""Classes of tasks: a partition of an environment's tasks, for separate returns.
+"""Task classes: a partition of an environment's tasks, for per-class returns.
 
-Plain data that runs record, so readers can classify tasks without the environment.
+Runs record the classes as plain data, so that readers can classify tasks without the environment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,18 +17,18 @@ from metaloom.pipeline.types import Array
 
 @dataclass(frozen=True)
 class Classes:
-    """A partition of tasks into C classes by some of their fields; see `nearest` and `bins`.
+    """A partition of tasks into C classes by some of the task fields; see `nearest` and `bins`.
 
     Attributes:
-        fields: Names of the task fields that decide the class.
-        names: Names of the classes, in order.
-        centers: A point per class, with a number per field. A task belongs to the class with the nearest point, the
-            first of equally near ones; empty if `edges` decide.
-        edges: Increasing bounds of one field: class c holds edges[c - 1] <= x < edges[c], unbounded at both ends.
+        fields: Names of the task fields that determine the class.
+        names: Class names, in order.
+        centers: One point per class, with one value per field. A task belongs to the class with the nearest point, the
+            first one in a tie. Empty if `edges` is used.
+        edges: Increasing bounds of a single field: class c contains edges[c - 1] <= x < edges[c]; both ends are open.
         held_out: Names of classes whose tasks are all held out.
 
     Raises:
-        ValueError: these are inconsistent.
+        ValueError: the arguments are inconsistent.
     """
 
     fields: tuple[str, ...]
@@ -73,10 +73,10 @@ class Classes:
         return None
 
     def of(self, params: Array, fields: Sequence[str]) -> Array:
-        """Return the class of every task, [B] int64.
+        """Return the class index of each task, [B] int64.
 
         Args:
-            params: [B, P].
+            params: Task parameters, [B, P].
             fields: Names of the P columns.
 
         Raises:
@@ -91,9 +91,9 @@ class Classes:
         return distances.argmin(axis=1).astype(np.int64)
 
     def among(self, of: Array) -> Array:
-        """Return the classes, in order, from which tasks of the classes `of` [B] were drawn.
+        """Return the indices of the classes, in order, from which tasks with classes `of` [B] can be drawn.
 
-        These are only the held-out classes if all tasks belong to them, and only the others if none does.
+        These are the held-out classes if all tasks belong to them, the other classes if none does, otherwise all.
         """
         numbers = np.arange(len(self.names))
         held_out = np.isin(self.names, self.held_out)
@@ -103,7 +103,7 @@ class Classes:
         return numbers[held_out == (len(of) > 0 and test.all())]
 
     def returns(self, task_returns: Array, of: Array) -> ClassReturns:
-        """Group mean returns [B] of tasks by their classes `of` [B]."""
+        """Return per-class returns, given the tasks' mean returns [B] and classes `of` [B]."""
         among = self.among(of)
         return class_returns(task_returns, np.searchsorted(among, of), [self.names[c] for c in among])
 
@@ -130,12 +130,12 @@ _PLAIN = TypeAdapter(Classes)
 def nearest(
     fields: str | Sequence[str], centers: Mapping[str, float | Sequence[float]], held_out: Sequence[str] = ()
 ) -> Classes:
-    """Define named classes by points: a task belongs to the nearest.
+    """Define named classes by points; a task belongs to the class with the nearest point.
 
     Args:
-        fields: One or several task fields.
-        centers: Point by class name: a number per field, or a bare number for one field.
-        held_out: Names of the classes with held-out tasks only.
+        fields: Name of a task field, or several names.
+        centers: Class name -> point: one number per field, or a bare number for a single field.
+        held_out: Names of classes whose tasks are all held out.
     """
     points = ((center,) if isinstance(center, int | float) else center for center in centers.values())
     return Classes(
@@ -147,7 +147,7 @@ def nearest(
 
 
 def bins(field: str, edges: Sequence[float]) -> Classes:
-    """Define classes by increasing edges of one task field, with names such as "velocity 1 to 2"."""
+    """Define classes by increasing edges for one task field, with names such as "velocity 1 to 2"."""
     inner = (f"{field} {low:g} to {high:g}" for low, high in pairwise(edges))
     names = (f"{field} below {edges[0]:g}", *inner, f"{field} from {edges[-1]:g}") if edges else ()
     return Classes(fields=(field,), names=names, edges=tuple(map(float, edges)))

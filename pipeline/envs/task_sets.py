@@ -11,23 +11,23 @@ from metaloom.pipeline.types import Array
 
 
 def draw_directions(num_tasks: int, rng: np.random.Generator) -> Array:
-    """Draw uniform unit vectors [num_tasks, 2] as normalized Gaussians, as in ProMP."""
+    """Draw uniformly distributed unit vectors [num_tasks, 2] by normalizing Gaussian vectors, as in ProMP."""
     vectors = rng.standard_normal((num_tasks, 2))
     return vectors / np.hypot(vectors[:, :1], vectors[:, 1:])
 
 
 def draw_on_disk(num_tasks: int, rng: np.random.Generator, *, radius: float) -> Array:
-    """Draw points [num_tasks, 2] uniform on the disk around the origin."""
+    """Draw points [num_tasks, 2] uniformly from a disk around the origin."""
     angles, areas = rng.uniform(0, 2 * np.pi, num_tasks), rng.uniform(0, 1, num_tasks)
     return (radius * np.sqrt(areas) * np.stack([np.cos(angles), np.sin(angles)])).T
 
 
 TASK_SET_SEED = 1337
-"""Seed of the task sets, which are the same in every run."""
+"""Seed from which task sets are drawn, so that they are the same in every run."""
 
 
 class FixedTasks:
-    """A fixed set of tasks, drawn when an environment is made. List before the class of its rules."""
+    """Mixin for a fixed set of tasks, drawn when an environment is made. List it before the class that draws tasks."""
 
     task_set: tuple[tuple[float, ...], ...] | None
     test_task_set: tuple[tuple[float, ...], ...] | None
@@ -35,7 +35,7 @@ class FixedTasks:
     def fix_tasks(
         self, num_train_tasks: int, num_test_tasks: int, draw: Callable[[int, np.random.Generator], Array] | None = None
     ) -> tuple[tuple[float, ...], ...]:
-        """Draw training and test tasks from the rules' distribution or by `draw`; the same in every process.
+        """Set training and test tasks, drawn by `draw` or the next class's `sample_tasks`; return the training tasks.
 
         Raises:
             EnvError: one of the sets would be empty.
@@ -50,13 +50,13 @@ class FixedTasks:
         return self.task_set
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        """Draw tasks of `task_set` uniformly with replacement, [B, P] float64."""
+        """Draw tasks from `task_set` uniformly with replacement, [B, P] float64."""
         assert self.task_set is not None
         return np.array(self.task_set)[rng.integers(len(self.task_set), size=num_tasks)]
 
 
 class OneWayOrTheOther:
-    """Tasks of a robot that moves forward or backward. List before the robot's class.
+    """Mixin with the tasks of a robot that moves forward or backward. List it before the robot's class.
 
     | task field | unit | distribution                                 |
     | ---------- | ---- | -------------------------------------------- |
@@ -67,34 +67,34 @@ class OneWayOrTheOther:
     task_classes = ONE_WAY_OR_THE_OTHER
 
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        """Return the velocity along the task's direction, [n], from [n] forward or [n, 2]."""
+        """Return the velocity along the task's direction, [n], given forward [n] or planar [n, 2] velocities."""
         return tasks[:, 0] * (velocity if velocity.ndim == 1 else velocity[:, 0])
 
 
 class AlongX(OneWayOrTheOther):
-    """Tasks of a robot that walks forward or backward along x. List before the robot's class."""
+    """Mixin with the tasks of a robot that walks forward or backward along x. List it before the robot's class."""
 
     task_fields: tuple[TaskField] = (TaskField("direction", "1", "+1 to walk along x, -1 to walk against it"),)
 
 
 class AtSpeed:
-    """Tasks of a robot that moves forward at a speed. List before the robot's class."""
+    """Mixin with the tasks of a robot that moves forward at a given speed. List it before the robot's class."""
 
     task_fields: tuple[TaskField] = (TaskField("velocity", "m/s", "forward velocity to hold"),)
     speeds: ClassVar[tuple[float, float]]
-    """Range of speeds, in m/s."""
+    """Range from which target speeds are drawn, in m/s."""
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        """Draw uniform speeds, [B, 1]."""
+        """Draw target speeds uniformly, [B, 1]."""
         return rng.uniform(*self.speeds, (num_tasks, 1))
 
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        """Return the negative distance of a forward velocity [n] from the task's speed, [n]."""
+        """Return the negative absolute difference between forward velocities [n] and the tasks' target speeds, [n]."""
         return -np.abs(velocity - tasks[:, 0])
 
 
 class AnyDirection:
-    """Tasks of a robot that walks in any direction. List before the robot's class.
+    """Mixin with the tasks of a robot that walks in any direction. List it before the robot's class.
 
     | task field               | unit | distribution                      |
     | ------------------------ | ---- | --------------------------------- |
@@ -108,9 +108,9 @@ class AnyDirection:
     task_classes = QUADRANTS
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        """Draw uniform unit vectors, [B, 2]."""
+        """Draw uniformly distributed unit vectors, [B, 2]."""
         return draw_directions(num_tasks, rng)
 
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        """Return the velocity along the task's direction, [n], from [n, 2]."""
+        """Return the velocity along the task's direction, [n], given planar velocities [n, 2]."""
         return tasks[:, 0] * velocity[:, 0] + tasks[:, 1] * velocity[:, 1]

@@ -1,4 +1,4 @@
-"""The walker: a planar robot with two legs that can fall. Tasks are directions, speeds or bodies."""
+"""The walker: a planar two-legged robot that can fall. Tasks are directions, speeds or bodies."""
 
 from abc import abstractmethod
 from typing import ClassVar, Literal
@@ -17,9 +17,9 @@ MODEL_FILES: dict[ModelName, str] = {"original": "walker2d.xml", "v5": "walker2d
 
 
 class PlanarWalker:
-    """Rules of planar robots that can fall. List before MujocoRobot.
+    """Mixin for planar robots that can fall. List it before MujocoRobot.
 
-    Joint 0 is the forward position, which observations omit, 1 the height, 2 the angle of the trunk.
+    Joint 0 is the forward position, which observations omit. Joint 1 is the height, and joint 2 the torso angle.
     """
 
     reset_noise: float = 0.005
@@ -36,11 +36,11 @@ class PlanarWalker:
 
     @abstractmethod
     def healthy(self, qpos: Array, qvel: Array) -> Array:
-        """Return True where the robot is upright and all values are finite, [n]."""
+        """Return True for each robot that is upright and whose values are all finite, [n]."""
 
 
 class Walker2d(PlanarWalker, MujocoRobot, MetaEnv):
-    """The robot without a task: gymnasium's observations and starts of Walker2d-v5.
+    """The walker without a task: observations and initial states of gymnasium's Walker2d-v5.
 
     | observation | content                                            | unit     |
     | ----------- | -------------------------------------------------- | -------- |
@@ -60,7 +60,7 @@ class Walker2d(PlanarWalker, MujocoRobot, MetaEnv):
 
     | option `model`     | friction of right foot, left foot                                 |
     | ------------------ | ----------------------------------------------------------------- |
-    | original (default) | 0.9, 1.9: `walker2d.xml`, used for published results |
+    | original (default) | 0.9, 1.9: `walker2d.xml`, used for published results              |
     | v5                 | 1.9, 1.9: `walker2d_v5.xml`, gymnasium's correction               |
 
     Start: joint positions and velocities U(-0.005, 0.005) around standing. Terminates unless 0.8 m < height < 2 m and
@@ -83,7 +83,7 @@ class Walker2d(PlanarWalker, MujocoRobot, MetaEnv):
 
 
 class Walker2dDir(OneWayOrTheOther, Walker2d):
-    """Walk forward or backward, as the reward requires (ProMP's Walker2DRandDirec).
+    """Walk forward or backward; only the reward reveals which (ProMP's Walker2DRandDirec).
 
     Observation, action, option, start and termination: see Walker2d. Task: see OneWayOrTheOther. A control step is
     0.016 s (eight physics steps).
@@ -99,7 +99,7 @@ class Walker2dDir(OneWayOrTheOther, Walker2d):
 
 
 class Walker2dVel(AtSpeed, Walker2d):
-    """Walk forward at a speed known only from the reward (ProMP's Walker2DRandVel).
+    """Walk forward at a speed that only the reward reveals (ProMP's Walker2DRandVel).
 
     Observation, action, option, start and termination: see Walker2d. A control step is 0.016 s (eight physics steps).
 
@@ -120,12 +120,12 @@ class Walker2dVel(AtSpeed, Walker2d):
 
 
 class Walker2dRandParams(RandomDynamics, Walker2d):
-    """Walk forward with a body of unknown masses, inertias, friction and damping (Walker2DRandParams).
+    """Walk forward with a body whose masses, inertias, friction and damping are unknown (Walker2DRandParams).
 
     Observation, action, option, start and termination: see Walker2d. A control step is 0.008 s (four physics steps).
 
-    Task and reward: see RandomDynamics. BODY: torso, thigh, leg, foot, thigh_left, leg_left, foot_left;
-    GEOM: these and floor; JOINT: these without torso. 58 fields in all.
+    Task and reward: see RandomDynamics. BODY is torso, thigh, leg, foot, thigh_left, leg_left or foot_left; GEOM is any
+    of these or floor; JOINT is any of these except torso. There are 58 fields in total.
     """
 
 

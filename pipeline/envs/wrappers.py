@@ -1,4 +1,4 @@
-"""Adapters between policies and environments: action maps, and gymnasium envs as meta-environments."""
+"""Adapters between policies and environments: action maps, and gymnasium environments as MetaEnvs."""
 
 import logging
 import math
@@ -22,10 +22,10 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 class ActionMap:
-    """Maps actions of a policy [..., A] into an environment's box.
+    """Map from a policy's actions [..., A] to an environment's box.
 
     With a scale c, [-c, c] is mapped linearly onto the box; otherwise actions are unchanged. Both clip to the box. With
-    c = 10 and a policy of standard deviation 1, the noise is 10 % of the box's half-width (as in ProMP).
+    c = 10 and a policy with standard deviation 1, as in ProMP, the noise is 10 % of the box's half-width.
     """
 
     def __init__(self, box: Box, scale: float | None) -> None:
@@ -39,7 +39,7 @@ class ActionMap:
             )
 
     def __call__(self, actions: Array) -> Array:
-        """Return float64 actions, of the shape of `actions`."""
+        """Return float64 actions with the shape of `actions`."""
         if self.scale is None:
             return np.clip(actions, self.low, self.high, dtype=np.float64)
         mapped = actions.astype(np.float64)
@@ -50,9 +50,9 @@ class ActionMap:
 
 
 class DiscreteActionMap:
-    """Maps a policy's actions 0 ... n - 1 to an environment's, which may have an offset or several parts.
+    """Map from a policy's actions 0 ... n - 1 to an environment's actions, which may have an offset or several parts.
 
-    Every combination of parts is an action, with the last part varying fastest, so joint distributions can be learned.
+    Each combination of parts is one action, with the last part varying fastest, so joint distributions can be learned.
     """
 
     def __init__(self, space: Discrete | MultiDiscrete | MultiBinary, scale: float | None) -> None:
@@ -66,8 +66,8 @@ class DiscreteActionMap:
         self._start = np.int64(0) if isinstance(space, MultiBinary) else space.start
 
     def __call__(self, actions: Array) -> Array:
-        """Return int64 actions, of the shape of `actions` followed by the shape of the space."""
-        if not self._shape:  # faster by a factor of seven for a Discrete space
+        """Return int64 actions, with the shape of `actions` followed by the shape of the space."""
+        if not self._shape:  # seven times as fast for a Discrete space
             return actions + self._start
         parts = np.stack(np.unravel_index(actions, self._sizes), axis=-1)
         return parts.reshape(*np.shape(actions), *self._shape) + self._start
@@ -76,16 +76,16 @@ class DiscreteActionMap:
 AnyActionMap = ActionMap | DiscreteActionMap
 ActionSpace = Box | Discrete | MultiDiscrete | MultiBinary
 MOST_ACTIONS = 4096
-"""Maximum number of combinations in a MultiDiscrete or MultiBinary; each is an output of the network."""
+"""Maximum number of combinations in a MultiDiscrete or MultiBinary space; each is an output of the network."""
 
 
 def action_map(space: ActionSpace, scale: float | None) -> AnyActionMap:
-    """Return the map from a policy's actions to a space."""
+    """Return the map from a policy's actions to an environment's action space."""
     return ActionMap(space, scale) if isinstance(space, Box) else DiscreteActionMap(space, scale)
 
 
 def sizes_of(space: Discrete | MultiDiscrete | MultiBinary) -> tuple[int, ...]:
-    """Return the number of choices of each part."""
+    """Return the number of choices for each part of a discrete space."""
     if isinstance(space, Discrete):
         return (int(space.n),)
     if isinstance(space, MultiBinary):
@@ -94,7 +94,7 @@ def sizes_of(space: Discrete | MultiDiscrete | MultiBinary) -> tuple[int, ...]:
 
 
 def is_bounded(box: Box) -> bool:
-    """Return True if a box is bounded; values near the largest float count as unbounded."""
+    """Return True if all bounds of a box are finite. Bounds near the largest float count as infinite."""
     return bool(np.all(np.abs(box.low) < _NO_BOUND) and np.all(np.abs(box.high) < _NO_BOUND))
 
 
@@ -102,7 +102,7 @@ _NO_BOUND = 1e30
 
 
 class Wrapped(gymnasium.Env[Array, Any]):
-    """A transparent wrapper: everything that a subclass does not override is passed through."""
+    """Transparent wrapper that passes through everything that a subclass does not override."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self.env: Any = env
@@ -136,11 +136,11 @@ class Wrapped(gymnasium.Env[Array, Any]):
 
 
 class WithTasks(Wrapped, MetaEnv):
-    """A wrapped environment with the tasks of a MetaEnv.
+    """Wrapped environment with the tasks of a MetaEnv.
 
     Args:
-        env: The environment.
-        tasks: The MetaEnv: the environment itself, or the one inside its wrappers.
+        env: Environment to wrap.
+        tasks: MetaEnv that has the tasks: `env` itself, or the one inside its wrappers.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], tasks: MetaEnv) -> None:
@@ -173,7 +173,7 @@ class WithTasks(Wrapped, MetaEnv):
 
 
 class PolicyActions(WithTasks):
-    """A MetaEnv whose actions are the policy's, converted by an action map.
+    """Wrapper of a MetaEnv that accepts the policy's actions and converts them with an action map.
 
     Box observations are unchanged; others are flattened.
     """
@@ -181,7 +181,7 @@ class PolicyActions(WithTasks):
     _closed = False
 
     def __init__(self, env: MetaEnv, scale: float | None) -> None:
-        # Arrays of any shape are unchanged; the network decides whether they are images.
+        # Leave arrays of any shape unchanged; the network determines whether they are images.
         super().__init__(env if isinstance(env.observation_space, Box) else WithTasks(FlatObservations(env), env), env)
         self.unflattened: gymnasium.Space[Any] = env.observation_space
         space = _action_space(env)
@@ -192,19 +192,19 @@ class PolicyActions(WithTasks):
         else:
             self.action_space = Discrete(math.prod(sizes_of(space)))
             if not isinstance(space, Discrete):
-                self.action_components: None = None  # each action is a combination of parts
+                self.action_components: None = None  # since each action is a combination of parts
 
     def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
         return self.env.step(self.action_map(np.asarray(action)).astype(self.env.action_space.dtype))
 
     def close(self) -> None:
-        """Close the environment once; many fail if closed twice or before their first reset."""
+        """Close the environment once and log any error: many fail if closed twice or before their first reset."""
         if self._closed:
             return
         self._closed = True
         try:
             super().close()
-        # Nothing depends on it any more.
+        # No result depends on the environment any more.
         except BaseException as problem:
             if is_ctrl_c(problem):
                 raise
@@ -216,7 +216,7 @@ class PolicyActions(WithTasks):
 
 
 class PolicyActionsBatch:
-    """A BatchEnv whose actions are the policy's, converted by an action map."""
+    """Wrapper of a BatchEnv that accepts the policy's actions and converts them with an action map."""
 
     def __init__(self, batch: BatchEnv, action_map: AnyActionMap) -> None:
         self._batch = batch
@@ -240,11 +240,11 @@ class PolicyActionsBatch:
 
 
 class SingleTask(Wrapped, MetaEnv):
-    """A gymnasium env as a MetaEnv with one task without parameters.
+    """Wrapper that turns a gymnasium environment into a MetaEnv with a single task that has no parameters.
 
     Args:
-        env: The environment.
-        facts: Location in `info` by fact name; if empty, the facts that the environment declares.
+        env: Environment to wrap.
+        facts: Fact name -> where to find it in `info`; if empty, the facts that the environment declares are used.
     """
 
     task_set: tuple[tuple[()]] = ((),)
@@ -257,11 +257,11 @@ class SingleTask(Wrapped, MetaEnv):
             self.facts: tuple[Fact, ...] = tuple(Fact(name, fact.kind, fact.per) for name, fact in self._keys.items())
         robot = env.unwrapped
         if hasattr(robot, "observation_structure") and self.observation_space.shape == robot.observation_space.shape:
-            # Imported here, since other environments do not need MuJoCo.
+            # Import here, since other environments do not need MuJoCo.
             from metaloom.pipeline.envs.mujoco_robot import gymnasium_components
 
             observation, action = gymnasium_components(robot)
-            # A wrapper that changes observations or actions declares None.
+            # Wrappers that change observations or actions declare None.
             if not env.has_wrapper_attr("observation_components"):
                 self.observation_components: Sequence[tuple[str, str]] | None = observation
             if not env.has_wrapper_attr("action_components"):
@@ -281,7 +281,7 @@ class SingleTask(Wrapped, MetaEnv):
         return observation, reward, terminated, truncated, info
 
     def _has_terms(self, reward: Any, info: Mapping[str, Any]) -> bool:
-        """Return True if `info["reward_terms"]` holds terms that sum to the reward."""
+        """Return True if `info["reward_terms"]` contains terms that sum to the reward; warn once if it does not."""
         try:
             reward_terms_of(number_of(reward, "reward"), info)
         except EnvError as problem:
@@ -293,7 +293,7 @@ class SingleTask(Wrapped, MetaEnv):
         return not self._clashes
 
     def _facts_of(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        """Collect facts stored under other keys; drop undeclared ones."""
+        """Return the `facts` entry for `info`: facts collected from other keys, or {} to drop undeclared facts."""
         if not self._keys:
             return {"facts": {}} if "facts" in info and not self.facts else {}
         missing = [fact.key for fact in self._keys.values() if fact.key not in info]
@@ -304,10 +304,10 @@ class SingleTask(Wrapped, MetaEnv):
 
 
 def observe_places(env: gymnasium.Env[Any, Any], places: Sequence[int]) -> gymnasium.Env[Any, Any]:
-    """Return an env that shows only some entries of its observations.
+    """Wrap an environment so that it returns only some entries of its observations.
 
     Raises:
-        EnvError: its observations are not vectors, or lack such an index.
+        EnvError: the observations are not vectors, or an index is out of range.
     """
     env = env if isinstance(env.observation_space, Box) else FlatObservations(env)
     space, chosen = env.observation_space, list(places)
@@ -321,7 +321,7 @@ def observe_places(env: gymnasium.Env[Any, Any], places: Sequence[int]) -> gymna
 
 
 def declared_components(env: gymnasium.Env[Any, Any], name: str) -> Sequence[tuple[str, str]] | None:
-    """Return the components declared by the outermost wrapper that declares any, or by the environment."""
+    """Return the components that the outermost wrapper with a declaration declares, or else the environment."""
     return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
 
 
@@ -332,7 +332,7 @@ def _action_space(env: MetaEnv) -> ActionSpace:
     if isinstance(space, MultiDiscrete | MultiBinary):
         if (count := math.prod(sizes_of(space))) > MOST_ACTIONS:
             raise EnvError(
-                f"{name} has the action space {space}, of {count:,} combinations, each of which would be an output of "
+                f"{name} has the action space {space} with {count:,} combinations, each of which would be an output of "
                 f"the policy's network; required at most {MOST_ACTIONS:,}. {_OWN_ACTIONS}"
             )
         return space

@@ -1,4 +1,4 @@
-"""Built-in cells: names, sizes and parameter shapes. Imports no torch."""
+"""Built-in recurrent cells: names, sizes and parameter shapes. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from metaloom.pipeline.nn.spec import GRU, LINEAR_ATTENTION, LSTM, AttentionOpti
 from metaloom.pipeline.types import Shapes
 
 ATTENTION_STEPS = 256
-"""Length of the blocks in which linear-attention computes all pairs of steps."""
+"""Block length within which linear-attention computes all pairs of steps at once."""
 
 CELL, ENCODER = "cell", "encoder"
-"""Prefixes of the parameters of a cell and of its encoder."""
+"""Parameter prefixes of a cell and its encoder."""
 
 
 @dataclass(frozen=True)
 class CellSpec:
-    """A recurrent network: it maps an input and a state to features and the next state.
+    """Specification of a recurrent network, which maps an input and a state to features and the next state.
 
     Attributes:
-        name: Name: gru, lstm, linear-attention, another registered one, or module:Class of a torch.nn.Module.
-        input_size: Size of one input; with an encoder, of its output and the rest.
-        hidden_size: Number of features of a built-in cell, and units of its layers.
+        name: gru, lstm, linear-attention, another registered name, or module:Class of a torch.nn.Module.
+        input_size: Size of one input to the cell; with an encoder, its output takes the observation's place.
+        hidden_size: Number of features of a built-in cell, which is also the width of its layers.
         options: Options of linear-attention, or keyword arguments of a module's class.
-        encoder: Network that encodes observations; None if the cell reads them directly.
+        encoder: Network that encodes observations; None if the cell reads observations directly.
     """
 
     name: str
@@ -37,7 +37,7 @@ class CellSpec:
 
     @property
     def seen_size(self) -> int:
-        """Size of an observation and the rest of an input, before the encoder."""
+        """Size of one input before the encoder: an observation and the rest."""
         return self.input_size + (self.encoder.input_size - self.encoder.output_size if self.encoder else 0)
 
     @property
@@ -58,7 +58,7 @@ class CellSpec:
 
 @dataclass(frozen=True)
 class BuiltInCell:
-    """Common attributes of built-in cells; see Cell in pipeline.nn.recurrent."""
+    """Base class with the common attributes of built-in cells; see Cell in pipeline.nn.recurrent."""
 
     spec: CellSpec
 
@@ -76,7 +76,7 @@ class BuiltInCell:
 
 
 def cell_shapes(spec: CellSpec) -> Shapes:
-    """Return the shapes of a built-in cell's parameters in order; a kernel is (in, out), with gates concatenated."""
+    """Return the shapes of a built-in cell's parameters, in order. Kernels are (in, out), with gates concatenated."""
     if spec.name != LINEAR_ATTENTION:
         gates = {GRU: 3, LSTM: 4}[spec.name] * spec.hidden_size
         return {

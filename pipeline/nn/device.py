@@ -1,4 +1,4 @@
-"""Preparation of a device for deterministic updates."""
+"""Setup of a device for deterministic updates."""
 
 import os
 
@@ -12,10 +12,10 @@ _IS_AVAILABLE = {"cpu": lambda: True, "cuda": torch.cuda.is_available, "mps": to
 
 
 def use_device(name: DeviceName) -> torch.device:
-    """Prepare a device and enforce deterministic algorithms.
+    """Set up a device for deterministic algorithms and return it.
 
     Raises:
-        ConfigError: this machine or this build of torch lacks the device.
+        ConfigError: the device is not available on this machine or in this torch build.
     """
     if not _IS_AVAILABLE[name]():
         found = ", ".join(known for known, available in _IS_AVAILABLE.items() if available())
@@ -24,11 +24,11 @@ def use_device(name: DeviceName) -> torch.device:
             "change its device: `metaloom fork RUN --run NEW --set device=cpu` continues a stored run on another one"
         )
     if name == "cuda":
-        # cuBLAS is deterministic only with a workspace of fixed size, which it reads before its first call.
+        # cuBLAS is deterministic only with a fixed workspace size; it reads the variable before its first call.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if name != "cpu":
         torch.use_deterministic_algorithms(True)
-        # TF32 would truncate the factors of matrix products to 10 bits.
+        # TF32 would round the factors of matrix products to 10-bit mantissas.
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.benchmark = False
@@ -36,7 +36,7 @@ def use_device(name: DeviceName) -> torch.device:
 
 
 def device_facts(name: DeviceName) -> dict[str, str]:
-    """Return a device's model and libraries, on which its bits depend besides torch; empty on CPU."""
+    """Return the device model and library versions that bits depend on in addition to torch; empty on CPU."""
     if name == "cuda":
         return {
             "model": torch.cuda.get_device_name(),
@@ -48,9 +48,9 @@ def device_facts(name: DeviceName) -> dict[str, str]:
 
 
 def arithmetic_facts() -> dict[str, str]:
-    """Return the machine code used in this process; other code rounds differently.
+    """Return the machine code used in this process, keyed by library. Other code rounds differently.
 
-    It is selected by the processor, and by OPENBLAS_CORETYPE, ATEN_CPU_CAPABILITY and NPY_DISABLE_CPU_FEATURES; see
-    `metaloom.pipeline.arithmetic.variables_for`.
+    The processor and the variables OPENBLAS_CORETYPE, ATEN_CPU_CAPABILITY and NPY_DISABLE_CPU_FEATURES select the code;
+    see `metaloom.pipeline.arithmetic.variables_for`.
     """
     return {**code_facts(), "torch": torch.backends.cpu.get_cpu_capability()}

@@ -1,4 +1,4 @@
-"""Action distributions as functions of tensors, in any floating dtype and with any leading axes."""
+"""Action distributions over tensors of any floating-point dtype with any leading axes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor
 
 LOG_2PI = math.log(2 * math.pi)
 KL_EPSILON = 1e-8
-"""Added to 2σ² in the KL denominator, as in the original ProMP code."""
+"""Constant added to 2σ² in the denominator of the KL divergence, as in the original ProMP code."""
 
 Self = TypeVar("Self", bound="Distribution")
 
 
 class Distribution(Protocol):
-    """Action distributions [...], one for every row of a batch."""
+    """Action distributions [...], one per row of a batch."""
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        """Return the log-density or log-probability of actions, joint over the action dimensions: [...]."""
+        """Return the joint log-density or log-probability of each action, [...]."""
         ...
 
     def kl(self: Self, other: Self) -> Tensor:
-        """Return KL(self ‖ other): [...]."""
+        """Return KL(self ‖ other), [...]."""
         ...
 
     def entropy(self) -> Tensor:
@@ -32,31 +32,31 @@ class Distribution(Protocol):
         ...
 
     def detach(self: Self) -> Self:
-        """Return these distributions detached from the graph."""
+        """Return these distributions detached from the autograd graph."""
         ...
 
 
 class DiagGaussian(NamedTuple):
-    """Independent Gaussians over the action dimensions.
+    """Gaussians with independent action dimensions.
 
     Attributes:
-        mean: μ [..., A].
-        log_std: Log σ, broadcastable to the mean's shape.
+        mean: Means μ, [..., A].
+        log_std: Log standard deviations log σ, broadcastable to the shape of `mean`.
     """
 
     mean: Tensor
     log_std: Tensor
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        """Return the log-density of actions [..., A], joint over the action dimensions: [...]."""
+        """Return the joint log-densities [...] of actions [..., A]."""
         z = (actions - self.mean) * (-self.log_std).exp()
         normalizer = self.log_std.sum(-1) + 0.5 * LOG_2PI * actions.shape[-1]
         return -0.5 * z.square().sum(-1) - normalizer
 
     def kl(self, other: DiagGaussian) -> Tensor:
-        """Return KL(self ‖ other), summed over the action dimensions: [...].
+        """Return KL(self ‖ other), summed over the action dimensions, [...].
 
-        Zero up to rounding for equal distributions, possibly a tiny negative number.
+        For equal distributions, it is zero up to rounding and may be slightly negative.
         """
         std, other_std = self.log_std.exp(), other.log_std.exp()
         squares = (self.mean - other.mean).square() + (std.square() - other_std.square())
@@ -64,16 +64,16 @@ class DiagGaussian(NamedTuple):
         return per_dimension.sum(-1)
 
     def entropy(self) -> Tensor:
-        """Return the entropy in nats, summed over the action dimensions, with the leading axes of log_std."""
+        """Return the entropy in nats, summed over the action dimensions; it has the leading axes of `log_std`."""
         return (self.log_std + 0.5 * (LOG_2PI + 1)).sum(-1)
 
     def detach(self) -> DiagGaussian:
-        """Return these Gaussians detached from the graph."""
+        """Return these distributions detached from the autograd graph."""
         return DiagGaussian(self.mean.detach(), self.log_std.detach())
 
 
 class Categorical(NamedTuple):
-    """A distribution over discrete actions.
+    """Categorical distributions over n discrete actions.
 
     Attributes:
         log_probs: Normalized log-probabilities [..., n].
@@ -83,7 +83,7 @@ class Categorical(NamedTuple):
 
     @classmethod
     def of_logits(cls, logits: Tensor) -> Categorical:
-        """Return the distributions with logits [..., n]."""
+        """Build distributions from logits [..., n]."""
         return cls(torch.log_softmax(logits, -1))
 
     def log_prob(self, actions: Tensor) -> Tensor:
@@ -91,15 +91,15 @@ class Categorical(NamedTuple):
         return self.log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
     def kl(self, other: Categorical) -> Tensor:
-        """Return KL(self ‖ other): [...]."""
+        """Return KL(self ‖ other), [...]."""
         return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum(-1)
 
     def entropy(self) -> Tensor:
-        """Return the entropy in nats: [...]."""
+        """Return the entropy in nats, [...]."""
         return -(self.log_probs.exp() * self.log_probs).sum(-1)
 
     def detach(self) -> Categorical:
-        """Return these distributions detached from the graph."""
+        """Return these distributions detached from the autograd graph."""
         return Categorical(self.log_probs.detach())
 
 
@@ -109,9 +109,9 @@ def likelihood_ratio(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_eps: float) -> Tensor:
-    """Return min(r A, clip(r, 1 ± ε) A) of every action.
+    """Return PPO's clipped surrogate objective min(r A, clip(r, 1 ± ε) A) for each action.
 
-    Schulman et al. 2017, arXiv:1707.06347, eq. 7, without the mean.
+    Schulman et al. 2017, arXiv:1707.06347, eq. 7, without taking the mean.
     """
     clipped = ratio.clamp(1 - clip_eps, 1 + clip_eps)
     return (ratio * advantages).minimum(clipped * advantages)
@@ -119,16 +119,16 @@ def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_eps: float) -> Ten
 
 @singledispatch
 def kl_from_itself(distribution: Distribution) -> Tensor:
-    """Return KL(detached distributions ‖ themselves): [...].
+    """Return the KL divergence from a detached copy of the distributions to the distributions themselves, [...].
 
-    Value and gradient are 0; the Hessian is the Fisher matrix.
+    Its value and gradient are 0, and its Hessian is the Fisher information matrix.
     """
     return distribution.detach().kl(distribution)
 
 
 @kl_from_itself.register
 def _(distribution: DiagGaussian) -> Tensor:
-    # Without the ε of DiagGaussian.kl, which matters if σ² is small.
+    # Omit the ε of DiagGaussian.kl, which would matter if σ² is small.
     mean, log_std = distribution
     squares = (mean - mean.detach()).square() * (-2 * log_std).exp()
     log_ratios = log_std.detach() - log_std

@@ -1,6 +1,6 @@
-"""Parameters in one flat vector, and a network on views of it with hand-written derivatives.
+"""Parameters in one flat vector, and an MLP with hand-written derivatives on views of this vector.
 
-For two or three layers and a minibatch of 64 or 256 rows, autograd's overhead exceeds the computation.
+With two or three layers and minibatches of 64 or 256 rows, autograd's overhead exceeds the computation.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ ALL = slice(None)
 
 
 class Layer(NamedTuple):
-    """A layer's kernel and bias, or their gradients. If bias is None, the kernel's last row is the bias."""
+    """Kernel and bias of a layer, or their gradients. If `bias` is None, the kernel's last row is the bias."""
 
     kernel: Array
     bias: Array | None
 
 
 class FlatParams:
-    """Parameters by name as views of one vector, their gradient likewise, and an optimizer of the vector.
+    """Parameters and their gradient, each as named views of one vector, with an optimizer that updates the vector.
 
     Attributes:
-        vector: [D], all parameters in the mapping's order and precision.
-        gradient: [D].
+        vector: [D], all parameters in the order and precision of the mapping.
+        gradient: [D], gradient of the loss with respect to `vector`.
     """
 
     def __init__(self, params: Mapping[str, Array]) -> None:
@@ -47,22 +47,22 @@ class FlatParams:
         self.gradients: Params = self.views(self.gradient)
 
     def with_own_gradient(self) -> FlatParams:
-        """Return the same parameters, without a copy, with a separate gradient."""
+        """Return an object that shares the parameters but has a separate gradient."""
         other = copy(self)
         other.gradient = np.zeros_like(self.vector)
         other.gradients = other.views(other.gradient)
         return other
 
     def pack(self, values: Mapping[str, Array]) -> Array:
-        """Pack values of all parameters into one vector [D] float64."""
+        """Pack one array per parameter into a single vector, [D] float64."""
         return np.concatenate([np.asarray(values[name], np.float64).ravel() for name in self.params])
 
     def views(self, vector: Array) -> Params:
-        """Return views of a vector [D] by parameter name."""
+        """Return views of a vector [D], keyed by parameter name."""
         return {name: vector[place].reshape(self._shapes[name]) for name, place in self._places.items()}
 
     def layer(self, name: str, *, fold_bias: bool) -> tuple[Layer, Layer]:
-        """Return a layer and its gradient."""
+        """Return views of a layer's parameters and of their gradients."""
         kernel, bias = f"{name}.kernel", f"{name}.bias"
         if not fold_bias:
             return Layer(self.params[kernel], self.params[bias]), Layer(self.gradients[kernel], self.gradients[bias])
@@ -74,35 +74,35 @@ class FlatParams:
         return Layer(weights, None), Layer(gradient, None)
 
     def copies(self) -> Params:
-        """Return copies of the parameters by name."""
+        """Return copies of the parameters, keyed by name."""
         return {name: value.copy() for name, value in self.params.items()}
 
     def clip_gradient(self, max_norm: float | None) -> float:
-        """Clip the gradient to a norm; return the norm before clipping."""
+        """Clip the gradient to a maximum norm and return the norm before clipping."""
         norm = float(np.sqrt(np.dot(self.gradient, self.gradient)))
         if max_norm is not None and norm > max_norm:
             self.gradient *= max_norm / norm
         return norm
 
     def optimize(self, config: OptimizerConfig, state: Mapping[str, Array], *, epsilon: float | None = None) -> None:
-        """Resume Adam or RMSprop, without further options, from a state; `epsilon` replaces the customary ε."""
+        """Set up Adam or RMSprop with default options, resumed from a state; `epsilon` replaces the default ε."""
         self._optimizer = IN_PLACE[config.name].of(state)
         self._optimizer.epsilon = epsilon or self._optimizer.epsilon
 
     def step(self, learning_rate: float, direction: Array | None = None) -> None:
-        """Move the parameters against their gradient, or against another direction [D]."""
+        """Take an optimizer step down the gradient, or down another direction [D] instead."""
         self._optimizer.step(self.vector, self.gradient if direction is None else direction, learning_rate)
 
     @property
     def optimizer_state(self) -> Params:
-        """State of the optimizer by name."""
+        """Optimizer state, keyed by name."""
         return self._optimizer.state
 
 
 class FlatNetwork:
-    """A multilayer perceptron with a linear last layer, on views of a FlatParams.
+    """Multilayer perceptron with a linear last layer, on views of a FlatParams.
 
-    The next call overwrites the outputs of hidden layers, but not returned arrays.
+    Each call reuses the buffers for hidden layers, but not the returned arrays.
     """
 
     def __init__(
@@ -111,12 +111,12 @@ class FlatNetwork:
         """Build a network on views of `flat`.
 
         Args:
-            flat: Parameters with `layer.kernel` and `layer.bias` of every layer.
+            flat: Parameters, with `layer.kernel` and `layer.bias` for each layer.
             layers: Layer names, from input to output.
             activation: Activation after each hidden layer.
-            fold_bias: Append a column of ones to the inputs of every layer, so that one matrix product includes the
-                bias and another gives both gradients: faster with a thousand rows, slower with a hundred. The last bits
-                differ. The bias must follow its kernel in `flat`. Only for relu, which maps one to one.
+            fold_bias: Append a column of ones to each layer's inputs, so that one matrix product includes the bias and
+                another gives both gradients. This is faster with a thousand rows but slower with a hundred, and the
+                last bits differ. The bias must follow its kernel in `flat`. Only for relu, which maps 1 to 1.
         """
         if fold_bias and activation != "relu":
             raise ValueError(f"fold_bias is for relu, which maps 1 to 1; found {activation}")
@@ -128,21 +128,21 @@ class FlatNetwork:
         self.input_size: int = len(self._layers[0].kernel) - self._ones
         self._inputs = _Buffer(self.input_size + self._ones, dtype, filled_with=1)
         self._outputs = [_Buffer(width + self._ones, dtype, filled_with=1) for width in widths]
-        # Errors also have the column, with zeros: elementwise operations are fastest on whole arrays.
+        # Errors have the extra column too, filled with zeros: elementwise operations are fastest on whole arrays.
         self._errors = [_Buffer(width + self._ones, dtype, filled_with=0) for width in widths]
         self._activations: list[Array] = []
 
     @classmethod
     def of(cls, prefix: str, spec: NetworkSpec, flat: FlatParams, *, fold_bias: bool = False) -> FlatNetwork:
-        """Build the plain network of a spec, with parameters named `prefix.*`."""
+        """Build the network that a plain spec describes, with parameters named `prefix.*`."""
         assert spec.is_plain
         activation: Activation = "tanh" if spec.activation == "tanh" else "relu"
         return cls(flat, layer_paths(prefix, len(spec.hidden_sizes)), activation, fold_bias=fold_bias)
 
     def forward(self, *inputs: Array) -> Array:
-        """Return outputs [n, out] for inputs [n, in], or for several inputs to concatenate."""
+        """Return outputs [n, out] for inputs [n, in]. Several inputs are concatenated."""
         if len(inputs) == 1 and not self._ones:
-            # For example bytes.
+            # Inputs may have another dtype, such as uint8.
             self._activations = [inputs[0].astype(self._layers[0].kernel.dtype, copy=False)]
         else:
             joined = self._inputs.first(len(inputs[0]))
@@ -163,11 +163,11 @@ class FlatNetwork:
         return outputs
 
     def backward(self, output_gradient: Array, rows: Rows = ALL, *, write: bool = True) -> Array:
-        """Write the parameter gradient of a loss; return the gradient of the first layer's sums, [n, units].
+        """Write the parameter gradient of a loss; return its gradient w.r.t. the first layer's pre-activations.
 
         Args:
             output_gradient: [n, out], gradient of the loss with respect to the outputs.
-            rows: Rows of the last `forward` to which the gradient belongs.
+            rows: Rows of the last `forward` to which `output_gradient` belongs.
             write: False to leave the parameter gradient unchanged.
         """
         errors = output_gradient
@@ -183,7 +183,7 @@ class FlatNetwork:
                 kernel, whole = self._layers[index].kernel, self._errors[index - 1].first(len(errors))
                 units = whole.shape[1] - self._ones
                 below = whole[:, :units]
-                # With one column there are no sums, and matmul is three times slower.
+                # With one column there is nothing to sum, and matmul would be three times slower.
                 (np.multiply if kernel.shape[1] == 1 else np.matmul)(errors, kernel[:units].T, out=below)
                 self._times_slope(whole, inputs)
                 errors = below
@@ -192,20 +192,20 @@ class FlatNetwork:
     def input_gradient(
         self, output_gradient: Array, columns: slice = ALL, rows: Rows = ALL, *, write: bool = False
     ) -> Array:
-        """Return the gradient of the inputs, or of some of their columns, [n, columns]; see `backward`."""
+        """Return the gradient with respect to the inputs, or some of their columns, [n, columns]; see `backward`."""
         errors = self.backward(output_gradient, rows, write=write)
         return errors @ self._layers[0].kernel[: self.input_size][columns].T
 
 
 class _Buffer:
-    """A buffer of rows that grows as needed, with an initial value."""
+    """Buffer of rows that grows as needed; new buffers are filled with a constant."""
 
     def __init__(self, width: int, dtype: np.dtype[Any], *, filled_with: float) -> None:
         self._buffer = np.empty((0, width), dtype)
         self._filled_with = filled_with
 
     def first(self, n: int) -> Array:
-        """Return the first n rows, [n, width], uninitialized."""
+        """Return the first n rows, [n, width], with whatever they contain."""
         if n > len(self._buffer):
             self._buffer = np.full((n, self._buffer.shape[1]), self._filled_with, self._buffer.dtype)
         return self._buffer[:n]
@@ -227,9 +227,9 @@ _ACTIVATIONS: dict[Activation, tuple[Callable[..., object], Callable[[Array, Arr
     "tanh": (np.tanh, _times_tanh_slope),
     "relu": (_relu, _times_relu_slope),
 }
-"""In-place activation, and in-place product of errors with its slope, given its outputs."""
+"""In-place activation, and in-place multiplication of errors by its slope, computed from its outputs."""
 
 
 def renamed(arrays: Mapping[str, Array], old: str, new: str) -> Params:
-    """Select the arrays whose names start with `old`, and replace this prefix by `new`."""
+    """Return the arrays whose names start with `old`, with this prefix replaced by `new`."""
     return {new + name[len(old) :]: value for name, value in arrays.items() if name.startswith(old)}

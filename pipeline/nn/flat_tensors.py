@@ -1,6 +1,6 @@
-"""Parameters and gradients as views of two vectors, and an optimizer of the vector.
+"""Parameters and gradients as views of two torch vectors, with an optimizer that updates the parameter vector.
 
-With small networks, an optimizer spends more time looping over parameters than computing.
+For small networks, an optimizer spends more time looping over parameters than computing.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from metaloom.pipeline.types import Array, Params
 
 
 class FlatTensors:
-    """Parameters by name, differentiated and updated in place; `optimize` selects the optimizer.
+    """Named parameters that are differentiated by autograd and updated in place; `optimize` selects the optimizer.
 
     Attributes:
-        params: Parameters by name, leaves of autograd that share the memory of `vector`.
+        params: Name -> parameter, an autograd leaf that shares the memory of `vector`.
         vector: [D], all parameters in the order of the mapping.
-        gradient: [D], to which autograd adds; zero for fixed parameters.
-        learned: [D] bool.
+        gradient: [D], into which autograd accumulates gradients; zero for fixed parameters.
+        learned: [D] bool, False for entries of fixed parameters.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class FlatTensors:
             if learned is None or name in learned:
                 self.learned[entries] = True
                 leaf.requires_grad_()
-                # Autograd adds to an existing gradient, in place.
+                # Autograd accumulates into an existing gradient in place.
                 leaf.grad = self.gradient[entries].view(value.shape)
             self.params[name] = leaf
 
@@ -52,23 +52,23 @@ class FlatTensors:
         loss.backward()
 
     def clip_gradient(self, max_norm: float | None) -> Tensor:
-        """Clip the gradient to a norm; return the norm before clipping. Does not wait for the device."""
+        """Clip the gradient to a maximum norm and return the norm before clipping, without synchronizing the device."""
         norm = torch.linalg.vector_norm(self.gradient)
         if max_norm is not None:
             self.gradient *= (max_norm / norm).clamp(max=1)
         return norm
 
     def copies(self) -> Params:
-        """Return copies of the parameters by name."""
+        """Return NumPy copies of the parameters, keyed by name."""
         return {name: value.detach().cpu().numpy().copy() for name, value in self.params.items()}
 
     def optimize(self, config: OptimizerConfig, state: Mapping[str, Array], *, epsilon: float | None = None) -> None:
-        """Resume an optimizer from a state; use `epsilon` for Adam and RMSprop unless the configuration sets it."""
+        """Set up an optimizer resumed from a state; Adam and RMSprop use `epsilon` unless the configuration sets ε."""
         self._optimizer = vector_optimizer(config, self.vector, state, epsilon=epsilon)
         self._unlearned = None if self.learned.all() else torch.from_numpy(~self.learned).to(self.vector.device)
 
     def step(self, learning_rate: float, direction: Array | None = None) -> None:
-        """Move the learned parameters against their gradient, or against another direction [D]."""
+        """Take an optimizer step down the gradient, or down another direction [D]; fixed parameters do not change."""
         before = None if self._unlearned is None else self.vector[self._unlearned]
         gradient = self.gradient if direction is None else torch.from_numpy(direction).to(self.vector.device)
         self._optimizer.step(gradient, learning_rate)
@@ -77,7 +77,7 @@ class FlatTensors:
             self.vector[self._unlearned] = before
 
     def down(self, loss: Tensor, learning_rate: float, max_norm: float | None = None) -> Tensor:
-        """Take one step on a loss, with its gradient clipped to a norm; return the norm before clipping."""
+        """Take one optimizer step on a loss with gradient clipping; return the gradient norm before clipping."""
         self.backward(loss)
         norm = self.clip_gradient(max_norm)
         self.step(learning_rate)
@@ -85,5 +85,5 @@ class FlatTensors:
 
     @property
     def optimizer_state(self) -> Params:
-        """State of the optimizer by name."""
+        """Optimizer state, keyed by name."""
         return self._optimizer.state

@@ -1,8 +1,8 @@
 """First and second derivatives of a tanh or relu network at fixed parameters, in many directions. NumPy only.
 
-Automatic differentiation gives the same values (tests compare them) but recomputes shared parts for every direction, so
-Hessian-vector products take up to twice as long. R{x} is the derivative of x in the direction of a tangent (Pearlmutter
-1994, Neural Computation 6).
+Automatic differentiation gives the same values (tests compare them) but recomputes shared parts for each direction, so
+Hessian-vector products would take up to twice as long. R{x} is the derivative of x in the direction of a tangent
+(Pearlmutter 1994, Neural Computation 6).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from metaloom.pipeline.nn.spec import layer_paths
 from metaloom.pipeline.types import Array, Params
 
 Tangents = Mapping[str, Array]
-"""A direction by parameter name, [b, ...]."""
+"""Direction in parameter space: parameter name -> [b, ...]."""
 
 
 class LinearizedMLP:
-    """An MLP at fixed parameters and inputs, with separate parameters per task.
+    """MLP at fixed parameters and inputs, with separate parameters per task.
 
     Attributes:
-        outputs: [b, N, out].
-        inputs: Inputs of every layer, [b, N, in].
-        kernels: Kernels of every layer, [b, in, out].
-        slopes: Activation slopes before every layer but the first: 1 - input² of tanh; 0 or 1 of relu.
+        outputs: Network outputs, [b, N, out].
+        inputs: Inputs of each layer, [b, N, in].
+        kernels: Kernel of each layer, [b, in, out].
+        slopes: Slopes of the activation before each layer but the first: 1 - input² for tanh, 0 or 1 for relu.
         names: Layer names.
-        activation: Tanh or relu.
+        activation: Activation function, tanh or relu.
     """
 
     def __init__(self, prefix: str, num_hidden: int, params: Tangents, inputs: Array, activation: str = "tanh") -> None:
@@ -47,7 +47,7 @@ class LinearizedMLP:
         ]
 
     def push(self, tangents: Tangents) -> list[Array]:
-        """Return R{output} of every layer, after its activation; the last is R{outputs}."""
+        """Return R{output} for each layer, after its activation; the last entry is R{outputs}."""
         pushed: list[Array] = []
         for layer, (name, x) in enumerate(zip(self.names, self.inputs, strict=True)):
             change = x @ tangents[f"{name}.kernel"]
@@ -60,7 +60,7 @@ class LinearizedMLP:
         return pushed
 
     def pull(self, cotangent: Array) -> Params:
-        """Return the gradient of Σ outputs ⊙ cotangent, [b, ...] by parameter name."""
+        """Return the gradient of Σ outputs ⊙ cotangent: parameter name -> [b, ...]."""
         gradients: Params = {}
         for layer in reversed(range(len(self.names))):
             gradients |= self.layer_gradient(layer, _transposed(self.inputs[layer]) @ cotangent, cotangent)
@@ -70,19 +70,19 @@ class LinearizedMLP:
         return gradients
 
     def pull_to_input(self, layer: int, cotangent: Array) -> Array:
-        """Return the cotangent of a layer's input from the cotangent of its sums."""
+        """Return the cotangent of a layer's input, given the cotangent of its pre-activations."""
         return cotangent @ _transposed(self.kernels[layer])
 
     def layer_gradient(self, layer: int, kernel: Array, cotangent: Array) -> Params:
-        """Return the gradients of a layer's kernel and bias from the cotangent of its sums."""
+        """Return the gradients of a layer's kernel (as given) and bias, given the cotangent of its pre-activations."""
         return {f"{self.names[layer]}.kernel": kernel, f"{self.names[layer]}.bias": cotangent.sum(1)}
 
 
 class PulledBack:
-    """The pullback of a cotangent, differentiable in many directions.
+    """Pullback of a cotangent that can be differentiated in many directions.
 
     Attributes:
-        gradients: The pullback.
+        gradients: The pullback: parameter name -> [b, ...].
     """
 
     def __init__(self, network: LinearizedMLP, cotangent: Array) -> None:
@@ -105,8 +105,8 @@ class PulledBack:
         """Return R{pull}, the derivative of the pullback in the direction of the tangents.
 
         Args:
-            tangents: The direction.
-            pushed: push(tangents).
+            tangents: Direction in parameter space.
+            pushed: Result of `push(tangents)`.
             cotangent: R{cotangent of the outputs}, [b, N, out].
         """
         network, change = self._network, cotangent

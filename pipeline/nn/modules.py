@@ -1,4 +1,4 @@
-"""Custom torch.nn.Modules as functions of explicit parameters, with checks."""
+"""Custom torch.nn.Modules as functions of explicit parameters, and checks of these modules."""
 
 import copy
 import json
@@ -23,28 +23,28 @@ from metaloom.pipeline.types import Params, Shapes
 
 @contextmanager
 def seeded(seed: int) -> Generator[None]:
-    """Seed torch's own generator, and restore its state afterwards."""
+    """Within the block, seed torch's global generator; restore its state afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
 
 
 def learned_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the trainable parameters by name."""
+    """Return a module's trainable parameters, keyed by name."""
     return {name: value for name, value in module.named_parameters() if value.requires_grad}
 
 
 def require_function(module: nn.Module, name: str, inputs: Sequence[Tensor], check: Callable[[Any], None]) -> Any:
-    """Return a module's outputs; reject one that is not a rowwise function of its parameters and inputs.
+    """Check that a module is a rowwise function of its parameters and inputs, and return its outputs.
 
     Raises:
-        ConfigError: names the violation.
+        ConfigError: the module is not such a function; names the violation.
     """
-    # Acting disables gradients and learning enables them, which the module can detect.
+    # Run without and with gradients, as in acting and learning, since a module can tell the difference.
     with torch.no_grad():
         outputs = _repeated(module, name, inputs, check)
     _repeated(module, name, inputs, check)
-    # 3 of 4 rows: products with another number of rows may differ in the last bits, row statistics by more.
+    # Compare 3 of 4 rows. Products of another size may differ in the last bits, but statistics over rows differ more.
     with torch.no_grad():
         of_fewer_rows = module(*(part[:3] for part in inputs))
     for fewer, of_all in zip(_parts(of_fewer_rows), _parts(outputs), strict=True):
@@ -57,10 +57,10 @@ def require_function(module: nn.Module, name: str, inputs: Sequence[Tensor], che
 
 
 def require_learnable(module: nn.Module, name: str) -> None:
-    """Reject a module without trainable parameters, or with parameters that are not float32.
+    """Check that a module has trainable parameters and that all its parameters are float32.
 
     Raises:
-        ConfigError: names the parameter.
+        ConfigError: there is no such parameter, or one has another dtype.
     """
     if not learned_parameters(module):
         raise ConfigError(f"policy.network: {name} has no parameters to learn; required at least one")
@@ -72,7 +72,7 @@ def require_learnable(module: nn.Module, name: str) -> None:
 
 
 def require_room_for(construct: Callable[[], nn.Module]) -> None:
-    """Reject a module that is too large, measured on torch's meta device, which allocates no memory."""
+    """Check that a module fits into memory, by constructing it on torch's meta device, which allocates nothing."""
     try:
         with torch.device("meta"):
             module = construct()
@@ -83,7 +83,7 @@ def require_room_for(construct: Callable[[], nn.Module]) -> None:
 
 
 def _repeated(module: nn.Module, name: str, inputs: Sequence[Tensor], check: Callable[[Any], None]) -> Any:
-    """Return a module's outputs after checking that they are repeatable and that it changes no state."""
+    """Return a module's outputs after checking that they are repeatable and that the module changes no state."""
     random_state, buffers = torch.get_rng_state(), {key: value.clone() for key, value in module.named_buffers()}
     try:
         outputs, again = module(*inputs), module(*inputs)
@@ -119,14 +119,14 @@ def _parts(outputs: Any) -> tuple[Tensor, ...]:
 
 
 class ModuleCopies(threading.local):
-    """Copies of a module for each thread, since calls with different parameters are not thread-safe."""
+    """Per-thread copies of a module, since calls with different parameters are not thread-safe."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._copies: dict[tuple[str, str], tuple[nn.Module, dict[str, nn.Parameter]]] = {}
 
     def like(self, inputs: Tensor) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-        """Return this thread's module, with buffers on the inputs' device and in their dtype, and its parameters."""
+        """Return this thread's copy of the module, on the device and in the dtype of `inputs`, and its parameters."""
         key = str(inputs.device), str(inputs.dtype)
         if key not in self._copies:
             module = copy.deepcopy(self._module).to(device=inputs.device, dtype=inputs.dtype)
@@ -139,7 +139,7 @@ _float32_alone = ContextVar("_float32_alone", default=False)
 
 @contextmanager
 def float32_alone() -> Generator[None]:
-    """Reject networks with outputs of another dtype in the block; earlier versions allowed them."""
+    """Within the block, reject networks whose outputs are not float32. Earlier versions allowed them."""
     before = _float32_alone.set(True)
     try:
         yield
@@ -148,11 +148,11 @@ def float32_alone() -> Generator[None]:
 
 
 class ModuleNetwork:
-    """A custom module, constructed as Class(input_shape, output_size, **options). See Network.
+    """Network that wraps a custom module, constructed as Class(input_shape, output_size, **options). See Network.
 
-    It is called with scaled float32 inputs [N, *input_shape] and returns [N, output_size]. It may have constant
-    buffers and frozen parameters (requires_grad=False), which keep their initial values. Its outputs must not depend on
-    other state, randomness or other rows.
+    The module is called with scaled float32 inputs [N, *input_shape] and returns [N, output_size]. It may have constant
+    buffers and frozen parameters (requires_grad=False), which keep their initial values. Each output row must depend
+    only on the parameters and its own input row, without other state or randomness.
     """
 
     def __init__(self, prefix: str, spec: NetworkSpec) -> None:
@@ -162,7 +162,7 @@ class ModuleNetwork:
         if spec.extra_size and len(spec.input_shape) != 1:
             raise ConfigError(
                 f"policy.network is {spec.name}, but the algorithm appends {spec.extra_size} values to observations "
-                f"of shape {spec.input_shape}; required policy.network=cnn, or observations of one axis"
+                f"of shape {spec.input_shape}; use policy.network=cnn, or one-dimensional observations"
             )
         try:
             self._class: type[nn.Module] = NETWORKS.find(spec.name, nn.Module)
@@ -192,8 +192,8 @@ class ModuleNetwork:
         if x.dim() == len(self._shape) + 1:
             if torch.is_grad_enabled():
                 return functional_call(module, own, (x,))
-            # Swapping the data of this thread's copy is ten times faster than functional_call, and acting calls it
-            # often.
+            # Swapping the parameter data of this thread's copy is ten times faster than functional_call, which matters
+            # in acting.
             for name, parameter in parameters.items():
                 parameter.data = own[name]
             return module(x)
@@ -205,7 +205,7 @@ class ModuleNetwork:
 
 
 def scaled(spec: NetworkSpec, inputs: Tensor) -> Tensor:
-    """Divide observations by their scale, leaving the extra inputs unchanged."""
+    """Return inputs with the observations divided by their scale; extra inputs are unchanged."""
     if spec.input_scale == 1:
         return inputs
     observations, extra = inputs[..., : spec.observation_size], inputs[..., spec.observation_size :]
@@ -221,7 +221,7 @@ def _construct(factory: Any, shape: tuple[int, ...], output_size: int, options: 
 def _checked(
     factory: Any, name: str, shape: tuple[int, ...], output_size: int, options: str
 ) -> tuple[nn.Module, torch.dtype]:
-    """Construct the module, with the same buffers in any process, and check it; also return its output dtype."""
+    """Construct and check a module; return it with its output dtype. Its buffers are the same in all processes."""
     require_room_for(lambda: _construct(factory, shape, output_size, json.loads(options), seed=0))
     arguments = ", ".join([str(shape), str(output_size), *(f"{k}={v!r}" for k, v in json.loads(options).items())])
     try:

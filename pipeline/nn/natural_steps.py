@@ -1,4 +1,4 @@
-"""Conjugate gradient, and natural-gradient steps within a trust region."""
+"""The conjugate gradient method, and natural-gradient steps within a trust region."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -13,12 +13,12 @@ from metaloom.pipeline.types import Array, Metrics, Params
 
 @dataclass(frozen=True)
 class LinearSolution:
-    """An approximate solution of A x = b.
+    """Approximate solution of A x = b.
 
     Attributes:
-        x: The solution.
-        residual: b - A x, as tracked by the iteration.
-        iterations: Number of products with A.
+        x: Approximate solution.
+        residual: Residual b - A x, as tracked by the iteration.
+        iterations: Number of products with A that were computed.
     """
 
     x: Array
@@ -29,10 +29,10 @@ class LinearSolution:
 def conjugate_gradient(
     product: Callable[[Array], Array], b: Array, *, iterations: int, tolerance: float
 ) -> LinearSolution:
-    """Solve A x = b for a symmetric positive matrix A, from x = 0. Hestenes and Stiefel 1952.
+    """Solve A x = b for a symmetric positive definite matrix A, starting at x = 0. Hestenes and Stiefel 1952.
 
-    Stops early if the squared residual falls below the tolerance, or if pᵀA p of a direction p is not positive, since A
-    is then not positive definite.
+    Stops early if the squared norm of the residual falls to the tolerance, or if pᵀA p is not positive for a direction
+    p, since A is then not positive definite.
     """
     x, residual, direction = np.zeros_like(b), b, b
     squared_norm = dot(residual, residual)
@@ -51,7 +51,7 @@ def conjugate_gradient(
 
 
 def dot(a: Array, b: Array) -> float:
-    """Return the inner product; its bits do not depend on BLAS threads."""
+    """Return the inner product of two arrays. Its bits do not depend on the number of BLAS threads."""
     return float(np.sum(a * b))
 
 
@@ -59,14 +59,14 @@ Value = TypeVar("Value")
 
 
 class LineSearchTrial(NamedTuple, Generic[Value]):
-    """Parameters tried by the line search, and their evaluation; None if not finite."""
+    """Parameters tried by the line search, with their value; None if the value is not finite."""
 
     params: Params
     value: Value | None
 
 
 def natural_step(product: Callable[[Array], Array], gradient: Array, settings: NaturalSteps) -> tuple[Array, Metrics]:
-    """Return the step [D] with a KL of max_kl in the quadratic model; zero if its curvature is not positive.
+    """Return the step [D] with KL max_kl in the quadratic model (zero if its curvature is not positive), and metrics.
 
     TRPO, Schulman et al. 2015, arXiv:1502.05477, section 6 and appendix C.
     """
@@ -80,7 +80,7 @@ def natural_step(product: Callable[[Array], Array], gradient: Array, settings: N
         "cg_iterations": float(solution.iterations),
         "cg_residual": math.sqrt(dot(solution.residual, solution.residual)),
     }
-    # xᵀ G x from the residual g - G x, which saves a product.
+    # Compute xᵀ G x from the residual g - G x, which saves a product with G.
     curvature = dot(solution.x, gradient - solution.residual)
     if not curvature > 0:
         return np.zeros_like(gradient), metrics
@@ -94,7 +94,7 @@ def search(
     accept: Callable[[Value], bool],
     settings: NaturalSteps,
 ) -> tuple[LineSearchTrial[Value] | None, Metrics]:
-    """Try the fractions 1, ratio, ratio², ... of a step until one is accepted; None if none is."""
+    """Backtracking line search: try fractions 1, ratio, ratio², ... of a step; return the accepted trial or None."""
     trials, accepted, found = 0, False, LineSearchTrial[Value](params, None)
     can_move = any(step.any() for step in full_step.values())
     while can_move and not accepted and trials < settings.line_search_trials:

@@ -1,7 +1,7 @@
-"""Networks as functions of explicit parameters: multilayer perceptrons, convolutions, and any torch module.
+"""Networks as functions of explicit parameters: multilayer perceptrons, convolutional networks, and any torch module.
 
-A layer computes x·K + b with a kernel K of shape (in, out). Parameters and inputs may have a leading axis of tasks,
-each with separate parameters.
+A layer computes x·K + b with a kernel K of shape (in, out). Parameters and inputs may have a leading task axis; each
+task then has separate parameters.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,9 +20,9 @@ from metaloom.pipeline.types import Params, Shapes
 
 
 def initialize_shapes(shapes: Shapes, rng: np.random.Generator) -> Params:
-    """Draw float32 kernels from U(±√(6 / (in + out))) (Glorot and Bengio 2010) and zero biases, in order.
+    """Draw float32 kernels from U(±√(6 / (in + out))) (Glorot and Bengio 2010) in order; biases are zero.
 
-    For a convolution's kernel (out, in, k, k), each channel counts as k² inputs and outputs.
+    In a convolution kernel (out, in, k, k), each channel counts as k² inputs or outputs.
 
     Raises:
         ConfigError: training would need more memory than this machine has.
@@ -39,7 +39,7 @@ def initialize_shapes(shapes: Shapes, rng: np.random.Generator) -> Params:
 
 
 def affine(name: str, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-    """Return x·K + b of inputs [N, in], or with a task axis of parameters and inputs, [B, N, in]."""
+    """Return x·K + b for inputs [N, in], or [B, N, in] if parameters and inputs have a task axis."""
     kernel, bias = params[f"{name}.kernel"], params[f"{name}.bias"]
     if kernel.dim() == 2:
         return torch.addmm(bias, inputs, kernel)
@@ -48,20 +48,20 @@ def affine(name: str, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
 
 @cache
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """Return an activation by name; it may change its argument in place."""
+    """Return the activation function with this name. It may modify its argument in place."""
     known: dict[str, Callable[[Tensor], Tensor]] = {"identity": lambda x: x, "tanh": _tanh, "relu": torch.relu}
     return known[name] if name in known else getattr(torch.nn, name)()
 
 
 def _tanh(values: Tensor) -> Tensor:
-    # In place for many tasks: autograd saves the factors of the preceding product, not its result. For a minibatch
-    # without a task axis, a function written in Python costs more than it saves.
+    # With a task axis, compute in place: autograd saves the factors of the preceding product, not its result. For a
+    # minibatch without a task axis, an autograd function in Python costs more than it saves.
     in_place = values.dim() == 3 and values.device.type == "cpu"
     return cast(Tensor, _InPlaceTanh.apply(values)) if in_place else torch.tanh(values)
 
 
 class _InPlaceTanh(torch.autograd.Function):
-    """NumPy's tanh, as used by actors."""
+    """NumPy's tanh, which actors use too, applied in place."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
@@ -78,12 +78,12 @@ class _InPlaceTanh(torch.autograd.Function):
 
 
 class Network(Protocol):
-    """A network as a function of explicit parameters.
+    """Network as a function of explicit parameters.
 
     Attributes:
-        prefix: Prefix of its parameter names.
-        spec: Description of the network.
-        shapes: Shapes of its parameters by name, in order.
+        prefix: Prefix of the network's parameter names.
+        spec: Specification of the network.
+        shapes: Parameter name -> shape, in order.
     """
 
     @property
@@ -96,20 +96,20 @@ class Network(Protocol):
     def shapes(self) -> Shapes: ...
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw float32 parameters by name, in order."""
+        """Draw initial float32 parameters: name -> array, in order."""
         ...
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Return outputs [N, out] of inputs [N, in]; [b, N, out] if inputs and parameters have a task axis [b].
+        """Return outputs [N, out] for inputs [N, in], or [b, N, out] if inputs and parameters have a task axis b.
 
-        An input is a flattened, unscaled observation followed by the extra inputs.
+        An input is a flattened, unscaled observation followed by any extra inputs.
         """
         ...
 
 
 @dataclass(frozen=True)
 class MLP:
-    """A multilayer perceptron, computed for all tasks at once. See Network."""
+    """Multilayer perceptron, computed for all tasks at once. See Network."""
 
     prefix: str
     spec: NetworkSpec
@@ -120,7 +120,7 @@ class MLP:
         return parameter_shapes(self.prefix, self.spec)
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Return kernels after Glorot and Bengio 2010, and zero biases; see Network."""
+        """Draw Glorot-uniform kernels (Glorot and Bengio 2010) and zero biases; see Network."""
         return initialize_shapes(self.shapes, rng)
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class MLP:
 
 
 class ResidualMLP(MLP):
-    """A multilayer perceptron with skip connections x + σ(x·K + b) from the second hidden layer on.
+    """Multilayer perceptron with skip connections x + σ(x·K + b) from the second hidden layer onward.
 
     He et al. 2016, arXiv:1512.03385, with one layer per block. See Network.
     """
@@ -145,7 +145,7 @@ class ResidualMLP(MLP):
 
 
 class CNN(MLP):
-    """Convolutions followed by a multilayer perceptron. See Network."""
+    """Convolutional layers followed by a multilayer perceptron. See Network."""
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         spec, found = self.spec, convolutions(self.spec)
@@ -154,7 +154,7 @@ class CNN(MLP):
             shape = found.channels, found.height, found.width
         tasks, activate = inputs.shape[:-2].numel(), activation(spec.activation)
         x = inputs[..., : spec.observation_size].reshape(tasks, -1, *shape) / spec.input_scale
-        # Tasks are groups of channels: [N, tasks * channels, height, width].
+        # Treat tasks as groups of channels: [N, tasks * channels, height, width].
         x = x.permute((1, 0, 2, 3, 4) if found.channels_first else (1, 0, 4, 2, 3)).flatten(1, 2)
         for layer in found.layers:
             kernel, bias = (params[f"{self.prefix}.{layer.name}.{part}"] for part in ("kernel", "bias"))
@@ -165,10 +165,10 @@ class CNN(MLP):
 
 
 def build_network(prefix: str, spec: NetworkSpec) -> Network:
-    """Build the network of a spec, with parameters named `prefix.*`.
+    """Build the network that a spec describes, with parameters named `prefix.*`.
 
     Raises:
-        ConfigError: the network does not exist or does not fit the observations.
+        ConfigError: the network does not exist or does not support the observations.
     """
     check_fits(spec)
     built_in: dict[str, Callable[[str, NetworkSpec], Network]] = {"mlp": MLP, "residual": ResidualMLP, "cnn": CNN}

@@ -1,4 +1,4 @@
-"""Settings of optimizers and learning-rate schedules."""
+"""Settings for optimizers and learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ FROM_A_COUNT = (
     "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR", "PolynomialLR", "CosineAnnealingLR",
     "CosineAnnealingWarmRestarts", "CyclicLR", "OneCycleLR",
 )  # fmt: skip
-"""Schedulers of torch to suggest for a wrong name; later versions may have more."""
+"""Torch schedulers to suggest for an unknown name. Later torch versions may have more."""
 _BUILT_IN = ("constant", "linear", "exponential")
 SHORT_NAMES = {"adam": "Adam", "rmsprop": "RMSprop", "sgd": "SGD"}
 
 
 class TorchScheduler(Settings):
-    """A class of torch.optim.lr_scheduler whose factor depends only on the number of updates."""
+    """A torch.optim.lr_scheduler class whose factor depends only on the number of updates."""
 
     name: str
-    """Name of the class, such as CosineAnnealingLR."""
+    """Class name, such as CosineAnnealingLR."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
-    """Its keyword arguments, such as {T_max: 100}, counted in updates."""
+    """Keyword arguments of the class, such as {T_max: 100}, with times counted in updates."""
 
     @field_validator("name")
     @classmethod
@@ -46,7 +46,7 @@ class TorchScheduler(Settings):
 def _from_bare_name(value: Any) -> Any:
     if not isinstance(value, str) or value in _BUILT_IN:
         return value
-    # Classes begin with a capital letter; other names refer to built-in schedules.
+    # Class names begin with a capital letter; other names are meant as built-in schedules.
     if value[:1].isupper():
         return {"name": value}
     close = [name for name in FROM_A_COUNT if value.lower() in name.lower()] or ["CosineAnnealingLR"]
@@ -62,20 +62,20 @@ LrSchedule = Annotated[
     Discriminator(lambda value: "built_in" if isinstance(value, str) else "torch"),
     BeforeValidator(_from_bare_name),
 ]
-"""Schedule of step sizes; the bare name of a scheduler of torch selects it with its default options."""
+"""Learning-rate schedule. The bare name of a torch scheduler selects it with default options."""
 
 
 class LearningRate(BaseModel):
-    """Settings of algorithms with one step size and a schedule."""
+    """Settings for algorithms with a single learning rate and a schedule."""
 
     learning_rate: float = Field(default=5e-4, gt=0)
-    """Step size of the policy's optimizer."""
+    """Learning rate of the policy's optimizer."""
     lr_schedule: LrSchedule = "constant"
-    """Schedule of step sizes over iterations: constant, linear, exponential, or a scheduler of torch."""
+    """Learning-rate schedule over iterations: constant, linear, exponential, or a torch scheduler."""
     lr_decay: float = Field(default=1.0, gt=0, le=1)
-    """With lr_schedule=exponential: factor of step sizes per iteration."""
+    """With lr_schedule=exponential: factor by which the learning rate is multiplied each iteration."""
     lr_horizon: int | None = Field(default=None, ge=1)
-    """With lr_schedule=linear: the iteration at which step sizes reach zero."""
+    """With lr_schedule=linear: iteration at which the learning rate reaches zero."""
 
     @model_validator(mode="after")
     def _schedule_has_what_it_needs(self) -> LearningRate:
@@ -84,14 +84,14 @@ class LearningRate(BaseModel):
 
 
 class ScheduledSteps(BaseModel):
-    """Settings of a schedule, for algorithms with their own step sizes, which had none in version 0.1."""
+    """Schedule settings for algorithms with their own learning-rate settings. Version 0.1 had no schedule for them."""
 
     lr_schedule: LrSchedule = later("constant")
-    """Schedule of step sizes over iterations: constant, linear, exponential, or a scheduler of torch."""
+    """Learning-rate schedule over iterations: constant, linear, exponential, or a torch scheduler."""
     lr_decay: float = later(1.0, gt=0, le=1)
-    """With lr_schedule=exponential: factor of step sizes per iteration."""
+    """With lr_schedule=exponential: factor by which learning rates are multiplied each iteration."""
     lr_horizon: int | None = later(None, ge=1)
-    """With lr_schedule=linear: the iteration at which step sizes reach zero."""
+    """With lr_schedule=linear: iteration at which learning rates reach zero."""
 
     @model_validator(mode="after")
     def _schedule_has_what_it_needs(self) -> ScheduledSteps:
@@ -100,23 +100,23 @@ class ScheduledSteps(BaseModel):
 
 
 class NaturalSteps(BaseModel):
-    """Settings of TRPO's natural-gradient steps, Schulman et al. 2015, arXiv:1502.05477."""
+    """Settings for TRPO's natural-gradient steps, Schulman et al. 2015, arXiv:1502.05477."""
 
     max_kl: float = Field(default=0.01, gt=0)
-    """Bound δ on the mean KL between acting and updated policies, in nats; after adaptation if there are inner
-    steps."""
+    """Bound δ on the mean KL divergence between the behavior policy and the updated policy, in nats; after adaptation
+    if there are inner steps."""
     cg_iterations: int = Field(default=10, ge=1, le=MOST_REPEATS)
-    """Maximum number of products with the metric."""
+    """Maximum number of conjugate gradient iterations."""
     cg_tolerance: float = Field(default=1e-10, ge=0)
     """Squared norm of the residual at which conjugate gradient stops."""
     cg_damping: float = Field(default=1e-5, ge=0)
-    """Multiple of the identity that is added to the metric."""
+    """Damping: multiple of the identity that is added to the Fisher matrix."""
     backtrack_ratio: float = Field(default=0.8, gt=0, lt=1)
-    """Ratio of consecutive trials of the line search."""
+    """Factor by which the line search shrinks the step after each trial."""
     line_search_trials: int = Field(default=15, ge=1, le=MOST_REPEATS)
-    """Maximum number of trials; the first is the full step."""
+    """Maximum number of line-search trials; the first is the full step."""
     accept_violation: bool = later(False)
-    """If no trial lowers the loss within the bound, accept the last one anyway, like garage's option."""
+    """If no trial lowers the loss within the bound, accept the last trial anyway, as garage's option does."""
 
 
 def _check_schedule(settings: LearningRate | ScheduledSteps) -> None:
@@ -141,13 +141,13 @@ def _check_schedule(settings: LearningRate | ScheduledSteps) -> None:
 
 
 class OptimizerConfig(Settings):
-    """An optimizer of torch. A bare string sets the name: `--set algorithm.optimizer=AdamW`."""
+    """A torch optimizer. A bare string sets the name: `--set algorithm.optimizer=AdamW`."""
 
     short_for = "name"
     name: str
-    """adam, rmsprop, sgd, or any class of torch.optim that needs only gradients, such as AdamW."""
+    """adam, rmsprop, sgd, or any torch.optim class that needs only gradients, such as AdamW."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
-    """Its keyword arguments, such as {weight_decay: 0.01}. The step size is a setting of the algorithm."""
+    """Keyword arguments of the class, such as {weight_decay: 0.01}. The learning rate is an algorithm setting."""
 
     @field_validator("options")
     @classmethod
@@ -158,5 +158,5 @@ class OptimizerConfig(Settings):
 
     @property
     def torch_name(self) -> str:
-        """Name of the class in torch.optim."""
+        """Class name in torch.optim."""
         return SHORT_NAMES.get(self.name, self.name)

@@ -1,4 +1,4 @@
-"""Optimizers: functional and in place."""
+"""NumPy optimizers: functional Adam, and in-place Adam and RMSprop."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Adam:
     """Adam with ε outside the bias correction: p -= α √(1 - β₂ᵗ) / (1 - β₁ᵗ) * m / (√v + ε).
 
     Kingma and Ba 2015, arXiv:1412.6980, the efficient form at the end of section 2 ("epsilon hat"), as in
-    TensorFlow 1. Elementwise in the parameters' dtype, so bits depend on neither threads nor layout.
+    TensorFlow 1. All operations are elementwise in the parameters' dtype, so bits depend on neither threads nor layout.
     """
 
     learning_rate: float
@@ -26,7 +26,7 @@ class Adam:
     epsilon: float = 1e-8
 
     def initialize(self, params: Mapping[str, Array]) -> Params:
-        """Return the state before the first step: zero moments by parameter name, and the step count."""
+        """Return the state before the first step: zero moments per parameter, and the step count."""
         state: Params = {STEP_COUNT: np.zeros((), np.int64)}
         for moment in (FIRST_MOMENT, SECOND_MOMENT):
             state |= {f"{moment}.{name}": np.zeros_like(value) for name, value in params.items()}
@@ -41,7 +41,7 @@ class Adam:
         stepped, new_state = dict(params), dict(state)
         new_state[STEP_COUNT] = np.array(count, np.int64)
         for name, gradient in gradients.items():
-            # Factors are Python floats, so NumPy computes in the arrays' precision.
+            # Python floats as factors make NumPy compute in the arrays' precision.
             first = self.beta_1 * state[f"{FIRST_MOMENT}.{name}"] + (1 - self.beta_1) * gradient
             second = self.beta_2 * state[f"{SECOND_MOMENT}.{name}"] + (1 - self.beta_2) * gradient**2
             scale = float(self.learning_rate * correction)
@@ -53,9 +53,9 @@ class Adam:
 
 @dataclass
 class AdamInPlace:
-    """Adam on one vector: p -= α m̂ / (√v̂ + ε), with bias-corrected m̂ and v̂.
+    """Adam on a single vector: p -= α m̂ / (√v̂ + ε), with bias-corrected m̂ and v̂.
 
-    Kingma and Ba 2015, arXiv:1412.6980, algorithm 1, with ε = 1e-5, as is usual for actor-critics.
+    Kingma and Ba 2015, arXiv:1412.6980, algorithm 1, with ε = 1e-5, as is common for actor-critic methods.
     """
 
     first: Array
@@ -67,7 +67,7 @@ class AdamInPlace:
 
     @classmethod
     def of(cls, state: Mapping[str, Array]) -> "AdamInPlace":
-        """Restore the optimizer from a result of `state`."""
+        """Restore an optimizer from its `state`."""
         return cls(state[FIRST_MOMENT].copy(), state[SECOND_MOMENT].copy(), int(state[STEP_COUNT]))
 
     @staticmethod
@@ -78,7 +78,7 @@ class AdamInPlace:
 
     @property
     def state(self) -> Params:
-        """Moments and step count by name."""
+        """Moments and step count, keyed by name."""
         return {FIRST_MOMENT: self.first, SECOND_MOMENT: self.second, STEP_COUNT: np.array(self.count, np.int64)}
 
     def step(self, params: Array, gradient: Array, learning_rate: float) -> None:
@@ -100,7 +100,7 @@ class AdamInPlace:
 
 @dataclass
 class RMSpropInPlace:
-    """RMSprop on one vector: v = β v + (1 - β) g², p -= α g / (√v + ε). Tieleman and Hinton 2012, lecture 6.5."""
+    """RMSprop on a single vector: v = β v + (1 - β) g², p -= α g / (√v + ε). Tieleman and Hinton 2012, lecture 6.5."""
 
     second: Array
     beta: float = 0.99
@@ -108,7 +108,7 @@ class RMSpropInPlace:
 
     @classmethod
     def of(cls, state: Mapping[str, Array]) -> "RMSpropInPlace":
-        """Restore the optimizer from a result of `state`."""
+        """Restore an optimizer from its `state`."""
         return cls(state[SECOND_MOMENT].copy())
 
     @staticmethod
@@ -118,7 +118,7 @@ class RMSpropInPlace:
 
     @property
     def state(self) -> Params:
-        """The moment by name."""
+        """The second moment, keyed by name."""
         return {SECOND_MOMENT: self.second}
 
     def step(self, params: Array, gradient: Array, learning_rate: float) -> None:
@@ -135,4 +135,4 @@ class RMSpropInPlace:
 
 
 IN_PLACE: Mapping[str, type[AdamInPlace | RMSpropInPlace]] = {"adam": AdamInPlace, "rmsprop": RMSpropInPlace}
-"""In-place optimizers by their name in settings."""
+"""Name in settings -> in-place optimizer."""

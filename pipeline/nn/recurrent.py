@@ -35,13 +35,13 @@ from metaloom.pipeline.types import Params, Shapes
 class LinearAttention(BuiltInCell):
     """Linear attention over the steps of a trial, Katharopoulos et al. 2020, arXiv:2006.16236, eq. 16 to 20.
 
-    The last two inputs u = (x, previous x) give a key k = softmax(u K), over K slots, and a value
-    v = relu(u E) V. They are added to the memory, S' = S + k vᵀ. The input reads y = qᵀ S' with q = softmax(x Q), and
-    the features are relu(relu((y, x) R) F), or with `reading: asinh` (asinh y, x) instead. All layers have biases. The
-    state is (S, x). See Cell.
+    The last two inputs u = (x, previous x) determine a key k = softmax(u K) over K slots and a value v = relu(u E) V,
+    which are written to the memory: S' = S + k vᵀ. A query q = softmax(x Q) then reads y = qᵀ S', and the features are
+    relu(relu((y, x) R) F). With `reading: asinh`, asinh y replaces y. All layers have biases. The state is (S, x). See
+    Cell.
 
     Unlike in eq. 20, y is not divided by a sum of keys, so the memory can count. As a result, y and its sensitivity to
-    parameters grow with every similar step; asinh y hardly grows.
+    the parameters grow with each similar step, whereas asinh y hardly grows.
     """
 
     def initialize(self, rng: np.random.Generator) -> Params:
@@ -56,7 +56,7 @@ class LinearAttention(BuiltInCell):
         return params
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute all pairs of steps within blocks, and pass the state between blocks; see Cell."""
+        """Process blocks of steps, computing all pairs within a block and passing the state on; see Cell."""
         features: list[Tensor] = []
         for part in inputs.split(ATTENTION_STEPS):
             of_part, state = self._together(params, part, state)
@@ -64,7 +64,7 @@ class LinearAttention(BuiltInCell):
         return torch.cat(features), state
 
     def _together(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute outputs from all pairs of steps, with weight zero for later steps."""
+        """Return a block's features and final state, from all pairs of steps, with zero weight on later steps."""
         sizes = self.spec.attention
         written, last = state.split([state.shape[-1] - inputs.shape[-1], inputs.shape[-1]], -1)
         memory = written.unflatten(-1, (sizes.key_size, sizes.value_size))
@@ -86,11 +86,11 @@ class LinearAttention(BuiltInCell):
 
 
 class Cell(Protocol):
-    """A recurrent network as a function of explicit parameters.
+    """Recurrent network as a function of explicit parameters.
 
     Attributes:
-        spec: Description of the network.
-        shapes: Shapes of its parameters by name, in order.
+        spec: Specification of the network.
+        shapes: Parameter name -> shape, in order.
         state_size: Size S of the state, which is zero at the beginning of a sequence.
         feature_size: Number F of features per input.
     """
@@ -108,16 +108,16 @@ class Cell(Protocol):
     def feature_size(self) -> int: ...
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw float32 parameters by name, in order."""
+        """Draw initial float32 parameters: name -> array, in order."""
         ...
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features [L, N, F] of N sequences [L, N, in], and their final states [N, S]."""
+        """Return features [L, N, F] and final states [N, S] for N sequences of inputs [L, N, in] and initial states."""
         ...
 
 
 class GRU(BuiltInCell):
-    """A gated recurrent unit, Cho et al. 2014, arXiv:1406.1078, with the reset gate after the product, as in torch.
+    """Gated recurrent unit, Cho et al. 2014, arXiv:1406.1078, with the reset gate after the product, as in torch.
 
     r = σ(x Wᵣ + bᵣ + h Uᵣ + cᵣ), z likewise, n = tanh(x Wₙ + bₙ + r (h Uₙ + cₙ)), h' = (1 - z) n + z h. See Cell.
     """
@@ -129,8 +129,8 @@ class GRU(BuiltInCell):
         return {name: rng.uniform(-limit, limit, shape).astype(np.float32) for name, shape in self.shapes.items()}
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Run torch's kernel, which takes no longer than its matrix products; see Cell."""
-        # nn.GRU calls it, but type stubs lack it.
+        """Run torch's kernel, which adds no overhead to its matrix products; see Cell."""
+        # nn.GRU calls torch.gru, but the type stubs lack it.
         run = cast(Callable[..., tuple[Tensor, Tensor]], torch.gru)  # pyright: ignore
         features, last = run(inputs, state.unsqueeze(0).contiguous(), _as_torch(params), *_ONE_LAYER)
         return features, last[0]
@@ -150,22 +150,22 @@ class LSTM(GRU):
 
 
 _ONE_LAYER = (True, 1, 0.0, False, False, False)
-"""Arguments: biases, one layer, no dropout, not training, not bidirectional, not batch first."""
+"""Last arguments of torch.gru and torch.lstm: biases, one layer, no dropout, no training, one direction, time first."""
 
 
 def _as_torch(params: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return the parameters of a cell in torch's order, kernels as (out, in)."""
+    """Return a cell's parameters in torch's order, with kernels as (out, in)."""
     kernels = [params[f"{CELL}.{name}"].t() for name in ("input_kernel", "hidden_kernel")]
     return [*kernels, *(params[f"{CELL}.{name}"] for name in ("input_bias", "hidden_bias"))]
 
 
 class ModuleCell:
-    """A custom module, constructed as Class(input_size, **options). See Cell.
+    """Cell that wraps a custom module, constructed as Class(input_size, **options). See Cell.
 
-    It has attributes `state_size` and `feature_size`, and maps float32 inputs [N, in] and states [N, S] to features [N,
-    F] and next states [N, S]. Its outputs must not depend on other state. It may have constant buffers and frozen
-    parameters, like ModuleNetwork. If it has a method `sequence`, which maps inputs [L, N, in] and states [N, S] to
-    features [L, N, F] and final states [N, S], learning calls that.
+    The module has attributes `state_size` and `feature_size`, and maps float32 inputs [N, in] and states [N, S] to
+    features [N, F] and next states [N, S]. Its outputs must not depend on any other state. It may have constant buffers
+    and frozen parameters, as in ModuleNetwork. If it has a method `sequence` that maps inputs [L, N, in] and states
+    [N, S] to features [L, N, F] and final states [N, S], learning calls this method.
     """
 
     def __init__(self, spec: CellSpec) -> None:
@@ -179,7 +179,7 @@ class ModuleCell:
         self._copies = ModuleCopies(_Along(self._module))
         self.state_size: int = self._size("state_size")
         self.feature_size: int = self._size("feature_size")
-        # Reject a module that is not a function of its parameters, inputs and states, row by row.
+        # Check that the module is a rowwise function of its parameters, inputs and states.
         require_learnable(self._module, spec.name)
         with seeded(0):
             inputs = [torch.rand(4, size) for size in (spec.input_size, self.state_size)]
@@ -230,7 +230,7 @@ class ModuleCell:
 
 
 def _shapes(outputs: Any) -> list[object]:
-    """Return the shape of each output of a custom cell, or the type if it is not a tensor."""
+    """Return the shape of each of a custom cell's outputs, or its type if it is not a tensor."""
     parts: tuple[Any, ...] = tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
     return [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
 
@@ -241,14 +241,14 @@ def _offers_sequence(cell: nn.Module) -> bool:
 
 
 class _Along(nn.Module):
-    """A custom cell over sequences [L, N, in], with the parameter names of a policy."""
+    """Applies a custom cell to sequences [L, N, in]; its parameters have the same names as in a policy."""
 
     def __init__(self, cell: Any) -> None:
         super().__init__()
         self.cell = cell
 
     def forward(self, inputs: Tensor, state: Tensor, *, step_by_step: bool = False) -> tuple[Tensor, Tensor]:
-        # A single input is a step of acting, which must agree bit for bit with the cell.
+        # A single input is a step in acting, which must be bitwise identical to calling the cell.
         if not step_by_step and len(inputs) > 1 and _offers_sequence(self.cell):
             return self.cell.sequence(inputs, state)
         features: list[Tensor] = []
@@ -259,26 +259,26 @@ class _Along(nn.Module):
 
 
 _SAME = 1e-6
-"""Allowed difference between `sequence` and single steps in float64, relative for values above 1."""
+"""Tolerance between `sequence` and single steps in float64: absolute for values up to 1, relative above."""
 _SIZES = ((2, 4), (3, 1), (70, 4), (259, 3))
-"""Numbers of steps and rows for the comparison: odd and even, a single row, and more steps than blocks of 64 or 256."""
+"""Numbers of steps and rows to compare: odd and even, a single row, and sequences longer than blocks of 64 or 256."""
 _ALL_TAKE = 3
-"""Number of steps that every memory takes. More are compared as far as single steps take them: trials may be short."""
+"""Sequence length that every cell must support. Longer sequences are compared only if single steps support them."""
 
 
 @lru_cache(maxsize=16)
 def _require_same_sequence(factory: Any, name: str, input_size: int, options: str) -> None:
-    """Reject a `sequence` whose results or gradients differ from single steps.
+    """Check that the results and gradients of a cell's `sequence` agree with single steps.
 
     Raises:
-        ConfigError: names both values.
+        ConfigError: they differ; gives both values.
     """
     with seeded(0):
         along = _Along(factory(input_size, **json.loads(options))).double()
         learned = [*learned_parameters(along).values()]
         with torch.no_grad():
-            for value in learned:  # which may start at zero, where some mistakes do not show
-                # Little in wide layers, or differences in the last bits would grow from step to step.
+            for value in learned:  # initial values may be zero, where some mistakes do not show
+                # Use small perturbations in wide layers, or rounding errors would grow from step to step.
                 value += 0.1 * torch.randn_like(value) / max(value.shape, default=1) ** 0.5
         for length, rows in _SIZES:
             inputs = torch.randn(length, rows, input_size, dtype=torch.float64)
@@ -317,7 +317,7 @@ def _require_same_sequence(factory: Any, name: str, input_size: int, options: st
 
 @contextmanager
 def _explained(what: str, given: Sequence[Tensor]) -> Generator[None]:
-    """Convert a cell's errors in the block to errors about the settings."""
+    """Within the block, convert a cell's errors to ConfigErrors about the settings."""
     try:
         yield
     except Exception as problem:
@@ -348,7 +348,7 @@ def _require_same(what: str, names: Sequence[str], found: Sequence[Tensor], expe
 
 
 class EncodedCell:
-    """A cell after an encoder of the observations, which come first in an input. See Cell."""
+    """Recurrent cell preceded by an encoder of the observations, which come first in each input. See Cell."""
 
     def __init__(self, spec: CellSpec, encoder: NetworkSpec) -> None:
         self.spec: CellSpec = spec
@@ -375,13 +375,13 @@ class EncodedCell:
 
 @contextmanager
 def differentiable_twice() -> Generator[None]:
-    """Disable cuDNN's recurrent kernels in the block, since they have no second derivatives."""
+    """Within the block, disable cuDNN's recurrent kernels, which have no second derivatives."""
     with torch.backends.cudnn.flags(enabled=False, benchmark=False, deterministic=True, allow_tf32=False):
         yield
 
 
 def build_cell(spec: CellSpec) -> Cell:
-    """Build the recurrent network of a spec.
+    """Build the recurrent network that a spec describes.
 
     Raises:
         ConfigError: the network does not exist or violates the contract of Cell.

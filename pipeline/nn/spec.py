@@ -1,4 +1,4 @@
-"""Descriptions of networks. Imports no torch."""
+"""Network specifications. Does not import torch."""
 
 import math
 from collections.abc import Generator, Mapping
@@ -18,14 +18,14 @@ MLP, CNN, RESIDUAL = "mlp", "cnn", "residual"
 BUILT_IN_NETWORKS = (MLP, CNN, RESIDUAL)
 GRU, LSTM, LINEAR_ATTENTION = "gru", "lstm", "linear-attention"
 RECURRENT_NETWORKS = (GRU, LSTM, LINEAR_ATTENTION)
-"""Networks with a memory, for algorithms whose actors have one."""
+"""Networks with memory, for algorithms whose actors keep a memory."""
 SIZED_NETWORKS = (*BUILT_IN_NETWORKS, *RECURRENT_NETWORKS)
+"""Networks whose layers are sized by hidden_sizes."""
 WITHOUT_MEMORY = (
     f"one of {', '.join(BUILT_IN_NETWORKS)}, or an algorithm that keeps a memory: recurrent-a2c, recurrent-ppo, rl2, "
     "rl2-trpo"
 )
-"""Requirement for messages about a recurrent network in an algorithm without memory."""
-"""Networks whose layers hidden_sizes describes."""
+"""Requirement for messages about a recurrent network with an algorithm that keeps no memory."""
 
 NETWORKS = Plugins(
     "network",
@@ -39,13 +39,13 @@ NETWORKS = Plugins(
         LINEAR_ATTENTION: "metaloom.pipeline.nn.recurrent:LinearAttention",
     },
 )
-"""Names of the built-in networks; custom ones are subclasses of torch.nn.Module."""
+"""Registry of networks. Custom networks are subclasses of torch.nn.Module."""
 
 TORCH_ACTIVATIONS = (
     "CELU", "ELU", "GELU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyReLU", "LogSigmoid", "Mish",
     "ReLU", "ReLU6", "SELU", "Sigmoid", "SiLU", "Softplus", "Softshrink", "Softsign", "Tanh", "Tanhshrink",
 )  # fmt: skip
-"""Classes of torch.nn that are elementwise, without parameters or randomness."""
+"""Elementwise torch.nn activations without parameters or randomness."""
 ACTIVATIONS = ("identity", "tanh", "relu", *TORCH_ACTIVATIONS)
 
 
@@ -54,9 +54,9 @@ class Spaces:
     """Observation and action sizes of an environment.
 
     Attributes:
-        observation_shape: Shape of one observation from the environment; batches hold it flattened, size O.
-        observation_scale: Divisor of observations before a network sees them; 255 for images of bytes.
-        action_size: A; 0 for discrete actions.
+        observation_shape: Shape of one observation from the environment. Batches store observations flattened, size O.
+        observation_scale: Divisor applied to observations before they enter a network; 255 for byte images.
+        action_size: Action dimension A; 0 for discrete actions.
         num_actions: Number of discrete actions; 0 for continuous actions.
     """
 
@@ -73,17 +73,17 @@ class Spaces:
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """A network from observations (and any extra inputs after them) to outputs.
+    """Specification of a network that maps an observation, followed by any extra inputs, to outputs.
 
     Attributes:
-        name: Name: mlp, cnn, residual, another registered one, or module:Class of a torch.nn.Module.
-        input_shape: Shape of one observation for the network; inputs are stored flattened, with size `input_size`.
+        name: mlp, cnn, residual, another registered name, or module:Class of a torch.nn.Module.
+        input_shape: Shape of one observation in the network. Inputs are stored flattened, with size `input_size`.
         output_size: Number of outputs.
-        hidden_sizes: Units of every hidden layer; in a cnn, the layers after its convolutions.
+        hidden_sizes: Units in each hidden layer; in a cnn, the layers after the convolutions.
         activation: Activation after each hidden layer, one of ACTIVATIONS.
         output_activation: Activation after the last layer; identity for none.
-        input_scale: Divisor of observations; 255 for images of bytes.
-        extra_size: Size of the extra inputs after the flattened observation: actions, a latent variable.
+        input_scale: Divisor applied to observations; 255 for byte images.
+        extra_size: Size of extra inputs after the flattened observation, such as actions or a latent variable.
         options: Options of a cnn, or keyword arguments of a module's class.
     """
 
@@ -109,7 +109,7 @@ class NetworkSpec:
 
     @property
     def is_plain(self) -> bool:
-        """True for multilayer perceptrons with tanh or relu and a linear last layer, which fused kernels support."""
+        """True for unscaled tanh or relu MLPs with a linear last layer, which fused kernels support."""
         return (
             self.name == MLP
             and self.activation in ("tanh", "relu")
@@ -127,24 +127,24 @@ class AttentionOptions(Settings):
     """Options of linear-attention."""
 
     key_size: int = Field(default=16, ge=1)
-    """Rows of the memory table, K."""
+    """Number of memory slots, K."""
     value_size: int = Field(default=16, ge=1)
-    """Size of each memory slot's value, V."""
+    """Size V of the value in each memory slot."""
     reading: Literal["linear", "asinh"] = "linear"
-    """Reading of the memory: y itself, or asinh y, which grows logarithmically for large y."""
+    """Value read from memory: y itself, or asinh y, which grows logarithmically for large y."""
 
 
 class ConvolutionOptions(Settings):
     """Options of a cnn: unpadded convolutions before the layers of `hidden_sizes`."""
 
     channels: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(16, 32), min_length=1)
-    """Output channels of every convolution."""
+    """Output channels of each convolution."""
     kernel_sizes: tuple[Annotated[int, Field(ge=1)], ...] = (3, 3)
-    """Kernel size of every convolution, in pixels."""
+    """Kernel size of each convolution, in pixels."""
     strides: tuple[Annotated[int, Field(ge=1)], ...] = (2, 2)
-    """Stride of every convolution, in pixels."""
+    """Stride of each convolution, in pixels."""
     channels_first: bool = False
-    """Take images as [channels, height, width], as in gymnasium's stacks of gray frames, instead of [height, width,
+    """Images are [channels, height, width], as in gymnasium's stacked grayscale frames, instead of [height, width,
     channels]."""
 
     @model_validator(mode="after")
@@ -164,10 +164,10 @@ def is_image(observation_shape: tuple[int, ...], observation_scale: float) -> bo
 
 
 def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Mapping[str, JsonValue]) -> None:
-    """Reject invalid options of a built-in network; needs no environment.
+    """Check the hidden layer sizes and options of a built-in network, without an environment.
 
     Raises:
-        ValueError: lists the options of the network.
+        ValueError: a size or option is invalid; lists the network's options.
     """
     NETWORKS.path(name)
     if name in _OPTIONS:
@@ -183,23 +183,23 @@ def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Ma
         others = "; ".join(f"{other} takes {_names(of)}" for other, of in _OPTIONS.items())
         raise ValueError(f"network {name} has no options, found {dict(options)}; {others}")
     if name == RESIDUAL and len(set(hidden_sizes)) > 1:
-        raise ValueError(f"network residual adds every layer to the one before, found hidden_sizes {hidden_sizes}; "
-                         "required equal sizes")  # fmt: skip
+        raise ValueError(f"network residual adds each layer's outputs to its inputs; found hidden_sizes "
+                         f"{hidden_sizes}; required equal sizes")  # fmt: skip
     if name in RECURRENT_NETWORKS and len(hidden_sizes) != 1:
-        raise ValueError(f"network {name} is one layer, found hidden_sizes {hidden_sizes}; required one size, the "
-                         "number of features")  # fmt: skip
+        raise ValueError(f"network {name} has a single layer; found hidden_sizes {hidden_sizes}; required one size, "
+                         "the number of features")  # fmt: skip
 
 
 def check_fits(spec: NetworkSpec) -> None:
-    """Reject a built-in network that does not fit its inputs.
+    """Check that a built-in network supports the shape of its inputs.
 
     Raises:
-        ConfigError: names a network for such inputs.
+        ConfigError: it does not; suggests a network for such inputs.
     """
     shape = spec.input_shape
     if spec.name in RECURRENT_NETWORKS:
         raise ConfigError(
-            f"policy.network is {spec.name}, which has a memory, but the algorithm's actor has none; required "
+            f"policy.network is {spec.name}, which has a memory, but the algorithm's actor has none; use "
             f"{WITHOUT_MEMORY}"
         )
     if spec.name == CNN:
@@ -216,7 +216,7 @@ def check_fits(spec: NetworkSpec) -> None:
 
 @contextmanager
 def of_encoder() -> Generator[None]:
-    """Convert network errors in the block to errors about the encoder."""
+    """Within the block, convert errors about policy.network to errors about policy.encoder."""
     try:
         yield
     except ConfigError as problem:
@@ -226,7 +226,7 @@ def of_encoder() -> Generator[None]:
 
 @dataclass(frozen=True)
 class Convolution:
-    """One convolution, without padding: [channels_in, height, width] -> [channels_out, ...]."""
+    """One unpadded convolution: [channels_in, height, width] -> [channels_out, ...]."""
 
     name: str
     channels_in: int
@@ -237,7 +237,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Convolutions:
-    """The convolutions of a cnn, from an image [height, width, channels] to [features]."""
+    """The convolutions of a cnn, which map an image of height x width pixels to a vector [features]."""
 
     layers: tuple[Convolution, ...]
     height: int
@@ -248,10 +248,10 @@ class Convolutions:
 
 
 def convolutions(spec: NetworkSpec) -> Convolutions:
-    """Lay out the convolutions of a cnn.
+    """Return the layout of a cnn's convolutions for the observations of a spec.
 
     Raises:
-        ConfigError: observations are not images, or too small for its options.
+        ConfigError: observations are not images, or the images are too small for the options.
     """
     try:
         options = ConvolutionOptions.model_validate(dict(spec.options))
@@ -273,7 +273,7 @@ def convolutions(spec: NetworkSpec) -> Convolutions:
         rows, columns = ((length - sizes[2]) // sizes[3] + 1 for length in (rows, columns))
         if rows < 1 or columns < 1:
             fitting = _fitting_options(spec.input_shape)
-            advice = f"such as --set 'policy.network_options={fitting}'" if fitting else "or those by default"
+            advice = f"such as --set 'policy.network_options={fitting}'" if fitting else "or the defaults"
             raise ConfigError(
                 f"policy.network_options: nothing is left of an image of {height} x {width} pixels after convolution "
                 f"{i} of kernel_sizes {options.kernel_sizes} and strides {options.strides}; required smaller or fewer "
@@ -284,7 +284,7 @@ def convolutions(spec: NetworkSpec) -> Convolutions:
 
 
 def _fitting_options(shape: tuple[int, ...]) -> str:
-    """Return cnn options as YAML that fit images of a shape; "" if the defaults do."""
+    """Return cnn options, as YAML, that suit images of this shape; "" if the default options do."""
     if min(shape[:2]) >= _SMALLEST:
         return ""
     if len(shape) == 3 and min(shape[1:]) >= _SMALLEST:
@@ -294,12 +294,12 @@ def _fitting_options(shape: tuple[int, ...]) -> str:
 
 @cache
 def layer_paths(prefix: str, num_hidden: int) -> tuple[str, ...]:
-    """Return the names of a network's dense layers in order: prefix.hidden_0, ..., prefix.output."""
+    """Return the names of a network's dense layers, in order: prefix.hidden_0, ..., prefix.output."""
     return (*(f"{prefix}.hidden_{i}" for i in range(num_hidden)), f"{prefix}.output")
 
 
 def parameter_shapes(prefix: str, spec: NetworkSpec) -> Shapes:
-    """Return the shapes of a built-in network's parameters in order; a kernel is (in, out), or (out, in, k, k)."""
+    """Return the shapes of a built-in network's parameters, in order. Kernels are (in, out) or (out, in, k, k)."""
     shapes: Shapes = {}
     inputs = spec.input_size
     if spec.name == CNN:

@@ -1,4 +1,4 @@
-"""Optimizers of torch.optim with their state as plain arrays, Adam and RMSprop on one vector, and schedules."""
+"""torch.optim optimizers with their state as plain arrays, Adam and RMSprop on a single vector, and schedules."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from metaloom.pipeline.schema import ConfigError, suggestion
 from metaloom.pipeline.types import Array, Params
 
 _VECTOR = "vector"
-"""Parameter name in the state of an optimizer of a single vector."""
+"""Parameter name that the state of a single-vector optimizer uses."""
 _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     name: value
     for name, value in vars(torch.optim).items()
@@ -42,15 +42,15 @@ _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 class TorchOptimizer:
-    """An optimizer of torch.optim that updates tensors in place.
+    """A torch.optim optimizer that updates tensors in place.
 
     Its state has an entry per quantity and tensor, such as `exp_avg.policy.output.bias`, and the step count. Before the
-    first step, entries are zero placeholders, so the names of a learner's arrays never change.
+    first step, entries are zero placeholders, so that the names of a learner's arrays never change.
 
     Args:
         config: Optimizer and its options.
-        params: Tensors to update by name, on any device.
-        state: Result of `state`; None before the first step.
+        params: Name -> tensor to update, on any device.
+        state: State to resume from, as returned by `state`; None before the first step.
 
     Raises:
         ConfigError: the optimizer does not exist, rejects its options or these parameters, or needs more than
@@ -76,7 +76,7 @@ class TorchOptimizer:
                 self._optimizer.state[self._params[name]] = kept
 
     def step(self, gradients: Mapping[str, Tensor] | Tensor, learning_rate: float) -> None:
-        """Update the parameters that have a gradient."""
+        """Update, in place, the parameters for which a gradient is given."""
         for name, gradient in ({_VECTOR: gradients} if isinstance(gradients, Tensor) else gradients).items():
             self._params[name].grad = gradient
         self._optimizer.param_groups[0]["lr"] = learning_rate
@@ -85,7 +85,7 @@ class TorchOptimizer:
 
     @property
     def state(self) -> Params:
-        """Return copies of every quantity by name."""
+        """Copy of the optimizer state, keyed by quantity and parameter."""
         arrays: Params = {STEP_COUNT: np.array(self._count, np.int64)}
         for name, kinds in self._kinds.items():
             now: Mapping[str, Tensor | float] = self._optimizer.state[self._params[name]] if self._count else {}
@@ -96,7 +96,7 @@ class TorchOptimizer:
 
 @dataclass(frozen=True)
 class TorchOptimizerSteps:
-    """Functional form of TorchOptimizer, on arrays. See nn.optimizers.Adam."""
+    """Functional form of TorchOptimizer on NumPy arrays. See nn.optimizers.Adam."""
 
     config: OptimizerConfig
     learning_rate: float
@@ -119,7 +119,7 @@ def _tensors(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
 
 
 def _tried(config: OptimizerConfig, params: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor | float]]:
-    """Return the optimizer's quantities by parameter, from a trial step on copies, which also reveals errors."""
+    """Return the optimizer's quantities per parameter, found by a trial step on copies, which also reveals errors."""
     copies = {name: value.clone() for name, value in params.items()}
     try:
         optimizer = _build(config, copies)
@@ -154,16 +154,16 @@ def _array(value: Tensor | float) -> Array:
 
 
 class AdamOnVector:
-    """Adam with torch's fused kernel, equivalent to AdamInPlace."""
+    """Adam on a torch vector with torch's fused kernel, equivalent to AdamInPlace."""
 
     def __init__(self, vector: Tensor, state: Mapping[str, Array], epsilon: float = AdamInPlace.epsilon) -> None:
         self._vector, self._epsilon = vector, epsilon
         self._first, self._second = (_like(vector, state[name]) for name in (FIRST_MOMENT, SECOND_MOMENT))
-        # float32, as the kernel requires.
+        # The kernel requires a float32 count.
         self._count = torch.tensor(float(state[STEP_COUNT]), device=vector.device)
 
     def step(self, gradient: Tensor, learning_rate: float) -> None:
-        """Move the vector against a gradient [D]."""
+        """Update the vector in place with a gradient [D]."""
         self._count += 1
         torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
             [self._vector],
@@ -183,25 +183,25 @@ class AdamOnVector:
 
     @property
     def state(self) -> Params:
-        """Return copies of its state by name."""
+        """Copy of the optimizer state, keyed by name."""
         count = np.array(int(self._count), np.int64)
         return {FIRST_MOMENT: _array(self._first), SECOND_MOMENT: _array(self._second), STEP_COUNT: count}
 
 
 class RMSpropOnVector:
-    """RMSprop in torch, equivalent to RMSpropInPlace."""
+    """RMSprop on a torch vector, equivalent to RMSpropInPlace."""
 
     def __init__(self, vector: Tensor, state: Mapping[str, Array], epsilon: float = RMSpropInPlace.epsilon) -> None:
         self._vector, self._second, self._epsilon = vector, _like(vector, state[SECOND_MOMENT]), epsilon
 
     def step(self, gradient: Tensor, learning_rate: float) -> None:
-        """Move the vector against a gradient [D]."""
+        """Update the vector in place with a gradient [D]."""
         self._second.mul_(RMSpropInPlace.beta).addcmul_(gradient, gradient, value=1 - RMSpropInPlace.beta)
         self._vector.addcdiv_(gradient, self._second.sqrt().add_(self._epsilon), value=-learning_rate)
 
     @property
     def state(self) -> Params:
-        """Return copies of its state by name."""
+        """Copy of the optimizer state, keyed by name."""
         return {SECOND_MOMENT: _array(self._second)}
 
 
@@ -211,7 +211,7 @@ _ON_VECTOR: Mapping[str, type[AdamOnVector | RMSpropOnVector]] = {"adam": AdamOn
 def _of_torch(
     config: OptimizerConfig, vector: Tensor, state: Mapping[str, Array] | None, epsilon: float | None = None
 ) -> TorchOptimizer:
-    # Setting other options does not change ε.
+    # Keep this package's default ε when other options are set.
     known = IN_PLACE.get(config.name)
     defaults: dict[str, JsonValue] = {"eps": known.epsilon if epsilon is None else epsilon} if known else {}
     return TorchOptimizer(config.model_copy(update={"options": defaults | config.options}), {_VECTOR: vector}, state)
@@ -220,17 +220,17 @@ def _of_torch(
 def vector_optimizer(
     config: OptimizerConfig, vector: Tensor, state: Mapping[str, Array], *, epsilon: float | None = None
 ) -> AdamOnVector | RMSpropOnVector | TorchOptimizer:
-    """Return an optimizer of a vector, which it updates in place, resumed from a state."""
+    """Return an optimizer that updates a vector in place, resumed from a state."""
     if is_customary(config):
         return _ON_VECTOR[config.name](vector, state, epsilon or IN_PLACE[config.name].epsilon)
     return _of_torch(config, vector, state, epsilon)
 
 
 def initial_state(config: OptimizerConfig, params: Mapping[str, Array]) -> Params:
-    """Return the state before the first step.
+    """Return the optimizer state before the first step.
 
     Raises:
-        ConfigError: the optimizer does not exist, or rejects its options.
+        ConfigError: the optimizer does not exist or rejects its options.
     """
     vector = np.concatenate([np.ravel(value) for value in params.values()])
     if is_customary(config):
@@ -239,7 +239,7 @@ def initial_state(config: OptimizerConfig, params: Mapping[str, Array]) -> Param
 
 
 def is_customary(config: OptimizerConfig) -> bool:
-    """Return True for Adam or RMSprop with the usual options, which fused kernels also implement."""
+    """Return True for Adam or RMSprop with default options, which fused kernels also implement."""
     return config.name in IN_PLACE and not config.options
 
 
@@ -248,9 +248,9 @@ def _like(vector: Tensor, array: Array) -> Tensor:
 
 
 _REFUSALS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
-"""Exceptions raised by torch's schedulers for invalid options."""
+"""Exceptions that torch's schedulers raise for invalid options."""
 LrFactor = Callable[[int], float]
-"""Factor of the step sizes as a function of the number of updates."""
+"""Function that maps the number of updates to the factor by which learning rates are multiplied."""
 
 _SCHEDULERS: Mapping[str, Callable[..., LRScheduler]] = {
     name: value
@@ -260,15 +260,15 @@ _SCHEDULERS: Mapping[str, Callable[..., LRScheduler]] = {
 
 
 def lr_factor(settings: LearningRate | ScheduledSteps, learning_rate: float) -> LrFactor:
-    """Return the schedule of an algorithm's settings.
+    """Return an algorithm's learning-rate schedule as a factor that depends on the number of updates.
 
     Args:
-        settings: Settings of the algorithm.
-        learning_rate: Step size for schedulers of torch with absolute step sizes, such as OneCycleLR.
+        settings: Algorithm settings.
+        learning_rate: Learning rate for torch schedulers that use absolute learning rates, such as OneCycleLR.
 
     Raises:
         ConfigError: the scheduler does not exist, rejects its options, or needs more than the number of updates. The
-            schedule raises it for updates after its end.
+            returned function also raises it for updates after the schedule's end.
     """
     schedule = settings.lr_schedule
     if not isinstance(schedule, TorchScheduler):
@@ -283,7 +283,7 @@ def lr_factor(settings: LearningRate | ScheduledSteps, learning_rate: float) -> 
     def factor_after(num_updates: int) -> float:
         try:
             return factor(num_updates)
-        except _REFUSALS as error:  # such as after the end of a schedule
+        except _REFUSALS as error:  # for example after the end of a schedule
             raise _refused(schedule, f"after {num_updates} updates: {error}") from None
 
     try:
@@ -302,7 +302,7 @@ def _refused(schedule: TorchScheduler, problem: str) -> ConfigError:
 
 
 class _TorchFactor:
-    """Factor of a torch scheduler. Schedulers only step forward, so an earlier update restarts it."""
+    """Learning-rate factor of a torch scheduler. Schedulers only step forward, so an earlier update restarts it."""
 
     def __init__(
         self, scheduler: Callable[..., LRScheduler], options: Mapping[str, JsonValue], learning_rate: float
@@ -315,7 +315,7 @@ class _TorchFactor:
         if num_updates < self._done:
             self._start()
         while self._done < num_updates:
-            # Updates no parameter, but torch warns if a scheduler steps before its optimizer.
+            # This updates no parameters, but torch warns if a scheduler steps before its optimizer.
             self._optimizer.step()
             self._scheduler.step()
             self._done += 1
@@ -325,7 +325,7 @@ class _TorchFactor:
         return factor
 
     def _start(self) -> None:
-        # Adadelta has no momentum: schedulers that cycle momentum fail unless that is turned off.
+        # Adadelta has no momentum, so schedulers that cycle momentum fail unless that is turned off.
         self._optimizer = torch.optim.Adadelta([torch.zeros(1)], lr=self._learning_rate)
         self._scheduler = self._make(self._optimizer, **self._options)
         self._done = 0

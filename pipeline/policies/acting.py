@@ -1,4 +1,4 @@
-"""Choice of actors, and their requirements on environment and parameters."""
+"""Construction of actors, and checks that they suit an environment and its policy parameters."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,12 +35,12 @@ from metaloom.pipeline.types import Params, TaskParams
 
 
 def make_actor(kind: ActorKind, setup: ActorSetup) -> Actor:
-    """Make an actor, with normalized inputs if the parameters include a normalization."""
+    """Make an actor; its observations are normalized if the parameters contain normalization statistics."""
     if (normalization := Normalization.of_params(setup.params.params)) is not None:
         actor = make_actor(kind, replace(setup, params=TaskParams(without_normalization(setup.params.params))))
         return NormalizingActor(actor, normalization, setup.num_rows)
     if kind == "policy" and setup.config.name is not None:
-        # Imported here: only a custom policy always needs torch.
+        # Imported here, since among policies only custom ones always need torch.
         from metaloom.pipeline.policies.actors.own import OwnPolicyActor
 
         return OwnPolicyActor(setup)
@@ -57,13 +57,13 @@ def make_actor(kind: ActorKind, setup: ActorSetup) -> Actor:
 
 
 def check_actor(kind: ActorKind, actions: gymnasium.Space[Any], *, deterministic: bool = False) -> None:
-    """Reject an actor that cannot act in an environment.
+    """Check that an actor can act in an environment with this action space.
 
     Raises:
-        ValueError: the actions are of another kind or range, or no action is the most likely.
+        ValueError: the actor needs another kind or range of actions, or has no most likely action to take.
     """
     if kind == "uniform" and deterministic:
-        raise ValueError("actor uniform: none of its actions is the most likely; required deterministic=False")
+        raise ValueError("actor uniform: no action is the most likely; required deterministic=False")
     if kind == "q_values" and not isinstance(actions, Discrete):
         raise ValueError(f"actor q_values: found the action space {actions}; required discrete actions (Discrete)")
     if kind == "tanh_gaussian" and not isinstance(actions, Box):
@@ -73,15 +73,15 @@ def check_actor(kind: ActorKind, actions: gymnasium.Space[Any], *, deterministic
     if kind in ("tanh_gaussian", "uniform") and not whole:
         raise ValueError(
             f"actor {kind}: its actions lie in [-1, 1], but the environment takes {actions} from the policy; "
-            "required the same: set env.action_scale to 1, which maps [-1, 1] onto the environment's own box"
+            "set env.action_scale to 1, which maps [-1, 1] onto the environment's own box"
         )
 
 
 def check_actor_params(kind: ActorKind, config: PolicyConfig, params: Params, spaces: Spaces) -> None:
-    """Reject parameters [B, ...] that do not fit an environment.
+    """Check that an actor's parameters [B, ...] match the environment's spaces.
 
     Raises:
-        ValueError: names the parameter, its shape and the required one.
+        ValueError: a parameter has a wrong shape or value; names the parameter and the required shape.
         ConfigError: the policy's network does not support the observations.
     """
 
@@ -107,7 +107,7 @@ def check_actor_params(kind: ActorKind, config: PolicyConfig, params: Params, sp
         case "posterior":
             check_posterior(config, params, spaces)
         case "uniform" | "recorded":
-            pass  # not a learned parameter
+            pass  # these actors have no learned parameters
         case "tanh_gaussian":
             check(POLICY_NETWORK, 2 * spaces.action_size, extra_size=latent_size(params))
         case "q_values":

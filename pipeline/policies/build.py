@@ -1,4 +1,4 @@
-"""Policies built from settings: Gaussian, categorical, recurrent, or custom and checked."""
+"""Policies built from settings: Gaussian, categorical, recurrent and custom, with checks of custom ones."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -36,10 +36,10 @@ _TASKS, _ROWS = 2, 4
 
 
 def require_policy(policy: OwnPolicy, name: str, spaces: Spaces) -> None:
-    """Reject a policy whose distributions cannot act, or differ between acting, recording and learning.
+    """Check that a custom policy's distributions can act and agree between acting, recording and learning.
 
     Raises:
-        ConfigError: names the violation, the requirement and a remedy.
+        ConfigError: the policy violates the contract; names the violation and the requirement.
     """
     with torch.no_grad():
         _Check(policy, name, spaces).all()
@@ -53,7 +53,7 @@ class _Check:
         for parameter, value in initial.items():
             if value.dtype != np.float32:
                 self._refuse(f"returns the parameter {parameter} as {value.dtype}", "float32")
-        # Away from initial values, since a mistake in a logarithm or factor may not show at 0 or 1.
+        # Perturb the initial values, since a mistake in a logarithm or factor may not show at 0 or 1.
         self._params = {
             parameter: torch.from_numpy(value + 0.1 * rng.standard_normal(value.shape, np.float32))
             for parameter, value in initial.items()
@@ -95,7 +95,7 @@ class _Check:
         return found
 
     def _actions(self, of_rows: OwnDistribution) -> Tensor:
-        """Draw actions with a fixed seed."""
+        """Sample actions with a fixed seed, and check them."""
         drawn: list[Tensor] = []
         for _ in range(2):
             with seeded(0):
@@ -167,11 +167,11 @@ LOG_STD = "log_std"
 
 
 class GaussianPolicy(Policy):
-    """Gaussian policy for continuous actions; `extra_size` further inputs follow an observation. See Policy.
+    """Gaussian policy for continuous actions; `extra_size` extra inputs follow the observation. See Policy.
 
     Attributes:
-        action_size: A.
-        config: Options of the standard deviation.
+        action_size: Action dimension A.
+        config: Policy settings, including those of the standard deviation.
     """
 
     def __init__(self, spaces: Spaces, config: PolicyConfig, extra_size: int = 0) -> None:
@@ -181,31 +181,31 @@ class GaussianPolicy(Policy):
         self.network: Network = build_network(MEAN_NETWORK, spec)
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw float32 parameters: the mean network's in order, then log_std [A]."""
+        """Draw initial float32 parameters: those of the mean network in order, then log_std [A]."""
         params = self.network.initialize(rng)
         params[LOG_STD] = np.full(self.action_size, math.log(self.config.init_std), np.float32)
         return params
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
-        """Return the names of the parameters that adaptation and meta-training change, in order."""
+        """Return the names of the parameters that adaptation and meta-training update, in order."""
         return tuple(params) if self.config.learn_std else tuple(name for name in params if name != LOG_STD)
 
     def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> DiagGaussian:
-        """Return the distribution: mean [..., N, A], log_std [..., 1, A] with the floor of min_std applied."""
+        """Return the distributions with mean [..., N, A] and log_std [..., 1, A], which is at least log min_std."""
         return self.head(self.network(params, observations), params[LOG_STD])
 
     def head(self, mean: Tensor, log_std: Tensor) -> DiagGaussian:
-        """Return the distribution of actions given the network's output and log_std [..., A]."""
-        # The reference clamps only on some paths (not for acting and per-task losses).
+        """Return the action distributions for the network's output and log_std [..., A]."""
+        # The reference implementation clamps only on some paths, not in acting and per-task losses.
         return DiagGaussian(mean, log_std.clamp(min=math.log(self.config.min_std)).unsqueeze(-2))
 
     def recorded(self, behavior: Mapping[str, Tensor]) -> DiagGaussian:
-        """Rebuild the distribution that acted from its recorded arrays."""
+        """Rebuild the behavior policy's distributions from recorded arrays."""
         return DiagGaussian(**behavior)
 
 
 class CategoricalPolicy(Policy):
-    """Categorical policy for discrete actions; `extra_size` further inputs follow an observation. See Policy."""
+    """Categorical policy for discrete actions; `extra_size` extra inputs follow the observation. See Policy."""
 
     def __init__(self, spaces: Spaces, config: PolicyConfig, extra_size: int = 0) -> None:
         spec = config.network_spec(spaces, spaces.num_actions, extra_size=extra_size)
@@ -215,11 +215,11 @@ class CategoricalPolicy(Policy):
         return self.head(self.network(params, observations))
 
     def head(self, logits: Tensor) -> Categorical:
-        """Return the distribution of actions given the network's output."""
+        """Return the action distributions for the network's output."""
         return Categorical.of_logits(logits)
 
     def recorded(self, behavior: Mapping[str, Tensor]) -> Categorical:
-        """Rebuild the distribution that acted from its recorded arrays."""
+        """Rebuild the behavior policy's distributions from recorded arrays."""
         return Categorical(**behavior)
 
 
@@ -239,10 +239,10 @@ def build_policy(config: PolicyConfig, spaces: Spaces) -> Policy:
 
 
 def check_std(config: PolicyConfig, spaces: Spaces) -> None:
-    """Reject settings of the standard deviation if actions are discrete.
+    """Check that no standard deviation is set for discrete actions.
 
     Raises:
-        ConfigError: names them.
+        ConfigError: actions are discrete, but settings for the standard deviation are given; names the settings.
     """
     if spaces.num_actions and (options := config.std_options):
         raise ConfigError(
@@ -252,7 +252,7 @@ def check_std(config: PolicyConfig, spaces: Spaces) -> None:
 
 
 def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:
-    """Build a custom policy.
+    """Build the custom policy that `config.name` selects.
 
     Raises:
         ConfigError: the class cannot be found or constructed.
@@ -266,19 +266,19 @@ def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:
     except Exception as problem:
         raise ConfigError(
             f"policy.name: {config.name}(spaces, config) raised {type(problem).__name__}: {problem}; required a class "
-            "whose constructor takes the sizes of the environment and the settings of the policy"
+            "whose constructor takes the environment's Spaces and the PolicyConfig"
         ) from problem
 
 
 class RecurrentPolicy:
-    """A recurrent policy as functions of explicit parameters and memory."""
+    """Recurrent policy as functions of explicit parameters and memory."""
 
     def __init__(self, spaces: Spaces, config: PolicyConfig) -> None:
         self.cell: Cell = build_cell(config.cell_spec(spaces))
         self._config, self._spaces, self._head = config, spaces, f"{policy_prefix(spaces)}.output"
 
     def initialize(self, rng: np.random.Generator, output_scale: float) -> Params:
-        """Draw float32 parameters by name, in order; `output_scale` multiplies the output layer."""
+        """Draw initial float32 parameters: name -> array, in order. The output kernel is scaled by `output_scale`."""
         A = self._spaces.num_actions or self._spaces.action_size
         shapes = {f"{self._head}.kernel": (self.cell.feature_size, A), f"{self._head}.bias": (A,)}
         params = self.cell.initialize(rng) | initialize_shapes(shapes, rng)
@@ -288,20 +288,20 @@ class RecurrentPolicy:
         return params
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
-        """Return the names of the parameters that learning changes, in order."""
+        """Return the names of the parameters that learning updates, in order."""
         return tuple(name for name in params if self._config.learn_std or name != LOG_STD)
 
     def features(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Return features [L, N, F] of N trials [L, N, in], starting from zero states."""
+        """Return features [L, N, F] for the inputs of N trials [L, N, in], starting from zero states."""
         return self.cell(params, inputs, inputs.new_zeros(inputs.shape[1], self.cell.state_size))[0]
 
     def distribution(self, params: Mapping[str, Tensor], features: Tensor) -> Distribution:
-        """Return the distributions of actions [n] at features [n, F]."""
+        """Return the action distributions [n] for features [n, F]."""
         outputs = torch.addmm(params[f"{self._head}.bias"], features, params[f"{self._head}.kernel"])
         if self._spaces.num_actions:
             return Categorical.of_logits(outputs)
         return DiagGaussian(outputs, params[LOG_STD].clamp(min=math.log(self._config.min_std)))
 
     def recorded(self, behavior: Mapping[str, Tensor]) -> Distribution:
-        """Rebuild the distributions that acted from their recorded arrays, [...] each."""
+        """Rebuild the behavior policy's distributions [...] from recorded arrays."""
         return Categorical(**behavior) if self._spaces.num_actions else DiagGaussian(**behavior)

@@ -1,4 +1,4 @@
-"""Settings of policies. Imports no torch."""
+"""Policy settings. Does not import torch."""
 
 from typing import Annotated, Any, Literal
 
@@ -21,9 +21,9 @@ from metaloom.pipeline.plugins import Plugins
 from metaloom.pipeline.schema import ConfigError, Settings, later, suggestion
 
 ActorKind = Literal["policy", "recurrent", "posterior", "uniform", "tanh_gaussian", "q_values", "recorded"]
-"""Kinds of actors. "policy": Gaussian for continuous actions, categorical for discrete ones. "recurrent": the same with
-a memory. "posterior": the same given an inferred posterior. "uniform": uniform actions. "tanh_gaussian", "q_values":
-for off-policy learners. "recorded": replays stored actions."""
+"""Kinds of actors. "policy": Gaussian for continuous and categorical for discrete actions. "recurrent": the same with
+memory. "posterior": the same, conditioned on an inferred posterior. "uniform": random actions. "tanh_gaussian",
+"q_values": for off-policy learners. "recorded": replays stored actions."""
 
 LayerSize = Annotated[int, Field(ge=1)]
 
@@ -32,15 +32,15 @@ POLICIES = Plugins("policy", "metaloom.policies", {})
 
 
 class EncoderConfig(Settings):
-    """The encoder of observations before a memory. A bare string sets the name: `--set policy.encoder=cnn`."""
+    """Observation encoder in front of a recurrent network. A bare string sets the name: `--set policy.encoder=cnn`."""
 
     short_for = "name"
     name: str
     """cnn (for images), mlp, the name of a plug-in, or module:Class of a custom torch.nn.Module."""
     options: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
-    """Options of the network; see policy.network_options."""
+    """Network options; see policy.network_options."""
     size: int = Field(default=64, ge=1)
-    """Size of the encoder's output. Built-in networks have a relu after each layer."""
+    """Output size of the encoder. Built-in networks have a relu after each layer."""
 
     @model_validator(mode="after")
     def _network_has_its_options(self) -> "EncoderConfig":
@@ -50,7 +50,7 @@ class EncoderConfig(Settings):
         return self
 
     def spec(self, spaces: Spaces) -> NetworkSpec:
-        """Describe the network.
+        """Return the NetworkSpec of the encoder for these spaces.
 
         Raises:
             ConfigError: the network does not support the observations.
@@ -64,9 +64,9 @@ class EncoderConfig(Settings):
 
 
 class PolicyConfig(Settings):
-    """Settings of a policy network: of means for continuous actions, of logits for discrete ones.
+    """Settings of a policy and its network, which outputs means for continuous actions or logits for discrete ones.
 
-    The Gaussian has one state-independent standard deviation per action, which discrete actions do not use.
+    Gaussian policies have one state-independent standard deviation per action dimension.
     A bare string sets the name: `--set policy=my_policies:Beta`.
     """
 
@@ -77,30 +77,30 @@ class PolicyConfig(Settings):
     """Options of a custom policy."""
 
     hidden_sizes: tuple[LayerSize, ...] = (64, 64)
-    """Units in each hidden layer of the policy's network, [] for a linear one; in a cnn, of the layers after the
+    """Units in each hidden layer of the policy network, [] for a linear network; in a cnn, the layers after the
     convolutions."""
     init_std: float = Field(default=1.0, gt=0)
-    """Initial standard deviation of every action."""
+    """Initial standard deviation of each action dimension."""
     min_std: float = Field(default=1e-6, gt=0)
-    """Lower bound of the standard deviation, in acting, recording and losses."""
+    """Lower bound of the standard deviation in acting, recording and losses."""
     learn_std: bool = True
     """Learn the standard deviation in adaptation and meta-training; false: keep init_std."""
     network: str = later("mlp")
-    """mlp, cnn (for images), residual, the name of a plug-in, or module:Class of a custom torch.nn.Module; critics have
-    the same kind of network. For algorithms with a memory: gru, lstm, linear-attention, or module:Class."""
+    """mlp, cnn (for images), residual, the name of a plug-in, or module:Class of a custom torch.nn.Module. Critics use
+    the same kind of network. For algorithms with memory: gru, lstm, linear-attention, or module:Class."""
     network_options: dict[str, JsonValue] = later({})
-    """Options of cnn: channels, kernel_sizes, strides, channels_first. linear-attention: key_size, value_size, reading
-    (linear or asinh). module:Class: keyword arguments of the class."""
+    """For cnn: channels, kernel_sizes, strides, channels_first. For linear-attention: key_size, value_size, reading
+    (linear or asinh). For module:Class: keyword arguments of the class."""
     encoder: EncoderConfig | None = later(None)
-    """Encoder of observations before a memory; required for images."""
+    """Observation encoder in front of a recurrent network; required for images."""
     activation: str | None = later(None)
-    """Activation after hidden layers: tanh, relu, identity, or a class of torch.nn such as SiLU; null: tanh, or relu
-    under an off-policy algorithm."""
+    """Activation after each hidden layer: tanh, relu, identity, or a torch.nn class such as SiLU; null: tanh, or relu
+    for off-policy algorithms."""
     output_activation: str = later("identity")
     """Activation after the policy network's last layer; not for critics."""
     normalize_observations: bool = later(False)
-    """Normalize observations, for policy and critic, by the running mean and standard deviation and clip to ±10.
-    Statistics are part of the learner and constant within an iteration."""
+    """Normalize observations for policy and critic with a running mean and standard deviation, and clip them to ±10.
+    The statistics are part of the learner state and constant within an iteration."""
 
     @field_validator("activation", "output_activation")
     @classmethod
@@ -133,20 +133,20 @@ class PolicyConfig(Settings):
 
     @property
     def std_options(self) -> dict[str, object]:
-        """Options of the standard deviation that differ from their defaults."""
+        """Settings of the standard deviation that differ from their defaults, keyed by name."""
         names = ("init_std", "min_std", "learn_std")
         return {name: getattr(self, name) for name in names if getattr(self, name) != _DEFAULTS[name]}
 
     def network_spec(
         self, spaces: Spaces, output_size: int, *, extra_size: int = 0, activation: str = "tanh"
     ) -> NetworkSpec:
-        """Describe the policy's network.
+        """Return the NetworkSpec of the policy network for these spaces.
 
         Args:
-            spaces: Sizes of the environment.
-            output_size: Outputs.
+            spaces: Observation and action sizes of the environment.
+            output_size: Number of outputs.
             extra_size: Size of extra inputs after the observation: a latent variable, or actions for a critic.
-            activation: Default activation: tanh, or relu under off-policy algorithms.
+            activation: Default activation: tanh, or relu for off-policy algorithms.
 
         Raises:
             ConfigError: the network does not support the observations.
@@ -166,24 +166,24 @@ class PolicyConfig(Settings):
         return spec
 
     def cell_spec(self, spaces: Spaces) -> CellSpec:
-        """Describe the recurrent network, whose inputs are an observation and the last action, reward and end.
+        """Return the CellSpec of the recurrent network; inputs are an observation and the last action, reward and end.
 
         Raises:
-            ConfigError: observations are images and there is no encoder, or the encoder does not support them.
+            ConfigError: observations are images without an encoder, or the encoder does not support the observations.
         """
         encoder = None if self.encoder is None else self.encoder.spec(spaces)
         if encoder is None and is_image(spaces.observation_shape, spaces.observation_scale):
             raise ConfigError(
                 f"policy.network is {self.network}, but observations are images of shape {spaces.observation_shape}; "
-                "required a network in front of the memory, policy.encoder=cnn or module:Class of a torch.nn.Module, "
-                "or --set 'env.wrappers=[FlattenObservation]' to treat pixels as numbers"
+                "set policy.encoder to cnn or module:Class of a torch.nn.Module, or flatten images with "
+                "--set 'env.wrappers=[FlattenObservation]'"
             )
         seen = encoder.output_size if encoder else spaces.observation_size
         action_size = spaces.num_actions or spaces.action_size
         return CellSpec(self.network, seen + action_size + 2, self.hidden_sizes[-1], self.network_options, encoder)
 
     def critic(self, hidden_sizes: tuple[int, ...]) -> "PolicyConfig":
-        """Return the settings of a critic's network: the policy's kind, with its own layers and a linear last one."""
+        """Return settings for a critic network: the policy's kind, with these hidden layers and a linear last layer."""
         return self.model_copy(update={"hidden_sizes": hidden_sizes, "output_activation": "identity"})
 
 

@@ -1,4 +1,4 @@
-"""The contract of policies: action distributions as functions of observations and explicit parameters."""
+"""The policy contract: action distributions as functions of observations and explicit parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Policy(ABC):
-    """A policy as functions of explicit parameters.
+    """Base class of policies, which are functions of explicit parameters.
 
     Attributes:
         network: Network whose outputs parameterize the distributions.
@@ -31,25 +31,25 @@ class Policy(ABC):
     def __init__(self, spaces: Spaces, config: PolicyConfig) -> None: ...
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw float32 parameters by name, in order; by default the network's."""
+        """Draw initial float32 parameters: name -> array, in order. The default is the network's parameters."""
         return self.network.initialize(rng)
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
-        """Return the names of the parameters that learning changes, in order; by default all."""
+        """Return the names of the parameters that learning updates, in order. The default is all."""
         return tuple(params)
 
     @abstractmethod
     def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> Distribution:
-        """Return the distributions of actions given observations.
+        """Return the action distributions for observations.
 
         Args:
-            params: Parameters by name, all with or all without a leading task axis B.
-            observations: Flattened, [B, N, O] or [N, O] accordingly.
+            params: Name -> parameter, either all with a leading task axis B or all without.
+            observations: Flattened observations, [B, N, O] with a task axis, otherwise [N, O].
         """
 
     @abstractmethod
     def recorded(self, behavior: Mapping[str, Tensor]) -> Distribution:
-        """Rebuild the distributions that acted from the arrays that rollouts recorded, by name, [..., N, ...]."""
+        """Rebuild the behavior policy's distributions from the recorded arrays, name -> [..., N, ...]."""
 
 
 class OwnPolicy(Policy):
@@ -60,14 +60,14 @@ class OwnPolicy(Policy):
 
 
 class OwnDistribution(Distribution, Protocol):
-    """Distributions [N] of a custom policy, which rollouts sample from and record."""
+    """Action distributions [N] of a custom policy, with the methods that rollouts need to sample and record them."""
 
     def sample(self) -> Tensor:
-        """Draw actions, [N, A] float or [N] int64, with torch's global generator, which is seeded before the call."""
+        """Sample actions, [N, A] float or [N] int64, with torch's global generator, which is seeded before the call."""
         ...
 
     def mode(self) -> Tensor:
-        """Return the most likely actions, or a substitute, [N, A] float or [N] int64."""
+        """Return the most likely actions, or a substitute for them, [N, A] float or [N] int64."""
         ...
 
     def parameters(self) -> Mapping[str, Tensor]:

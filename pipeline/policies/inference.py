@@ -1,4 +1,4 @@
-"""Forward passes for acting, in fixed shapes: NumPy for plain networks and built-in cells, torch for others."""
+"""Forward passes for acting, with fixed shapes: in NumPy for plain networks and built-in cells, in torch for others."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,14 +15,14 @@ LOGITS_NETWORK = "logits_network"
 
 
 class Inference(Protocol):
-    """Outputs of a network for B tasks x E rows, each task under its own parameters.
+    """Forward pass of a network for B tasks x E rows, with separate parameters per task.
 
-    The bits of a row of a float32 matrix product depend on the number of rows but not on their contents. So a task's
-    product always has all E rows, including ended episodes, and its actions do not depend on other tasks or on when
-    episodes end.
+    The bits of a row in a float32 matrix product depend on the number of rows, but not on the contents of other rows.
+    So a task's product always has all E rows, including ended episodes, and a task's actions do not depend on other
+    tasks or on when episodes end.
 
     Attributes:
-        inputs: [B, E, in] float32; write observations here.
+        inputs: [B, E, in] float32, to which callers write observations.
         output_size: Number of outputs.
     """
 
@@ -30,12 +30,12 @@ class Inference(Protocol):
     output_size: int
 
     def outputs(self) -> Array:
-        """Return outputs [B, E, out] float32 for the current `inputs`; the next call overwrites them."""
+        """Return outputs [B, E, out] float32 for the current `inputs`. The next call may overwrite the array."""
         ...
 
 
 def network_inference(prefix: str, spec: NetworkSpec, params: TaskParams, num_rows: int) -> Inference:
-    """Set up the forward pass of a network with these parameters."""
+    """Set up the forward pass of a network with these parameters, in NumPy if possible."""
     if spec.is_plain:
         return PlainInference(prefix, spec, params, num_rows)
     # Imported here: workers without torch start three times faster.
@@ -45,7 +45,7 @@ def network_inference(prefix: str, spec: NetworkSpec, params: TaskParams, num_ro
 
 
 class PlainInference:
-    """A multilayer perceptron with a linear last layer, in NumPy. See Inference."""
+    """Multilayer perceptron with a linear last layer, in NumPy. See Inference."""
 
     def __init__(self, prefix: str, spec: NetworkSpec, params: TaskParams, num_rows: int) -> None:
         layers = layer_paths(prefix, len(spec.hidden_sizes))
@@ -70,7 +70,7 @@ class PlainInference:
 
 
 class Affine:
-    """x·K + b with each task's own parameters."""
+    """Dense layer x·K + b with separate parameters per task."""
 
     def __init__(self, params: Params, prefix: str) -> None:
         self._kernel = params[f"{prefix}.kernel"]
@@ -81,29 +81,29 @@ class Affine:
 
 
 def check_network(prefix: str, spec: NetworkSpec, params: Params) -> None:
-    """Reject parameters [B, ...] that do not fit a network.
+    """Check that parameters [B, ...] match a network.
 
     Raises:
-        BatchError: names the parameter, its shape and the one required.
+        BatchError: a parameter does not match; names it, its shape and the required shape.
     """
     check_shapes(params, network_shapes(prefix, spec))
 
 
 def network_shapes(prefix: str, spec: NetworkSpec) -> Shapes:
-    """Return the shapes of a network's parameters."""
+    """Return the shapes of a network's parameters, keyed by name."""
     if spec.name in BUILT_IN_NETWORKS:
         return parameter_shapes(prefix, spec)
-    # Imported here: only such networks must be built to know their shapes.
+    # Imported here: only custom networks must be built to find out their shapes.
     from metaloom.pipeline.nn.networks import build_network
 
     return build_network(prefix, spec).shapes
 
 
 def check_shapes(params: Params, required: Shapes) -> None:
-    """Reject parameters that are missing, not finite, or not of shape [B, ...] with the required shape after B.
+    """Check that parameters exist, are finite, and have the required shapes after the task axis B.
 
     Raises:
-        BatchError: names the parameter, its shape or value, and the requirement.
+        BatchError: a parameter is missing, misshapen or not finite; names it and the requirement.
     """
     for name, shape in required.items():
         if name not in params or params[name].shape[1:] != shape:
@@ -133,37 +133,37 @@ _ACTIVATE_IN_PLACE: dict[str, Callable[[Array], None]] = {"tanh": _tanh, "relu":
 
 
 class CellInference(Protocol):
-    """Features and states of B tasks x E rows; see Inference.
+    """Forward pass of a recurrent cell for B tasks x E rows; see Inference.
 
     Attributes:
-        state_size: S.
-        feature_size: F.
+        state_size: State size S.
+        feature_size: Number of features F.
     """
 
     state_size: int
     feature_size: int
 
     def step(self, inputs: Array, state: Array) -> tuple[Array, Array]:
-        """Return features [B, E, F] and the next states [B, E, S], of inputs [B, E, in] and states [B, E, S]."""
+        """Return features [B, E, F] and next states [B, E, S] for inputs [B, E, in] and states [B, E, S]."""
         ...
 
 
 def cell_inference(spec: CellSpec, params: Params) -> CellInference:
-    """Set up a cell with these parameters [B, ...]."""
+    """Set up the forward pass of a cell with these parameters [B, ...]."""
     if spec.encoder is not None:
         return EncodedInference(spec, spec.encoder, params)
     if spec.name == LINEAR_ATTENTION:
         return AttentionInference(spec, params)
     if spec.name in RECURRENT_NETWORKS:
         return GatedCell(spec, params)
-    # Imported here: only custom cells need torch.
+    # Imported here, since only custom cells need torch.
     from metaloom.pipeline.policies.torch_inference import TorchCell
 
     return TorchCell(spec, params)
 
 
 def shapes_of(spec: CellSpec) -> Shapes:
-    """Return the shapes of the parameters of a cell and of its encoder."""
+    """Return the shapes of a cell's parameters, including those of its encoder."""
     if spec.encoder is not None:
         return network_shapes(ENCODER, spec.encoder) | shapes_of(replace(spec, encoder=None))
     if spec.name in RECURRENT_NETWORKS:
@@ -174,7 +174,7 @@ def shapes_of(spec: CellSpec) -> Shapes:
 
 
 class EncodedInference:
-    """A cell after an encoder of observations. See CellInference."""
+    """Recurrent cell preceded by an observation encoder. See CellInference."""
 
     def __init__(self, spec: CellSpec, encoder: NetworkSpec, params: Params) -> None:
         self._cell = cell_inference(replace(spec, encoder=None), params)
@@ -191,7 +191,7 @@ class EncodedInference:
 
 
 class GatedCell:
-    """A gru or lstm in NumPy; the equations are in pipeline.nn.recurrent. See CellInference."""
+    """GRU or LSTM in NumPy; pipeline.nn.recurrent states the equations. See CellInference."""
 
     def __init__(self, spec: CellSpec, params: Params) -> None:
         self.state_size: int = spec.state_size
@@ -230,13 +230,13 @@ class GatedCell:
 
 
 def _sigmoid(values: Array) -> Array:
-    # Computed with tanh, which does not overflow.
+    # Use tanh, which does not overflow.
     half = np.float32(0.5)
     return half + half * np.tanh(half * values)
 
 
 class AttentionInference:
-    """Steps all tasks at once, with separate products for each. See CellInference."""
+    """Linear attention in NumPy, for all tasks at once with a separate product per task. See CellInference."""
 
     def __init__(self, spec: CellSpec, params: Params) -> None:
         self.state_size: int = spec.state_size

@@ -1,6 +1,6 @@
-"""Acting given a posterior over the task, inferred from the trial so far by a recurrent encoder.
+"""Acting on a posterior over the task that a recurrent encoder infers from the trial so far.
 
-Zintgraf et al. 2020, arXiv:1910.08348. The torch side is pipeline.algorithms.varibad, the actor actors.on_policy.
+Zintgraf et al. 2020, arXiv:1910.08348. Torch counterpart: pipeline.algorithms.varibad. Actor: actors.on_policy.
 """
 
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ from metaloom.pipeline.types import Array, Params, Shapes, TaskParams
 T = TypeVar("T")
 
 EMBEDDING, POSTERIOR = "encoder.embedding", "encoder.posterior"
-"""Prefixes of the layers before and after the encoder's cell."""
+"""Parameter prefixes of the layers before and after the encoder's cell."""
 POSTERIOR_MEAN, POSTERIOR_LOG_STD = "posterior_mean", "posterior_log_std"
-"""Names of the recorded posterior that an action depended on."""
+"""Names under which rollouts record the posterior that an action is conditioned on."""
 
 
 class EncoderSizes(NamedTuple):
-    """Units of an encoder's embedding and cell, and the size Z of its latent variable."""
+    """Number of units in an encoder's embedding and cell, and the size Z of its latent variable."""
 
     embedding: int
     cell: int
@@ -33,17 +33,17 @@ class EncoderSizes(NamedTuple):
 
     @classmethod
     def of(cls, params: Params) -> "EncoderSizes":
-        """Read the sizes from parameters [B, ...]; 0 for missing parts."""
+        """Infer the sizes from parameters [B, ...]; 0 for missing parts."""
         found = [params[name].shape[-1] if name in params else 0 for name in _NAMES]
         return cls(found[0], found[1] // 3, found[2] // 2)
 
     @property
     def spec(self) -> CellSpec:
-        """Description of the cell."""
+        """CellSpec of the encoder's GRU."""
         return CellSpec(GRU, self.embedding, self.cell)
 
     def shapes(self, input_size: int) -> Shapes:
-        """Return the shapes of the encoder's parameters in order."""
+        """Return the shapes of the encoder's parameters, in order."""
         return {
             f"{EMBEDDING}.kernel": (input_size, self.embedding),
             f"{EMBEDDING}.bias": (self.embedding,),
@@ -57,13 +57,13 @@ _NAMES = (f"{EMBEDDING}.bias", f"{CELL}.hidden_bias", f"{POSTERIOR}.bias")
 
 
 class PosteriorNetwork:
-    """A policy whose inputs are an observation and the posterior N(μ, σ²) as μ and log σ; see MemoryNetwork.
+    """Policy network whose inputs are an observation and the posterior N(μ, σ²) as μ and log σ; see MemoryNetwork.
 
-    e = relu(x E + b), h' = GRU(e, h), (μ, log σ) = h' W + c, where x is the input of a policy with a memory.
+    e = relu(x E + b), h' = GRU(e, h), (μ, log σ) = h' W + c, where x is the input of a policy with memory.
 
     Attributes:
-        latent_size: Z.
-        posterior: [B, E, 2 Z], μ and log σ of the last step.
+        latent_size: Size Z of the latent variable.
+        posterior: [B, E, 2 Z], μ and log σ after the last step.
     """
 
     def __init__(self, config: PolicyConfig, spaces: Spaces, params: TaskParams, num_rows: int) -> None:
@@ -87,7 +87,7 @@ class PosteriorNetwork:
 
 
 def encoder_input_size(config: PolicyConfig, spaces: Spaces) -> int:
-    """Return the size of the encoder's input: an observation, and the last action, reward and end.
+    """Return the size of the encoder's input: an observation and the last action, reward and episode end.
 
     Raises:
         ConfigError: observations are images.
@@ -102,10 +102,10 @@ def encoder_input_size(config: PolicyConfig, spaces: Spaces) -> int:
 
 
 def check_posterior(config: PolicyConfig, params: Params, spaces: Spaces) -> None:
-    """Reject parameters [B, ...] that do not fit a posterior-conditioned policy.
+    """Check that parameters [B, ...] match a posterior-conditioned policy.
 
     Raises:
-        ValueError: names the parameter, its shape and the required one.
+        ValueError: a parameter does not match; names it, its shape and the required shape.
     """
     sizes = EncoderSizes.of(params)
     required = sizes.shapes(encoder_input_size(config, spaces)) | memory_shapes(params, sizes.cell, spaces)
@@ -117,5 +117,5 @@ def check_posterior(config: PolicyConfig, params: Params, spaces: Spaces) -> Non
 
 
 def without_posterior(behavior: Mapping[str, T]) -> dict[str, T]:
-    """Return the recorded arrays of the action distributions only."""
+    """Return the recorded behavior without the posterior, leaving only the action distributions' parameters."""
     return {name: value for name, value in behavior.items() if name not in (POSTERIOR_MEAN, POSTERIOR_LOG_STD)}

@@ -1,4 +1,4 @@
-"""Acting with a memory: the state of a recurrent network and the last action."""
+"""Acting with memory, which consists of a recurrent network's state and the last action, reward and episode end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,15 +19,15 @@ from metaloom.pipeline.policies.inference import (
 from metaloom.pipeline.types import Array, EpisodeBatch, Params, Shapes, TaskParams
 
 TRIAL_STATE, TRIAL_LAST = "trial.state", "trial.last"
-"""Names of a task's initial memory in its parameters; without them, memory starts empty."""
+"""Names of a task's initial memory in its parameters. Without these parameters, the memory starts empty."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of B tasks x E rows.
+    """Memory for B tasks x E rows.
 
     Attributes:
-        state: [B, E, S], state of the network; zero at the beginning of a trial.
+        state: [B, E, S], recurrent state of the network; zero at the beginning of a trial.
         last: [B, E, A + 2], the last action (one-hot if discrete), reward and end of episode (1 or 0); zero at the
             beginning of a trial.
     """
@@ -36,30 +36,30 @@ class Memory:
     last: Array
 
     def of_task(self) -> Params:
-        """Return the memory of a single row per task as task parameters."""
+        """Return the memory as task parameters [B, ...], for a single row per task."""
         return {TRIAL_STATE: self.state[:, 0].copy(), TRIAL_LAST: self.last[:, 0].copy()}
 
 
 class MemoryNetwork(Protocol):
-    """Outputs and states of a recurrent policy for B tasks x E rows; see Inference.
+    """Forward pass of a recurrent policy for B tasks x E rows; see Inference.
 
     Attributes:
-        state_size: S.
+        state_size: State size S.
     """
 
     state_size: int
 
     def step(self, inputs: Array, state: Array) -> tuple[Array, Array]:
-        """Return outputs [B, E, A] and the next states [B, E, S], of inputs [B, E, O + A + 2] and states [B, E, S]."""
+        """Return outputs [B, E, A] and next states [B, E, S] for inputs [B, E, O + A + 2] and states [B, E, S]."""
         ...
 
 
 MakeNetwork = Callable[[PolicyConfig, Spaces, TaskParams, int], MemoryNetwork]
-"""Function that sets up a policy's network with parameters [B, ...] for E rows per task."""
+"""Function that sets up a policy network's forward pass with parameters [B, ...] for E rows per task."""
 
 
 class CellAndHead:
-    """A dense layer on the features of a cell, as in RL2; see MemoryNetwork."""
+    """Recurrent cell with a dense output layer, as in RL2; see MemoryNetwork."""
 
     def __init__(self, config: PolicyConfig, spaces: Spaces, params: TaskParams, num_rows: int) -> None:
         self._cell = cell_inference(config.cell_spec(spaces), params.params)
@@ -72,14 +72,14 @@ class CellAndHead:
 
 
 class Remembering:
-    """A recurrent network with its memory, for B tasks x E rows: an Inference whose inputs are observations.
+    """Recurrent network with its memory, for B tasks x E rows. It is an Inference whose inputs are observations.
 
-    `outputs` reads the current observations, `keep` adds them to the memory of rows that continue, and `learn_of` adds
-    the actions' outcomes. Ended rows take part only in the products.
+    `outputs` computes outputs for the current observations, `keep` stores the new state and actions of rows that
+    continue, and `learn_of` stores the actions' outcomes. Ended rows only take part in matrix products.
 
     Attributes:
-        inputs: [B, E, O] float32; write observations here.
-        output_size: Size of the policy's output: means of actions, or logits.
+        inputs: [B, E, O] float32, to which callers write observations.
+        output_size: Size of the policy's output: action means or logits.
         network: Network of the policy.
     """
 
@@ -101,7 +101,7 @@ class Remembering:
         self._last = self._inputs[..., O:]
         self._state = np.zeros((B, num_rows, self.network.state_size), np.float32)
         self._next = self._state
-        # Views by row.
+        # Views with tasks and rows on one axis.
         self._last_rows = self._inputs.reshape(B * num_rows, -1)[:, O:]
         self._state_rows = self._state.reshape(B * num_rows, -1)
         own = params.params
@@ -113,7 +113,7 @@ class Remembering:
 
     @property
     def memory(self) -> Memory:
-        """Return a copy of the memory."""
+        """Copy of the current memory."""
         return Memory(self._state.copy(), self._last.copy())
 
     @memory.setter
@@ -126,7 +126,7 @@ class Remembering:
         return outputs
 
     def keep(self, rows: Array, actions: Array) -> None:
-        """Store the last observations of rows [n] and their actions [n, ...]."""
+        """Store the new states of rows [n], which include the last observations, and the actions [n, ...]."""
         self._state_rows[rows] = self._next.reshape(self._state_rows.shape)[rows]
         taken = np.zeros((len(rows), self.output_size + 2), np.float32)
         if self._discrete:
@@ -136,21 +136,21 @@ class Remembering:
         self._last_rows[rows] = taken
 
     def learn_of(self, rows: Array, rewards: Array, ended: Array) -> None:
-        """Store the rewards [n] of rows [n], and whether their episodes ended [n]."""
+        """Store the rewards [n] of rows [n], and whether their episodes ended, [n]."""
         self._last_rows[rows, -2] = rewards
         self._last_rows[rows, -1] = ended
 
 
 def policy_prefix(spaces: Spaces) -> str:
-    """Return the prefix of the policy's network: of logits for discrete actions, otherwise of means."""
+    """Return the policy network's prefix: the logits network for discrete actions, otherwise the mean network."""
     return LOGITS_NETWORK if spaces.num_actions else MEAN_NETWORK
 
 
 def check_remembering(config: PolicyConfig, params: Params, spaces: Spaces) -> None:
-    """Reject parameters [B, ...] that do not fit a policy with a memory.
+    """Check that parameters [B, ...] match a policy with memory.
 
     Raises:
-        ValueError: names the parameter, its shape and the one required.
+        ValueError: a parameter does not match; names it, its shape and the required shape.
     """
     spec, A = config.cell_spec(spaces), spaces.num_actions or spaces.action_size
     cell = cell_inference(spec, params)
@@ -165,7 +165,7 @@ def check_remembering(config: PolicyConfig, params: Params, spaces: Spaces) -> N
 
 
 def memory_shapes(params: Params, state_size: int, spaces: Spaces) -> Shapes:
-    """Return the shapes of the tasks' initial memory, if the parameters include one."""
+    """Return the shapes of the tasks' initial memory, or {} if the parameters contain none."""
     if TRIAL_STATE not in params and TRIAL_LAST not in params:
         return {}
     return {TRIAL_STATE: (state_size,), TRIAL_LAST: ((spaces.num_actions or spaces.action_size) + 2,)}
@@ -174,14 +174,14 @@ def memory_shapes(params: Params, state_size: int, spaces: Spaces) -> Shapes:
 def recollect(remembering: Remembering, observations: Array, actions: Array, rewards: Array, lengths: Array) -> Array:
     """Replay stored episodes of B x E rows as if acting, and return the outputs [B, E, T, A].
 
-    Afterwards, `remembering` holds the memory at their end. Bits agree with acting if the number of rows is the same.
+    Afterwards, `remembering` holds the final memory. With equally many rows, outputs are bitwise identical to acting.
 
     Args:
-        remembering: Network with the memory before the episodes.
-        observations: [B, E, T+1, O].
-        actions: [B, E, T, ...].
-        rewards: [B, E, T].
-        lengths: [B, E].
+        remembering: Network with the memory from before the episodes; updated in place.
+        observations: Observations, [B, E, T+1, O].
+        actions: Actions, [B, E, T, ...].
+        rewards: Rewards, [B, E, T].
+        lengths: Episode lengths, [B, E].
     """
     B, E, T = rewards.shape
     outputs = np.zeros((B, E, T, remembering.output_size), np.float32)
@@ -196,7 +196,7 @@ def recollect(remembering: Remembering, observations: Array, actions: Array, rew
 
 
 def remembered(remembering: Remembering, params: TaskParams, episodes: EpisodeBatch) -> TaskParams:
-    """Return the task parameters with the memory of the tasks' episodes [B, E, T], in sequence."""
+    """Return the task parameters with the memory after each task's episodes [B, E, T], replayed one after another."""
     for e in range(episodes.rewards.shape[1]):
         one = slice(e, e + 1)
         parts = (episodes.observations, episodes.actions, episodes.rewards, episodes.lengths)

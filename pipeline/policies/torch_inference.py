@@ -1,4 +1,4 @@
-"""Acting in torch, task by task, for custom cells and all networks that are not plain."""
+"""Acting in torch, one task at a time, for custom cells and all networks that are not plain."""
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,21 +14,21 @@ from metaloom.pipeline.nn.spec import NetworkSpec
 from metaloom.pipeline.types import Array, Params, TaskParams
 
 ROWS_MULTIPLE = 4
-"""All rows of torch's float32 products are computed alike if their number is a multiple of this."""
+"""If the number of rows is a multiple of this, torch computes all rows of a float32 product in the same way."""
 
 
 class PaddedRows:
-    """Each task's parameters and input rows, zero-padded to a multiple of four rows.
+    """Each task's parameters, and its input rows zero-padded to a multiple of four rows.
 
-    The network is called task by task, so that all calls have the same shape. In a joint call, the ends of vectorized
-    loops would depend on the number of tasks.
+    The network is called once per task, so that all calls have the same shape. In a joint call, the remainders of
+    vectorized loops would depend on the number of tasks.
 
     Attributes:
-        inputs: [B, E, in] float32: write the observations here.
+        inputs: [B, E, in] float32, to which callers write observations.
     """
 
     def __init__(self, params: Mapping[str, Array], num_rows: int, input_size: int) -> None:
-        # torch names and rejects nondeterministic operators when they are called.
+        # torch then raises an error that names a nondeterministic operator when it is called.
         torch.use_deterministic_algorithms(True)
         num_tasks = len(next(iter(params.values())))
         if all(value.strides[0] == 0 for value in params.values()):
@@ -46,7 +46,7 @@ class PaddedRows:
 
 
 class TorchInference:
-    """Any network, task by task on one thread. See Inference."""
+    """Forward pass of any network, one task at a time on one thread. See Inference."""
 
     def __init__(self, prefix: str, spec: NetworkSpec, params: TaskParams, num_rows: int) -> None:
         self._network = build_network(prefix, spec)
@@ -65,7 +65,7 @@ class TorchInference:
 
 @contextmanager
 def one_thread() -> Generator[None]:
-    """Run torch on one thread; with more threads, bits would depend on the machine."""
+    """Within the block, run torch on one thread. With more threads, bits would depend on the machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -75,7 +75,7 @@ def one_thread() -> Generator[None]:
 
 
 class TorchCell:
-    """A custom cell with padded rows, see PaddedRows. See CellInference."""
+    """Forward pass of a custom cell, with the rows of PaddedRows. See CellInference."""
 
     def __init__(self, spec: CellSpec, params: Params) -> None:
         self._cell = build_cell(spec)

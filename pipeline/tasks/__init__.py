@@ -1,1 +1,1 @@
-"""Task distributions: sets of tasks, draws from them, and tasks for evaluation."""
+"""Tasks: sets and distributions of tasks, sampling from them, and tasks for evaluation."""

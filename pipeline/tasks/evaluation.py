@@ -1,4 +1,4 @@
-"""Plan of an evaluation: sizes, random seeds and tasks."""
+"""Plan of an evaluation: sizes, seed and tasks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class EvaluationPlan:
     """A fully specified evaluation.
 
     Attributes:
-        adaptation_steps: K.
-        episodes: N, per task and step.
-        test_episodes: M, per task after every number of steps.
-        deterministic: True if test episodes take the most likely action.
-        run_seed: Replaces the run's seed in all draws of the evaluation, so that it shares nothing with training.
+        adaptation_steps: Number of adaptation steps K.
+        episodes: Number of episodes N per task and adaptation step.
+        test_episodes: Number of test episodes M per task after each of 0 ... K steps.
+        deterministic: True to take the most likely action in test episodes.
+        run_seed: Seed that replaces the run's seed in the evaluation, so that no draw is shared with training.
     """
 
     adaptation_steps: int
@@ -44,7 +44,7 @@ class EvaluationPlan:
         run_seed = seed_for(config.seed, "evaluation", asked.seed) // 2
         return cls(
             adaptation_steps=steps,
-            # A memory processes one episode after the other.
+            # A policy with memory processes one episode after the other.
             episodes=asked.episodes or (config.episodes_per_task if algorithm.trial is None else 1),
             test_episodes=asked.test_episodes or config.episodes_per_task,
             deterministic=asked.deterministic,
@@ -53,13 +53,13 @@ class EvaluationPlan:
 
 
 def evaluation_tasks(config: RunConfig, env: MetaEnv, updates: int) -> TaskBatch:
-    """Return the evaluation tasks for the learner after `updates` updates.
+    """Return the tasks on which to evaluate the learner after `updates` updates.
 
-    They depend on `updates` only without a fixed training set: held-out draws then exclude the tasks seen in training,
-    and tasks=train means the tasks of the last iteration.
+    The tasks depend on `updates` only if there is no fixed training set: held-out draws then exclude tasks already seen
+    in training, and tasks=train selects the tasks of the last iteration.
 
     Raises:
-        EnvError: the tasks do not fit the environment, or cannot be drawn as configured.
+        EnvError: the tasks are invalid for the environment, or cannot be drawn as configured.
     """
     asked = config.evaluation
     source = _source(config, env, updates)
@@ -85,13 +85,13 @@ def evaluation_tasks(config: RunConfig, env: MetaEnv, updates: int) -> TaskBatch
 
 
 def tasks_drawn_from(config: RunConfig, env: MetaEnv, updates: int) -> int | None:
-    """Return the size of the set of evaluation tasks; None if they come from a distribution."""
+    """Return the size of the set from which evaluation tasks are drawn, or None for a distribution."""
     source = _source(config, env, updates)
     return None if isinstance(source, TaskDistribution) else len(source.tasks)
 
 
 def tasks_are_new(config: RunConfig, env: MetaEnv) -> bool:
-    """Return True if no evaluation task occurs in training, according to environment and settings."""
+    """Return True if, according to the environment and settings, no evaluation task occurs in training."""
     if config.evaluation.tasks != "held-out":
         return False
     if env.test_task_set is None:
@@ -103,14 +103,14 @@ def _source(config: RunConfig, env: MetaEnv, updates: int) -> TaskPool | TaskDis
     asked = config.evaluation.tasks
     if not isinstance(asked, str):
         pool = TaskPool.of(env, asked)
-        # The environment may reject a user's tasks; better here than on a worker.
+        # The environment may reject user-defined tasks. Fail here rather than on a worker.
         for task in pool.all().params:
             env.set_task(task)
         return pool
     if asked == "held-out" and env.test_task_set is not None:
         return TaskPool.of(env, env.test_task_set)
     if env.task_set is not None:
-        # With finitely many tasks and no held-out ones, all draws are training tasks.
+        # With a fixed training set and no held-out tasks, evaluate on training tasks.
         return TaskPool.of(env, env.task_set)
     if asked == "train":
         return TaskPool(env.task_fields, _training_draw(config, env, max(updates - 1, 0)))
@@ -119,7 +119,7 @@ def _source(config: RunConfig, env: MetaEnv, updates: int) -> TaskPool | TaskDis
 
 
 def _training_draw(config: RunConfig, env: MetaEnv, iteration: int) -> Array:
-    """Redraw the tasks of an iteration as `sample_tasks` did."""
+    """Draw an iteration's training tasks again, exactly as the stage `sample_tasks` did."""
     rng = generator(config.seed, "tasks", iteration)
     if config.task_sampling == "uniform":
         return np.asarray(env.sample_tasks(config.num_tasks, rng), np.float64)

@@ -1,4 +1,4 @@
-"""Samplers of tasks: from a distribution or a pool, optionally evenly by a field or balanced by class."""
+"""Task samplers: draws from a distribution or a pool, optionally evenly by a field or balanced by class."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ _BALANCED_ATTEMPTS = 1000
 
 @dataclass(frozen=True)
 class TaskDistribution:
-    """Draws from an environment's own distribution, excluding earlier draws.
+    """Sampler for an environment's own task distribution that excludes tasks already seen.
 
     Attributes:
-        env: The environment.
-        seen: [n, P], tasks to exclude.
+        env: Environment that draws the tasks.
+        seen: Tasks to exclude, shape [n, P].
     """
 
     env: MetaEnv
     seen: Array
 
     def sample(self, num_tasks: int, rng: np.random.Generator, balanced_by: Classes | None = None) -> TaskBatch:
-        """Draw `num_tasks` tasks not in `seen`, equally many of every class if classes are given.
+        """Draw `num_tasks` tasks that are not in `seen`, equally many per class if classes are given.
 
         Raises:
             EnvError: the distribution almost never yields an unseen task, or a task of some class.
@@ -50,18 +50,18 @@ class TaskDistribution:
             tasks[again] = self.env.sample_tasks(len(again), rng)
         raise EnvError(
             f"{type(self.env.unwrapped).__name__}.sample_tasks draws almost no tasks that training has not seen; "
-            "required held-out tasks: name all tasks in the environment's `task_set` if there are finitely many, and "
-            "the held-out ones in `test_task_set`, or evaluate on tasks=train"
+            "if there are finitely many, list all tasks in the environment's `task_set` and the held-out ones in "
+            "`test_task_set`, or evaluate on tasks=train"
         )
 
 
 @dataclass(frozen=True)
 class TaskPool:
-    """Draws from finitely many tasks.
+    """Sampler for a finite set of tasks.
 
     Attributes:
-        fields: Field of each column.
-        tasks: [n, P]; a task's index is its id.
+        fields: Task field of each column.
+        tasks: Tasks, shape [n, P]; a task's index is its id.
         with_replacement: True to draw tasks independently; otherwise draw random permutations of the pool.
     """
 
@@ -71,7 +71,7 @@ class TaskPool:
 
     @classmethod
     def of(cls, env: MetaEnv, tasks: Sequence[Sequence[float]]) -> "TaskPool":
-        """Build a pool of tasks of an environment."""
+        """Build a pool from an environment's task fields and a list of tasks."""
         return cls(env.task_fields, np.array(tasks, np.float64).reshape(len(tasks), -1 if tasks[0] else 0))
 
     def all(self) -> TaskBatch:
@@ -79,14 +79,14 @@ class TaskPool:
         return self._batch(np.arange(len(self.tasks)))
 
     def sample(self, num_tasks: int, rng: np.random.Generator) -> TaskBatch:
-        """Draw `num_tasks` tasks; without replacement, repeat only after the whole pool."""
+        """Draw `num_tasks` tasks. Without replacement, no task repeats before the whole pool has been drawn."""
         n = len(self.tasks)
         if self.with_replacement:
             return self._batch(rng.integers(n, size=num_tasks))
         return self._batch(shuffled_blocks(n, num_tasks, rng))
 
     def sample_balanced(self, num_tasks: int, rng: np.random.Generator, classes: Classes) -> TaskBatch:
-        """Draw `num_tasks` tasks, equally many per class, in random order; tasks repeat only after the whole class.
+        """Draw `num_tasks` tasks, equally many per class, in random order. Tasks repeat only after their whole class.
 
         Raises:
             EnvError: a class has no task.
@@ -104,10 +104,10 @@ class TaskPool:
         return self._batch(rng.permutation(np.concatenate(places)))
 
     def sample_evenly(self, num_tasks: int | None, rng: np.random.Generator, by: str) -> TaskBatch:
-        """Return `num_tasks` tasks, or one per class, cycling through the classes in the order of a task field.
+        """Draw `num_tasks` tasks (default: one per class), cycling through the values of a task field in order.
 
         Raises:
-            EnvError: there is no such field, or the number of tasks is not a multiple of the number of classes.
+            EnvError: there is no such field, or `num_tasks` is not a multiple of the number of values.
         """
         names = [field.name for field in self.fields]
         if by not in names:
@@ -117,7 +117,8 @@ class TaskPool:
         rounds, rest = (1, 0) if num_tasks is None else divmod(num_tasks, len(members))
         if rest:
             raise EnvError(
-                f"found {num_tasks} tasks to draw evenly from the {len(members)} values of {by}; required a multiple"
+                f"found {num_tasks} tasks to draw evenly from the {len(members)} values of {by}; required a multiple "
+                f"of {len(members)}"
             )
         places = np.stack([group[shuffled_blocks(len(group), rounds, rng)] for group in members], axis=1).reshape(-1)
         return self._batch(places)
@@ -127,7 +128,7 @@ class TaskPool:
 
 
 def class_quotas(num_classes: int, num_tasks: int, rng: np.random.Generator) -> list[int]:
-    """Return the number of tasks per class: equal, with the remainder given to random classes."""
+    """Return the number of tasks to draw per class: equal, with the remainder going to random classes."""
     each, rest = divmod(num_tasks, num_classes)
     more = set(rng.permutation(num_classes)[:rest].tolist())
     return [each + (c in more) for c in range(num_classes)]
@@ -141,17 +142,17 @@ def balanced_draw(
     draw: Callable[[int], Array],
     source: str,
 ) -> Array:
-    """Draw tasks [B, P], equally many of every class, with the distribution within classes unchanged.
+    """Draw tasks [B, P], equally many per class, without changing the distribution within each class.
 
-    Draws are used in order; draws of a class that is complete are skipped.
+    Draws are used in order; a draw from a class that is already complete is skipped.
 
     Args:
         classes: Classes of the tasks.
-        fields: Field of each column.
-        num_tasks: B.
-        rng: Generator that decides which classes get the remainder.
+        fields: Task field of each column.
+        num_tasks: Number of tasks B.
+        rng: Generator that selects the classes that get the remainder.
         draw: Function that makes n independent draws [n, P].
-        source: Name of the source of the draws, for the error.
+        source: Name of what draws the tasks, for error messages.
 
     Raises:
         EnvError: a class is almost never drawn.
@@ -175,10 +176,10 @@ def balanced_draw(
 
 
 def require_classes(env: MetaEnv, setting: str) -> Classes:
-    """Return an environment's declared classes, which a setting requires.
+    """Return the task classes that an environment declares; `setting` requires them.
 
     Raises:
-        EnvError: it declares no classes.
+        EnvError: the environment declares no classes.
     """
     if env.task_classes is None:
         raise EnvError(
@@ -190,10 +191,10 @@ def require_classes(env: MetaEnv, setting: str) -> Classes:
 
 
 def distinct_tasks(env: MetaEnv, num_tasks: int, rng: np.random.Generator) -> TaskBatch:
-    """Draw tasks of the environment's `task_set` uniformly without replacement, in random order.
+    """Draw tasks from the environment's `task_set` uniformly without replacement, in random order.
 
     Raises:
-        EnvError: the environment has no fixed set of tasks, or a smaller one.
+        EnvError: the environment has no fixed set of tasks, or the set has fewer than `num_tasks`.
     """
     size = len(fixed_tasks(env))
     if num_tasks > size:
@@ -208,7 +209,7 @@ def fixed_tasks(env: MetaEnv) -> tuple[tuple[float, ...], ...]:
     """Return the environment's `task_set`.
 
     Raises:
-        EnvError: it has no `task_set`.
+        EnvError: the environment has no `task_set`.
     """
     if env.task_set is None:
         raise EnvError(
@@ -219,7 +220,7 @@ def fixed_tasks(env: MetaEnv) -> tuple[tuple[float, ...], ...]:
 
 
 def shuffled_blocks(size: int, count: int, rng: np.random.Generator) -> Array:
-    """Return `count` indices below `size`, as consecutive random permutations."""
+    """Return `count` indices below `size`, taken from consecutive random permutations."""
     blocks = [rng.permutation(size) for _ in range(-(-count // size))]
     return np.concatenate(blocks or [np.zeros(0, np.int64)])[:count]
 

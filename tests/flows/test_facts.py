@@ -241,11 +241,11 @@ def test_facts_of_a_batch_are_checked_row_by_row():
 @pytest.mark.parametrize(
     ("facts", "told"),
     [
-        ((Fact("a"), Fact("a")), "every name once"),
+        ((Fact("a"), Fact("a")), "names must be unique"),
         ((Fact("a b"),), "letters, digits"),
         ((Fact("a", "bool"),), 'kind "flag" or "number"'),
         ((Fact("a", per="batch"),), 'per "step" or "episode"'),
-        ((Fact("return"),), "average_return every run has"),
+        ((Fact("return"),), "every run already has the metric average_return"),
         ((Fact("a", "flag", optional=True),), "optional flag"),
         (3, "required a sequence of Fact"),
     ],

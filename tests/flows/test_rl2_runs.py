@@ -225,7 +225,7 @@ def test_a_saved_policy_keeps_what_it_remembers(made, tmp_path):
     [
         ("episodes_per_task=3", "episodes_per_task is 3 but a trial has 2 episodes"),
         ("policy.network=mlp", "policy.network is mlp, which has no memory; use gru, lstm"),
-        ("policy.hidden_sizes=[8, 8]", "network gru is one layer"),
+        ("policy.hidden_sizes=[8, 8]", "network gru has a single layer"),
         ("baseline=linear_feature", "rl2 learns its own values"),
         ("min_steps=10", "the same number of episodes in every trial"),
         ("policy.activation=relu", "activation is relu but network is gru"),

@@ -362,7 +362,7 @@ class Class(gymnasium.Wrapper):
     [
         ("Spoken", {}, "Remove the other parts"),
         ("OnlySpoken", {}, "Wrap it in a custom gymnasium.Wrapper"),
-        ("ManySwitches", {}, "of 8,192 combinations"),
+        ("ManySwitches", {}, "with 8,192 combinations"),
         ("Grasps", {}, "required a Box of floats with one axis"),
         ("Camera", {}, "whose pixels it would treat as unrelated numbers"),
         (

@@ -217,7 +217,7 @@ def test_a_subclass_of_a_built_in_algorithm_is_found_under_its_own_name(name):
 @pytest.mark.parametrize(
     ("section", "name", "cure"),
     [
-        ("algorithm", "own_plugins:Fixed", "'promp'; required a class that leaves the field out"),
+        ("algorithm", "own_plugins:Fixed", "'promp'; required a class without this field"),
         ("baseline", "own_plugins:OwnConfig", "'value_network'; required a class derived from .*:BaselineSettings"),
     ],
 )

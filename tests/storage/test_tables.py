@@ -246,7 +246,7 @@ def test_an_xarray_dataset_has_named_axes_units_and_tasks_as_coordinates(run):
     assert (data.advantages.values == run[1].samples(1).advantages).all()
     assert data.task_velocity.attrs["units"] == "m/s"
     assert (data.task_velocity.values == run[1].tasks().params[:, 0]).all()
-    assert data.attrs["description"].startswith("Quantities that processing adds to a batch of episodes")
+    assert data.attrs["description"].startswith("Quantities computed from a batch of episodes for learning")
     assert (data.attrs["iteration"], data.attrs["step"]) == (1, 1)
     with pytest.raises(storage.StageMissing):
         run[1].xarray(2)

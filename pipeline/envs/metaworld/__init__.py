@@ -1,4 +1,4 @@
-"""Meta-World: 50 manipulation tasks of a Sawyer arm, and its benchmarks.
+"""Meta-World: 50 classes of manipulation tasks for a Sawyer arm, and their benchmarks.
 
-The package `metaworld` computes observations, rewards and successes; MuJoCo's batches simulate the rows.
+The package `metaworld` defines observations, rewards and success; MuJoCo's batches simulate the rows.
 """

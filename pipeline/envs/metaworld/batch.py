@@ -1,4 +1,4 @@
-"""Batches of several classes of tasks, with one batch of simulations per class."""
+"""Batches that mix several task classes, with one batch of simulations per class."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, get_args
@@ -14,9 +14,9 @@ from metaloom.pipeline.types import Array
 
 
 class VectorizedRows(ClassRows):
-    """Rows stepped by MuJoCo's batch and evaluated together by the class's rules.
+    """Rows stepped by MuJoCo's batch and evaluated together by the class's vectorized rules.
 
-    Results agree with OracleRows up to rounding, and no bit depends on the other rows.
+    Results agree with OracleRows up to rounding, and no bit of a row depends on the other rows.
     """
 
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
@@ -34,7 +34,7 @@ class VectorizedRows(ClassRows):
             for name, attribute in self._task.start.items()
         }
         self._steps = np.zeros(len(goals), np.int64)
-        # The first observation is not clipped, but its copy in the second is.
+        # The first observation is not clipped, but its copy in the second observation is.
         self._frames = self.observations[:, :FRAME_SIZE].copy()
         clip_hand(self._frames)
         space, shown = official.env.sawyer_observation_space, slice(2 * FRAME_SIZE, None)
@@ -43,13 +43,13 @@ class VectorizedRows(ClassRows):
     def step(self, actions: Array, rows: Array) -> RowsStep:
         """Step n of the rows (sorted, unique) with actions [n, 4].
 
-        Rewards are computed in float64; the package computes parts of them in float32, the dtype of actions.
+        Rewards are computed in float64, whereas the package computes parts of them in float32, the dtype of actions.
         """
         self.physics.step(actions, rows)
         self.physics.place(rows)
         some = self.physics.some(rows)
         scene = self._scene.of(some)
-        # The current frame, the previous frame, the goal.
+        # An observation consists of the current frame, the previous frame, and the goal.
         frames = np.zeros((len(scene["hand"]), FRAME_SIZE))
         self._scene.write_frames(scene, frames)
         observations = np.concatenate([frames, self._frames[some], self._goals[some]], axis=1)
@@ -78,9 +78,9 @@ class VectorizedRows(ClassRows):
         return dict(zip(INFO, info, strict=True))
 
     def _touching(self, asked: Array | float, rows: Array) -> Array:
-        """Return True where `asked` is True and both pads press on the object, [n].
+        """Return True, [n], where `asked` is True and both pads press on the object.
 
-        The package checks contacts row by row, only for rows where the bounding spheres of both pads meet the object's.
+        Calls the package's row-by-row contact check only where both pads' bounding spheres meet the object's.
         """
         touching = np.array(asked, np.bool_)
         candidates = np.flatnonzero(touching)
@@ -95,16 +95,16 @@ class VectorizedRows(ClassRows):
 
 
 Computation = Literal["auto", "vectorized", "oracle"]
-"""Implementation: `vectorized` rules for rows, `oracle` for the package's code, `auto` for rules where available."""
+"""Implementation: `vectorized` rules, `oracle` for the package's code, or `auto` for rules where they are available."""
 
 _VERSION_OF_RULES = "v2"
 
 
 def check_computation(where: str, computation: object, reward_version: str, names: Sequence[str]) -> None:
-    """Reject a computation that is not available for these classes.
+    """Check that a computation is available for these classes.
 
     Raises:
-        EnvError: it is not one of Computation, or rules are missing.
+        EnvError: the computation is unknown, or a class has no vectorized rules.
     """
     if computation not in get_args(Computation):
         raise EnvError(f"{where}: computation is {computation!r}; required one of {', '.join(get_args(Computation))}")
@@ -124,13 +124,13 @@ def check_computation(where: str, computation: object, reward_version: str, name
 
 
 def computed_by(name: str, computation: Computation, reward_version: str) -> Literal["vectorized", "oracle"]:
-    """Return which implementation computes a class."""
+    """Return the implementation that computes a class."""
     by_rules = computation != "oracle" and reward_version == _VERSION_OF_RULES and name in ROW_TASKS
     return "vectorized" if by_rules else "oracle"
 
 
 def class_rows(official: OfficialClass, goals: Array, num_threads: int, computation: Computation) -> ClassRows:
-    """Return the rows of a class with goals [N, R], at the starts of their episodes."""
+    """Return N rows of a class with goals [N, R], each at the start of an episode."""
     if computed_by(official.name, computation, official.reward_version) == "vectorized":
         return VectorizedRows(official, goals, num_threads)
     return OracleRows(official, goals, num_threads)
@@ -143,20 +143,20 @@ FACTS = (
     *(Fact(name, unit="m" if name == "obj_to_target" else "1") for name in INFO),
     Fact("steps_until_success", per="episode"),
 )
-"""Facts from `info`, and the number of steps up to the first success or, without success, of all steps."""
+"""Facts from `info`, and the number of steps until the first success (all steps if there is none)."""
 
 _MAX_JOINTS = 35
-"""Positions and velocities of stick-push, which has the most; other classes' states are padded with zeros."""
+"""Number of positions and velocities in stick-push, the largest; other classes' states are padded with zeros."""
 
 
 class MetaWorldBatch(RowBatch):
-    """N rows of a benchmark; a reset may assign each a different class.
+    """N rows of a benchmark. A reset may assign a different class to each row.
 
     Args:
-        official: Function that makes a class by number; called once per class.
-        one_hot: Index in the one-hot vector at the end of an observation by class number; empty for no such vector.
-        num_rows: N.
-        num_threads: Threads of the simulators.
+        official: Function that makes the class with a given number; called once per class.
+        one_hot: Class number -> index in the one-hot vector at the end of observations; empty for no such vector.
+        num_rows: Number of rows N.
+        num_threads: Number of simulator threads.
         computation: Implementation that computes the rows.
     """
 
@@ -181,7 +181,7 @@ class MetaWorldBatch(RowBatch):
         self.action_size = ACTION_SIZE
 
     def official(self, number: int) -> OfficialClass:
-        """Return the class of this number."""
+        """Return the class with this number."""
         if number not in self._officials:
             self._officials[number] = self._make(number)
         return self._officials[number]
@@ -206,7 +206,7 @@ class MetaWorldBatch(RowBatch):
         return self._observed(observations, slice(None))
 
     def step(self, actions: Array, rows: Array) -> BatchStep:
-        # In the dtype of the package's action space, since its rewards use the action's values.
+        # Convert to the dtype of the package's action space, since its rewards depend on the actions.
         actions = actions.astype(np.float32)
         observations = np.empty((len(rows), OBSERVATION_SIZE))
         numbers = {name: np.empty(len(rows)) for name in ("reward", *INFO)}
@@ -242,7 +242,7 @@ class MetaWorldBatch(RowBatch):
         return states
 
     def show(self, row: int) -> tuple[object, object]:
-        """Return MuJoCo's model and data in the state of a row."""
+        """Return MuJoCo's model and data in a row's state."""
         (group,) = (group for members, group in self._groups if row in members)
         return group.physics.show(int(self._place[row]))
 

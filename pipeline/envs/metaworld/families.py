@@ -31,26 +31,26 @@ from metaloom.pipeline.types import Array
 RewardVersion = Literal["v1", "v2"]
 
 _TABLE = (0.0, 0.55, 0.15)
-"""Point at the centre of videos, in m."""
+"""Point at the center of videos, in m."""
 
 
 class MetaWorld(FixedTasks, MetaEnv):
-    """A Sawyer arm with a gripper at a table, and an object to move: a door, a puck, a button.
+    """A Sawyer arm with a gripper at a table, and an object to move, such as a door, a puck or a button.
 
     | observation | content                                                                  | unit |
     | ----------- | ------------------------------------------------------------------------ | ---- |
     | 0-2         | position of the hand                                                     | m    |
     | 3           | gripper, from 0 closed to 1 open                                         | 1    |
     | 4-6, 7-10   | position and quaternion of the object, where the class has them          | m, 1 |
-    | 11-13, 14-17| the same of a second object, else zeros                                  | m, 1 |
-    | 18-35       | 0-17 one step earlier                                                    |      |
+    | 11-13, 14-17| the same for a second object, otherwise zeros                            | m, 1 |
+    | 18-35       | entries 0-17 one step earlier                                            |      |
     | 36-38       | the goal in MT benchmarks, zeros in ML benchmarks                        | m    |
-    | 39-         | only in MT benchmarks: the class, one-hot               | 1    |
+    | 39-         | only in MT benchmarks: the class, one-hot                                | 1    |
 
-    | action | content                                             | range  | unit  |
-    | ------ | --------------------------------------------------- | ------ | ----- |
-    | 0-2    | displacement of the point that the hand follows | [-1,1] | 0.01 m |
-    | 3      | force that closes the gripper                       | [-1,1] | 1     |
+    | action | content                                             | range  | unit   |
+    | ------ | --------------------------------------------------- | ------ | ------ |
+    | 0-2    | displacement of the point that the hand follows     | [-1,1] | 0.01 m |
+    | 3      | force that closes the gripper                       | [-1,1] | 1      |
 
     | task field    | unit | distribution                                                                    |
     | ------------- | ---- | ------------------------------------------------------------------------------- |
@@ -65,8 +65,8 @@ class MetaWorld(FixedTasks, MetaEnv):
     step is 0.0125 s (five physics steps). A new task takes effect at the next reset.
 
     Args:
-        benchmark_seed: Seed from which the package draws the goals of a benchmark.
-        reward_version: v2, or v1 as of the benchmark's first publication.
+        benchmark_seed: Seed from which the package draws a benchmark's goals.
+        reward_version: v2, or v1 for the rewards of the benchmark's first publication.
         computation: Implementation of observations and rewards, see Computation.
         render_mode: None or rgb_array.
 
@@ -146,7 +146,7 @@ class MetaWorld(FixedTasks, MetaEnv):
 
     def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         if self._episode is None:
-            raise EnvError(f"{type(self).__name__}.step: found no episode; required a call of reset first")
+            raise EnvError(f"{type(self).__name__}.step: there is no episode yet; call reset first")
         self._episode[1].append(np.array(action))
         return super().step(action)
 
@@ -160,7 +160,7 @@ class MetaWorld(FixedTasks, MetaEnv):
         return OfficialClass(CLASSES[number], goal_visible=self.goal_visible, reward_version=self.reward_version)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Drop the simulators; a copy replays the episode's actions to reach the same state."""
+        """Return the state without simulators; a copy replays the episode's actions to reach the same state."""
         state = {**vars(self), "_taken": None, "_renderer": None}
         state.pop("_row", None)
         return state
@@ -186,7 +186,7 @@ class MetaWorld(FixedTasks, MetaEnv):
 
     def scene(self) -> tuple[Any, Any, Any]:
         """Return MuJoCo's model and data in the current state, and the camera for videos."""
-        # Look at the table from in front of the robot. The package's own cameras there are upside down.
+        # Look at the table from in front of the robot. The package's own cameras at this position are upside down.
         camera = mujoco.MjvCamera()
         camera.lookat[:] = _TABLE
         camera.azimuth, camera.elevation, camera.distance = -45, -25, 1.4
@@ -203,7 +203,7 @@ class MetaWorld(FixedTasks, MetaEnv):
 
 
 class ML1(MetaWorld):
-    """One class of tasks with 50 training goals and 50 test goals. Goals are hidden.
+    """One task class with 50 training goals and 50 test goals. Goals are hidden.
 
     Observation, action, task and reward: see MetaWorld.
     """
@@ -220,7 +220,7 @@ class ML10(MetaWorld):
 
 
 class ML45(MetaWorld):
-    """45 training classes and five test classes, with 50 goals each. Goals are hidden; see MetaWorld."""
+    """Forty-five training classes and five test classes, with 50 goals each. Goals are hidden; see MetaWorld."""
 
     split: Split = BENCHMARKS["ml45"]
     goal_visible = False

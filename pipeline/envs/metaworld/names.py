@@ -1,11 +1,11 @@
-"""Names of Meta-World's classes of tasks and of its benchmarks, as plain data that does not need the package."""
+"""Names of Meta-World's task classes and benchmarks, as plain data that does not require the package."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 
 class Split(NamedTuple):
-    """Classes of a benchmark, in its order."""
+    """Training and test classes of a benchmark, in the benchmark's order."""
 
     train: tuple[str, ...]
     test: tuple[str, ...] = ()
@@ -25,7 +25,7 @@ CLASSES = _split(
     stick-pull push push-wall push-back reach reach-wall shelf-place sweep-into sweep window-open window-close
     """
 ).train
-"""Classes in the package's order, without the suffix -v3; a class's index is its number in a task."""
+"""Class names in the package's order, without the suffix -v3; a class's index is its number in a task."""
 
 BENCHMARKS: Mapping[str, Split] = {
     "ml10": _split(
@@ -50,11 +50,11 @@ BENCHMARKS: Mapping[str, Split] = {
     ),
     "mt50": Split(CLASSES),
 }
-"""Benchmarks of several classes; ml1-CLASS has one class and is not listed."""
+"""Benchmarks with several classes. ml1-CLASS has a single class and is not listed."""
 
 
 def class_name(task: str) -> str:
-    """Return the name of the ML1 environment of a class of tasks, such as ML1PickPlace."""
+    """Return the name of a task class's ML1 environment, such as ML1PickPlace."""
     return "ML1" + "".join(word.capitalize() for word in task.split("-"))
 
 
@@ -65,4 +65,4 @@ FAMILIES: Mapping[str, str] = {
         *((name, name.upper()) for name in BENCHMARKS),
     )
 }
-"""module:Class of every Meta-World environment by name."""
+"""Name -> module:Class for each Meta-World environment."""

@@ -1,4 +1,4 @@
-"""Rows of one class of tasks, with observations and rewards computed by the package's own code, the oracle."""
+"""Rows of one task class, with observations and rewards computed by the package's own code, the oracle."""
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
@@ -17,7 +17,7 @@ from metaloom.pipeline.envs.metaworld.package import official_classes
 from metaloom.pipeline.types import Array
 
 STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-"""The part of MuJoCo's state that a step depends on."""
+"""The components of MuJoCo's state on which a step depends."""
 
 _PLACES = int(mujoco.mjtStage.mjSTAGE_POS)
 _NO_CONTACTS = int(mujoco.mjtDisableBit.mjDSBL_CONTACT) | int(mujoco.mjtDisableBit.mjDSBL_CONSTRAINT)
@@ -26,13 +26,13 @@ _MOCAP_QUAT = (1.0, 0.0, 1.0, 0.0)
 
 @dataclass(frozen=True)
 class Start:
-    """Initial state of all episodes with a goal: a reset draws nothing else.
+    """Initial state of all episodes with a given goal. A reset draws nothing else.
 
     Attributes:
-        observation: [39].
-        state: [S], see STATE.
-        body_pos, site_pos: Fields of the model that a goal moves.
-        attributes: Attributes of the package's environment.
+        observation: First observation, [39].
+        state: MuJoCo's state, [S], see STATE.
+        body_pos, site_pos: Model fields that depend on the goal.
+        attributes: Attributes of the package's environment object.
     """
 
     observation: Array
@@ -43,16 +43,16 @@ class Start:
 
 
 class RowPhysics:
-    """MuJoCo's batch of one class, controlled through a mocap body as in the package.
+    """MuJoCo batch for one class, controlled through a mocap body as in the package.
 
     Args:
-        env: The package's environment of the class; may be shared with other simulations, but not concurrently.
-        starts: Starts of the N rows' episodes.
-        num_threads: Threads of the batch.
+        env: The package's environment for the class. It may be shared with other simulations, but not concurrently.
+        starts: Initial states of the N rows' episodes.
+        num_threads: Number of threads of the batch.
 
     Attributes:
         batch: MuJoCo's batch.
-        joints: [N, nq] positions and [N, nv] velocities, live.
+        joints: Live views of the joint positions [N, nq] and velocities [N, nv].
     """
 
     def __init__(self, env: Any, starts: Sequence[Start], num_threads: int) -> None:
@@ -71,7 +71,7 @@ class RowPhysics:
     def step(self, actions: Array, rows: Array) -> None:
         """Step n of the rows (sorted, unique) with actions [n, 4]."""
         env, some = self._env, self.some(rows)
-        # In the precision of the actions, as in the package.
+        # Compute in the precision of the actions, as the package does.
         moves = np.minimum(np.maximum(actions[:, :3], -1), 1) * env.action_scale
         moved = self._mocap_pos[some] + moves[:, None]
         self._mocap_pos[some] = np.minimum(np.maximum(moved, env.mocap_low), env.mocap_high)
@@ -79,9 +79,9 @@ class RowPhysics:
         self.batch.step(ids=self._ids(rows), nstep=env.frame_skip)
 
     def place(self, rows: Array) -> None:
-        """Update the body positions of n rows, which a step leaves one physics step behind the joints."""
+        """Update the body positions in n rows, which lag the joints by one physics step after a step."""
         before = self._disabled.copy()
-        # Contacts and constraints are not needed and would take most of the time.
+        # Disable contacts and constraints, which are not needed and would take most of the time.
         self._disabled[:] |= _NO_CONTACTS
         self.batch.forward(ids=self._ids(rows), stage=_PLACES)
         self._disabled[:] = before
@@ -91,19 +91,19 @@ class RowPhysics:
         return self.batch.expand("opt.disableflags")
 
     def put(self, row: int) -> None:
-        """Set the package's model and data to the state of a row, without computing derived quantities."""
+        """Set the package's model and data to a row's state, without computing derived quantities."""
         model = self._env.model
         model.body_pos[:], model.site_pos[:] = self._body_pos[row], self._site_pos[row]
         mujoco.mj_setState(model, self._env.data, self.batch.state[row], STATE)
 
     def show(self, row: int) -> tuple[mujoco.MjModel, mujoco.MjData]:
-        """Return the package's model and data in the state of a row; the next call overwrites them."""
+        """Return the package's model and data in a row's state; the next call overwrites them."""
         self.put(row)
         mujoco.mj_forward(self._env.model, self._env.data)
         return self._env.model, self._env.data
 
     def some(self, rows: Array) -> Array | slice:
-        """Return an index of the rows; a slice for all rows, which gives views instead of copies."""
+        """Return an index for the rows. For all rows it is a slice, which gives views instead of copies."""
         return slice(None) if len(rows) == self._num_rows else rows
 
     def _ids(self, rows: Array) -> Array | None:
@@ -111,23 +111,23 @@ class RowPhysics:
 
 
 INFO = ("near_object", "grasp_success", "grasp_reward", "in_place_reward", "obj_to_target", "unscaled_reward")
-"""Quantities that every class reports in `info` besides success."""
+"""Quantities that each class reports in `info` in addition to success."""
 
 MAX_STEPS = 500
-"""Step limit of an episode; the package refuses to step further."""
+"""Maximum number of steps per episode; the package refuses to step further."""
 
 _MAX_DRAWS = 100
 
 
 class RowsStep(NamedTuple):
-    """One control step of n rows.
+    """Result of one control step in n rows.
 
     Attributes:
-        observations: [n, 39].
-        rewards: [n].
-        success: [n] bool.
-        info: name -> [n], see INFO.
-        truncated: [n] bool, True after MAX_STEPS.
+        observations: Observations after the step, [n, 39].
+        rewards: Rewards, [n].
+        success: [n] bool, True where the task is solved.
+        info: Name -> [n], see INFO.
+        truncated: [n] bool, True after MAX_STEPS steps.
     """
 
     observations: Array
@@ -138,11 +138,11 @@ class RowsStep(NamedTuple):
 
 
 class OfficialClass:
-    """The package's environment of one class, with a cache of its episodes' starts.
+    """The package's environment for one class, with a cache of initial states.
 
     Args:
-        name: Name of the class, see names.CLASSES.
-        goal_visible: True to show the goal in the last three entries of an observation, which are otherwise 0.
+        name: Class name, see names.CLASSES.
+        goal_visible: True to show the goal in the last three observation entries, which are otherwise 0.
         reward_version: Version of the package's rewards, v1 or v2.
     """
 
@@ -152,7 +152,7 @@ class OfficialClass:
         self.env: Any = official_classes()[name](reward_function_version=reward_version)
         self.env._set_task_called = True
         self.env._partially_observable = not goal_visible
-        # Cached while the goal was still hidden, and used for the bounds of observations.
+        # The space, which bounds observations, was cached while the goal was still hidden.
         self.env.__dict__.pop("sawyer_observation_space", None)
         self.space: Any = self.env._random_reset_space
         self.model: mujoco.MjModel = self.env.model
@@ -160,7 +160,7 @@ class OfficialClass:
         self._starts: dict[bytes, Start] = {}
 
     def goal_of(self, task_goal: Array) -> Array:
-        """Return the goal without padding.
+        """Return a task's goal without padding.
 
         Raises:
             EnvError: the goal is invalid for this class.
@@ -175,10 +175,10 @@ class OfficialClass:
         return goal.copy()
 
     def start(self, goal: Array) -> Start:
-        """Return the start with a goal, cached per goal.
+        """Return the initial state for a goal, cached per goal.
 
         Raises:
-            EnvError: the class refuses the goal.
+            EnvError: the class rejects the goal.
         """
         key = goal.tobytes()
         if key not in self._starts:
@@ -207,11 +207,11 @@ class OfficialClass:
 
 
 class ClassRows:
-    """N rows of one class, at the starts of the episodes with their goals [N, R].
+    """Base class for N rows of one class with goals [N, R], each at the start of an episode.
 
     Attributes:
-        physics: Physics that moves the rows.
-        observations: [N, 39], first observations.
+        physics: Simulation of the rows.
+        observations: First observations, [N, 39].
     """
 
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
@@ -226,10 +226,10 @@ class ClassRows:
 
 
 class OracleRows(ClassRows):
-    """Rows stepped by MuJoCo's batch and evaluated one by one by the package.
+    """Rows stepped by MuJoCo's batch and evaluated one by one by the package's code.
 
     The rows share one MjModel and one MjData. State that the package keeps within an episode is stored per row, so
-    results depend neither on the order of rows nor on earlier episodes.
+    results depend neither on the order of the rows nor on earlier episodes.
     """
 
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
@@ -249,7 +249,7 @@ class OracleRows(ClassRows):
         )
 
     def _row(self, row: int, start: Start) -> Any:
-        """Make another object of the package's class that reads the batch's simulation."""
+        """Make another instance of the package's class, which reads a row of the batch instead of simulating."""
         env = object.__new__(type(self._official.env))
         env.__dict__.update(start.attributes)
         env.do_simulation = lambda ctrl, n_frames: self.physics.put(row)

@@ -1,4 +1,4 @@
-"""Goals of Meta-World's benchmarks, and its package, which is imported on first use."""
+"""The `metaworld` package, imported on first use, and the goals of its benchmarks."""
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
@@ -16,15 +16,15 @@ from metaloom.pipeline.envs.metaworld.names import CLASSES
 from metaloom.pipeline.types import Array
 
 VERSION = "3.1.1"
-"""Required version of the package: rewards differ between versions."""
+"""Required version of the package, since rewards differ between versions."""
 
 
 @cache
 def official_classes() -> Mapping[str, type[Any]]:
-    """Return the package's environment classes by name.
+    """Return the package's environment classes, keyed by name without the suffix -v3.
 
     Raises:
-        EnvError: the package is missing, or is another version.
+        EnvError: the package is missing or has another version.
     """
     try:
         found = version("metaworld")
@@ -40,7 +40,7 @@ def official_classes() -> Mapping[str, type[Any]]:
 
 
 def _install(found: str) -> str:
-    # Without its dependencies, because it asks for MuJoCo 3.3.0, which has no batches.
+    # Install it without its dependencies, because it requires MuJoCo 3.3.0, which has no batches.
     return (
         f"env.name: the package metaworld {found}; required version {VERSION}: `make metaworld` in a checkout, or "
         f"`pip install --no-deps metaworld=={VERSION} && pip install scipy`"
@@ -48,9 +48,9 @@ def _install(found: str) -> str:
 
 
 def _reset_mocap_welds(env: Any) -> None:
-    """Replace SawyerMocapBase.reset_mocap_welds, which writes 11 values into each row of `eq_data`.
+    """Replacement for SawyerMocapBase.reset_mocap_welds, which writes 11 values into each row of `eq_data`.
 
-    Newer MuJoCo versions have 12 (mjNEQDATA); a weld does not use the twelfth.
+    In newer MuJoCo versions, rows have 12 values (mjNEQDATA), of which a weld does not use the twelfth.
     """
     model = env.model
     if model.nmocap:
@@ -62,20 +62,20 @@ def _reset_mocap_welds(env: Any) -> None:
 
 GOALS_PER_CLASS = 50
 GOAL_SIZE = 6
-"""Number of goal values in a task; classes with three set the others to 0."""
+"""Number of goal values in a task. Classes with three values set the others to 0."""
 
 Tasks = tuple[tuple[float, ...], ...]
 
 
 @cache
 def benchmark_tasks(names: Sequence[str], seed: int) -> Tasks:
-    """Return all tasks of a benchmark's classes: the number of the class, and the goal.
+    """Return all tasks of a benchmark's classes, each as the class number followed by the goal.
 
-    Equal to the package's `_make_tasks(classes, ..., seed)`, which draws from numpy's global generator while simulating
-    resets. Here the generator is separate and nothing is simulated.
+    The tasks equal those from the package's `_make_tasks(classes, ..., seed)`, which draws from NumPy's global
+    generator while simulating resets. Here, the generator is separate and nothing is simulated.
 
     Returns:
-        GOALS_PER_CLASS tasks per class, 1 + GOAL_SIZE values each.
+        GOALS_PER_CLASS tasks per class, with 1 + GOAL_SIZE values each.
     """
     generator = np.random.RandomState(seed)
     return tuple(task for name in names for task in _class_tasks(name, generator))
@@ -97,12 +97,12 @@ def _class_tasks(name: str, generator: Any) -> Tasks:
 
 
 def _draw(env: Any, generator: Any) -> Array:
-    """Draw as SawyerXYZEnv._get_state_rand_vec does, from a separate generator."""
+    """Draw a goal as SawyerXYZEnv._get_state_rand_vec does, but from a separate generator."""
     space = env._random_reset_space
     env._last_rand_vec = generator.uniform(space.low, space.high, size=space.low.size)
     return env._last_rand_vec
 
 
 def padded(goal: Array) -> Array:
-    """Pad a goal with zeros to [GOAL_SIZE] float64."""
+    """Return a goal padded with zeros, [GOAL_SIZE] float64."""
     return np.concatenate([goal, np.zeros(GOAL_SIZE - len(goal))])

@@ -1,4 +1,4 @@
-"""Actors, one file for each way of choosing actions in rollouts."""
+"""Actors, which choose actions in rollouts."""
 
 from metaloom.pipeline.policies.actors.contract import Actor, ActorSetup
 

@@ -1,4 +1,4 @@
-"""The contract of actors, their constructor arguments, and actors without a network."""
+"""The actor contract, constructor arguments of actors, and actors without a network."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -18,14 +18,14 @@ class ActorSetup:
     """Everything needed to construct an actor.
 
     Attributes:
-        config: The policy.
-        params: Parameters of every task.
+        config: Policy settings.
+        params: Per-task policy parameters.
         taken: [T, B * E, A] float32, output array for all actions; A is 1 for discrete actions.
-        num_rows: E.
-        spaces: Sizes of the environment.
-        rngs: Generators of the B tasks' actions; None for the most likely actions.
-        belief_rng: Function from (b, e) to the generator of the latent variable of task b's episode e.
-        memory: Memory of previous episodes, for an actor with a memory; None at the beginning of a trial.
+        num_rows: Number of rows (parallel episodes) E per task.
+        spaces: Observation and action sizes of the environment.
+        rngs: Action generators of the B tasks; None to take the most likely actions.
+        belief_rng: Function that maps (b, e) to the generator for the latent variable in episode e of task b.
+        memory: Memory of previous episodes, for actors with memory; None at the beginning of a trial.
     """
 
     config: PolicyConfig
@@ -43,34 +43,34 @@ class ActorSetup:
         return self.taken.shape[1] // self.num_rows
 
     def network(self, prefix: str, output_size: int, *, extra_size: int = 0, activation: str = "tanh") -> Inference:
-        """Set up the forward pass of one of the policy's networks; arguments as for PolicyConfig.network_spec."""
+        """Set up the forward pass of one of the policy's networks. See PolicyConfig.network_spec for the arguments."""
         spec = self.config.network_spec(self.spaces, output_size, extra_size=extra_size, activation=activation)
         return network_inference(prefix, spec, self.params, self.num_rows)
 
     def normal_noise(self) -> Array:
-        """Draw standard normal noise, [T, B, E, A] float32; zeros for the most likely actions."""
+        """Draw standard normal noise, [T, B, E, A] float32; zeros if the most likely actions are taken."""
         T, _, A = self.taken.shape
         if self.rngs is None:
             return np.zeros((T, self.num_tasks, self.num_rows, A), np.float32)
         return self.drawn(lambda rng: rng.standard_normal((T, self.num_rows, A), np.float32))
 
     def drawn(self, draw: Callable[[np.random.Generator], Array]) -> Array:
-        """Stack draws [T, E, ...] from the generator of each task: [T, B, E, ...]."""
+        """Make a draw [T, E, ...] with each task's generator and stack the draws to [T, B, E, ...]."""
         assert self.rngs is not None
         return np.stack([draw(rng) for rng in self.rngs], axis=1)
 
 
 class Actor(ABC):
-    """Actions of B tasks x E rows over T steps, each task under its own parameters.
+    """Base class of actors, which choose actions for B tasks x E rows over T steps, with separate parameters per task.
 
-    An actor draws each task's random numbers for all steps in advance, so that the end of an episode does not affect
-    others.
+    An actor draws each task's random numbers for all steps in advance, so that the end of one episode does not affect
+    the others.
 
     Attributes:
         actions: [T, B * E, ...], actions so far.
-        behavior_by_step: Acting distribution at every step so far: name -> [T, B * E, ...] float32.
-        behavior_by_task: Acting distribution common to all steps: name -> [B, ...] float32, or [B, E, ...] if episodes
-            differ.
+        behavior_by_step: Parameters of the behavior policy at each step so far: name -> [T, B * E, ...] float32.
+        behavior_by_task: Parameters of the behavior policy that are constant over steps: name -> [B, ...] float32, or
+            [B, E, ...] if episodes differ.
     """
 
     def __init__(self, setup: ActorSetup) -> None:
@@ -82,9 +82,9 @@ class Actor(ABC):
 
     @abstractmethod
     def act(self, t: int, observations: Array, rows: Array) -> Array:
-        """Return actions [n, ...] for the rows [n] at step t, given all observations [B * E, O].
+        """Return actions [n, ...] for the active rows [n] at step t, given the observations of all rows [B * E, O].
 
-        Ended rows still take part in matrix products, which keeps their shapes.
+        Rows whose episode has ended still take part in matrix products, so that shapes stay constant.
         """
 
     def learn_of(self, rows: Array, rewards: Array, ended: Array) -> None:
@@ -92,34 +92,34 @@ class Actor(ABC):
 
         Args:
             rows: [n], rows that acted.
-            rewards: [n] float32, as they are stored.
+            rewards: [n] float32, rewards as stored.
             ended: [n] bool, True if the task or the step limit ended the episode.
         """
         del rows, rewards, ended
 
     @property
     def memory(self) -> Memory | None:
-        """Memory of the rows; None for actors without a memory."""
+        """Memory of all rows; None for actors without memory."""
         return None
 
     def recall(self, memory: Memory) -> None:
-        """Continue from the memory of another actor of the same rows; only for actors with a memory."""
+        """Continue from another actor's memory of the same rows; only for actors with memory."""
         raise NotImplementedError(f"{type(self).__name__} keeps no memory ({memory.state.shape})")
 
     def _record(self, name: str, size: int) -> Array:
-        """Return zeros [T, N, size] for the acting distribution at every step."""
+        """Register and return a zero array [T, N, size] for a behavior parameter that is recorded at each step."""
         self.behavior_by_step[name] = np.zeros((*self._taken.shape[:2], size), np.float32)
         return self.behavior_by_step[name]
 
     def _take(self, t: int, rows: Array, actions: Array) -> Array:
-        """Record the actions [n, ...] of some rows."""
+        """Record the actions [n, ...] of some rows and return the actions."""
         self.actions[t, rows] = actions
         self._taken[t, rows] = actions.reshape(len(rows), -1)
         return actions
 
 
 class UniformActor(Actor):
-    """Draws actions uniformly from [-1, 1], the range of tanh, or from the discrete actions. See Actor."""
+    """Actor that draws actions uniformly from [-1, 1], the range of tanh, or from the discrete actions. See Actor."""
 
     def __init__(self, setup: ActorSetup) -> None:
         super().__init__(setup)
@@ -135,11 +135,11 @@ class UniformActor(Actor):
 
 
 ACTIONS = "actions"
-"""Parameter [B, T, ...]: the recorded actions of every task's episode."""
+"""Name of the parameter [B, T, ...] with the recorded actions of each task's episode."""
 
 
 class RecordedActor(Actor):
-    """Replays the actions in its parameters. See Actor."""
+    """Actor that replays the actions stored in its parameters. See Actor."""
 
     def __init__(self, setup: ActorSetup) -> None:
         super().__init__(setup)

@@ -1,4 +1,4 @@
-"""Actors of off-policy learners: tanh-squashed Gaussians, optionally given a latent variable, and Q-values."""
+"""Actors for off-policy learners: tanh-Gaussian, optionally conditioned on a latent variable, and epsilon-greedy."""
 
 import numpy as np
 
@@ -10,9 +10,9 @@ BELIEF_MEAN, BELIEF_VARIANCE = "belief.mean", "belief.variance"
 
 
 def draw_latents(setup: ActorSetup) -> Array | None:
-    """Draw a latent per episode from its task's posterior, [B, E, Z] float32; None without a posterior.
+    """Draw a latent variable per episode from its task's posterior, [B, E, Z] float32; None without a posterior.
 
-    Deterministic actions also depend on a drawn latent, as in PEARL.
+    Deterministic actions also depend on a sampled latent variable, as in PEARL.
     """
     params = setup.params.params
     if BELIEF_MEAN not in params:
@@ -26,10 +26,10 @@ def draw_latents(setup: ActorSetup) -> Array | None:
 
 
 def latent_size(params: Params) -> int:
-    """Return the size Z of the posterior [B, Z] in the parameters; 0 if there is none.
+    """Return the latent size Z of the posterior [B, Z] in the parameters, or 0 if they contain no posterior.
 
     Raises:
-        ValueError: an array of it is missing, misshapen or not finite, or a variance is negative.
+        ValueError: one of the posterior's arrays is missing, misshapen or not finite, or a variance is negative.
     """
     named = [params[name] for name in (BELIEF_MEAN, BELIEF_VARIANCE) if name in params]
     if not named:
@@ -44,14 +44,14 @@ def latent_size(params: Params) -> int:
 
 POLICY_NETWORK = "policy_network"
 MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0
-"""Bounds to which log standard deviations are clamped."""
+"""Bounds to which log standard deviations are clipped."""
 
 
 class TanhGaussianActor(Actor):
-    """Actions tanh(mean + std * noise); tanh(mean) without a generator. See Actor.
+    """Actor that takes actions tanh(mean + std * noise), or tanh(mean) without generators. See Actor.
 
-    Haarnoja et al. 2018, arXiv:1801.01290, appendix C. If the parameters include a posterior, the network's input
-    includes a latent variable, drawn once per episode (Rakelly et al. 2019, arXiv:1903.08254).
+    Haarnoja et al. 2018, arXiv:1801.01290, appendix C. If the parameters contain a posterior, the network's input
+    includes a latent variable drawn once per episode (Rakelly et al. 2019, arXiv:1903.08254).
     """
 
     def __init__(self, setup: ActorSetup) -> None:
@@ -87,9 +87,9 @@ EPSILON = "epsilon"
 
 
 class QValuesActor(Actor):
-    """Takes the action with the highest value (the first of several), or with probability epsilon a random one.
+    """Epsilon-greedy actor: takes the (first) action with the highest Q-value or, with probability ε, a random action.
 
-    Epsilon is a parameter [B]; without a generator, it is 0. See Actor.
+    ε is a parameter [B]; without generators, it is 0. See Actor.
     """
 
     def __init__(self, setup: ActorSetup) -> None:

@@ -1,4 +1,4 @@
-"""Actors of on-policy learners: Gaussian, categorical, recurrent, posterior-conditioned, normalizing."""
+"""Actors for on-policy learners: Gaussian, categorical, recurrent, posterior-conditioned and normalizing."""
 
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from metaloom.pipeline.types import Array
 
 
 class GaussianActor(Actor):
-    """Actions mean + std * noise; the mean without a generator. See Actor."""
+    """Actor that takes actions mean + std * noise, or the mean without generators. See Actor."""
 
     def __init__(self, setup: ActorSetup, network: Inference | None = None) -> None:
         super().__init__(setup)
@@ -39,9 +39,9 @@ class GaussianActor(Actor):
 
 
 class CategoricalActor(Actor):
-    """Draws discrete actions by inverting the distribution function. See Actor.
+    """Actor that samples discrete actions by inverting the cumulative distribution function. See Actor.
 
-    Without a generator, takes the most probable action, the first of several.
+    Without generators, it takes the most probable action (the first one in a tie).
     """
 
     def __init__(self, setup: ActorSetup, network: Inference | None = None) -> None:
@@ -59,17 +59,17 @@ class CategoricalActor(Actor):
             actions = log_probs.argmax(-1)
         else:
             below = np.cumsum(np.exp(log_probs), axis=-1)
-            # Rounding may leave the last sum below 1; the last action takes the remainder.
+            # The last cumulative sum may be below 1 because of rounding, so the last action takes the remainder.
             actions = (self._uniform[t].reshape(-1, 1) >= below[:, :-1]).sum(-1)
         self._log_probs[t, rows] = log_probs[rows]
         return self._take(t, rows, actions[rows])
 
 
 class RecurrentActor(Actor):
-    """Draws categorical or Gaussian actions from the outputs of a recurrent network. See Actor.
+    """Actor with a recurrent network that outputs categorical or Gaussian action distributions. See Actor.
 
-    Duan et al. 2016, arXiv:1611.02779: inputs are an observation, and the previous action, reward and end of episode.
-    The memory persists across episodes; if `setup.memory` is None, a trial begins.
+    Duan et al. 2016, arXiv:1611.02779: the inputs are an observation and the previous action, reward and episode end.
+    The memory persists across episodes; if `setup.memory` is None, a new trial begins.
     """
 
     make_network: ClassVar[type[CellAndHead | PosteriorNetwork]] = CellAndHead
@@ -102,7 +102,7 @@ class RecurrentActor(Actor):
 
 
 class PosteriorActor(RecurrentActor):
-    """Acts given the posterior of a recurrent encoder, and records the posterior. See RecurrentActor.
+    """Actor conditioned on a recurrent encoder's posterior, which it records. See RecurrentActor.
 
     Zintgraf et al. 2020, arXiv:1910.08348.
     """
@@ -125,7 +125,7 @@ class PosteriorActor(RecurrentActor):
 
 
 class NormalizingActor(Actor):
-    """An actor with normalized observations and, if it has a memory, scaled rewards. See Actor."""
+    """Wrapper that gives an actor normalized observations and, for its memory, scaled rewards. See Actor."""
 
     def __init__(self, actor: Actor, normalization: Normalization, num_rows: int) -> None:
         self.actor: Actor = actor

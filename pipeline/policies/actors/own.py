@@ -1,4 +1,4 @@
-"""The actor of custom policies, in torch."""
+"""Actor for custom policies, in torch."""
 
 import numpy as np
 import torch
@@ -11,9 +11,9 @@ from metaloom.pipeline.types import Array
 
 
 class OwnPolicyActor(Actor):
-    """Draws from the policy's distributions, task by task and step by step, with separate seeds. See Actor.
+    """Actor that samples from a custom policy's distributions, with a separate seed per task and step. See Actor.
 
-    Without a generator, takes their modes.
+    Without generators, it takes the distributions' modes.
     """
 
     def __init__(self, setup: ActorSetup) -> None:
@@ -35,7 +35,7 @@ class OwnPolicyActor(Actor):
                 else:
                     with seeded(int(self._seeds[t, b])):
                         drawn = distribution.sample()
-                # For all rows, including ended ones, without padding.
+                # Keep all rows, including those whose episode has ended, but not the padding.
                 num_rows, parameters = self._rows.inputs.shape[1], distribution.parameters()
                 behavior = {name: value.numpy()[:num_rows] for name, value in parameters.items()}
                 found.append((drawn.numpy()[:num_rows], behavior))

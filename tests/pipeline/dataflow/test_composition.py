@@ -179,12 +179,12 @@ REFUSED = {
     ),
     "removed": (
         lambda: ON_POLICY.remove("process_samples"),
-        "adapt reads the edge samples = this_step(process_samples), which comes from process_samples; required another "
-        "source before it is removed: graph.edge(samples=...)",
+        "adapt reads the edge samples = this_step(process_samples), which comes from process_samples; give the edge "
+        "another source before removing process_samples: graph.edge(samples=...)",
     ),
     "one name": (
         lambda: ON_POLICY.rename("adapt", "evaluate"),
-        "two stages have the name evaluate; required different names, for example by graph.rename",
+        "two stages have the name evaluate; names must be unique: rename one with graph.rename",
     ),
     "no stage": (lambda: ON_POLICY.insert(smooth, after="adapt"), "among its stages; required Stage(function, per)"),
     "text": (
@@ -195,7 +195,7 @@ REFUSED = {
         lambda: ON_POLICY.edge(own=this_step(smooth)),
         "required a stage, or the name of one, as in this_step('adapt')",
     ),
-    "edge from nothing": (lambda: ON_POLICY.edge(own=since_start()), "found since_start() without a stage; required"),
+    "edge from nothing": (lambda: ON_POLICY.edge(own=since_start()), "found since_start() without a stage; name the"),
     "first stage": (
         lambda: ON_POLICY.edge(learner=last_iteration("meta_optimize", first=SMOOTH)),
         "the edge learner is last_iteration(meta_optimize, first=this_step(smooth)), but there is no stage smooth",

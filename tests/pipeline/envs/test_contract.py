@@ -395,7 +395,7 @@ def test_a_base_class_after_meta_env_keeps_its_rules_and_old_names_are_refused()
         type("Late", (MetaEnv, PointRobot), {})
     with pytest.raises(EnvError, match="Varied defines vary_model, which is no longer called; required `prepare_mod"):
         type("Varied", (RandomDynamics,), {"vary_model": print})
-    with pytest.raises(EnvError, match="calls vary_model; required no call"):
+    with pytest.raises(EnvError, match="calls vary_model; remove the call"):
         RandomDynamics.vary_model(RandomDynamics.__new__(RandomDynamics))
 
 

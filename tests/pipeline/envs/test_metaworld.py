@@ -313,7 +313,7 @@ def test_without_the_package_the_name_says_how_to_install_it(found: str | None, 
 
 
 def test_a_step_before_the_first_reset_is_refused() -> None:
-    with pytest.raises(EnvError, match="required a call of reset"):
+    with pytest.raises(EnvError, match="call reset first"):
         make_env(EnvConfig(name="metaworld-ml1-reach")).step(np.zeros(4))
 
 

@@ -168,7 +168,7 @@ def test_the_options_that_are_advised_fit_the_image_which_the_defaults_do_not(sh
     if shape == (7, 7, 3):
         assert advised is None
         PolicyConfig(network="cnn").network_spec(spaces, 2)
-        with pytest.raises(ConfigError, match="required smaller or fewer ones, or those by default"):
+        with pytest.raises(ConfigError, match="required smaller or fewer ones, or the defaults"):
             PolicyConfig(network="cnn", network_options={"kernel_sizes": [8, 8]}).network_spec(spaces, 2)
         return
     with pytest.raises(ConfigError, match=r"nothing is left of an image of .* after convolution [01] of") as refused:
@@ -184,7 +184,7 @@ def test_the_options_that_are_advised_fit_the_image_which_the_defaults_do_not(sh
         ({"network": "cnn", "network_options": {"width": 3}}, "(?s)width.*unknown key"),
         ({"network": "cnn", "network_options": {"strides": [2]}}, "differ in length"),
         ({"network": "residual", "hidden_sizes": (64, 32)}, "required equal sizes"),
-        ({"network": "gru", "hidden_sizes": ()}, r"gru is one layer, found hidden_sizes \(\); required one size"),
+        ({"network": "gru", "hidden_sizes": ()}, r"gru has a single layer; found hidden_sizes \(\); required one size"),
         ({"activation": "Silu"}, "found 'Silu'; .*did you mean SiLU"),
         ({"output_activation": "PReLU"}, "required one of identity, tanh"),
     ],

@@ -36,7 +36,7 @@ def test_an_actor_that_fits_is_accepted(kind, actions):
 
 
 def test_uniform_actions_cannot_be_the_most_likely_ones():
-    with pytest.raises(ValueError, match="actor uniform: none of its actions is the most likely"):
+    with pytest.raises(ValueError, match="actor uniform: no action is the most likely"):
         check_actor("uniform", UNIT, deterministic=True)
 
 

@@ -1,7 +1,7 @@
-"""Inputs of a Meta-World class's rules, read from n simulations, the common observation, and blocks of rewards.
+"""Inputs of Meta-World rules, read from n simulations, the common observation, and building blocks of rewards.
 
-The blocks are from the DeepMind control suite (Tassa et al. 2018, arXiv:1801.00690, "tolerance"), with Hamacher's
-t-norm. All their operations are elementwise, so a row's bits do not depend on other rows.
+The building blocks come from the DeepMind Control Suite (Tassa et al. 2018, arXiv:1801.00690, "tolerance"), with
+Hamacher's t-norm. All their operations are elementwise, so a row's bits do not depend on other rows.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -15,26 +15,26 @@ import numpy as np
 from metaloom.pipeline.envs.contact_batch import PhysicsBatch
 from metaloom.pipeline.types import Array
 
-# Too small to change any other sum; avoids 0 / 0 and makes it 1 or 0 as each function requires.
+# Too small to change any other sum. It avoids 0 / 0 and makes the result 1 or 0, as each function requires.
 _TINY = float(np.finfo(np.float64).tiny)
 
 _LOG_VALUE_AT_MARGIN = float(np.log(0.1))
 
 
 def norm(vectors: Array) -> Array:
-    """Return the lengths [...] of vectors [..., 3]."""
+    """Return the Euclidean norms [...] of vectors [..., 3]."""
     return np.sqrt(np.vecdot(vectors, vectors))
 
 
 def beyond(values: Array, low: float, high: float) -> Array:
-    """Return how far values lie outside [low, high]; negative inside."""
+    """Return the distance by which values lie outside [low, high]; it is negative inside."""
     return np.maximum(low - values, values - high)
 
 
 def long_tail(excess: Array, margin: Array | float) -> Array:
-    """Return 1 up to an excess of 0, then 1 / (1 + (3 excess / margin)²): 0.1 at the margin.
+    """Return 1 for an excess up to 0, then 1 / (1 + (3 excess / margin)²), which is 0.1 at the margin.
 
-    With a margin of 0 this is a step function.
+    With a margin of 0, this is a step function.
     """
     outside = np.maximum(excess, 0)
     square = margin * margin + _TINY
@@ -42,24 +42,24 @@ def long_tail(excess: Array, margin: Array | float) -> Array:
 
 
 def gaussian(excess: Array, margin: Array) -> Array:
-    """Return 1 up to an excess of 0, then 0.1 to the power of (excess / margin)²."""
+    """Return 1 for an excess up to 0, then 0.1 to the power of (excess / margin)²."""
     outside = np.maximum(excess, 0)
     return np.exp(_LOG_VALUE_AT_MARGIN * (outside * outside / (margin * margin + _TINY)))
 
 
 def hamacher(first: Array, second: Array) -> Array:
-    """Return Hamacher's product of two values in [0, 1]: ab / (a + b - ab), and 0 if both are 0."""
+    """Return the Hamacher product of values in [0, 1]: ab / (a + b - ab), or 0 if both are 0."""
     product = first * second
     return product / (first + second - product + _TINY)
 
 
 def fraction_of_box(places: Array, empty: Array, full: Array) -> Array:
-    """Return the fraction of a box between the corner `empty` and a point, [n]; 1 for points outside.
+    """Return the volume fraction of a box between the corner `empty` and a point, [n]; 1 for points outside the box.
 
     Args:
-        places: Points [n, 3].
-        empty: [n, 3], the corner where the fraction is 0.
-        full: [n, 3], the opposite corner, where it is 1.
+        places: Points, [n, 3].
+        empty: Corner at which the fraction is 0, [n, 3].
+        full: Opposite corner, at which the fraction is 1, [n, 3].
     """
     inside = (np.minimum(empty, full) <= places) & (places <= np.maximum(empty, full))
     shares = (places - empty) / (full - empty)
@@ -67,24 +67,24 @@ def fraction_of_box(places: Array, empty: Array, full: Array) -> Array:
 
 
 FRAME_SIZE = 18
-"""Size of one frame: hand 3, gripper opening 1, object 3, its quaternion 4, and 7 zeros for a second object."""
+"""Size of one frame: hand 3, gripper opening 1, object 3, object quaternion 4, and 7 zeros for a second object."""
 
-# The hand's observation space, to which observed and rewarded positions are clipped.
+# Bounds of the hand's observation space, to which positions are clipped in observations and rewards.
 _HAND_LOW, _HAND_HIGH = np.array([-0.525, 0.348, -0.0525]), np.array([0.525, 1.025, 0.7])
 _WIDEST_GRIPPER = 0.1
 
-# Entries of a rotation matrix whose sum or difference is four times the quaternion's largest component times each other
-# one. Row i of the tables applies if the largest is x, y, z, w. The diagonal is filled separately.
+# Entries of a rotation matrix whose sum or difference is four times the product of the quaternion's largest component
+# and each other component. Row i applies if the largest component is x, y, z, w. The diagonal is filled separately.
 _FIRST = np.array([[0, 3, 6, 7], [3, 0, 7, 2], [6, 7, 0, 3], [7, 2, 3, 0]])
 _SECOND = np.array([[0, 1, 2, 5], [1, 0, 5, 6], [2, 5, 0, 1], [5, 6, 1, 0]])
 _SIGNS = np.array([[0, 1, 1, -1], [1, 0, 1, -1], [1, 1, 0, -1], [-1, -1, -1, 0]])
 
 
 class Source(NamedTuple):
-    """A quantity of the simulator.
+    """A quantity to read from the simulator.
 
     Attributes:
-        field: Field of MjData to read.
+        field: MjData field to read.
         name: Name of the body, site, geom or joint.
     """
 
@@ -103,16 +103,16 @@ _HAND = {
 
 @dataclass(frozen=True)
 class Moment:
-    """N rows after a control step.
+    """State of n rows after a control step.
 
     Attributes:
-        actions: [n, 4].
-        hand: [n, 3] m, as observed.
-        opened: [n], from 0 for a closed gripper to 1.
-        object: [n, 3] m, as observed.
-        fingertips: [n, 3] m, midpoint of both fingertips.
-        scene: name -> [n, ...], sources of the class and of the hand.
-        start: name -> [n, ...], values from the start of the episode.
+        actions: Actions, [n, 4].
+        hand: Hand position as observed, [n, 3] m.
+        opened: Gripper opening, [n], from 0 (closed) to 1.
+        object: Object position as observed, [n, 3] m.
+        fingertips: Midpoint between the fingertips, [n, 3] m.
+        scene: Name -> [n, ...], values of the class's sources and of the hand's sources.
+        start: Name -> [n, ...], values from the start of the episode.
     """
 
     actions: Array
@@ -125,16 +125,16 @@ class Moment:
 
 
 class RowsEvaluation(NamedTuple):
-    """Outcome of a control step, with the package's names in `info`; [n] each, or a scalar.
+    """Outcome of a control step, named as in the package's `info`; each field is an array [n] or a scalar.
 
     Attributes:
         rewards: Rewards from 0 to 10.
         success: True where the task is solved.
-        obj_to_target: Usually a distance.
-        in_place_reward: Part of the reward.
-        grasp_reward: Part of the reward.
-        near_object: Usually bool: True near the object.
-        grasp_success: True for a grasp; with `RowTask.touched`, before checking contacts.
+        obj_to_target: Distance between object and target in most classes.
+        in_place_reward: Part of the reward for reaching the target.
+        grasp_reward: Part of the reward for grasping.
+        near_object: True near the object in most classes, a number in others.
+        grasp_success: True for a grasp; with `RowTask.touched`, before contacts are checked.
     """
 
     rewards: Array
@@ -148,15 +148,15 @@ class RowsEvaluation(NamedTuple):
 
 @dataclass(frozen=True)
 class RowTask:
-    """One class of Meta-World, as rules for n rows.
+    """A Meta-World class as rules for n rows.
 
     Attributes:
-        evaluate: Function that computes the rewards.
+        evaluate: Function that computes rewards and success.
         object: Source of the object's observed position.
-        offset: Offset in m, added to that position.
-        turn: Source of its observed orientation: a quaternion or a rotation matrix; None: zeros.
-        sources: Other sources of the rewards, by name.
-        start: Values from an episode's start: name -> the attribute of the official environment that holds it.
+        offset: Offset added to that position, in m.
+        turn: Source of the object's observed orientation, a quaternion or rotation matrix; None for zeros.
+        sources: Name -> additional source that the rewards need.
+        start: Name of a value from the episode's start -> attribute of the official environment that contains it.
         touched: True if a grasp requires both pads to press on the object.
     """
 
@@ -170,46 +170,46 @@ class RowTask:
 
 
 class Scene:
-    """Live views of n simulations of a class."""
+    """Live views of the quantities that a class reads from its simulations."""
 
     def __init__(self, task: RowTask, model: mujoco.MjModel, batch: PhysicsBatch) -> None:
         sources = {**_HAND, **task.sources, "object": task.object}
         if task.turn is not None:
             sources["turn"] = task.turn
         self._live = {name: _live(model, batch, source) for name, source in sources.items()}
-        # [N, 2], y of the gripper's left and right pad, as a view for any order of bodies.
+        # y of the gripper's left and right pads, [N, 2], as a view regardless of the order of the bodies.
         left, right = (model.body(name).id for name in ("leftpad", "rightpad"))
         apart = right - left
         self._live["pads_y"] = batch.bind("xpos")[:, left : right + (1 if apart > 0 else -1) : apart, 1]
         self._offset = None if task.offset is None else np.array(task.offset)
 
     def of(self, rows: Array | slice) -> dict[str, Array]:
-        """Return the sources of the rows by name, [n, ...] each."""
+        """Return the source values of some rows: name -> [n, ...]."""
         return {name: live[rows] for name, live in self._live.items()}
 
     def write_frames(self, scene: Mapping[str, Array], frames: Array) -> None:
-        """Fill frames [n, FRAME_SIZE] of zeros with the observation."""
+        """Write the observation into zero-initialized frames [n, FRAME_SIZE]."""
         frames[:, :3] = scene["hand"]
         clip_hand(frames)
         frames[:, 3] = np.minimum(norm(scene["right_claw"] - scene["left_claw"]) / _WIDEST_GRIPPER, 1)
         frames[:, 4:7] = scene["object"] if self._offset is None else scene["object"] + self._offset
         if "turn" in scene:
-            # Both conventions, as in the official classes: w first for bodies, last for geoms and sites.
+            # As in the official classes, w comes first for bodies but last for geoms and sites.
             turns = scene["turn"]
             frames[:, 7:11] = turns if turns.shape[1] == 4 else quaternions(turns)
 
 
 def clip_hand(frames: Array) -> None:
-    """Clip the position of the hand in frames [n, FRAME_SIZE] to the observation space."""
+    """Clip the hand position in frames [n, FRAME_SIZE] to the observation space, in place."""
     hand = frames[:, :3]
     np.minimum(np.maximum(hand, _HAND_LOW, out=hand), _HAND_HIGH, out=hand)
 
 
 def quaternions(turns: Array) -> Array:
-    """Convert rotation matrices [n, 9] in C order to quaternions [n, 4], w last; the largest entry is positive.
+    """Convert rotation matrices [n, 9] in C order to quaternions [n, 4], with w last and the largest entry positive.
 
-    Shepperd's method (1978), with the signs of `scipy.spatial.transform.Rotation`, which the official classes call and
-    which takes half as long as the physics of twenty rows.
+    Shepperd's method (1978), with the sign convention of `scipy.spatial.transform.Rotation`. The official classes call
+    that function, which takes half as long as the physics of twenty rows.
     """
     trace = turns[:, 0] + turns[:, 4] + turns[:, 8]
     squares = np.concatenate([turns[:, ::4], trace[:, None]], axis=1)
@@ -220,7 +220,7 @@ def quaternions(turns: Array) -> Array:
 
 
 def _live(model: mujoco.MjModel, batch: PhysicsBatch, source: Source) -> Array:
-    """Return a view [N, ...] of the bound field that follows every call of the batch."""
+    """Return a live view [N, ...] of a source, which every call of the batch updates."""
     values = batch.bind(source.field)
     if source.field == "qpos":
         return values[:, int(model.joint(source.name).qposadr[0])]

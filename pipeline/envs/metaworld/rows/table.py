@@ -1,6 +1,6 @@
-"""The classes of ML10: rewards, and the simulator quantities they depend on.
+"""The classes in ML10: their rewards, and the simulator quantities that these depend on.
 
-Rewards follow version v2, the package's default.
+The rewards implement version v2, the package's default.
 """
 
 import numpy as np
@@ -21,27 +21,27 @@ from metaloom.pipeline.types import Array
 
 # Closing the gripper around an object
 
-# Left pad, right pad: the object's y lies below the first and above the second.
+# Left pad, right pad: the object's y is below that of the left pad and above that of the right pad.
 _SIDES = np.array([1.0, -1.0])
 
 
 def closing(moment: Moment) -> Array:
-    """Return the gripper's closing effort, from 0 to 1, [n]."""
+    """Return the effort with which the gripper closes, [n], from 0 to 1."""
     return np.minimum(np.maximum(moment.actions[:, 3], 0), 1)
 
 
 def cage_and_grip(moment: Moment, *, radius: float, reach: float, level: float, dense: bool = True) -> Array:
     """Return the reward for caging and gripping that most classes use, [n].
 
-    The lateral reward of a pad depends on its distance from the object, with a margin of its distance from the object's
+    The lateral reward for a pad depends on its distance to the object; the margin is its distance to the object's
     initial position.
 
     Args:
-        moment: The rows.
-        radius: Radius of the object, m.
-        reach: Distance within which a pad is close to the object, m.
-        level: Distance within which the fingertips are at the object in x and z, m.
-        dense: True if caging without gripping earns half.
+        moment: State of the rows.
+        radius: Radius of the object, in m.
+        reach: Distance within which a pad counts as close to the object, in m.
+        level: Distance in x and z within which the fingertips count as being at the object, in m.
+        dense: True if caging without gripping earns half the reward.
     """
     pads = moment.scene["pads_y"]
     gaps = np.abs(pads - moment.object[:, 1:2])
@@ -53,30 +53,30 @@ def cage_and_grip(moment: Moment, *, radius: float, reach: float, level: float, 
 
 
 def pick_up(moment: Moment) -> Array:
-    """Return the reward for caging and gripping as in pick-place, [n]."""
+    """Return the reward for caging and gripping in pick-place, [n]."""
     caging = hamacher(_between_pads(moment, 0.015, 0.05), _level_with(moment, 0.005))
     return (hamacher(caging, np.where(caging > 0.97, closing(moment), 0)) + caging) / 2
 
 
 def sweep_along(moment: Moment, *, radius: float, slack: float, level: float) -> Array:
-    """Return the reward as in the sweeping classes, [n]: the pads have to be close, not to press.
+    """Return the reward for caging in the sweep classes, [n]: the pads must be close but need not press.
 
     Args:
-        moment: The rows.
-        radius: Radius of the object, m.
-        slack: Gap between the object and a pad that still counts as gripping, m.
-        level: As in `cage_and_grip`.
+        moment: State of the rows.
+        radius: Radius of the object, in m.
+        slack: Gap between the object and a pad that still counts as gripping, in m.
+        level: Distance in x and z, as in `cage_and_grip`.
     """
     caging = hamacher(_between_pads(moment, radius, 0.05), _level_with(moment, level))
     return (caging + np.where(caging > 0.95, _between_pads(moment, radius, radius + slack), 0)) / 2
 
 
 def _between_pads(moment: Moment, near: float, far: float) -> Array:
-    """Return the reward for both pads between `near` and `far` from the object, on their sides, [n].
+    """Return the reward for having both pads between `near` and `far` from the object, each on its side, [n].
 
-    The intended margin is the pads' initial distance from the object. The official classes keep a view instead of a
-    copy, so it is the current distance; rewards differ from the intended ones by up to 0.09 per step. This function
-    reproduces the package.
+    The intended margin is the pads' initial distance to the object. The official classes keep a view instead of a copy,
+    so the margin is the current distance, and rewards differ from the intended ones by up to 0.09 per step. This
+    function reproduces the package.
     """
     gaps = (moment.scene["pads_y"] - moment.object[:, 1:2]) * _SIDES
     margins = np.abs(gaps) - 0.05
@@ -85,7 +85,7 @@ def _between_pads(moment: Moment, near: float, far: float) -> Array:
 
 
 def _level_with(moment: Moment, level: float) -> Array:
-    """Return the closeness of the fingertips to the object in x and z, relative to the initial distance, [n]."""
+    """Return the reward for bringing the fingertips near the object in x and z; the margin is the initial distance."""
     first = _length_xz(moment.start["object"] - moment.start["fingertips"])
     return long_tail(_length_xz(moment.fingertips - moment.object) - level, first - level)
 
@@ -98,14 +98,14 @@ def _length_xz(vectors: Array) -> Array:
 # Classes with a loose object
 
 _RADIUS = 0.05
-"""Default radius in m around the target within which an object has reached it."""
+"""Default distance in m within which an object has reached its target."""
 
 _NEAR = 0.03
-"""Default distance in m between fingertips and object that counts as near."""
+"""Default distance in m within which the fingertips count as near the object."""
 
 
 def reach(moment: Moment) -> RowsEvaluation:
-    """Reward moving the fingertips to the target."""
+    """Evaluate reach: move the fingertips to the target."""
     target = moment.start["target"]
     gap = norm(moment.fingertips - target)
     in_place = long_tail(gap - _RADIUS, norm(moment.start["hand"] - target))
@@ -113,7 +113,7 @@ def reach(moment: Moment) -> RowsEvaluation:
 
 
 def push(moment: Moment) -> RowsEvaluation:
-    """Reward pushing the puck to the target."""
+    """Evaluate push: push the puck to the target."""
     gap, (distance, in_place) = _gap(moment), _in_place(moment, moment.start["target"], _RADIUS)
     caged = cage_and_grip(moment, radius=0.015, reach=0.05, level=0.005)
     held = (gap < 0.02) & (moment.opened > 0)
@@ -124,7 +124,7 @@ def push(moment: Moment) -> RowsEvaluation:
 
 
 def pick_place(moment: Moment) -> RowsEvaluation:
-    """Reward lifting the puck to the target."""
+    """Evaluate pick-place: lift the puck to the target."""
     gap, (distance, in_place) = _gap(moment), _in_place(moment, moment.start["target"], _RADIUS)
     picked = pick_up(moment)
     carried = (gap < 0.02) & _lifted(moment, 0.01)
@@ -134,7 +134,7 @@ def pick_place(moment: Moment) -> RowsEvaluation:
 
 
 def basketball(moment: Moment) -> RowsEvaluation:
-    """Reward dropping the ball into the basket; the target is above it, and height counts double."""
+    """Evaluate basketball: drop the ball into the basket. The target is above the basket, and height counts double."""
     radius, gap = 0.08, _gap(moment)
     target = moment.scene["target"].copy()
     target[:, 2] = 0.3
@@ -146,12 +146,12 @@ def basketball(moment: Moment) -> RowsEvaluation:
 
 
 def peg_insert_side(moment: Moment) -> RowsEvaluation:
-    """Reward putting the peg's head into the hole of the box; y and z count double."""
+    """Evaluate peg-insert-side: insert the peg's head into the hole in the box. Distances in y and z count double."""
     radius, scale, scene, gap = 0.07, np.array([1.0, 2.0, 2.0]), moment.scene, _gap(moment)
     head, target, first = scene["peg_head"], moment.start["target"], moment.start["peg_head"]
     distance = norm((head - target) * scale)
     in_place = long_tail(distance - radius, norm((first - target) * scale))
-    # Two boxes around the hole, into which the head does not go.
+    # Two boxes around the hole, which the head must not enter.
     one, two = (fraction_of_box(head, scene[f"empty_{box}"], scene[f"full_{box}"]) for box in ("1", "2"))
     in_place = hamacher(in_place, hamacher(two, one))
     lifted = _lifted(moment, 0.01)
@@ -163,12 +163,12 @@ def peg_insert_side(moment: Moment) -> RowsEvaluation:
 
 
 def shelf_place(moment: Moment) -> RowsEvaluation:
-    """Reward putting the puck on the shelf rather than under it."""
+    """Evaluate shelf-place: put the puck on the shelf, not under it."""
     gap, target, (x, y, z) = _gap(moment), moment.start["target"], moment.object.T
     distance, in_place = _in_place(moment, target, _RADIUS)
     caged = cage_and_grip(moment, radius=0.02, reach=0.05, level=0.01, dense=False)
     rewards = hamacher(caged, in_place)
-    # Under the board, the reward decreases the deeper and lower the puck is; beyond it, it is 0.
+    # Under the shelf, the reward decreases as the puck moves deeper and lower; behind the shelf, it is 0.
     depth = y - (target[:, 1] - 3 * _RADIUS)
     low = (z > 0) & (z < 0.24) & (target[:, 0] - 0.15 < x) & (x < target[:, 0] + 0.15)
     under = low & (depth > 0) & (y < target[:, 1])
@@ -180,12 +180,12 @@ def shelf_place(moment: Moment) -> RowsEvaluation:
 
 
 def sweep(moment: Moment) -> RowsEvaluation:
-    """Reward sweeping the cube off the table, to the target beside it."""
+    """Evaluate sweep: sweep the cube off the table to the target beside the table."""
     return _sweep(moment, moment.start["target"], slack=0.01, level=0.005)
 
 
 def sweep_into(moment: Moment) -> RowsEvaluation:
-    """Reward sweeping the cube into the hole in the table; height does not count."""
+    """Evaluate sweep-into: sweep the cube into the hole in the table. Height does not count."""
     target = moment.start["target"].copy()
     target[:, 2] = moment.object[:, 2]
     return _sweep(moment, target, slack=0.005, level=0.01)
@@ -200,23 +200,23 @@ def _sweep(moment: Moment, target: Array, *, slack: float, level: float) -> Rows
 
 
 def _gap(moment: Moment) -> Array:
-    """Return the distance between fingertips and object, [n] m."""
+    """Return the distance between the fingertips and the object, [n] in m."""
     return norm(moment.object - moment.fingertips)
 
 
 def _in_place(moment: Moment, target: Array, radius: float, scale: Array | float = 1.0) -> tuple[Array, Array]:
-    """Return the object's scaled distances to the target, and a reward relative to the initial distance."""
+    """Return the object's scaled distance to the target, and a reward relative to the initial distance, [n] each."""
     distance = norm((moment.object - target) * scale)
     return distance, long_tail(distance - radius, norm((moment.start["object"] - target) * scale))
 
 
 def _lifted(moment: Moment, height: float) -> Array:
-    """Return True where the object is more than `height` m above its start and the gripper is not closed, [n]."""
+    """Return True, [n], where the object is more than `height` m above its start and the gripper is not closed."""
     return (moment.opened > 0) & (moment.object[:, 2] - height > moment.start["object"][:, 2])
 
 
 def _carry(caged: Array, in_place: Array, lifted: Array) -> tuple[Array, Array]:
-    """Return the reward for caging, 1 where the object is lifted, and the total including reaching the target."""
+    """Return the caging reward, set to 1 where the object is lifted, and the total reward with reaching the target."""
     caged = np.where(lifted, 1, caged)
     return caged, hamacher(caged, in_place) + np.where(lifted, 1 + 5 * in_place, 0)
 
@@ -225,7 +225,7 @@ def _carry(caged: Array, in_place: Array, lifted: Array) -> tuple[Array, Array]:
 
 
 def door_open(moment: Moment) -> RowsEvaluation:
-    """Reward pulling the door open by its handle; the angle of an open door is negative."""
+    """Evaluate door-open: pull the door open by its handle. The angle of an open door is negative."""
     angle, ready = moment.scene["angle"], _ready_to_pull(moment)
     opened = 0.2 * (angle < -np.pi / 90) + 0.8 * long_tail(beyond(2 / 3 * np.pi + angle, 0, 0.5), np.pi / 3)
     grab = (np.minimum(np.maximum(moment.actions[:, 3], -1), 1) + 1) / 2
@@ -235,7 +235,7 @@ def door_open(moment: Moment) -> RowsEvaluation:
 
 
 def _ready_to_pull(moment: Moment) -> Array:
-    """Return the reward for the hand between handle and door and above the funnel around the handle, [n]."""
+    """Return the reward for a hand between handle and door and above the funnel around the handle, [n]."""
     from_handle = moment.hand - moment.object - np.array([-0.05, 0, 0])
     away = norm(from_handle[:, :2]) - 0.12
     # Inside the funnel's mouth, the floor is at 0.
@@ -245,7 +245,7 @@ def _ready_to_pull(moment: Moment) -> Array:
 
 
 def door_close(moment: Moment) -> RowsEvaluation:
-    """Reward pushing the door shut."""
+    """Evaluate door-close: push the door shut."""
     target = moment.start["target"]
     distance = norm(moment.object - target)
     in_place = gaussian(distance - 0.05, norm(moment.start["object"] - target))
@@ -257,7 +257,7 @@ def door_close(moment: Moment) -> RowsEvaluation:
 
 
 def drawer_close(moment: Moment) -> RowsEvaluation:
-    """Reward pushing the drawer shut with a closed gripper."""
+    """Evaluate drawer-close: push the drawer shut with a closed gripper."""
     start, gap = moment.start, norm(moment.object - moment.fingertips)
     distance = norm(moment.object - start["target"])
     in_place = long_tail(distance - 0.05, norm(start["object"] - start["target"]) - 0.05)
@@ -269,7 +269,7 @@ def drawer_close(moment: Moment) -> RowsEvaluation:
 
 
 def drawer_open(moment: Moment) -> RowsEvaluation:
-    """Reward pulling the drawer out by 0.2 m; the hand's x and y count triple, so that it approaches from above."""
+    """Evaluate drawer-open: pull it out by 0.2 m. The hand's x and y count triple, so that it comes from above."""
     scale, target, gap = np.array([3.0, 3.0, 1.0]), moment.start["target"], moment.object - moment.hand
     distance = norm(moment.object - target)
     opening = long_tail(distance - 0.02, 0.2)
@@ -280,10 +280,10 @@ def drawer_open(moment: Moment) -> RowsEvaluation:
 
 
 def button_press_topdown(moment: Moment) -> RowsEvaluation:
-    """Reward pressing the button from above with a closed gripper.
+    """Evaluate button-press-topdown: press the button from above with a closed gripper.
 
-    The fingertips' distance is relative to that between their start and the button's *current* position, as in the
-    official class.
+    The margin of the fingertips' distance is the distance between their start and the button's *current* position, as
+    in the official class.
     """
     start, gap = moment.start, norm(moment.object - moment.fingertips)
     depth = np.abs(start["target"][:, 2] - moment.object[:, 2])
@@ -294,7 +294,7 @@ def button_press_topdown(moment: Moment) -> RowsEvaluation:
 
 
 def window_open(moment: Moment) -> RowsEvaluation:
-    """Reward sliding the window open along x."""
+    """Evaluate window-open: slide the window open along x."""
     start, gap = moment.start, norm(moment.object - moment.fingertips)
     distance = np.abs(moment.object[:, 0] - start["target"][:, 0])
     in_place = long_tail(distance - 0.05, np.abs(start["object"][:, 0] - start["target"][:, 0]) - 0.05)
@@ -303,13 +303,13 @@ def window_open(moment: Moment) -> RowsEvaluation:
 
 
 def lever_pull(moment: Moment) -> RowsEvaluation:
-    """Reward lifting the lever until it points up, with the arm's shoulder under it; its x and z count four times."""
+    """Evaluate lever-pull: lift the lever until it points up, with the shoulder under it; x and z count four times."""
     scale, shoulder, start = np.array([4.0, 1.0, 4.0]), np.array([0, 0.055, 0.07]), moment.start
     gap = norm((moment.hand + shoulder - moment.object) * scale)
     ready = long_tail(gap - 0.02, norm((start["fingertips"] + shoulder - start["lever"]) * scale))
     in_place = long_tail(norm(moment.object - start["target"]) - 0.04, norm(start["lever"] - start["target"]))
     error = np.abs(moment.scene["angle"] + np.pi / 2)
-    # Reported but not rewarded.
+    # This quantity is reported but not rewarded.
     engaged = long_tail(error - np.pi / 48, np.pi / 2 - np.pi / 12)
     rewards = 10 * hamacher(ready, in_place)
     return RowsEvaluation(rewards, error <= np.pi / 24, gap, engaged, ready, gap < 0.03, ready > 0.9)
@@ -389,4 +389,4 @@ TEST_ROWS = {
 }
 
 ROW_TASKS = {**TRAIN_ROWS, **TEST_ROWS}
-"""Rules by class name, without the package's version suffix."""
+"""Class name, without the package's version suffix -> rules of the class."""
