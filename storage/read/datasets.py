@@ -23,10 +23,10 @@ def to_xarray(
     units in `observation_unit` and `action_unit`. Variables `facts.NAME` have their declared units.
 
     Args:
-        run: The run.
-        refs: The outputs.
-        drawn: The tasks of the iteration, if they are stored.
-        tasks: Indices of tasks; None for all.
+        run: Run to read.
+        refs: References to the outputs.
+        drawn: Reference to the iteration's tasks, if they are stored.
+        tasks: Task indices; None for all.
 
     Raises:
         DamagedRun: a file is missing or changed.
@@ -42,7 +42,7 @@ def to_xarray(
             found[name].attrs["units"] = unit
     sizes = {axis: size for variable in found.values() for axis, size in variable.sizes.items()}
     coordinates: dict[str, xr.Variable] = {}
-    # An evaluation has other tasks.
+    # An evaluation uses other tasks.
     if drawn is not None and "task" in sizes and all(files.stages[ref.stage].output != "Evaluation" for ref in refs):
         arrays = _arrays(files, drawn, tasks)
         spec, params = arrays["params"]

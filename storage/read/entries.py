@@ -1,4 +1,4 @@
-"""The arrays of a stage as an Arrow table, with one row per entry along shared axes."""
+"""A stage's arrays as an Arrow table, with one row per entry along shared axes."""
 
 from collections.abc import Iterable, Sequence
 
@@ -16,9 +16,9 @@ _OF_STEPS = ("task", "episode", "t")
 
 
 def read_entries(files: CommittedFiles, refs: Iterable[StageRef], columns: Sequence[str] | None) -> pa.Table:
-    """Read outputs of one stage: `iteration`, `step`, the index on every shared axis, and a column per array.
+    """Read one stage's outputs as a table: `iteration`, `step`, the index along each shared axis, and the arrays.
 
-    Shared axes are the leading axes common to all columns; further axes become lists. Padding has no rows.
+    Shared axes are the leading axes common to all columns; further axes become lists. Padding is omitted.
 
     Raises:
         ValueError: a column does not exist, or the outputs have different shapes.
@@ -28,7 +28,7 @@ def read_entries(files: CommittedFiles, refs: Iterable[StageRef], columns: Seque
     try:
         return pa.concat_tables(tables, promote_options="default")
     except pa.ArrowException as problem:
-        raise ValueError(f"found outputs that do not fit into one table ({problem}); read fewer inner steps") from None
+        raise ValueError(f"found outputs that one table cannot hold ({problem}); read fewer inner steps") from None
 
 
 def _entries(files: CommittedFiles, ref: StageRef, columns: Sequence[str] | None) -> pa.Table:
@@ -64,7 +64,7 @@ def _shared(specs: Sequence[ArraySpec]) -> tuple[str, ...]:
 
 
 def _real(files: CommittedFiles, ref: StageRef, sizes: Sequence[int]) -> Array:
-    """Return a mask of the real steps of an inner step's rollouts; all True if the axes have other sizes."""
+    """Return a mask of the real steps in an inner step's rollouts; all True if the axis sizes differ."""
     episodes = read_tables(files, "episodes", [ref.iteration])
     step, *places = (episodes[name].to_numpy() for name in ("step", "task", "episode", "length"))
     task, episode, length = (values[step == ref.step] for values in places)

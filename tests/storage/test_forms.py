@@ -125,7 +125,7 @@ def test_a_seal_of_more_outputs_than_memory_is_for_is_refused(more: int, problem
 def test_two_segments_of_one_iteration_are_a_conflict(first: Any, second: Any, overlap: bool, tmp_path: Path) -> None:
     both = [SimpleNamespace(folder=tmp_path / str(ends), iterations=range(*ends)) for ends in (second, first)]
     problems = Segments(tmp_path).use(cast(list[Segment], both))
-    expected = [(tmp_path / str(second), f"covers iterations that {first} covers too")]
+    expected = [(tmp_path / str(second), f"covers iterations that {first} also covers")]
     assert problems == (expected if overlap else [])
 
 
