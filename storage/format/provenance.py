@@ -24,7 +24,7 @@ def versions() -> dict[str, str]:
 
 
 def system() -> dict[str, str]:
-    """Describe the machine: what affects floating-point results, and its identity."""
+    """Describe the machine: its identity, and what affects floating-point results."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux

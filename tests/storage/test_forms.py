@@ -142,8 +142,8 @@ def test_a_session_with_another_number_or_token_than_a_folder_can_have_is_refuse
     [
         ({"a": float("nan")}, "checksum"),
         ({"a": float("inf")}, "checksum"),
-        ([1], "JSON holds a list at the top"),
-        (None, "JSON holds a NoneType at the top"),
+        ([1], "the JSON is a list"),
+        (None, "the JSON is a NoneType"),
     ],
 )
 def test_a_document_is_an_object_without_what_json_does_not_have(content: Any, problem: str) -> None:
