@@ -124,7 +124,7 @@ def _faults_in(episodes: str) -> Iterator[None]:
 
 
 def _stacked(batches: Sequence[Mapping[str, Array]], otherwise: Mapping[str, Array]) -> dict[str, Array]:
-    """Stack the batches' arrays of the same name, each [B, steps, E]; without batches, return empty `otherwise`."""
+    """Stack same-named arrays of the batches, each [B, steps, E]; without batches, return empty `otherwise` arrays."""
     if not batches:
         return {name: values[:, :0, :0] for name, values in otherwise.items()}
     return {name: np.stack([batch[name] for batch in batches], axis=1) for name in batches[0]}

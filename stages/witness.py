@@ -13,7 +13,7 @@ Collect = Callable[[TaskParams, TaskBatch, RolloutPosition], EpisodeBatch]
 
 
 def play_again(tasks: TaskBatch, episodes: EpisodeBatch, position: RolloutPosition, collect: Collect) -> str | None:
-    """Replay a randomly chosen episode with its seed and stored actions, and compare the two.
+    """Replay a randomly chosen episode from its seed and stored actions, and compare the results.
 
     Returns:
         Description of the first difference, with its episode, step and array, or None if there is none.

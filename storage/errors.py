@@ -112,7 +112,7 @@ def damaged(where: Path, found: str) -> DamagedRun:
 
 
 def linked(where: Path) -> DamagedRun:
-    """Build the error for a symbolic link in a run, such as DVC and git-annex create them."""
+    """Build the error for a symbolic link in a run, as created by DVC or git-annex."""
     return DamagedRun(
         where,
         found="is a symbolic link",

@@ -28,7 +28,7 @@ class Export:
         iterations: Number of exported iterations.
         rows: Number of rows, episodes or points, depending on the format.
         skipped: Iterations skipped because their batches are no longer stored, with the reason.
-        progress: Receives the number of iterations read and the total; restarts if a format reads them again.
+        progress: Callback that receives the number of iterations read and the total, once per pass over them.
     """
 
     path: Path

@@ -51,8 +51,8 @@ def create_run(
         config_digest: Digest of the settings that affect results.
         capacity: Number of iterations to allocate; `open_writer` can raise it later.
         environment: Further facts that affect results or help to reproduce them, as plain JSON data.
-        stages: Stages of the run; default: the on-policy stages.
-        retention: Rule for which iterations this writer keeps whole.
+        stages: Stages of the run; the default is the on-policy stages.
+        retention: Rule that determines which iterations this writer keeps whole.
 
     Raises:
         InvalidRunName: the path cannot be printed on one line.
@@ -94,7 +94,7 @@ def open_writer(
         capacity: Minimum number of iterations to allocate.
         take_over: True to take over from a writer that is hanging or whose host is dead.
         repair: True to check every file and repair the run; see `metaloom.storage.keep.repair`.
-        retention: Rule for which iterations this writer keeps whole.
+        retention: Rule that determines which iterations this writer keeps whole.
 
     Raises:
         RunNotFound, NotARun, IncompatibleFormat: there is no readable run at the path.

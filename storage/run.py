@@ -244,7 +244,7 @@ class Run(StoredOutputs):
 
         Raises:
             RunNotFound, NotARun: the folder does not exist, or is not a run.
-            IncompatibleFormat: the run was written in a format that this version does not read.
+            IncompatibleFormat: the run was written in a format that this version cannot read.
             DamagedRun: run.json is damaged, or does not match the records.
             StorageFailed: the object store of a URL cannot be read.
         """

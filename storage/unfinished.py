@@ -18,7 +18,7 @@ SUFFIX = ".unfinished"
 
 
 def _mark() -> str:
-    """Return this machine's folder suffix, because machines that share a disk do not see each other's locks."""
+    """Return a folder suffix with the host name, because machines that share a disk do not see each other's locks."""
     return f".{socket.gethostname()}{SUFFIX}"
 
 

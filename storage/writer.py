@@ -163,12 +163,12 @@ class RunWriter:
         return self._read(self.run.load, ref) if value is None else value
 
     def lengths(self, ref: StageRef) -> Array:
-        """Read only the lengths of a batch's episodes, [B, E] int32."""
+        """Read only the episode lengths of a batch, [B, E] int32."""
         value = self._in_memory(ref)
         return value.lengths if isinstance(value, EpisodeBatch) else self._read(self.run.lengths, ref)
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
-        """Load a batch of episodes; if read from disk, without behavior and reward terms."""
+        """Load a batch of episodes, without behavior and reward terms if it is read from disk."""
         value = self._in_memory(ref)
         return value if isinstance(value, EpisodeBatch) else self._read(self.run.experience, ref)
 
@@ -201,7 +201,7 @@ class RunWriter:
 
         Args:
             iterations: Iterations to thin.
-            progress: Receives the number of iterations thinned and the total.
+            progress: Callback that receives the number of iterations thinned and the total.
 
         Raises:
             StageMissing: an iteration is not complete.
@@ -227,7 +227,7 @@ class RunWriter:
         """Pack all complete iterations but the newest into segments; return each new segment's iterations.
 
         Args:
-            progress: Receives the number of iterations packed and the total.
+            progress: Callback that receives the number of iterations packed and the total.
 
         Raises:
             StoreError: the run's format has no segments.
@@ -394,7 +394,7 @@ class BackgroundQueue:
         self.check()
 
     def check(self) -> None:
-        """Raise the first error of a job, the same one every time."""
+        """Raise the first error of any job; later calls raise the same error."""
         if self._error is not None:
             raise self._error
 

@@ -1,4 +1,4 @@
-"""Samplers, which keep an environment's simulators and an actor between rollouts, and progress observers."""
+"""Samplers, which reuse an environment's simulators between rollouts, and observers of a rollout's progress."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields

@@ -1,4 +1,4 @@
-"""The machine and packages with which a run was written."""
+"""The machine and packages that a run was written with."""
 
 import os
 import platform

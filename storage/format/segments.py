@@ -265,7 +265,7 @@ def place_in_shard(index: bytes, row: int, where: Path) -> tuple[int, int] | Non
 
 
 def ranges(numbers: Iterable[int]) -> Iterator[range]:
-    """Yield the ranges that consecutive integers form."""
+    """Group integers into ranges of consecutive numbers."""
     for _, group in groupby(enumerate(sorted(numbers)), key=lambda item: item[1] - item[0]):
         part = [number for _, number in group]
         yield range(part[0], part[-1] + 1)

@@ -127,7 +127,7 @@ class SessionFacts:
 
     @property
     def known(self) -> int:
-        """All positions below this one have a record, unless it was lost."""
+        """Position below which every record exists, unless it was lost."""
         return max(self.next_sequence, self.head.sequence + 1 if self.head else 0)
 
 

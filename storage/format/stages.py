@@ -12,10 +12,10 @@ from metaloom.pipeline.outputs import LETTERS, OutputSchema
 from metaloom.storage.errors import IncompatibleFormat
 
 LEARNER = "learner"
-"""Group of learners; iteration i starts from row i."""
+"""Group that contains the learners; iteration i starts from row i."""
 
 METRICS_GROUP = "metrics"
-"""Group of metrics, written with an iteration's update."""
+"""Group that contains the metrics, which are written with an iteration's update."""
 
 STEP = "{step}"
 """Placeholder for the inner step in a group name."""

@@ -32,7 +32,7 @@ class Retention:
 
     Attributes:
         keep_last: Number of newest iterations to keep.
-        keep_every: Divisor of the iteration numbers to keep.
+        keep_every: Interval at which iterations are kept: 0, keep_every, 2 * keep_every, ...
         max_bytes: Maximum size of the run's files; the writer stops before exceeding it.
         kept: Iterations that are always kept.
 

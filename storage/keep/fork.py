@@ -80,7 +80,7 @@ def fork_run(
         config_digest: Digest of the settings that affect results.
         capacity: Number of iterations to allocate.
         environment: Further facts that affect results or help to reproduce them, as plain JSON data.
-        progress: Receives the number of outputs shared and the total.
+        progress: Callback that receives the number of outputs shared and the total.
 
     Raises:
         InvalidRunName: the path cannot be printed on one line.

@@ -93,7 +93,7 @@ def remove_run(path: Path) -> None:
 
 
 def unfinished_removals(root: Path) -> list[Path]:
-    """Find the remains of removed runs in a runs folder."""
+    """Return the remains of removed runs in a runs folder."""
     folder = root / REMOVED
     return sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
 

@@ -122,7 +122,7 @@ class _Repair:
         yield from unpack_damaged(self._files, self._session)
 
     def _repair_arrays(self) -> Iterator[str]:
-        """Rewrite damaged array metadata of which a segment contains a copy."""
+        """Rewrite damaged array metadata from the copy in a segment."""
         for segment in self._files.segments.all():
             for array, packed in segment.seal.arrays.items():
                 if self._has_metadata(array):

@@ -272,7 +272,7 @@ class CommittedFiles:
             raise damaged(path, f"has no valid capacity ({type(error).__name__})") from None
 
     def forget_specs(self) -> None:
-        """Discard cached metadata, because it was rewritten."""
+        """Discard cached metadata after it has been rewritten."""
         self._specs.clear()
 
     def read_value(self, record: StageRecord, tasks: Sequence[int] | None = None) -> Value:

@@ -17,7 +17,7 @@ _ATTRIBUTES = {"unit": "units", "description": "description"}
 def to_xarray(
     run: StoredOutputs, refs: Sequence[StageRef], drawn: StageRef | None, tasks: Sequence[int] | None
 ) -> xr.Dataset:
-    """Return the arrays of an inner step's outputs as a dataset, with the tasks as coordinates.
+    """Return the arrays of an inner step's outputs as a dataset, with task parameters as coordinates.
 
     If the environment declares components, their names are coordinates of the axes `observation` and `action`, with
     units in `observation_unit` and `action_unit`. Variables `facts.NAME` have their declared units.

@@ -28,7 +28,7 @@ class Digests:
             self.add(ref, digest)
 
     def add(self, ref: StageRef, digest: str) -> None:
-        """Add an output."""
+        """Add an output's digest."""
         self._live.setdefault(ref.iteration, {})[ref] = digest
 
     def packed(self, iterations: Iterable[int]) -> None:
@@ -251,7 +251,7 @@ class SpanSums:
         self._sums: dict[tuple[tuple[str, ...], int], _Sum] = {}
 
     def add(self, ref: StageRef, digest: str) -> None:
-        """Add an output."""
+        """Add an output to later sums."""
         self._digests.setdefault(ref.iteration, {})[ref] = digest
         # An output recomputed after it was lost is missing from later sums.
         for key in [key for key, known in self._sums.items() if ref.stage in key[0] and ref.iteration < known.end]:

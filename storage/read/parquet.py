@@ -38,7 +38,7 @@ def parse_table(raw: bytes, where: Path, *, scale: int = 1) -> pa.Table:
 
 
 def open_records(raw: bytes, where: Path) -> pq.ParquetFile:
-    """Open a Parquet file of records, whose text `read_columns` reads."""
+    """Open a Parquet file of records. Read its text with `read_columns`, which bounds memory use."""
     try:
         schema = pq.ParquetFile(pa.BufferReader(raw)).schema
         _check_kinds(schema, where, (*_NUMBERS, _TEXT))

@@ -92,7 +92,7 @@ class Segment:
             raise damaged(self.folder / SEAL, "does not name the parts of the chain that its records form")
 
     def holds_row(self, path: str, row: int) -> bool:
-        """Return True if the segment contains this row of an array."""
+        """Return True if a row lies in the segment's range of an array's rows."""
         array = self.seal.arrays.get(path)
         return array is not None and 0 <= row - array.first_row < array.rows
 
@@ -106,7 +106,7 @@ class Segment:
 
         Raises:
             FileNotFoundError: there is no such chunk.
-            DamagedRun: its file is missing, or the file's index is damaged.
+            DamagedRun: the chunk's file is missing, or the file's index is damaged.
         """
         array, path = self.seal.arrays[spec.path], self.chunk_path(spec, row)
         if not array.sharded:

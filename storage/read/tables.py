@@ -16,7 +16,7 @@ Columns = Mapping[str, Array]
 
 
 def episode_columns(arrays: Mapping[str, Array]) -> Columns:
-    """Summarize a batch of episodes from its `rewards`, `facts.*` and arrays with one value per episode."""
+    """Compute episode columns from a batch's `rewards`, `facts.*` and arrays with one value per episode."""
     others = {name: arrays[name] for name in EACH_EPISODE if name in arrays}
     named = {"return": arrays["rewards"].sum(axis=2, dtype=np.float64), "length": others.pop("lengths"), **others}
     fact_names = (name for name in arrays if name.startswith(FACTS))
@@ -42,12 +42,12 @@ def iteration_tables(
 
 
 def evaluation_file(iteration: int, evaluation: Evaluation) -> bytes:
-    """Return a Parquet file of an evaluation after `iteration`; see `evaluation_columns`."""
+    """Return the Parquet file of the evaluation after `iteration`; see `evaluation_columns`."""
     return _parquet(evaluation_columns(iteration, evaluation), _task_units(evaluation.tasks) | {"length": "steps"})
 
 
 def evaluation_columns(iteration: int, evaluation: Evaluation) -> dict[str, Array]:
-    """Return one row per episode of an evaluation: the adaptation episodes, then the test episodes."""
+    """Return columns with one row per episode of an evaluation: adaptation episodes, then test episodes."""
     parts: list[dict[str, Array]] = []
     for kind in ("adaptation", "test"):
         returns = getattr(evaluation, f"{kind}_returns")

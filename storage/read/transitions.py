@@ -1,7 +1,7 @@
 """Reading an off-policy run's transitions by row number, from stored episodes.
 
-Rows are the real steps of a run in order of collection: the replay buffer's fill, then each rollout batch. Locating
-rows needs only episode lengths, and only batches with requested rows are read.
+Rows are the real steps of a run in order of collection: the replay buffer's initial fill, then each rollout batch.
+Locating rows needs only episode lengths, and only batches with requested rows are read.
 """
 
 from collections.abc import Iterator

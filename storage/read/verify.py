@@ -75,7 +75,7 @@ class Damage:
 
     @property
     def is_foreign(self) -> bool:
-        """True for files that do not belong to the run. Repairs keep them: they remove only Metaloom's files."""
+        """True for files that do not belong to the run, which repairs leave in place."""
         return self.problem in (_FOREIGN, _LINK)
 
     @property
@@ -101,7 +101,7 @@ def verify_run(path: str | Path, progress: Progress = unseen) -> list[Damage]:
 
     Args:
         path: Folder or URL of the run.
-        progress: Receives the number of outputs checked and the total.
+        progress: Callback that receives the number of outputs checked and the total.
 
     Raises:
         RunNotFound, NotARun, IncompatibleFormat: there is no readable run at the path.

@@ -141,7 +141,7 @@ class RemoteLog:
         self._read_sessions()
 
     def surplus(self) -> list[Path]:
-        """Find files in the folder that are not in the log."""
+        """Return the files in the folder that are not in the log."""
         segments = surplus_segments(self.root, self.files)
         surplus = segments.copy()
         for path, name in self.local_files():
@@ -158,7 +158,7 @@ class RemoteLog:
         return {path: raw for path, raw in texts.items() if not _holds(path, raw)}
 
     def changes(self) -> list[Path]:
-        """Find files that differ from the log: new, changed or removed ones."""
+        """Return the files that differ from the log: new, changed or removed ones."""
         here = {name: path for path, name in self.local_files()}
         changed = [path for name, path in here.items() if not self._is_logged(name, path)]
         gone = [self.local_path(n) for n, file in self.files.items() if file.text is not None and n not in here]
@@ -401,7 +401,7 @@ def sealed_in(names: Iterable[str]) -> set[str]:
 
 
 def surplus_segments(root: Path, files: Iterable[str]) -> list[Path]:
-    """Find segment folders whose seals are not among the log's files."""
+    """Return the segment folders whose seals are not among the log's files."""
     try:
         names = [name for name in os.listdir(root / FOLDER) if segment_iterations(name) is not None]
     except (FileNotFoundError, NotADirectoryError):

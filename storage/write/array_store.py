@@ -51,7 +51,7 @@ class ArrayStore:
         self._write_metadata(documents)
 
     def write(self, pieces: Sequence[Piece], *, expected: Sequence[StoredFile] | None = None) -> tuple[StoredFile, ...]:
-        """Write rows durably and return the files to commit; with `expected`, reject other files.
+        """Write rows durably and return the files to commit, which must equal `expected` if given.
 
         Raises:
             LayoutMismatch: a row does not match the existing array.

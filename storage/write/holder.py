@@ -114,7 +114,7 @@ def current_writer(root: Path, remote: RemoteLog | None = None) -> Writer | None
 
 
 def was_killed(root: Path, remote: RemoteLog | None = None) -> bool:
-    """Return True if the newest session of a run was killed: it is not closed, and no process writes the run."""
+    """Return True if the newest session of a run was killed: it is not closed, and no process is writing the run."""
     try:
         names = os.listdir(root / SESSIONS)
     except (FileNotFoundError, NotADirectoryError):

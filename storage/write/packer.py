@@ -39,7 +39,7 @@ from metaloom.storage.write.sessions import Session
 SIZE = 500
 """Number of iterations in a segment."""
 MARGIN = 100
-"""Number of newest iterations that stay unpacked during training."""
+"""Number of most recent iterations that stay unpacked during training."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -227,7 +227,7 @@ def _payload(
 
 
 def packed_arrays(files: CommittedFiles, records: Iterable[StageRecord]) -> dict[str, PackedArray]:
-    """Return how a segment of these outputs packs its arrays; each small array is in one file."""
+    """Return the layout of each array in a segment of these outputs; small arrays are packed into one file each."""
     rows: dict[str, list[int]] = {}
     for record in records:
         for chunk in record.chunks:
@@ -239,7 +239,7 @@ def packed_arrays(files: CommittedFiles, records: Iterable[StageRecord]) -> dict
 
 
 def _is_small(spec: ArraySpec) -> bool:
-    """Return True if the rows of an array are copied into one file, which excludes shards."""
+    """Return True if the rows of an array are copied into one file, which sharded arrays never are."""
     return 0 < spec.raw_bytes < COMPRESS_FROM and not spec.sharded
 
 
