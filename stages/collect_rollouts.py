@@ -75,7 +75,7 @@ COLLECT_ROUND = replace(
 )
 
 
-@np.errstate(over="ignore", invalid="ignore")  # checked at the end, with a better message than NumPy's warning
+@np.errstate(over="ignore", invalid="ignore")  # checked at the end, with a better message than NumPy's
 def play_episodes(
     sampler: Sampler,
     params: TaskParams,

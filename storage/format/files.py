@@ -229,5 +229,5 @@ def parse_sealed(raw: bytes, *, indented: bool = False, holder: str | None = Non
     except (ValueError, TypeError, KeyError, RecursionError):
         intact = False
     if not intact:
-        raise ValueError("the content does not match its own checksum")
+        raise ValueError("the content does not match its checksum")
     return document

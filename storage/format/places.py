@@ -59,7 +59,7 @@ def location(folder: Path) -> str:
 
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
-_RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)  # devices, on Windows
+_RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)  # device names on Windows
 
 
 def run_path(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str]) -> Path:

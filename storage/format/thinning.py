@@ -177,5 +177,5 @@ def thinned_error(root: Path, ref: StageRef) -> StageThinned:
 def _outputs(entries: Iterable[Mapping[str, Any]], iteration: int, stages: StageTable) -> dict[StageRef, str]:
     outputs = {StageRef(iteration, str(e["stage"]), int(e["step"])): str(e["record"]) for e in entries}
     if wrong := [str(ref) for ref in outputs if not stages.recomputable(ref)]:
-        raise ValueError(f"{', '.join(wrong)} always stays")
+        raise ValueError(f"{', '.join(wrong)} cannot be thinned")
     return outputs

@@ -208,7 +208,9 @@ class _Repair:
         for number, token in sorted({*written, *folders} - {(self._session.number, self._session.token)}):
             folder = folders.get((number, token))
             problem = _session_problem(folder)
-            if problem is None or (problem == "is missing" and (number, token) not in written):  # killed at once
+            if problem is None or (
+                problem == "is missing" and (number, token) not in written
+            ):  # killed before it wrote anything
                 continue
             held = [s for s in self._files.segments.all() if (number, token) in s.seal.sessions]
             packed = [record for segment in held for record in segment.records() if record.token == token]

@@ -290,7 +290,7 @@ class CommittedFiles:
             return decode(self.stages[record.ref.stage], group, {group: {}, **groups})
         except (KeyError, ValueError, TypeError, IndexError) as error:
             where = self.record_place(record.ref)
-            raise damaged(where, f"its arrays do not make up {record.ref} ({type(error).__name__}: {error})") from None
+            raise damaged(where, f"its arrays do not form {record.ref} ({type(error).__name__}: {error})") from None
 
     def read_arrays(
         self, record: StageRecord, names: Collection[str] | None = None, tasks: Sequence[int] | None = None
@@ -312,7 +312,7 @@ class CommittedFiles:
         lengths = arrays["lengths"][0]
         T = self.spec(f"{group}/rewards").shape[2]
         if not (lengths.ndim == 2 and lengths.any() and lengths.min() >= 0 and lengths.max() <= T):
-            raise damaged(self.record_place(record.ref), f"its lengths do not fit episodes of at most {T} steps")
+            raise damaged(self.record_place(record.ref), f"its lengths are invalid for episodes of at most {T} steps")
         return lengths
 
     def read_experience(self, record: StageRecord) -> EpisodeBatch:

@@ -42,7 +42,7 @@ def to_xarray(
             found[name].attrs["units"] = unit
     sizes = {axis: size for variable in found.values() for axis, size in variable.sizes.items()}
     coordinates: dict[str, xr.Variable] = {}
-    # An evaluation uses other tasks.
+    # An evaluation's tasks are not the iteration's.
     if drawn is not None and "task" in sizes and all(files.stages[ref.stage].output != "Evaluation" for ref in refs):
         arrays = _arrays(files, drawn, tasks)
         spec, params = arrays["params"]

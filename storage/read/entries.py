@@ -36,7 +36,7 @@ def _entries(files: CommittedFiles, ref: StageRef, columns: Sequence[str] | None
     paths = [chunk.array for chunk in record.chunks]
     specs = {name: files.spec(path) for path in paths for folder, _, name in [path.partition("/")] if folder == group}
     if unknown := [name for name in columns or () if name not in specs]:
-        raise ValueError(f"{ref} has no column {unknown[0]}; required some of {', '.join(specs)}")
+        raise ValueError(f"{ref} has no column {unknown[0]}; available columns: {', '.join(specs)}")
     chosen = {name: specs[name] for name in columns or specs}
     arrays = {name: data for name, (data, _) in files.read_arrays(record, [*chosen])[group].items()}
     shared = _shared([*chosen.values()])

@@ -148,7 +148,7 @@ def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> 
         raise StageMissing(
             files.root,
             found="no evaluation is stored",
-            required="a run that is evaluated as it trains, with evaluation.every",
+            required="a run trained with evaluation.every",
             action=f"`metaloom evaluate {argument(files.root)}` evaluates it now",
         )
     if not parts:

@@ -165,7 +165,7 @@ class StoredOutputs:
             raise StageMissing(
                 self.location,
                 found=f"{ref} is not stored, and iteration {ref.iteration} is complete",
-                required=f"an inner step that it has: {', '.join(map(str, steps))}",
+                required=f"an inner step of the iteration: {', '.join(map(str, steps))}",
                 action=f"`metaloom show {argument(self.path)}@{ref.iteration}` lists them",
             )
         raise self._incomplete(ref.iteration, f"{ref} is not stored")

@@ -33,7 +33,7 @@ def parse_table(raw: bytes, where: Path, *, scale: int = 1) -> pa.Table:
         raise damaged(where, f"is not a table ({error})") from None
     found = table.schema.get_all_field_indices("iteration")
     if len(found) != 1 or not pa.types.is_integer(table.schema.types[found[0]]):
-        raise damaged(where, "has no column of iterations")
+        raise damaged(where, "has no iteration column")
     return table
 
 

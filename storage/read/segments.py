@@ -89,7 +89,7 @@ class Segment:
     def check_links(self, links: Iterable[Link]) -> None:
         """Check that the seal's links match the links of all records."""
         if join(links) != self.seal.links:
-            raise damaged(self.folder / SEAL, "does not name the parts of the chain that its records form")
+            raise damaged(self.folder / SEAL, "does not list the chain links that its records form")
 
     def holds_row(self, path: str, row: int) -> bool:
         """Return True if a row lies in the segment's range of an array's rows."""
@@ -120,13 +120,13 @@ class Segment:
             size = os.fstat(descriptor).st_size
             begin = size - index_size(array.rows)
             if begin < 0:
-                raise damaged(path, f"holds {size} bytes, fewer than its index has")
+                raise damaged(path, f"holds {size} bytes, fewer than its index needs")
             index = read_at(descriptor, size - begin, begin)
             place = place_in_shard(index, row - array.first_row, path)
             if place is None:
                 raise FileNotFoundError(path)
             if place[1] > limit or sum(place) > begin:
-                raise damaged(path, "its index names bytes that are not in it")
+                raise damaged(path, "its index points beyond the end of its data")
             return read_at(descriptor, place[1], place[0])
         except OSError as error:
             if isinstance(error, FileNotFoundError | StorageFailed):
@@ -223,7 +223,7 @@ class Segment:
             raise damaged(self.folder / RECORDS, f"names no outputs ({error})") from None
         rows = {ref: row for row, ref in enumerate(refs)}
         if {*rows} != {*self.seal.refs()}:
-            raise damaged(self.folder / RECORDS, "does not hold the records that the seal names")
+            raise damaged(self.folder / RECORDS, "does not contain the records that the seal lists")
         return rows
 
     @cached_property
@@ -241,7 +241,7 @@ class Segment:
         if record.ref != ref:
             raise damaged(self.folder / RECORDS, f"has the record of {record.ref} instead of {ref}")
         if record.digest != self._digests[row]:
-            raise damaged(self.folder / RECORDS, f"names another digest of {ref} than its record does")
+            raise damaged(self.folder / RECORDS, f"lists a digest of {ref} that differs from its record's")
         return record
 
 

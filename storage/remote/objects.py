@@ -15,7 +15,7 @@ from metaloom.storage.errors import StorageFailed, StoreError
 TIMEOUT, TRIES = "METALOOM_STORE_TIMEOUT", "METALOOM_STORE_TRIES"
 _SLOWEST_BYTES_PER_SECOND = 100_000
 _FIRST_PAUSE_SECONDS = 0.5
-# Temporary errors, by name, because their packages are not imported for local runs.
+# Temporary errors, listed by name because their packages are not imported for local runs.
 _PASSING = {"HTTPClientError", "ConnectionError", "ClientConnectionError", "ClientPayloadError", "IncompleteRead"}
 _SILENCE = ("ReadTimeoutError", "ConnectTimeoutError", "SocketTimeoutError", "ServerTimeoutError")
 _FINAL = (FileNotFoundError, FileExistsError, PermissionError)

@@ -402,7 +402,7 @@ def _too_far(where: Path, found: str) -> DamagedRun:
         where,
         found=f"names {found}",
         required=f"a number below {MOST_SESSIONS} that continues the sequence of earlier sessions",
-        action="If `metaloom verify` reports that it does not belong to the run, it holds no data of the run: "
+        action="If `metaloom verify` reports that it does not belong to the run, it contains no data of the run: "
         "remove it",
     )
 

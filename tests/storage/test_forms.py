@@ -224,8 +224,8 @@ def test_a_table_at_its_limit_is_read_and_one_beyond_is_not(limit: str, monkeypa
     [
         ({"iteration": ["a"]}, "has the column 'iteration' of BYTE_ARRAY"),
         ({"iteration": [0], "x": [[0]]}, "has the column 'element' of lists"),
-        ({"iteration": [0.5]}, "has no column of iterations"),
-        ({"other": [0]}, "has no column of iterations"),
+        ({"iteration": [0.5]}, "has no iteration column"),
+        ({"other": [0]}, "has no iteration column"),
     ],
 )
 def test_a_table_of_other_columns_is_refused(columns: Any, problem: str) -> None:
