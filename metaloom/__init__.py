@@ -8,7 +8,7 @@
     second = metaloom.train("promp-point-corner", "second", iterations=20)
     policy = second.policy()
 
-Names are imported when they are first used, so `import metaloom` is fast and opening a run needs no torch.
+Names are imported on first use, so `import metaloom` is fast and opening a run needs no torch.
 """
 
 from collections.abc import Callable

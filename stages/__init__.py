@@ -1,1 +1,1 @@
-"""The steps of a meta-training iteration, one per file. They are pure: no disk, no clock, no globals."""
+"""The stages of a meta-training iteration, one per file. They are pure: they use no disk, clock or global state."""

@@ -1,4 +1,4 @@
-"""Adaptation of every task's parameters to the task's episodes: by an inner step, or by the actor's memory of them."""
+"""Per-task adaptation from the task's episodes, by an inner step or through the actor's memory."""
 
 from dataclasses import replace
 from functools import partial
@@ -21,10 +21,10 @@ def adapt(
     episodes: EpisodeBatch,
     samples: Samples | None,
 ) -> TaskParams:
-    """Return the parameters of every task after one inner step on its own samples, [B, ...].
+    """Return each task's parameters after one inner step on the task's samples, [B, ...].
 
-    Without samples, the parameters have the actor's memory of a rollout batch that holds one trial per task. Training
-    does not need this: there an actor keeps its memory through the episodes of a trial.
+    Without samples, the parameters contain the actor's memory after a rollout batch of one trial per task. Training
+    does not need this, because an actor there keeps its memory across the episodes of a trial.
     """
     num_tasks = len(episodes.lengths)
     before = acting_params(learner, params, at, num_tasks)

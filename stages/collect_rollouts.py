@@ -33,7 +33,7 @@ from metaloom.stages.tools import Rollouts, acting_params
 def collect_rollouts(
     learner: Learner[Any, Any], rollouts: Rollouts, at: At, *, params: Update | TaskParams, tasks: TaskBatch
 ) -> EpisodeBatch:
-    """Collect complete episodes of every task, with adapted parameters after the first inner step."""
+    """Collect complete episodes per task; after the first inner step, tasks act with their adapted parameters."""
     position = RolloutPosition(at.run_seed, at.iteration, at.step)
     return rollouts.collect(acting_params(learner, params, at, len(tasks)), tasks, position)
 
@@ -48,7 +48,7 @@ def collect_round(
     tasks: TaskBatch,
     posterior: TaskParams | None = None,
 ) -> EpisodeBatch:
-    """Collect episodes with latents from the prior, or from each task's posterior given the previous episodes."""
+    """Collect episodes with latents drawn from the prior, or from each task's posterior given its previous episodes."""
     params = acting_params(learner, state, at, len(tasks))
     if posterior is not None:
         params = TaskParams({**params.params, **posterior.params})
@@ -75,7 +75,7 @@ COLLECT_ROUND = replace(
 )
 
 
-@np.errstate(over="ignore", invalid="ignore")  # reported at the end, with a better message than NumPy's warning
+@np.errstate(over="ignore", invalid="ignore")  # checked at the end, with a better message than NumPy's
 def play_episodes(
     sampler: Sampler,
     params: TaskParams,
@@ -84,18 +84,18 @@ def play_episodes(
     position: RolloutPosition,
     watch: RolloutWatch = UNWATCHED,
 ) -> EpisodeBatch:
-    """Collect complete episodes of every task, with its own parameters: exactly E, or until `enough` is reached.
+    """Collect complete episodes per task with the task's parameters: exactly E, or until `enough` is reached.
 
-    An episode depends, bit for bit, only on its task, parameters and position: not on shards, threads or the length of
+    An episode depends bit for bit only on its task, parameters and position, not on shards, threads or the lengths of
     other episodes.
 
     Raises:
         RolloutError: the environment failed, or an observation, action or reward is not finite.
-        EnvError: the environment cannot be made.
-        ValueError: the parameters do not fit the environment.
+        EnvError: the environment cannot be created.
+        ValueError: the parameters are incompatible with the environment.
     """
     if sampler.enough is None:
-        # First episodes of all trials, then second ones: longer trials append episodes and change no earlier one.
+        # The first episode of every trial, then the second, and so on: longer trials only append episodes.
         blocks, memory = list[EpisodeBatch](), None
         for _ in range(sampler.episodes_per_trial):
             at = replace(position, first_episode=position.first_episode + len(blocks) * sampler.episodes_at_once)
@@ -113,9 +113,9 @@ def play_episodes(
 
 
 class _Rollout:
-    """Buffers of one call, [T, N, ...] with N = B * E rows. Time comes first so that each step writes one block.
+    """Buffers for one call, [T, N, ...] with N = B * E. Time comes first so that a step writes one contiguous block.
 
-    Episodes are collected in parallel, starting from an actor's memory.
+    Episodes are collected in parallel, starting from the given actor memory.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class _Rollout:
         return self._episodes(initial_state)
 
     def _act_in_all(self) -> Array:
-        """Run every episode from reset to end; returns the simulators' state after the resets."""
+        """Run every episode from reset to end and return the simulators' states right after reset."""
         self.watch.entered(None)
         first = self.env.reset(np.repeat(self.tasks.params, self.E, axis=0), np.array(self.seeds, np.uint64))
         self.watch.left()
@@ -209,13 +209,13 @@ class _Rollout:
             check_facts(result.facts, self.declared, rows)
         for fact in self.declared:
             kept = self.facts[fact.name]
-            # Only the last step of an episode is kept, and it is not known in advance.
+            # A per-episode fact keeps the value of the last step, which is not known in advance.
             (kept[t] if fact.per == "step" else kept)[at] = result.facts[fact.name]
         self.lengths[at] += 1
         self.terminated[at] = result.terminated
 
     def _kept(self, observations: Array) -> Array:
-        """Convert observations to the storage dtype if it is an integer dtype."""
+        """Convert observations to the storage dtype if that is an integer dtype."""
         dtype = self.observations.dtype
         return observations if dtype.kind == "f" else as_integers(observations, dtype)
 
@@ -226,7 +226,7 @@ class _Rollout:
             actions=self._by_task(self.actor.actions),
             rewards=self._by_task(self.rewards),
             terminated=terminated,
-            # Every episode is complete: a time limit ended what the task did not end.
+            # Every episode is complete, so one that did not terminate reached the time limit.
             truncated=~terminated,
             lengths=self.lengths.reshape(self.B, self.E),
             behavior={name: self._by_task(value) for name, value in self.actor.behavior_by_step.items()}
@@ -240,7 +240,7 @@ class _Rollout:
         )
 
     def _check_finite(self) -> None:
-        """Check the whole batch, because batched environments are not checked step by step."""
+        """Check the whole batch for non-finite values, because batched environments are not checked at every step."""
         for name, array in (("observations", self.observations), ("actions", self.taken), ("rewards", self.rewards)):
             finite = np.isfinite(array)
             if not finite.all():
@@ -253,7 +253,7 @@ class _Rollout:
                 )
 
     def _by_task(self, values: Array) -> Array:
-        """Turn [T, N, ...] into [B, E, T, ...]."""
+        """Rearrange [T, N, ...] into [B, E, T, ...]."""
         split = values.reshape(len(values), self.B, self.E, *values.shape[2:])
         # Always copy: with one row the layout is already right, but the actions belong to the watch.
         return np.array(np.moveaxis(split, 0, 2), order="C")

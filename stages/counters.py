@@ -1,4 +1,4 @@
-"""Checks of a learner's results, and the counters of a whole run."""
+"""Checks on a learner's results, and the counters kept over a whole run."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,10 +14,10 @@ from metaloom.pipeline.types import EpisodeBatch, LearnerState, Metrics, Paralle
 from metaloom.stages.faults import StageFault
 
 ENV_STEPS = "env_steps"
-"""Environment steps made so far."""
+"""Number of environment steps so far."""
 
 ENV_STEPS_NOMINAL = "env_steps_nominal"
-"""Environment steps if every episode had lasted until its step limit."""
+"""Number of environment steps if every episode had reached its step limit."""
 
 
 def no_steps() -> Params:
@@ -33,19 +33,19 @@ def require_params(
     Args:
         found: Value that the learner returned.
         num_tasks: Number of tasks.
-        learner: The learner.
-        what: Function that returned them, for messages.
+        learner: Learner to name in messages.
+        what: Function that returned the parameters, for messages.
         like: Parameters whose names and shapes are required.
 
     Raises:
-        StageFault: the result is not parameters, covers more or fewer tasks, or lacks some of `like`.
+        StageFault: the result is not TaskParams, covers the wrong number of tasks, or does not match `like`.
     """
-    required = f"required TaskParams of {num_tasks} tasks, the parameters that each of them acts with"
+    required = f"required TaskParams for {num_tasks} tasks, with the parameters that each task acts with"
     if not isinstance(found, TaskParams):
         raise StageFault(f"{what} {_name(learner)} returned {type(found).__name__}; {required}")
     for name, value in found.params.items():
         if len(value) != num_tasks:
-            raise StageFault(f"{what} {_name(learner)} returned params[{name!r}] of {len(value)} tasks; {required}")
+            raise StageFault(f"{what} {_name(learner)} returned params[{name!r}] for {len(value)} tasks; {required}")
     for name, before in {} if like is None else like.params.items():
         if name not in found.params or found.params[name].shape != before.shape:
             shape = [*found.params[name].shape] if name in found.params else "absent"
@@ -60,13 +60,13 @@ def require_state(found: object, learner: Learner[Any, Any], what: str, like: Pa
 
     Args:
         found: Value that the learner returned.
-        learner: The learner.
-        what: Function that returned it, for messages.
-        like: Parameters whose dtypes are allowed besides float32. None allows any dtype, as in runs of earlier
-            versions.
+        learner: Learner to name in messages.
+        what: Function that returned the state, for messages.
+        like: Parameters whose dtypes are required; all other parameters must be float32. None allows any dtype, as in
+            runs by earlier versions.
 
     Raises:
-        StageFault: the learner returned something else.
+        StageFault: the result is not a LearnerState of arrays, or a parameter has another dtype.
     """
     if not isinstance(found, LearnerState):
         raise StageFault(
@@ -89,17 +89,17 @@ def require_state(found: object, learner: Learner[Any, Any], what: str, like: Pa
 
 
 def require_counters(update: object, where: str) -> None:
-    """Refuse the end of an iteration that lost the counters of a run.
+    """Check that the stage that ends an iteration kept the run's counters.
 
     Raises:
-        StageFault: naming the first that is missing.
+        StageFault: a counter is missing; the message names the first.
     """
     assert isinstance(update, Update)
     for name in no_steps():
         if name not in update.metrics or name not in update.learner.extra:
             raise StageFault(
-                f"{where}: the stage lost the counter {name}; required it in the metrics and in learner.extra, "
-                "as metaloom.stages.counters.updated returns them"
+                f"{where}: the stage lost the counter {name}; return it in the metrics and in learner.extra, "
+                "as metaloom.stages.counters.updated does"
             )
 
 
@@ -113,7 +113,7 @@ def updated(
     rounds: Sequence[EpisodeBatch],
     metrics: Metrics,
 ) -> Update:
-    """Count the episodes of the rollout batches and update the learner; the counters are also metrics.
+    """Update the learner, count the environment steps of the rollout batches, and add the counters to the metrics.
 
     Raises:
         StageFault: the result is not a learner state with numeric metrics, its parameters have changed shape or dtype,
@@ -129,7 +129,7 @@ def updated(
             kinds = f"({', '.join(type(part).__name__ for part in found)})" if isinstance(found, tuple) else ""
             raise StageFault(
                 f"the update of {_name(learner)} returned {kinds or type(found).__name__}; required (LearnerState, "
-                "metrics), with the metrics a mapping from names to numbers"
+                "metrics), where metrics maps names to numbers"
             )
     for name in sorted({*before.params, *after.params}):
         found, required = (one.params.get(name) for one in (after, before))
@@ -145,7 +145,7 @@ def updated(
     numbers = {name: float(count) for name, count in counters.items()}
     if taken := sorted((metrics | numbers).keys() & of_update.keys()):
         raise StageFault(
-            f"the update returned the metrics {', '.join(taken)}, which every run has already; return them under "
+            f"the update returned the metrics {', '.join(taken)}, which every run already has; return them under "
             "other names"
         )
     extra = after.extra | {name: np.array(count, np.int64) for name, count in counters.items()}
@@ -159,8 +159,8 @@ def _name(learner: Learner[Any, Any]) -> str:
 def _number(name: object, value: Any) -> float:
     """Convert a metric to the float that is stored."""
     if not isinstance(name, str):
-        raise StageFault(f"the update returned a metric under the name {name!r}; required text, as in {{'loss': ...}}")
+        raise StageFault(f"the update returned a metric named {name!r}; required a string, as in {{'loss': ...}}")
     if isinstance(value, int | float | np.number | np.bool) or getattr(value, "shape", None) == ():
-        with suppress(ValueError, TypeError):  # an array of text, or of an object
+        with suppress(ValueError, TypeError):  # an array that holds text or an object
             return float(value)
     raise StageFault(f"the update returned the metric {name!r} as {value!r}; required one number, as in float(loss)")

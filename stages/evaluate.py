@@ -1,4 +1,4 @@
-"""Evaluation of a learner: fresh episodes for every adaptation step, and fresh test episodes after it."""
+"""Evaluation of a learner, with new episodes for every adaptation step and new test episodes after each."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ from metaloom.stages.tools import Adaptation, Rollouts, Tested
 
 _Outcome = tuple[Mapping[str, Array], Mapping[str, Array]]
 _ADAPTATION, _TEST = 0, 1
-"""Value in place of the iteration number in the positions of evaluation episodes."""
+"""Values that replace the iteration number in the positions of evaluation episodes."""
 
 
 def evaluate(
@@ -37,9 +37,9 @@ def evaluate(
 ) -> Evaluation:
     """Measure returns after 0 ... K adaptation steps, on episodes not used for adaptation.
 
-    Actions are drawn in the episodes to adapt to, even if test episodes are deterministic. For policies with memory the
-    settings decide; where tasks are inferred, drawing possible tasks explores. The random streams of step k do not
-    depend on K, so more steps extend a curve without changing it.
+    Actions in adaptation episodes are sampled even if test episodes are deterministic. For policies with memory, the
+    settings determine this; where tasks are inferred, sampled latents explore instead. The random streams of step k do
+    not depend on K, so more steps extend a curve without changing it.
     """
     draws_actions = not inferring and (config.algorithm.trial is None or config.evaluation.remembered == "drawn")
 
@@ -57,7 +57,7 @@ def evaluate(
     )
     test_rollouts = rollouts.sampling(plan.test_episodes, deterministic=plan.deterministic)
     params = learner.acting_params(before, len(tasks))
-    # Keep outcomes, and of earlier batches only the data for inference: one batch can fill much of the memory.
+    # A batch can be large, so keep only outcomes, and only the data needed for inference from earlier batches.
     tests, adaptations, rounds = list[_Outcome](), list[_Outcome](), list[EpisodeBatch]()
     for k in range(plan.adaptation_steps + 1):
         with _faults_in(f"test episodes after {k} adaptation steps"):
@@ -92,7 +92,7 @@ EVALUATE = Stage(
     reads={"state": "updated"},
     group="evaluation",
     samples=True,
-    # All evaluations are comparable: same tasks, same seeds.
+    # All evaluations use the same tasks and seeds, so that they can be compared.
     seed_position=lambda config, i, k: (config.seed, config.evaluation.seed),
 )
 EVALUATE_INFERENCE = replace(EVALUATE, run=partial(evaluate, inferring=True))
@@ -108,14 +108,14 @@ def test_position(run_seed: int, k: int) -> RolloutPosition:
 
 
 def _outcome(episodes: EpisodeBatch, returns: Array) -> _Outcome:
-    """Return the measurements kept from a rollout batch, [B, E] each, and its facts."""
+    """Return the measurements kept from a rollout batch, each [B, E], and its per-episode facts."""
     kept = {"returns": returns, "lengths": episodes.lengths, "terminated": episodes.terminated}
     return kept, episodes.episode_facts
 
 
 @contextmanager
 def _faults_in(episodes: str) -> Iterator[None]:
-    """Add the kind of evaluation episode to faults, since these positions have no iteration number."""
+    """Within the block, add the kind of evaluation episode to faults, whose positions have no iteration number."""
     try:
         yield
     except RolloutError as fault:
@@ -124,7 +124,7 @@ def _faults_in(episodes: str) -> Iterator[None]:
 
 
 def _stacked(batches: Sequence[Mapping[str, Array]], otherwise: Mapping[str, Array]) -> dict[str, Array]:
-    """Join the arrays of rollout batches by name, [B, steps, E] each; without batches, empty ones as `otherwise`."""
+    """Stack same-named arrays of the batches, each [B, steps, E]; without batches, return empty `otherwise` arrays."""
     if not batches:
         return {name: values[:, :0, :0] for name, values in otherwise.items()}
     return {name: np.stack([batch[name] for batch in batches], axis=1) for name in batches[0]}

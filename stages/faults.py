@@ -1,4 +1,4 @@
-"""Errors of stages, with the data to reproduce them, and the check for finite values."""
+"""Stage errors with the data to reproduce them, and the check for finite values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ class StageFault(RuntimeError):
 
     Attributes:
         about: Location and circumstances, as plain JSON data: stage, iteration, step, task, episode, ...
-        arrays: Arrays that reproduce the fault, by name, small enough to be kept.
+        arrays: Arrays that reproduce the fault, keyed by name and small enough to store.
     """
 
     def __init__(self, message: str, about: Mapping[str, Any] | None = None, arrays: Mapping[str, Array] | None = None):
@@ -33,7 +33,7 @@ class StageFault(RuntimeError):
         self.arrays: dict[str, Array] = dict(arrays or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Workers pickle it; by default, an exception keeps only its message.
+        # Workers pickle faults; by default, a pickled exception keeps only its message.
         return type(self), (str(self), self.about, self.arrays)
 
 
@@ -47,20 +47,20 @@ class NotFinite(StageFault):
 
 
 def require_finite(ref: StageRef, value: object, arrays: Mapping[str, Array]) -> None:
-    """Raise unless all arrays of a stage's output are finite. Metrics may be NaN.
+    """Check that all arrays in a stage's output are finite. Metrics may be NaN.
 
     Raises:
-        NotFinite: names the first such array and, if it has these axes, the task, episode and step.
+        NotFinite: an array is not finite; names the first one and, if it has these axes, the task, episode and step.
     """
     if isinstance(value, Update):
         arrays = {name: array for name, array in arrays.items() if not name.startswith("metrics.")}
     for name, array in arrays.items():
-        # Facts may be NaN where the environment declares it: the collecting stage has checked them.
+        # Facts may be NaN if the environment declares so; the collecting stage has checked them.
         is_fact = name.partition(".")[0].endswith("facts") and isinstance(value, EpisodeBatch | Evaluation)
         if array.dtype.kind != "f" or is_fact:
             continue
-        # A sum is four times as fast as checking every value. It errs only by overflowing, so failures are checked
-        # again.
+        # A sum is four times as fast as checking every value. It can overflow, so every value is checked if the sum is
+        # not finite.
         with np.errstate(all="ignore"):
             if np.isfinite(array.sum()) or (finite := np.isfinite(array)).all():
                 continue
@@ -78,7 +78,7 @@ def require_finite(ref: StageRef, value: object, arrays: Mapping[str, Array]) ->
 
 
 def _axes_of(value: object, name: str, array: Array) -> Sequence[str]:
-    """Return the names of an array's leading axes: task, episode and step, or those declared by a custom class."""
+    """Return the names of an array's leading axes: task, episode and step, or the axes a custom class declares."""
     if isinstance(value, TaskBatch | TaskParams | Evaluation):
         return _AXES[:1]
     if isinstance(value, EpisodeBatch | Samples):

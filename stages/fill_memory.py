@@ -18,7 +18,7 @@ from metaloom.stages.tools import Rollouts, acting_params
 def fill_memory(
     learner: Learner[Any, Any], config: RunConfig, env: MetaEnv, rollouts: Rollouts, at: At, *, state: Update
 ) -> EpisodeBatch:
-    """Collect episodes with actions drawn uniformly, or with a pretrained policy."""
+    """Collect the episodes that fill the buffer, with uniformly random actions or a pretrained policy."""
     filling, tasks = plan_of(config).filling, sample_tasks(env, config, at)
     params = TaskParams({})
     if filling.actor != "uniform":
@@ -38,7 +38,7 @@ def fill_memory_of_all_tasks(
     *,
     state: Update,
 ) -> EpisodeBatch:
-    """Collect episodes of every training task, with latents from the prior."""
+    """Collect episodes for every training task, with latents drawn from the prior."""
     episodes = plan_of(config).filling.episodes
     assert episodes is not None, "the buffers of training tasks are filled by episodes"
     params = acting_params(learner, state, at, len(training_tasks))

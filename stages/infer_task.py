@@ -1,4 +1,4 @@
-"""Adaptation by inference: the posterior over every task given its episodes."""
+"""Adaptation by inference of each task's posterior from its episodes."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ from metaloom.stages.memory.replay import plan_of
 def infer_task(
     learner: Learner[Any, Any], at: At, parallel: ParallelMap, *, state: Update, episodes: tuple[EpisodeBatch, ...]
 ) -> TaskParams:
-    """Return the posterior over every task, the only task parameters that adaptation changes.
+    """Return each task's posterior, the only task parameters that adaptation changes.
 
-    Training uses a random sample of the transitions, evaluation all of them.
+    Training conditions on a random sample of the transitions, evaluation on all of them.
     """
     position = (at.run_seed, at.iteration, at.step) if at.training else None
     evidence = ContextRounds(episodes, position)

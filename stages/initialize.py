@@ -12,17 +12,17 @@ from metaloom.stages.counters import no_steps, require_state
 from metaloom.stages.tools import WarmStart
 
 CRITICS = ("critic.", "q1.", "q2.", "v.", "target_", "decoder.")
-"""Prefixes of a learner's critic parameters: values, target networks, and a model's decoders."""
+"""Name prefixes of critic parameters: value functions, target networks and model decoders."""
 
 
 def initialize(learner: Learner[Any, Any], at: At, warm_start: WarmStart) -> Update:
     """Return the learner state of iteration 0, with no metrics and all counters at zero.
 
-    A warm start copies the parameters of the policy and, if both have one, the critic. It also copies the statistics if
-    observations or rewards are normalized.
+    A warm start copies the parameters of the policy and, if both runs have one, the critic. It also copies the
+    normalization statistics if this run normalizes observations or rewards.
 
     Raises:
-        ConfigError: the parameters of the warm start do not fit this run's policy or critic.
+        ConfigError: the warm start's parameters are incompatible with this run's policy or critic.
     """
     state, start = require_state(learner.initialize(run_seed=at.run_seed), learner, "initialize of"), warm_start()
     if start is not None:

@@ -46,7 +46,7 @@ def meta_optimize_with_trials(
     samples: Samples,
     rounds: SpanOutputs,
 ) -> Update:
-    """Compute the next learner: the policy from this iteration's trials, the model also from recent iterations."""
+    """Compute the next learner: the policy learns from this iteration's trials, the model also from recent ones."""
     step = Step(episodes, samples, at.step)
     experience = TrialExperience(step, trials.buffer(rounds))
     metrics = with_own(step_metrics(step), measures.of_step(step))

@@ -11,7 +11,7 @@ from metaloom.pipeline.types import EpisodeBatch, ParallelMap, Samples, Update
 def process_samples(
     learner: Learner[Any, Any], at: At, parallel: ParallelMap, *, state: Update, episodes: EpisodeBatch
 ) -> Samples:
-    """Compute returns, values and advantages of a rollout batch, [B, E, T] each."""
+    """Compute the returns, values and advantages of a rollout batch, each [B, E, T]."""
     seed = seed_for(at.run_seed, "baseline", at.iteration, at.step)
     return learner.process(
         learner.at_start(state.learner, run_seed=at.run_seed), episodes, seed=seed, parallel=parallel

@@ -21,7 +21,7 @@ def sample_tasks(env: MetaEnv, config: RunConfig, at: At) -> TaskBatch:
 
 
 def sample_training_tasks(env: MetaEnv, config: RunConfig, at: At) -> TaskBatch:
-    """Draw tasks of the training set without replacement."""
+    """Draw tasks from the training set without replacement."""
     return distinct_tasks(env, config.num_tasks, generator(at.run_seed, "tasks", at.iteration))
 
 
@@ -33,11 +33,11 @@ def draw_tasks(env: MetaEnv, *, num_tasks: int, run_seed: int, iteration: int, b
     """Draw the meta-batch of an iteration: `num_tasks` independent draws from the env's task distribution.
 
     Args:
-        env: The environment.
-        num_tasks: B.
+        env: Environment that samples the tasks.
+        num_tasks: Number of tasks, B.
         run_seed: Seed of the run.
         iteration: Iteration index; it seeds the draws together with `run_seed`.
-        balanced: Draw equally many tasks of every class, by rejection.
+        balanced: True to draw the same number of tasks per class, by rejection.
 
     Raises:
         EnvError: the env's `sample_tasks` fails or does not return finite values [B, P]; or, if balanced, it declares

@@ -1,4 +1,4 @@
-"""Choice of the stored transitions for an iteration's gradient steps."""
+"""Sampling of stored transitions for an iteration's gradient steps."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from metaloom.stages.memory.replay import BEFORE_ITERATIONS, Collected, StoredRe
 
 
 def sample_transitions(config: RunConfig, replay: StoredReplay, at: At, *, rounds: SpanOutputs) -> Minibatches:
-    """Draw rows of the replay buffer for an iteration's gradient steps, reading only episode lengths."""
+    """Draw replay buffer rows for an iteration's gradient steps, reading only episode lengths."""
 
     def collected(ref: StageRef, num_tasks: int) -> Collected:
         iteration = BEFORE_ITERATIONS if ref.stage == "fill_memory" else ref.iteration
@@ -39,7 +39,7 @@ def sample_transitions_of_tasks(
     rounds: SpanOutputs,
     tasks: SpanOutputs,
 ) -> Minibatches:
-    """Draw tasks for the gradient steps of an iteration, and rows of each task's replay buffer and context."""
+    """Draw tasks for an iteration's gradient steps, and rows from each task's replay buffer and context."""
 
     @cache
     def ids(iteration: int) -> Array:
@@ -47,7 +47,7 @@ def sample_transitions_of_tasks(
         return tasks.load(drawn).ids
 
     def collected(ref: StageRef, num_tasks: int) -> Collected:
-        if ref.stage == "fill_memory":  # holds all tasks in order
+        if ref.stage == "fill_memory":  # contains all tasks in order
             return Collected(BEFORE_ITERATIONS, np.arange(num_tasks), in_context=True)
         return Collected(ref.iteration, ids(ref.iteration), plan_of(config).rounds[ref.step].in_context)
 
@@ -71,19 +71,19 @@ SAMPLE_TRANSITIONS_OF_TASKS = replace(
 def draw_transitions(
     view: ReplayView, plan: OffPolicyPlan, at: At, task_ids: Sequence[int], *, num_updates: int, max_updates: int
 ) -> Minibatches:
-    """Draw K different tasks per gradient step, and for each N transitions to learn from and C for inference.
+    """Draw K distinct tasks per gradient step and, per task, N training transitions and C context transitions.
 
     Transitions are drawn uniformly with replacement from a task's replay buffer. Context is drawn separately, uniformly
     from the task's context rows, without replacement if there are at least C. The draws of a gradient step do not
     depend on the number of later steps.
 
     Args:
-        view: The replay buffers at the iteration.
-        plan: K, N, C, and the capacity of a task's replay buffer; older transitions are not drawn.
+        view: Replay buffers as of this iteration.
+        plan: Plan with K, N, C and the capacity of a task's replay buffer; older transitions are not drawn.
         at: Position of the gradient steps.
         task_ids: Tasks to choose from.
         num_updates: Number of gradient steps to draw for.
-        max_updates: U of the result; gradient steps after `num_updates` are -1.
+        max_updates: Number U of gradient steps in the result; entries after `num_updates` are -1.
 
     Raises:
         ReplayError: there are fewer tasks than K or more gradient steps than U, or a task has nothing to draw from.
@@ -91,8 +91,8 @@ def draw_transitions(
     where, num_tasks = f"sample_transitions of iteration {at.iteration}", plan.tasks_per_gradient_step
     if len(set(task_ids)) < num_tasks:
         raise ReplayError(
-            f"{where}: {len(set(task_ids))} train tasks; required at least {num_tasks}, the tasks of a gradient step. "
-            "Lower their number or give the environment more train tasks"
+            f"{where}: found {len(set(task_ids))} training tasks; each gradient step requires at least {num_tasks}. "
+            "Use fewer tasks per gradient step or add training tasks to the environment"
         )
     if not 1 <= num_updates <= max_updates:
         raise ReplayError(f"{where}: {num_updates} gradient steps; required 1 to {max_updates}")
@@ -126,8 +126,8 @@ def draw_transitions(
 def _require_rows(where: str, what: str, choices: dict[int, DrawableRows]) -> None:
     if empty := [task for task, rows in choices.items() if not len(rows)]:
         raise ReplayError(
-            f"{where}: the {what} of {len(empty)} of {len(choices)} tasks is empty, first of task {empty[0]}; required "
-            "at least one transition of each. Fill it with every train task before the first update"
+            f"{where}: the {what} of {len(empty)} of {len(choices)} tasks is empty, starting with task {empty[0]}; "
+            "required at least one transition per task. Fill it for every training task before the first update"
         )
 
 
@@ -146,7 +146,7 @@ _BLOCK = 4096
 
 
 def draw_with_replacement(uniforms: Array, sizes: Array | int) -> Array:
-    """Draw [...] int64 below `sizes` (broadcast) from `uniforms` [...] float64 in [0, 1)."""
+    """Map uniform draws in [0, 1) to int64 integers below `sizes`, which are broadcast."""
     return (uniforms * sizes).astype(np.int64)
 
 
@@ -161,7 +161,7 @@ def draw_distinct(uniforms: Array, sizes: Array) -> Array:
         sizes: Sizes of the ranges, [S], each at least C and below 2**31.
 
     Returns:
-        [S, C] int64.
+        The sets, [S, C] int64.
     """
     size, drawn = uniforms.shape[1], np.empty(uniforms.shape, np.int64)
     for first in range(0, len(uniforms), _BLOCK):

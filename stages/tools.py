@@ -1,4 +1,4 @@
-"""Interfaces that `flows` implements and stages receive besides their inputs."""
+"""Interfaces that `flows` implements and passes to stages besides their inputs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self
@@ -14,14 +14,14 @@ Tested = Callable[[int, EpisodeBatch], object]
 """Callback that receives the test episodes after each number of adaptation steps."""
 
 WarmStart = Callable[[], LearnerState | None]
-"""Function that reads the learner a run starts from; None for a run without a warm start."""
+"""Function that returns the learner a run starts from, or None for a run without a warm start."""
 
 
 class Rollouts(Protocol):
-    """Collects episodes, wherever the environments run."""
+    """Collector of episodes, wherever the environments run."""
 
     def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
-        """Return complete episodes of every task."""
+        """Collect complete episodes per task."""
         ...
 
     def sampling(
@@ -36,17 +36,17 @@ class Rollouts(Protocol):
 
 
 class Adaptation(Protocol):
-    """Adapts a learner to tasks by the stages of its graph, as training does."""
+    """Adaptation of a learner to tasks through the stages of its graph, as in training."""
 
     def adapt(
         self, state: LearnerState, params: TaskParams, rounds: Sequence[EpisodeBatch], *, run_seed: int
     ) -> TaskParams:
-        """Return the parameters of every task after the adaptation step on the last rollout batch.
+        """Return each task's parameters after the adaptation step on the last rollout batch.
 
         Args:
             state: Learner state.
-            params: Parameters that collected the last rollout batch.
-            rounds: All rollout batches so far, the last one collected by `params`; step k follows batch k. Earlier
+            params: Parameters used to collect the last rollout batch.
+            rounds: All rollout batches so far, the last one collected with `params`; step k follows batch k. Earlier
                 ones may lack behavior, reward terms and facts.
             run_seed: Seed of the random draws.
         """
@@ -54,10 +54,10 @@ class Adaptation(Protocol):
 
 
 def acting_params(learner: Learner[Any, Any], acting: Update | TaskParams, at: At, num_tasks: int) -> TaskParams:
-    """Return every task's parameters: adapted ones if there are any, otherwise the learner's.
+    """Return each task's parameters: the adapted ones if given, otherwise the learner's.
 
     Raises:
-        StageFault: the learner returned something else.
+        StageFault: the learner returned an invalid state or invalid parameters.
     """
     if isinstance(acting, TaskParams):
         return acting

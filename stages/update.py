@@ -29,10 +29,10 @@ def update(
     episodes: tuple[EpisodeBatch, ...],
     fill: EpisodeBatch | None = None,
 ) -> Update:
-    """Compute the next learner from the drawn transitions, and metrics of this iteration's episodes.
+    """Compute the next learner from the drawn transitions, and the metrics of this iteration's episodes.
 
-    Episode metrics end in the number of task inferences: 0 under the prior, 1 after inference. The initial fill of the
-    replay buffer counts only towards environment steps.
+    Names of episode metrics end with the number of task inferences: 0 under the prior, 1 after inference. The initial
+    fill of the replay buffer counts only towards environment steps.
     """
     by_posterior: dict[int, list[EpisodeBatch]] = {}
     for batch, part in zip(episodes, plan_of(config).rounds, strict=True):
@@ -41,7 +41,7 @@ def update(
     for k, batches in by_posterior.items():
         collected += batches
         metrics |= with_own(episode_metrics(batches, k), measures.of_round(batches, k))
-    # Non-finite parameters are reported at the end, with a better message than a warning.
+    # Non-finite parameters are reported at the end, with a better message than NumPy's warning.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         experience = replay.minibatches(rounds, drawn)
         return updated(learner, at, parallel, state=state, experience=experience, rounds=collected, metrics=metrics)

@@ -1,4 +1,4 @@
-"""The witness of an iteration: one episode replayed in a new copy of the environment and compared."""
+"""The witness of an iteration: one episode replayed in a new environment and compared with the stored one."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -13,10 +13,10 @@ Collect = Callable[[TaskParams, TaskBatch, RolloutPosition], EpisodeBatch]
 
 
 def play_again(tasks: TaskBatch, episodes: EpisodeBatch, position: RolloutPosition, collect: Collect) -> str | None:
-    """Replay a randomly chosen episode with its stored seed and actions.
+    """Replay a randomly chosen episode from its seed and stored actions, and compare the results.
 
     Returns:
-        The first difference, with the episode, the step and the array; None if there is none.
+        Description of the first difference, with its episode, step and array, or None if there is none.
     """
     real = np.argwhere(episodes.lengths > 0)
     b, e = real[generator(position.run_seed, "witness", position.iteration, 1).integers(len(real))].tolist()
@@ -32,7 +32,7 @@ def play_again(tasks: TaskBatch, episodes: EpisodeBatch, position: RolloutPositi
 
 
 def _differences(stored: EpisodeBatch, at: tuple[int, int], again: EpisodeBatch) -> Iterator[tuple[int, str]]:
-    """Yield each differing array's name and first differing step; -1 is the reset."""
+    """Yield the first differing step and the name of each array that differs; step -1 is the reset."""
     length = min(int(stored.lengths[at]), int(again.lengths[0, 0]))
     by_step: Mapping[str, tuple[Array, Array]] = {
         "observations": (stored.observations, again.observations),

@@ -1,4 +1,4 @@
-"""Stored runs: arrays, lineage, commit, tables.
+"""Storage of runs: arrays, lineage, atomic commits and tables.
 
 Opening a run imports neither torch nor a simulator:
 

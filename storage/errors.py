@@ -1,4 +1,4 @@
-"""Errors of stored runs. Messages name the location, what was found, what is required and a remedy."""
+"""Errors about stored runs. Messages give the location, what was found, what is required and a remedy."""
 
 import os
 import shlex
@@ -15,7 +15,7 @@ class StoreError(Exception):
     """Base class of errors in reading or writing a run.
 
     Args:
-        where: File, folder or stage concerned.
+        where: Affected file, folder or stage.
         found: Actual state.
         required: Expected state.
         action: Suggested next step.
@@ -58,7 +58,7 @@ class RunLocked(StoreError):
 
 
 class FencedOut(StoreError):
-    """A later writer has taken over the run; this one's writes no longer count."""
+    """A later writer has taken over the run; output from this writer is no longer accepted."""
 
 
 class StageMissing(StoreError, LookupError):
@@ -82,7 +82,7 @@ class StageExists(StoreError):
 
 
 class LayoutMismatch(StoreError, ValueError):
-    """A batch does not fit the run's existing arrays, or cannot be stored at all."""
+    """A batch does not match the layout of the run's arrays, or cannot be stored at all."""
 
 
 class DamagedRun(StoreError):
@@ -90,17 +90,17 @@ class DamagedRun(StoreError):
 
 
 class IncompatibleFormat(StoreError):
-    """This version does not read the run's format."""
+    """This version cannot read the run's format."""
 
 
 class StorageFailed(StoreError):
-    """The operating system refused a read or write, for lack of space or permission. `__cause__` is its OSError."""
+    """The operating system refused a read or write, e.g. for lack of space. `__cause__` is the OSError."""
 
 
 def damaged(where: Path, found: str) -> DamagedRun:
     """Build the error for a file that differs from what was written."""
     run, depth = _run_around(where)
-    # All files can be restored from the rest of the run, except folders.
+    # Everything below the top level, and run.json, can be restored from the rest of the run.
     lost = depth <= 1 and where.name != "run.json"
     return DamagedRun(
         where,
@@ -112,7 +112,7 @@ def damaged(where: Path, found: str) -> DamagedRun:
 
 
 def linked(where: Path) -> DamagedRun:
-    """Build the error for a symbolic link in a run, such as DVC and git-annex create."""
+    """Build the error for a symbolic link in a run, as created by DVC or git-annex."""
     return DamagedRun(
         where,
         found="is a symbolic link",
@@ -125,7 +125,7 @@ def linked(where: Path) -> DamagedRun:
 def _run_around(where: Path) -> tuple[str, int]:
     """Return the run that contains a path, as a command argument, and the path's depth in it."""
     parts = where.absolute().parts
-    # The innermost, since the folder of all runs may have such a name; but segments contain all kinds of folders.
+    # Take the innermost match, since parent folders may have such names. Segments contain folders of all these names.
     inner = {"_segments"} & {*parts} or _TOP
     top = max((i for i, part in enumerate(parts) if part in inner), default=len(parts))
     depth = len(parts) - top
@@ -134,14 +134,14 @@ def _run_around(where: Path) -> tuple[str, int]:
 
 @contextmanager
 def system_errors(run: Path, *, required: str, action: str) -> Generator[None, None, None]:
-    """Convert OSErrors in the block to StorageFailed about a run."""
+    """Within the block, convert OSErrors to StorageFailed errors about a run."""
     try:
         yield
     except StoreError:
         raise
     except OSError as error:
         found = error.strerror or str(error)
-        if isinstance(error, shutil.Error) and isinstance(error.args[0], list):  # of every file of a copied folder
+        if isinstance(error, shutil.Error) and isinstance(error.args[0], list):  # one entry per file of a copied folder
             files: list[tuple[str, str, str]] = error.args[0]
             found = f"{len(files)} files could not be copied, the first because of {files[0][2]}"
         if error.filename is not None:
@@ -150,9 +150,9 @@ def system_errors(run: Path, *, required: str, action: str) -> Generator[None, N
 
 
 def path_argument(run: Path) -> str:
-    """Return the path of a run as an argument of commands, quoted for the shell.
+    """Return the path of a run as a command-line argument, quoted for the shell.
 
-    It has a separator: a bare name would mean a run in the runs folder.
+    It always contains a separator, because a bare name would mean a run in the runs folder.
     """
     text = str(run)
     return shlex.quote(text if os.sep in text else os.path.join(os.curdir, text))

@@ -24,11 +24,11 @@ class Export:
     """Summary of an export.
 
     Attributes:
-        path: The folder.
+        path: Exported folder.
         iterations: Number of exported iterations.
         rows: Number of rows, episodes or points, depending on the format.
         skipped: Iterations skipped because their batches are no longer stored, with the reason.
-        progress: Receives the number of iterations read and the total; restarts if a format reads them more than once.
+        progress: Callback that receives the number of iterations read and the total, once per pass over them.
     """
 
     path: Path
@@ -45,7 +45,7 @@ class Export:
     def available(
         self, run: Run, iterations: Iterations, steps: Sequence[int] | None
     ) -> Iterator[tuple[int, list[int]]]:
-        """Yield the iterations to export, each with its inner steps. Log and skip those without episodes.
+        """Yield the iterations to export with their inner steps; record and skip iterations without episodes.
 
         Raises:
             StageMissing: a requested iteration is not complete.
@@ -73,7 +73,7 @@ class Export:
 
 @contextmanager
 def export_folder(out: Path) -> Generator[Path, None, None]:
-    """Make a temporary folder; rename it to `out` if the block succeeds, otherwise remove it.
+    """Yield a temporary folder that is renamed to `out` if the block succeeds, and removed otherwise.
 
     Also removes folders left by killed exports.
 
@@ -84,7 +84,7 @@ def export_folder(out: Path) -> Generator[Path, None, None]:
     with system_errors(out, required=_WRITABLE, action="Free space, or choose another folder"):
         if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
             raise ExportExists(
-                out, found="the path exists already", required="a new or empty folder", action="Choose another --out"
+                out, found="the path already exists", required="a new or empty folder", action="Choose another --out"
             )
         out.parent.mkdir(parents=True, exist_ok=True)
         with unfinished_folder(out.parent, out.name) as part:

@@ -46,13 +46,13 @@ def create_run(
     """Create a run and open it for writing.
 
     Args:
-        path: Folder or URL of the run; must not exist, or be empty.
+        path: Folder or URL of the run; it must be empty or not exist.
         config: Settings, as plain JSON data.
         config_digest: Digest of the settings that affect results.
         capacity: Number of iterations to allocate; `open_writer` can raise it later.
         environment: Further facts that affect results or help to reproduce them, as plain JSON data.
-        stages: Stages of the run; default: the on-policy stages.
-        retention: Rule for which iterations this writer keeps whole.
+        stages: Stages of the run; the default is the on-policy stages.
+        retention: Rule that determines which iterations this writer keeps whole.
 
     Raises:
         InvalidRunName: the path cannot be printed on one line.
@@ -62,12 +62,12 @@ def create_run(
     """
     path = check_path(folder_of(path))
     if capacity < 1:
-        raise ValueError(f"capacity is {capacity}; a run has room for at least one iteration")
+        raise ValueError(f"capacity is {capacity}; it must be at least 1")
     with creating(path):
         follow(path)
         check_free(path)
         make_folders(path)
-        sync_folder(path.parent)  # an interrupted creation may have made it
+        sync_folder(path.parent)  # an interrupted creation may have made the folder
         session = begin_session(path, take_over=False)
         try:
             check_free(path)
@@ -94,11 +94,11 @@ def open_writer(
         capacity: Minimum number of iterations to allocate.
         take_over: True to take over from a writer that is hanging or whose host is dead.
         repair: True to check every file and repair the run; see `metaloom.storage.keep.repair`.
-        retention: Rule for which iterations this writer keeps whole.
+        retention: Rule that determines which iterations this writer keeps whole.
 
     Raises:
         RunNotFound, NotARun, IncompatibleFormat: there is no readable run at the path.
-        RunLocked: another process writes it.
+        RunLocked: another process is writing the run.
         DamagedRun: a record is damaged, or a committed file is missing or truncated.
         StorageFailed: the system refuses the write.
     """
@@ -107,7 +107,7 @@ def open_writer(
     if not (repair and can_restore_info(path)):
         read_info(path)
     with system_errors(path, required=WRITABLE, action="Free space, or check the folder's permissions and its disk"):
-        # Writing through linked folders, as in a run from elsewhere, would change their targets.
+        # Writing through symbolic links to folders, as in a run from elsewhere, would change their targets.
         inner = ("data.zarr/*", "data.zarr/*/*", "tables/*")
         names = ("run.json", "_commits", "_sessions", "_thinned", "_segments", "data.zarr", "tables")
         folders = [path / name for name in names]
@@ -118,7 +118,7 @@ def open_writer(
         session = begin_session(path, take_over=take_over)
         try:
             return _run_writer(path, session, capacity, repair=repair, retention=retention)
-        except FileNotFoundError as error:  # perhaps removed meanwhile by a later writer
+        except FileNotFoundError as error:  # a later writer may have removed the file
             reason = session.explain(error)
             session.close()
             raise reason from error
@@ -128,7 +128,7 @@ def open_writer(
 
 
 def _run_writer(path: Path, session: Session, capacity: int | None, *, repair: bool, retention: Retention) -> RunWriter:
-    """Make the writer of a session."""
+    """Return the writer for a session, repairing the run first if requested."""
     if repair and session.remote is not None:
         session.remote.give_up_damaged()
     repaired = restore_info(session) if repair else []
@@ -155,7 +155,7 @@ def _run_writer(path: Path, session: Session, capacity: int | None, *, repair: b
             **({"head": history.head.document()} if history.head else {}),
         }
     )
-    if not info_copies(path):  # a run of an earlier version
+    if not info_copies(path):  # a run written by an earlier version
         keep_copy(session, read_file(path / "run.json", limit=2**30))
     session.remove(history.leftovers)
     session.share_all()

@@ -1,4 +1,4 @@
-"""Progress of work on a run."""
+"""Progress callbacks for work on a run."""
 
 from collections.abc import Callable
 

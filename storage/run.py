@@ -1,4 +1,4 @@
-"""Reading of runs, as tables or by iteration.
+"""Reading runs as tables or by iteration.
 
 Outputs are visible once committed, and are checked before decoding.
 """
@@ -62,7 +62,7 @@ V = TypeVar("V", bound=Value)
 class Iteration(Shown):
     """The stored batches of one iteration. Every method raises StageMissing for a missing output.
 
-    Other stages have methods named after them and after their group: `run[3].noise(0)`.
+    Other stages are methods too, named after the stage or its group: `run[3].noise(0)`.
     """
 
     run: StoredOutputs
@@ -84,13 +84,13 @@ class Iteration(Shown):
 
         Args:
             stage: Stage name, or the name of its group, such as rollouts.
-            k: Inner step, for stages with several.
+            k: Inner step, for stages that run at several.
             task: As for `rollouts`.
         """
         return self.run.load(self.ref(stage, k), task=task)
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return a table of stored stages: output, size on disk, and duration."""
+        """Return the title and rows of a table of stored outputs with their size on disk and duration."""
         records = [self.run.record(ref) for ref in self.run.refs() if ref.iteration == self.index]
         rows = [
             (
@@ -104,11 +104,11 @@ class Iteration(Shown):
         return f"Iteration {self.index} of {self.run.location}", rows
 
     def tasks(self, *, task: Places = None) -> TaskBatch:
-        """Load the tasks, or some by index."""
+        """Load the iteration's tasks, or only the ones at the given indices."""
         return self._load("tasks", 0, TaskBatch, task)
 
     def memory_fill(self, *, task: Places = None) -> EpisodeBatch:
-        """Load the episodes that initially fill the replay buffer. They belong to iteration 0, before its tasks."""
+        """Load the episodes that initially fill the replay buffer. They are stored in iteration 0, before its tasks."""
         return self._load("memory_fill", 0, EpisodeBatch, task)
 
     def rollouts(self, k: int = 0, *, task: Places = None) -> EpisodeBatch:
@@ -116,35 +116,35 @@ class Iteration(Shown):
 
         Args:
             k: Inner step.
-            task: Indices of tasks; only their parts of the arrays are read. None for all.
+            task: Task indices; only the array parts of these tasks are read. None for all.
         """
         return self._load("rollouts", k, EpisodeBatch, task)
 
     def samples(self, k: int = 0, *, task: Places = None) -> Samples:
         """Load the samples of inner step k computed by `process_samples`; `task` as for `rollouts`.
 
-        Warns if the iteration learned from another stage's version of them.
+        Warns if the iteration learned from samples that another stage computed.
         """
         self._warn_of_other_samples(self.ref("samples", k))
         return self._load("samples", k, Samples, task)
 
     def adapted(self, k: int = 0, *, task: Places = None) -> TaskParams:
-        """Load every task's parameters after k + 1 inner steps; `task` as for `rollouts`."""
+        """Load each task's parameters after k + 1 inner steps; `task` as for `rollouts`."""
         return self._load("adapted", k, TaskParams, task)
 
     def minibatches(self) -> Minibatches:
-        """Load the row indices of the gradient steps' transitions."""
+        """Load the row indices of the transitions used in the gradient steps."""
         return self._load("minibatches", 0, Minibatches)
 
     def transitions(self, update: int = 0, *, context: bool = False, rows: slice = slice(None)) -> "pa.Table":
         """Read the transitions of a gradient step: one row per transition, with the columns of `Run.transitions`.
 
-        Three columns precede them: `place` (index in K), `memory` (task whose replay buffer the row is from) and `n`.
+        Three columns come first: `place` (0 ... K-1), `memory` (task whose replay buffer the row is from) and `n`.
 
         Args:
             update: Gradient step, from 0.
             context: True to read the transitions for task inference instead.
-            rows: Indices of the K x N transitions; only their batches are read.
+            rows: Slice of the K x N transitions; only the batches that contain them are read.
         """
         return late.minibatch_table(self.run, self.minibatches(), update, context=context, chosen=rows)
 
@@ -164,12 +164,12 @@ class Iteration(Shown):
         """Load the metrics of the iteration."""
         if not self.run.is_thinned(self.run.last_ref(self.index)):
             return self.update().metrics
-        # In a reference run they are removed with the learner; read the table.
+        # Reference runs remove the metrics together with the learner, so read the table.
         (row,) = late.read_metrics(self.run.files, [self.index]).drop_columns(["iteration"]).to_pylist()
         return {name: value for name, value in row.items() if value is not None}
 
     def xarray(self, k: int = 0, *, stage: str | None = None, task: Places = None) -> "xr.Dataset":
-        """Read tasks, episodes and samples of inner step k with named axes and units.
+        """Read the tasks, episodes and samples of inner step k as a dataset with named axes and units.
 
         Args:
             k: Inner step.
@@ -182,7 +182,7 @@ class Iteration(Shown):
         return late.to_xarray(self.run, refs, self._in("tasks"), chosen)
 
     def ref(self, stage: str, k: int = 0) -> StageRef:
-        """Return the reference to a stage's output, stored or not, by the name of the stage or its group."""
+        """Return the reference to an output, stored or not; `stage` is the name of a stage or of its group."""
         if not (name := self._stage_of(stage)):
             raise StageMissing(
                 self.run.files.root,
@@ -228,7 +228,7 @@ class Iteration(Shown):
 _LOG = logging.getLogger(__name__)
 
 Iterations = None | int | range | slice | Sequence[int]
-"""Selection of complete iterations: None for all, one (negative: from the end), or several."""
+"""Selection of complete iterations: None for all, one index (negative: from the end), or several."""
 
 
 class Run(StoredOutputs):
@@ -244,7 +244,7 @@ class Run(StoredOutputs):
 
         Raises:
             RunNotFound, NotARun: the folder does not exist, or is not a run.
-            IncompatibleFormat: the run was written in a format that this version does not read.
+            IncompatibleFormat: the run was written in a format that this version cannot read.
             DamagedRun: run.json is damaged, or does not match the records.
             StorageFailed: the object store of a URL cannot be read.
         """
@@ -276,8 +276,8 @@ class Run(StoredOutputs):
     def is_sealed(self) -> bool:
         """True if the newest session ended normally, so that removal of the last records would be detected.
 
-        Sessions that were killed, are still writing, or are of an earlier version only recorded what existed at their
-        start.
+        Sessions that were killed, are still writing, or ran an earlier version recorded only what existed when they
+        started.
         """
         newest = newest_session(self.path, first_session(self.info))
         return newest is not None and newest.sealed
@@ -288,7 +288,7 @@ class Run(StoredOutputs):
         return self.info["config"]
 
     def config_of(self, ref: StageRef) -> Mapping[str, Any]:
-        """Return the configuration of an output, stored or not; for a fork's shared outputs, the parent's."""
+        """Return the configuration of an output, stored or not; for outputs a fork shares, the parent's."""
         return origin(self.info, ref)["config"]
 
     def environment_of(self, ref: StageRef) -> Mapping[str, Any]:
@@ -307,14 +307,14 @@ class Run(StoredOutputs):
         return mapping(origin(self.info, ref).get("environment"))
 
     def sessions(self) -> list[ComputedWith]:
-        """List the sessions that computed outputs, in order, if they recorded their environment."""
+        """List the sessions that computed outputs and recorded their environment, in order."""
         return read_sessions(self.path, self.info)
 
     def __getitem__(self, iteration: int) -> Iteration:
         """Return an iteration, complete or not; negative numbers count from the last complete one.
 
         Raises:
-            StageMissing: the number exceeds the run's target.
+            StageMissing: the index is beyond the run's target.
         """
         if iteration < 0:
             (iteration,) = self.select(iteration)
@@ -332,7 +332,7 @@ class Run(StoredOutputs):
         """Resolve a selection to complete iterations; negative indices count from the end.
 
         Raises:
-            ValueError: they are not integers.
+            ValueError: an index is not an integer.
             StageMissing: an iteration is not complete.
         """
         complete = self.iterations
@@ -363,13 +363,13 @@ class Run(StoredOutputs):
 
         Args:
             iterations: Iterations to read; None for all complete ones.
-            columns: Columns to read; None for all. `observation.NAME` and `action.NAME` are components, if the
-                environment names them, `observation.*` is all of them, and `reward_*` is all reward terms.
+            columns: Columns to read; None for all. `observation.NAME` and `action.NAME` are components (if the
+                environment names them), `observation.*` selects all of them, and `reward_*` all reward terms.
             steps: Inner steps k to include; None for all.
             stage: A stored group: `rollouts_1`, or `memory_fill` for the initial replay buffer; None for the rollouts
                 of all inner steps.
             task: Indices in the meta-batch, negative from the end; only these tasks are read.
-            episode: Indices among the episodes of each task.
+            episode: Episode indices within each task.
 
         Raises:
             ValueError: a column, stage, task or episode does not exist.
@@ -395,8 +395,8 @@ class Run(StoredOutputs):
     ) -> "pa.Table":
         """Read one row per episode: return, length, termination, and its task's parameters as `task_*`.
 
-        Facts become `fact_*`: for a flag, True if it is set in any step; for a number, its last value. Select as in
-        `steps`.
+        Facts become `fact_*` columns: a flag is True if it is set in any step; a number is its last value. Arguments
+        select as in `steps`.
         """
         return late.read_episodes(self.files, self.select(iterations), steps, task, episode)
 
@@ -417,8 +417,8 @@ class Run(StoredOutputs):
     ) -> "pa.Table":
         """Read the arrays of any stage, with one row per entry along their common leading axes.
 
-        Columns with axes task, episode, t have a row per step; together with a column per task, they become lists in a
-        row per task. Padding has no rows.
+        Columns with axes task, episode and t yield a row per step; combined with a per-task column, they become lists
+        in a row per task. Padding is omitted.
 
         Args:
             stage: Stage name, or the name of its group.
@@ -439,7 +439,7 @@ class Run(StoredOutputs):
         return late.read_entries(self.files, refs, columns)
 
     def transitions(self, rows: "Sequence[int] | Array") -> "pa.Table":
-        """Read transitions and their origins by row number, as in minibatches.
+        """Read the transitions at these row numbers, such as a minibatch's, with their origins.
 
         Columns: row, iteration, stage and step (which collected it), task (index in its batch), task_id (in the fixed
         set, -1 without one; null for the fill), episode, t, observation, action, reward,
@@ -452,7 +452,7 @@ class Run(StoredOutputs):
         return late.read_transitions(self, np.asarray(rows, np.int64))
 
     def lineage(self) -> "pa.Table":
-        """Read one row per stored output, in order of creation: inputs, time, session and versions."""
+        """Read one row per stored output in order of creation, with inputs, time, session and versions."""
         return late.lineage(self.record(ref) for ref in self.refs())
 
     def _table(self, name: str, iterations: Iterations) -> "pa.Table":
@@ -477,7 +477,7 @@ def run_exists(path: str | Path) -> bool:
 
 
 def require_own_records(run: Run) -> None:
-    """Reject a replaced run.json, whose hash is not the one in the first records."""
+    """Raise if run.json was replaced, so that its hash differs from the one in the first records."""
     try:
         follows = boundaries(run.info)
         found = [_link_at(run, first_sequence(info), first_iteration(info)) for info in contributors(run.info)]
@@ -506,7 +506,7 @@ def _link_at(run: Run, sequence: int, iteration: int) -> Link | None:
 def find_runs(root: Path) -> list[Path]:
     """Find all runs in the runs folder, newest first.
 
-    Includes unreadable runs; opening them raises the reason.
+    The list includes unreadable runs; opening one raises an error with the reason.
 
     Raises:
         StorageFailed: the object store cannot be read.
@@ -532,7 +532,7 @@ def _written(folder: Path) -> float | None:
 
 
 def _created(folder: Path) -> str | None:
-    """Return the creation time of a cached run; None if there is none, "" if it cannot be read."""
+    """Return the creation time of a run in object storage; None if there is none, "" if it cannot be read."""
     try:
         follow(folder)
         return str(read_sealed(folder / "run.json", indented=True).get("created", ""))

@@ -1,4 +1,4 @@
-"""Folders for unfinished work, which are removed with their process, even if it is killed."""
+"""Temporary folders for unfinished work. Folders of killed processes are removed later."""
 
 import logging
 import os
@@ -18,15 +18,15 @@ SUFFIX = ".unfinished"
 
 
 def _mark() -> str:
-    """Return the suffix of this machine's folders: machines sharing a disk do not see each other's locks."""
+    """Return a folder suffix with the host name, because machines that share a disk do not see each other's locks."""
     return f".{socket.gethostname()}{SUFFIX}"
 
 
 @contextmanager
 def unfinished_folder(parent: Path, name: str, mode: int = 0o777) -> Generator[Path, None, None]:
-    """Make a hidden folder for the block, and remove folders of killed processes in `parent`.
+    """Yield a hidden folder that exists during the block; also remove killed processes' folders in `parent`.
 
-    To keep content, move it elsewhere; the folder itself may also be renamed.
+    To keep the content, move it elsewhere or rename the folder.
 
     Args:
         parent: Parent folder.
@@ -46,7 +46,7 @@ def _lock_new(parent: Path, name: str, mode: int) -> tuple[Path, int]:
     while True:
         folder = parent / f".{name}.{secrets.token_hex(4)}{_mark()}"
         folder.mkdir(mode)
-        # Another process may have removed the new folder as dead before it was locked.
+        # Another process may have removed the new folder as abandoned before it was locked.
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
@@ -59,7 +59,7 @@ def _lock_new(parent: Path, name: str, mode: int) -> tuple[Path, int]:
 
 
 def _remove_dead(parent: Path) -> None:
-    """Remove Metaloom's folders that no process has locked: a lock ends with its process."""
+    """Remove Metaloom's folders that no process has locked; a lock is released when its process ends."""
     ours = re.compile(rf"\..+\.[a-z0-9_]{{8}}{re.escape(_mark())}")  # named by `_lock_new`, not by a user
     for folder in [path for path in parent.glob(f".*{SUFFIX}") if ours.fullmatch(path.name)]:
         with suppress(OSError):  # in use, another user's, or being removed
@@ -67,6 +67,6 @@ def _remove_dead(parent: Path) -> None:
             try:
                 lock(descriptor, folder, wait=False)
                 shutil.rmtree(folder)
-                log.warning("removed %s, which a process that was killed had left", folder)
+                log.warning("removed %s, left by a killed process", folder)
             finally:
                 os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Writing of runs: a single writer, with immutable outputs that are published atomically."""
+"""Writing runs: a single writer publishes immutable outputs atomically."""
 
 import logging
 import threading
@@ -46,13 +46,13 @@ _RECENT_BYTES = 256 * 2**20
 
 
 class RunWriter:
-    """The single writer of a run, a context manager.
+    """The single writer of a run; usable as a context manager.
 
-    Outputs are written in a background thread, so arrays passed to `put` must not be changed. Its errors are raised by
-    the next call, and nothing more is stored.
+    Outputs are written in a background thread, so arrays passed to `put` must not be changed. Errors in the thread are
+    raised by the next call, and nothing more is stored.
 
     Attributes:
-        run: The run, for reading.
+        run: Run opened for reading.
         repaired: Repairs made when opening, one line per damaged file.
     """
 
@@ -89,7 +89,7 @@ class RunWriter:
 
     @property
     def capacity(self) -> int:
-        """Number of iterations for which the run has room."""
+        """Number of iterations for which arrays are allocated."""
         return self._arrays.capacity
 
     def contains(self, ref: StageRef) -> bool:
@@ -99,7 +99,7 @@ class RunWriter:
 
     def is_whole(self, iteration: int) -> bool:
         """Return True if an iteration is known to be complete without checking each output."""
-        # It was complete when packed, and no record has been lost.
+        # Packed iterations were complete, and no record has been lost since.
         return not self._history.lost and self.run.files.segments.holding(self.run.last_ref(iteration)) is not None
 
     def put(
@@ -112,12 +112,12 @@ class RunWriter:
         started: float,
         seconds: float,
     ) -> None:
-        """Queue a stage's output for storing; waits while two others are queued.
+        """Queue a stage's output for storage, blocking while two others are queued.
 
         Args:
             ref: Reference to the output.
             value: The output; its arrays must not be changed afterwards.
-            inputs: Outputs it was computed from, single or as spans.
+            inputs: References or spans of the outputs that it was computed from.
             seed_position: Position from which its random streams are derived.
             started: Start of the computation, in seconds since 1970.
             seconds: Duration of the computation.
@@ -125,7 +125,7 @@ class RunWriter:
         Raises:
             StageExists: the output is already stored.
             StageMissing: an input is not stored, or a span is empty.
-            LayoutMismatch: the value does not match the stage's layout, or exceeds the run's capacity.
+            LayoutMismatch: the value does not match the stage's layout, or the run's capacity is exceeded.
             BudgetReached: the run would exceed its size limit.
         """
         self._queue.check()
@@ -163,12 +163,12 @@ class RunWriter:
         return self._read(self.run.load, ref) if value is None else value
 
     def lengths(self, ref: StageRef) -> Array:
-        """Read only the lengths of a batch's episodes, [B, E] int32."""
+        """Read only the episode lengths of a batch, [B, E] int32."""
         value = self._in_memory(ref)
         return value.lengths if isinstance(value, EpisodeBatch) else self._read(self.run.lengths, ref)
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
-        """Load a batch of episodes; if read from disk, without behavior and reward terms."""
+        """Load a batch of episodes, without behavior and reward terms if it is read from disk."""
         value = self._in_memory(ref)
         return value if isinstance(value, EpisodeBatch) else self._read(self.run.experience, ref)
 
@@ -197,11 +197,11 @@ class RunWriter:
             self._session.describe({"environment": dict(environment)})
 
     def thin(self, iterations: Iterable[int], progress: Progress = unseen) -> Thinned:
-        """Remove the recomputable arrays of iterations, see `StoredStage.thinnable`.
+        """Remove the recomputable arrays of the given iterations; see `StoredStage.thinnable`.
 
         Args:
             iterations: Iterations to thin.
-            progress: Receives the number of iterations thinned and the total.
+            progress: Callback that receives the number of iterations thinned and the total.
 
         Raises:
             StageMissing: an iteration is not complete.
@@ -212,7 +212,7 @@ class RunWriter:
             return self._thinner.thin(self._thinnable(chosen), progress)
 
     def thin_learners(self, every: int) -> Thinned:
-        """Remove learners of complete iterations, except those of 0, every, 2 every, ... and the newest.
+        """Remove the learners of complete iterations, except iterations 0, every, 2 * every, ... and the newest.
 
         For copies of runs, such as references. Other outputs can then be recomputed only from the remaining learners.
         """
@@ -224,10 +224,10 @@ class RunWriter:
             return self._thinner.thin(refs)
 
     def pack(self, progress: Progress = unseen) -> list[range]:
-        """Pack all complete iterations but the newest into segments; return the iterations of each new one.
+        """Pack all complete iterations but the newest into segments; return each new segment's iterations.
 
         Args:
-            progress: Receives the number of iterations packed and the total.
+            progress: Callback that receives the number of iterations packed and the total.
 
         Raises:
             StoreError: the run's format has no segments.
@@ -238,11 +238,11 @@ class RunWriter:
             return self._packer.pack(progress)
 
     def restore(self, values: Mapping[StageRef, Value]) -> None:
-        """Restore the recomputed arrays of thinned outputs of one iteration.
+        """Restore one iteration's thinned outputs from recomputed arrays.
 
         Raises:
             StageExists: an output is not thinned.
-            DigestMismatch: a value differs from its record; then none is restored.
+            DigestMismatch: a value differs from its record, in which case nothing is restored.
         """
         self.flush()
         with self._writing():
@@ -288,7 +288,7 @@ class RunWriter:
         if any(self.contains(StageRef(item.first, stage)) for stage in item.stages):
             return True
         with self._lock:
-            # A copy, because the publishing thread adds to them.
+            # Copies, because the publishing thread adds to both.
             return any(ref in item for ref in [*self._pending, *self._history.digests])
 
     def _read(self, read: Callable[[StageRef], T], ref: StageRef) -> T:
@@ -335,8 +335,8 @@ class RunWriter:
         if self.contains(ref):
             raise StageExists(
                 self.run.path,
-                found=f"{ref} is stored already",
-                required="an output that is not",
+                found=f"{ref} is already stored",
+                required="an output that is not stored yet",
                 action="Check `contains` first",
             )
         if ref.stage not in self.run.stages:
@@ -344,7 +344,7 @@ class RunWriter:
                 self.run.path,
                 found=str(ref),
                 required=f"a stage of the run: {', '.join(stage.name for stage in self.run.stages.stages)}",
-                action="Create the run with the table of stages of its algorithm",
+                action="Create the run with its algorithm's stage table",
             )
         if ref.iteration >= self.capacity:
             raise LayoutMismatch(
@@ -363,12 +363,12 @@ class RunWriter:
 
 
 class BackgroundQueue:
-    """A thread that runs jobs in order; up to `depth` of them wait."""
+    """A thread that runs jobs in order, with at most `depth` jobs waiting."""
 
     def __init__(self, work: Callable[[Output], None], depth: int) -> None:
         self._work = work
         self._jobs: SimpleQueue[Output | None] = SimpleQueue()
-        self._slots = threading.Semaphore(depth + 1)  # plus the one running
+        self._slots = threading.Semaphore(depth + 1)  # plus the running job
         self._idle = threading.Condition()
         self._unfinished = 0
         self._error: BaseException | None = None
@@ -377,7 +377,7 @@ class BackgroundQueue:
         self._thread.start()
 
     def submit(self, job: Output) -> None:
-        """Queue a job; waits while the queue is full. Raises the first error of an earlier job."""
+        """Queue a job, blocking while the queue is full. Raises the first error of an earlier job."""
         self._slots.acquire()
         with self._idle:
             if self._error is None:
@@ -394,7 +394,7 @@ class BackgroundQueue:
         self.check()
 
     def check(self) -> None:
-        """Raise the first error of a job, the same one every time."""
+        """Raise the first error of any job; later calls raise the same error."""
         if self._error is not None:
             raise self._error
 
@@ -427,7 +427,7 @@ _BESIDES_ARRAYS = 64 * 2**10  # upper bound for a record, tables and checksums
 
 
 class Budget:
-    """Size of a run's files in bytes, and its limit. Not thread-safe."""
+    """Total size of a run's files in bytes, and the limit on it. Not thread-safe."""
 
     def __init__(self, root: Path, limit: int, used: int) -> None:
         self._root = root
@@ -437,7 +437,7 @@ class Budget:
         self._warned = False
 
     def reserve(self, ref: StageRef, value: Value) -> None:
-        """Reserve the maximum size of an output."""
+        """Reserve an output's maximum size, or raise BudgetReached if the limit does not allow it."""
         arrays = flatten(value).values()
         need = sum(array.nbytes for array in arrays) + _BESIDES_ARRAYS
         if self._used + sum(self._reserved.values()) + need > self._limit:
@@ -452,7 +452,7 @@ class Budget:
         self._reserved[ref] = need
 
     def release(self, ref: StageRef, written: int) -> None:
-        """Replace an output's reservation by its actual size, which is negative for removed files."""
+        """Replace an output's reservation with its actual size, negative if more was removed than written."""
         self._reserved.pop(ref, None)
         self._used += written
         if self._used > _WARN_AT * self._limit and not self._warned:

@@ -1,1 +1,1 @@
-"""The built-in kinds of runs, each made of stages joined by named edges."""
+"""Graphs of the built-in kinds of runs: stages joined by named edges."""

@@ -1,7 +1,7 @@
-"""Off-policy runs: updates learn from transitions of all iterations so far; the store is the replay buffer.
+"""Off-policy runs: updates use transitions from all iterations so far, and the store is the replay buffer.
 
-A stage reads earlier iterations as a Span: `sample_transitions` reads the lengths of episodes, `update` reads the
-batches that hold the drawn rows. Batches cached in memory are not read again; results are the same.
+Stages read earlier iterations as a Span: `sample_transitions` reads episode lengths, and `update` reads the batches
+that contain the drawn rows. Batches cached in memory are not read again, which does not change results.
 """
 
 from metaloom.pipeline.dataflow.edges import every_step, last_iteration, since_start, this_step

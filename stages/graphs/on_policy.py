@@ -1,4 +1,4 @@
-"""On-policy runs: an update learns from the episodes of its own iteration."""
+"""On-policy runs: each update uses only the episodes of its own iteration."""
 
 from metaloom.pipeline.dataflow.edges import every_step, last_iteration, last_step, this_step
 from metaloom.pipeline.dataflow.graph import Graph

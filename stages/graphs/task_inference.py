@@ -24,17 +24,17 @@ from metaloom.stages.update import UPDATE
 
 
 def check_tasks(config: RunConfig, env: MetaEnv) -> None:
-    """Reject a training set with fewer tasks than a batch needs.
+    """Check that the environment's training set suits task inference.
 
     Raises:
-        ConfigError: there are fewer, or balanced draws are requested.
-        EnvError: the environment has no fixed set of tasks, or no sparse rewards although they are required.
+        ConfigError: a batch needs more tasks than there are, or balanced draws are requested.
+        EnvError: the environment has no fixed task set, or lacks the sparse rewards that scoring requires.
     """
     num_train_tasks, plan = len(fixed_tasks(env)), plan_of(config)
     if config.task_sampling != "uniform":
         raise ConfigError(
-            f"task_sampling is {config.task_sampling}, but {config.algorithm.name} learns from tasks of its whole "
-            "training set, of which an iteration collects only some; required task_sampling=uniform"
+            f"task_sampling is {config.task_sampling}, but {config.algorithm.name} learns from the whole training set, "
+            "while an iteration samples only some of its tasks; use task_sampling=uniform"
         )
     asked = {"num_tasks": config.num_tasks, "algorithm.meta_batch_size": plan.tasks_per_gradient_step}
     for name, number in asked.items():

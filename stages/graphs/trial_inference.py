@@ -1,4 +1,4 @@
-"""Runs that infer their tasks within a trial, such as VariBAD: an on-policy learner and a model of trials.
+"""Runs that infer the task within a trial, such as VariBAD: an on-policy learner plus an inference model.
 
 The policy learns from the current iteration's trials; the inference model also learns from recent iterations.
 """

@@ -1,4 +1,4 @@
-"""The replay buffer made of a run's rollout batches."""
+"""The replay buffer backed by a run's rollout batches."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -23,9 +23,9 @@ class Collected(NamedTuple):
     """Origin and use of a rollout batch.
 
     Attributes:
-        iteration: Iteration that collected it, or BEFORE_ITERATIONS.
-        task_ids: Replay buffer for the episodes of each task, [B].
-        in_context: True if it may be used to infer tasks.
+        iteration: Iteration that collected the batch, or BEFORE_ITERATIONS.
+        task_ids: Index of the replay buffer for each task's episodes, [B].
+        in_context: True if the batch may be used to infer tasks.
     """
 
     iteration: int
@@ -34,7 +34,7 @@ class Collected(NamedTuple):
 
 
 class StoredReplay:
-    """A run's rollout batches, in order of collection, as a replay buffer that is extended on demand.
+    """Replay buffer over a run's rollout batches in order of collection, extended on demand.
 
     Row indices need only episode lengths. Other stored arrays are read when their rows are drawn.
     """
@@ -46,7 +46,7 @@ class StoredReplay:
         self._next_iteration = 0
 
     def view(self, rounds: SpanOutputs, collected: Callable[[StageRef, int], Collected]) -> ReplayView:
-        """Return the replay buffer as seen by the last iteration of a span of rollout batches."""
+        """Return the replay buffer as of the last iteration in a span of rollout batches."""
         self._count(rounds)
         for ref, lengths in self._rounds[len(self._tasks) :]:
             if ref.iteration > rounds.span.last:
@@ -56,7 +56,7 @@ class StoredReplay:
         return self._tasks.as_of(rounds.span.last)
 
     def minibatches(self, rounds: SpanOutputs, drawn: Minibatches) -> Iterator[Minibatch]:
-        """Yield the transitions of an iteration's gradient steps. Only batches with drawn rows are read."""
+        """Yield the minibatches of an iteration's gradient steps. Only rollout batches with drawn rows are read."""
         self._count(rounds)
         for _, lengths in self._rounds[len(self._buffer.rows) :]:
             self._buffer.append(lengths)
@@ -69,7 +69,7 @@ class StoredReplay:
 
 
 def plan_of(config: RunConfig) -> OffPolicyPlan:
-    """Return the plan of a run's rollouts and gradient steps."""
+    """Return the plan for a run's rollouts and gradient steps."""
     assert isinstance(config.algorithm, OffPolicySettings), "a graph for other algorithms"
     return config.algorithm.plan(episodes_per_task=config.episodes_per_task, max_episode_steps=config.max_episode_steps)
 
@@ -80,12 +80,12 @@ def training_tasks(env: MetaEnv) -> TaskBatch:
 
 
 def replay_of_one_task(config: RunConfig, setup: Setup) -> StoredReplay:
-    """Return an empty replay buffer for a run whose iterations collect one task."""
+    """Return an empty replay buffer for a run that collects one task per iteration."""
     return _replay(config, setup, 1)
 
 
 def replay_of_all_tasks(config: RunConfig, setup: Setup, env: MetaEnv) -> StoredReplay:
-    """Return an empty replay buffer with a part for every training task."""
+    """Return an empty replay buffer with a separate part per training task."""
     return _replay(config, setup, len(fixed_tasks(env)))
 
 

@@ -1,4 +1,4 @@
-"""The trials that a model learns from."""
+"""The stored trials on which an inference model is trained."""
 
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.config.run import RunConfig
@@ -10,12 +10,12 @@ from metaloom.stages.memory.replay import MIB
 
 
 class StoredTrials:
-    """Trials of a run's rollout batches, cached in memory while they are in use and fit.
+    """Trials of a run's rollout batches, cached in memory while in use and within the size limit.
 
     Args:
-        episodes_per_trial: Episodes per trial of the run.
+        episodes_per_trial: Number of episodes per trial.
         num_actions: Number of actions; 0 for continuous actions.
-        cache_bytes: Size limit of the cache in bytes. The batch being read is not included.
+        cache_bytes: Cache size limit in bytes, not counting the batch being read.
     """
 
     def __init__(self, episodes_per_trial: int, num_actions: int, cache_bytes: int) -> None:
@@ -23,7 +23,7 @@ class StoredTrials:
         self._known: dict[StageRef, Trials] = {}
 
     def buffer(self, rounds: SpanOutputs) -> TrialBuffer:
-        """Return the trials of a span of rollout batches. Only lengths are read immediately."""
+        """Return the trials of a span of rollout batches. Only episode lengths are read immediately."""
         refs = [ref for i in range(rounds.span.first, rounds.span.last + 1) for ref in rounds.refs(i)]
         self._known = {ref: trials for ref, trials in self._known.items() if ref in rounds.span}
         counts = [rounds.lengths(ref).size // self._episodes_per_trial for ref in refs]

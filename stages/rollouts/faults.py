@@ -16,10 +16,10 @@ from metaloom.stages.faults import StageFault
 class RolloutError(StageFault):
     """Raised when an environment fails or returns unusable values.
 
-    `about` has stage, iteration, step, env, run_seed, call, env_step, problem, traceback, and one episode's task (with
-    task_id, task_params), episode and seed. If a batched environment did not name the row, it has the seeds of all rows
-    instead. `arrays` has `task` [P] and `actions` [t, A] of the episode up to the fault, or `tasks` [N, P] and
-    `actions` [t, N, A]. `metaloom.stages.rollouts.reproduce.reproduce` replays them.
+    `about` contains stage, iteration, step, env, run_seed, call, env_step, problem, traceback, and one episode's task
+    (with task_id, task_params), episode and seed. If a batched environment did not report the row, the seeds of all
+    rows replace the episode's. `arrays` contains `task` [P] and `actions` [t, A] of the episode up to the fault, or
+    `tasks` [N, P] and `actions` [t, N, A]. `metaloom.stages.rollouts.reproduce.reproduce` replays the fault.
     """
 
 
@@ -46,24 +46,24 @@ class RolloutPosition:
         return seed_for(self.run_seed, "resets", *self.of_episode(task, episode)) % 2**bits
 
     def of_episode(self, b: int, e: int) -> tuple[int, ...]:
-        """Return the position of episode `e` of the shard's task `b` in the run."""
+        """Return the position in the run of episode `e` of the shard's task `b`."""
         return (self.iteration, self.step, self.first_task + b, self.first_episode + e)
 
     def of_task(self, b: int) -> tuple[int, ...]:
-        """Return the position from which the shard's task b draws its actions."""
+        """Return the position that seeds the actions of the shard's task `b`."""
         place = (self.iteration, self.step, self.first_task + b)
         return (*place, self.first_episode) if self.first_episode else place
 
 
 @dataclass(frozen=True)
 class Circumstances:
-    """Data of a rollout from which a fault in any of its episodes can be described.
+    """Rollout data used to describe a fault in any of its episodes.
 
     Attributes:
-        env: The environment.
+        env: Environment configuration.
         tasks: Tasks of the shard.
         position: Position of the shard in the run.
-        episodes_per_task: E.
+        episodes_per_task: Number of episodes per task, E.
     """
 
     env: EnvConfig
@@ -79,10 +79,10 @@ class Circumstances:
         Args:
             problem: Actual and expected behavior.
             call: Phase: "make", "set_task", "reset", "step", or "act" (checking the policy's action).
-            trace: The environment's own traceback; empty when there is none.
+            trace: Traceback within the environment; empty if there is none.
             row: Row of the episode among the shard's B * E; None if unknown.
             env_step: Step of the episode, from 0; None before the first.
-            actions: Actions [T, N, A], of which those up to the fault are kept.
+            actions: Actions, [T, N, A]; only the ones up to the fault are kept.
         """
         taken = (0 if env_step is None else env_step + 1, slice(None) if row is None else row)
         about: dict[str, Any] = {
@@ -121,7 +121,7 @@ class Circumstances:
 
 
 def problem_of(error: BaseException, env_step: int | None) -> tuple[str, str, str, int | None]:
-    """Describe an environment's error: the problem, the call, its own traceback and, where known, the row."""
+    """Return an environment error's description, the failed call, the environment's traceback, and the row if known."""
     if isinstance(error, RowFault):
         return str(error), error.call, own_traceback(error.__cause__), error.row
     call = "reset" if env_step is None else "step"
@@ -129,7 +129,7 @@ def problem_of(error: BaseException, env_step: int | None) -> tuple[str, str, st
 
 
 def not_finite(name: str) -> str:
-    """Describe NaN or infinity in an array."""
+    """Return the problem text for NaN or infinity in an array."""
     return f"{name} are not finite; required finite numbers within float32 from the environment and the policy"
 
 

@@ -1,4 +1,4 @@
-"""Samplers, which keep an environment's simulators and an actor between rollouts, and progress observers."""
+"""Samplers, which reuse an environment's simulators between rollouts, and observers of a rollout's progress."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
@@ -38,13 +38,13 @@ class Enough:
 
     @property
     def block_size(self) -> int:
-        """Number of episodes sampled in parallel: the fewest that can be enough. Whole blocks are kept."""
+        """Number of episodes collected in parallel: the smallest number that can be enough. Whole blocks are kept."""
         for_steps = -(-(self.min_steps or 1) // self.max_episode_steps)
         size = max(for_steps, self.min_rollouts or 1)
         return size if self.max_episodes is None else min(self.max_episodes, size)
 
     def reached(self, episodes: Sequence[EpisodeBatch]) -> bool:
-        """Return True if these blocks are enough."""
+        """Return True if these blocks satisfy the stopping rule."""
         num_episodes = sum(int(block.real.sum()) for block in episodes)
         num_steps = sum(block.num_steps for block in episodes)
         if self.max_episodes is not None and num_episodes >= self.max_episodes:
@@ -53,7 +53,7 @@ class Enough:
 
 
 def collect_until(enough: Enough, collect: Callable[[int], EpisodeBatch]) -> EpisodeBatch:
-    """Collect blocks of one task's episodes until there are enough, and pad with empty slots to the maximum."""
+    """Collect blocks of one task's episodes until there are enough, then pad to the maximum, if any."""
     blocks: list[EpisodeBatch] = []
     while not enough.reached(blocks):
         blocks.append(collect(len(blocks) * enough.block_size))
@@ -62,12 +62,12 @@ def collect_until(enough: Enough, collect: Callable[[int], EpisodeBatch]) -> Epi
 
 
 def episodes_together(batches: Sequence[EpisodeBatch]) -> EpisodeBatch:
-    """Join batches of the same tasks, appending their episodes in order."""
+    """Join batches of the same tasks by appending their episodes in order."""
     return _change_episodes(batches, lambda parts: np.concatenate(parts, axis=1))
 
 
 def tasks_together(batches: Sequence[EpisodeBatch]) -> EpisodeBatch:
-    """Join all tasks into one batch, in order. Tasks with fewer episodes are padded with empty slots."""
+    """Join batches of different tasks in order. Tasks with fewer episodes are padded with empty slots."""
     num_places = max(batch.rewards.shape[1] for batch in batches)
     return EpisodeBatch.concatenate([_with_places(batch, num_places) for batch in batches])
 
@@ -85,12 +85,12 @@ def _with_places(episodes: EpisodeBatch, num_places: int) -> EpisodeBatch:
 
 
 def _change_episodes(batches: Sequence[EpisodeBatch], change: Callable[[Sequence[Array]], Array]) -> EpisodeBatch:
-    """Join batches of the same tasks: arrays [B, E, ...] by `change`, arrays [B, ...] from the first."""
+    """Join batches of the same tasks: `change` joins arrays [B, E, ...]; arrays [B, ...] come from the first batch."""
     first = batches[0]
 
     def named(field: str) -> dict[str, Array]:
         found: list[Mapping[str, Array]] = [getattr(batch, field) for batch in batches]
-        # One or two axes: the acting distribution of a task, independent of the number of episodes.
+        # Arrays with one or two axes describe a task's acting distribution, whatever the number of episodes.
         return {name: change([f[name] for f in found]) if v.ndim > 2 else v for name, v in found[0].items()}
 
     by_episode = [f.name for f in fields(first) if isinstance(getattr(first, f.name), np.ndarray)]
@@ -106,9 +106,9 @@ class RolloutWatch:
     """Observer of a rollout's progress. This base class does nothing."""
 
     def actions(self, shape: tuple[int, int, int], position: RolloutPosition) -> Array:
-        """Return zeros [T, N, A] float32 into which the episodes at `position` write their actions.
+        """Return a zeroed buffer, [T, N, A] float32, for the actions of the episodes at `position`.
 
-        They are copied after the episodes end.
+        The actions are copied when the episodes have ended.
         """
         return np.zeros(shape, np.float32)
 
@@ -133,16 +133,16 @@ class Sampler:
     """Simulators for a run's rollouts, created on first use and reused. Not thread-safe.
 
     Attributes:
-        env: The environment.
-        policy: Specification of the policy.
-        episodes_per_task: E, unless `enough` decides it.
-        max_episode_steps: T.
+        env: Environment configuration.
+        policy: Policy configuration.
+        episodes_per_task: Number of episodes per task, E, unless `enough` determines it.
+        max_episode_steps: Maximum number of steps in an episode, T.
         num_threads: Number of simulator threads.
         actor: Kind of actor.
-        deterministic: True for the most likely actions instead of sampled ones.
+        deterministic: True to take the most likely actions instead of sampling.
         enough: Stopping rule for sampling a task.
-        episodes_per_trial: Episodes of a task sampled in sequence, sharing the actor's memory; the trials of a task are
-            sampled in parallel. 1 for actors without memory across episodes.
+        episodes_per_trial: Number of episodes collected in sequence with shared actor memory; the trials of a task are
+            collected in parallel. 1 for actors without memory across episodes.
     """
 
     _KEPT: ClassVar[int] = 4
@@ -161,14 +161,14 @@ class Sampler:
 
     @property
     def episodes_at_once(self) -> int:
-        """Number of episodes of a task sampled in parallel."""
+        """Number of episodes per task collected in parallel."""
         if self.enough is not None:
             return self.enough.block_size
         return self.episodes_per_task // self.episodes_per_trial
 
     @cached_property
     def spaces(self) -> Spaces:
-        """Sizes of the environment's observations and actions.
+        """The environment's observation and action spaces.
 
         Raises:
             ValueError: the actor does not support the environment's actions.
@@ -193,7 +193,7 @@ class Sampler:
         return env
 
     def batch(self, num_tasks: int, watch: RolloutWatch = UNWATCHED) -> BatchEnv:
-        """Return the simulators for shards of `num_tasks` tasks. The four sizes used last are cached.
+        """Return the simulators for shards of `num_tasks` tasks. The four most recently used sizes are cached.
 
         Environments that require fresh copies get new simulators every time.
         """

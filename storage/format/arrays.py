@@ -1,17 +1,17 @@
 """Zarr v3 arrays of a run: one array per quantity, with one chunk or shard per row.
 
-Chunk bytes and metadata are what zarr-python itself would write for the same array, so plain `zarr.open` reads them.
-They are written here because zarr-python takes several times as much CPU, and because chunks must be checked against
-their commit records before decoding.
+Chunk bytes and metadata are identical to what zarr-python writes for the same array, so plain `zarr.open` reads them.
+They are written here because zarr-python takes several times as much CPU time, and because chunks must be checked
+against their commit records before decoding.
 
 A row is a chunk or, if large, a shard with a part per task, so that a task can be read and checked separately. A shard
 follows Zarr's sharding codec, with a table of checksums before its index:
 
     parts | CRC-32C of every part, u4 | offset and size of every part, u8 | CRC-32C of the index, u4
 
-The record commits the size of the file and the CRC-32C of table and index. The table is needed: replacing a part by one
-of the same size from another shard would not change the CRC-32C of the whole file, since any bytes followed by their
-CRC-32C move a running CRC to the same value.
+The record commits the size of the file and the CRC-32C of table and index. Without the table, replacing a part with one
+of the same size from another shard would not change the CRC-32C of the whole file, because any bytes followed by their
+CRC-32C bring a running CRC to the same value.
 """
 
 import math
@@ -35,10 +35,10 @@ from metaloom.storage.format.files import Content, read_at, read_sealed, render,
 from metaloom.storage.format.stages import dims_of
 
 COMPRESS_FROM = 64 * 2**10
-"""Chunks of at least this number of raw bytes are compressed; rows of several tasks become shards."""
+"""Minimum raw bytes for a row to be compressed, and to become a shard if it has several tasks."""
 
 SMALLEST_PART = 2**10
-"""Minimum raw bytes per task for a shard: a part has 40 bytes of overhead."""
+"""Minimum raw bytes per task for a shard, because each part has 40 bytes of overhead."""
 
 ARRAY_PATH = re.compile(r"[a-z0-9_]+/[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 """Pattern of an array's path below `data.zarr`."""
@@ -70,7 +70,7 @@ class ArraySpec:
 
     @classmethod
     def of(cls, piece: Piece, rows: int, *, shards: bool) -> "ArraySpec":
-        """Build the spec of the array that holds a piece. Runs in format metaloom/1 have no shards."""
+        """Build the spec of the array that stores a piece. Runs in format metaloom/1 have no shards."""
         plan, shape = piece.plan, piece.data.shape
         about = {"unit": plan.unit, "description": plan.description} if plan else {}
         dims = dims_of(piece.path, plan, len(shape))
@@ -80,17 +80,17 @@ class ArraySpec:
 
     @cached_property
     def part(self) -> "ArraySpec":
-        """Return the spec of one task's part of a row, which is always compressed."""
+        """Spec of one task's part of a row, which is always compressed."""
         return replace(self, shape=self.shape[1:], dims=self.dims[1:], sharded=True)
 
     @cached_property
     def raw_bytes(self) -> int:
-        """Bytes of one row before compression."""
+        """Size of one row before compression, in bytes."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     @property
     def compressed(self) -> bool:
-        """True if chunks or parts of shards are compressed."""
+        """True if chunks or shard parts are compressed."""
         return self.sharded or COMPRESS_FROM <= self.raw_bytes <= _COMPRESS_TO
 
     def chunk_key(self, row: int) -> str:
@@ -152,14 +152,14 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def read_spec(data: Path, path: str) -> ArraySpec:
-    """Read the array at a path below `data`.
+    """Read the spec of the array at a path below `data`.
 
     Only metadata that this store could have written is accepted: a foreign dtype or codec could execute code.
 
     Raises:
         FileNotFoundError: there is no such array.
-        DamagedRun: its metadata is damaged.
-        IncompatibleFormat: it is intact but describes an array that this store does not write.
+        DamagedRun: the metadata is damaged.
+        IncompatibleFormat: the metadata is intact but describes an array that this store does not write.
     """
     file = data / path / "zarr.json"
     document = read_metadata(file)
@@ -209,31 +209,31 @@ class _Blosc(Protocol):
 
 @cache
 def _blosc() -> _Blosc:
-    # Imported on first use: it takes 0.04 s, a tenth of the time for listing runs.
+    # Imported on first use, because the import takes 0.04 s, a tenth of the time to list runs.
     import numcodecs.blosc
 
-    # Blosc's threads write blocks in the order in which they finish, so the same array would be stored with other bytes
-    # the next time.
+    # Blosc's threads write blocks in the order in which they finish, so the same array could be stored as different
+    # bytes each time.
     numcodecs.blosc.use_threads = False
-    # Use its functions, since the overhead of a codec object doubles the time for a small part. They are
-    # not typed.
+    # Call the functions directly, because a codec object's overhead doubles the time for a small part. They are
+    # untyped.
     return cast(_Blosc, numcodecs.blosc)
 
 
 def encode_chunk(data: Array, *, compressed: bool) -> tuple[Content, int]:
-    """Encode a row as a chunk; return its bytes, and their CRC-32C without the last four, which hold it."""
+    """Encode a row as a chunk; return the bytes, and the CRC-32C of all but the last four, which store it."""
     raw = np.ascontiguousarray(data).reshape(-1)
     payload = _blosc().compress(raw, b"lz4", 5, 1) if compressed else raw.tobytes()
     crc = crc32c(payload)
-    # Not joined: copying every batch would add a tenth to the cost of storing it.
+    # Not joined, because copying every batch would add a tenth to the cost of storing it.
     return (payload, crc.to_bytes(CRC_BYTES, "little")), crc
 
 
 def check_chunk(raw: bytes, where: Path, *, size: int, crc: int) -> None:
-    """Compare a chunk with its commit record."""
+    """Raise DamagedRun unless a chunk matches its commit record."""
     if len(raw) != size:
-        raise damaged(where, f"holds {len(raw)} bytes, {size} were committed")
-    # The CRC of the whole only checks that the last four bytes match the rest; these distinguish chunks.
+        raise damaged(where, f"holds {len(raw)} bytes, but {size} were committed")
+    # The CRC of the whole chunk only checks that the last four bytes match the rest, so compare them too.
     if crc32c(raw) != _CRC_RESIDUE or raw[-CRC_BYTES:] != crc.to_bytes(CRC_BYTES, "little"):
         raise damaged(where, "its CRC-32C is not the committed one")
 
@@ -254,7 +254,7 @@ def decode_chunk(raw: bytes, spec: ArraySpec, where: Path, out: Array | None = N
         raise damaged(where, f"its compression header does not describe a row of {spec.path} ({spec.raw_bytes} bytes)")
     row = np.empty(spec.shape, spec.dtype) if out is None else out
     try:
-        # Blosc reads only the bytes that its header states, so the checksum need not be removed.
+        # Blosc reads only the bytes that its header specifies, so the checksum need not be removed.
         _blosc().decompress(raw, row)
     except (RuntimeError, ValueError) as error:
         raise damaged(where, f"does not decompress ({error})") from None
@@ -276,7 +276,7 @@ _INDEX_BYTES = 16
 
 
 class ShardPart(NamedTuple):
-    """Location of a part in its shard, and its CRC-32C without the last four bytes, which hold it."""
+    """Location of a part in its shard, and the CRC-32C of all but its last four bytes, which store it."""
 
     offset: int
     size: int
@@ -284,7 +284,7 @@ class ShardPart(NamedTuple):
 
 
 def encode_shard(row: Array) -> tuple[Content, int]:
-    """Encode a row as a shard with a part per entry of its first axis; return its bytes and the committed CRC-32C."""
+    """Encode a row as a shard with a part per entry on its first axis; return the bytes and the committed CRC-32C."""
     chunks = [encode_chunk(part, compressed=True) for part in row]
     sizes = np.array([sum(map(len, content)) for content, _ in chunks], "<u8")
     index = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1).tobytes()
@@ -298,7 +298,7 @@ def read_parts(descriptor: int, spec: ArraySpec, where: Path, *, size: int, crc:
     count = spec.shape[0]
     tail = count * (_TABLE_BYTES + _INDEX_BYTES) + CRC_BYTES
     if (found := os.fstat(descriptor).st_size) != size:
-        raise damaged(where, f"holds {found} bytes, {size} were committed")
+        raise damaged(where, f"holds {found} bytes, but {size} were committed")
     raw = _pread(descriptor, tail, size - tail, where)
     index = raw[count * _TABLE_BYTES : -CRC_BYTES]
     if crc32c(raw[:-CRC_BYTES]) != crc or raw[-CRC_BYTES:] != _crc_of(index):
@@ -313,7 +313,7 @@ def read_parts(descriptor: int, spec: ArraySpec, where: Path, *, size: int, crc:
 
 
 def check_parts(descriptor: int, parts: Iterable[ShardPart], where: Path) -> None:
-    """Compare parts with the table of their shard.
+    """Check parts against their shard's table.
 
     Raises:
         DamagedRun: a part is not the committed one.
@@ -323,7 +323,7 @@ def check_parts(descriptor: int, parts: Iterable[ShardPart], where: Path) -> Non
 
 
 def decode_parts(descriptor: int, parts: Iterable[ShardPart], spec: ArraySpec, where: Path) -> Array:
-    """Read, check and decode parts to a writable array [number of parts, ...].
+    """Read, check and decode parts into a writable array, [number of parts, ...].
 
     Raises:
         DamagedRun: a part is not the committed one, or cannot be decoded.

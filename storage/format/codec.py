@@ -1,8 +1,8 @@
 """Conversion of batches to stored arrays and back, and their digests.
 
 `flatten` returns the arrays as users see them (one per parameter or metric), for digests and comparisons. `encode`
-returns the stored arrays, in which a mapping of parameters is packed into one array per dtype, since Zarr's cost is per
-array.
+returns the stored arrays, in which a mapping of parameters is packed into one array per dtype, because Zarr's overhead
+is per array.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ class Value(Protocol):
 
 
 Stored = Mapping[str, tuple[Array, Mapping[str, Any]]]
-"""Content of one group: array name -> array, attributes."""
+"""Content of one group: the array and its attributes, keyed by array name."""
 
 _DTYPE_NAMES = {np.dtype(name): name for name in DTYPES}
 _LEARNER_FIELDS = ("params", "optimizer", "extra")
@@ -49,9 +49,9 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 KINDS: Mapping[str, type[Any]] = {
     kind.__name__: kind for kind in (TaskBatch, EpisodeBatch, Samples, TaskParams, Minibatches, Update, Evaluation)
 }
-"""Built-in types of outputs by name."""
+"""Built-in output types, keyed by name."""
 _DESCRIBED: Mapping[type[Any], str] = {TaskBatch: "params", Evaluation: "task_params"}
-"""Arrays whose attributes keep the names and units of task fields."""
+"""Arrays whose attributes store the names and units of task fields."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Piece:
 
 
 def flatten(value: Value | LearnerState) -> dict[str, Array]:
-    """Return the arrays of a value by name, nested names joined with dots."""
+    """Return the arrays of a value, keyed by name; nested names are joined with dots."""
     flat: dict[str, Array] = {}
     for f in fields(value):
         part = getattr(value, f.name)
@@ -118,13 +118,13 @@ def encode(stages: StageTable, ref: StageRef, value: Value) -> list[Piece]:
 
 
 def decode(stage: StoredStage, group: str, groups: Mapping[str, Stored]) -> Value:
-    """Decode the output of a stage from the arrays of its group. Metrics have a separate group.
+    """Decode a stage's output from the arrays of its group. Metrics have a separate group.
 
-    Custom outputs are decoded as a generated class with the same fields.
+    Custom outputs are decoded as instances of a generated class with the same fields.
 
     Raises:
         KeyError: an array of the output is missing.
-        ValueError: the arrays do not fit together.
+        ValueError: the arrays are inconsistent.
     """
     arrays = groups[group]
     if (schema := stage.schema) is not None:
@@ -147,7 +147,7 @@ def decode(stage: StoredStage, group: str, groups: Mapping[str, Stored]) -> Valu
             parts[f.name] = _unprefixed(arrays, f"{f.name}.")
         elif origin is tuple:
             parts[f.name] = tuple(arrays[_DESCRIBED[kind]][1][f.name])
-        elif f.default is MISSING or f.name in arrays:  # only some algorithms need the other types
+        elif f.default is MISSING or f.name in arrays:  # only some algorithms store the other fields
             parts[f.name] = arrays[f.name][0]
     return kind(**parts)
 
@@ -167,7 +167,7 @@ def _group_arrays(ref: StageRef, value: Value) -> dict[str, tuple[Array, dict[st
 
 
 def _pack(ref: StageRef, field_name: str, mapping: Params, *, leading: int) -> dict[str, tuple[Array, dict[str, Any]]]:
-    """Pack arrays into one array [*leading axes, D] per dtype; attributes hold the location of each entry.
+    """Pack arrays into one array [*leading axes, D] per dtype, with each entry's location in the attributes.
 
     Entries are sorted by name, so the stored bytes do not depend on the order of the mapping, which `order` records.
     """
@@ -226,7 +226,7 @@ def _mismatch(ref: StageRef, found: str, required: str) -> LayoutMismatch:
 
 
 def digest(value: Value | LearnerState) -> dict[str, str]:
-    """Return the SHA-256 of every array of a value by name, in the order of the names."""
+    """Return the SHA-256 of each array in a value, keyed and sorted by name."""
     return {name: entry.sha256 for name, entry in array_digests(value).items()}
 
 
@@ -242,10 +242,10 @@ def differing(stored: Mapping[str, ArrayDigest], found: Mapping[str, ArrayDigest
 
 
 def array_digests(value: Value | LearnerState) -> dict[str, ArrayDigest]:
-    """Return digest, dtype and shape of every array of a value, sorted by name."""
+    """Return the digest, dtype and shape of each array in a value, keyed and sorted by name."""
     digests: dict[str, ArrayDigest] = {}
     for name, array in sorted(flatten(value).items()):
-        # Include dtype and shape: the same bytes with another shape are another array.
+        # Include dtype and shape, because the same bytes with another shape are a different array.
         state = hashlib.sha256(f"{array.dtype.str}{list(array.shape)}\n".encode())
         state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         digests[name] = ArrayDigest(state.hexdigest(), dtype_name(array), array.shape)

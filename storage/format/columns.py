@@ -18,26 +18,26 @@ def column(values: Array) -> pa.Array:
 
 def to_numpy(column: pa.ChunkedArray) -> Array:
     """Return the values of a scalar column without nulls, [n]."""
-    # Not `column.to_numpy()`: that imports pandas, half a second of every `metaloom ls`.
+    # Not `column.to_numpy()`, which imports pandas and adds half a second to every `metaloom ls`.
     if pa.types.is_boolean(column.type):
         return to_numpy(column.cast(pa.uint8())).astype(np.bool_)
     return np.from_dlpack(column.combine_chunks())
 
 
 def text_column(texts: Sequence[str]) -> pa.Array:
-    """Make an Arrow array of texts."""
+    """Build an Arrow string array."""
     raw = [text.encode() for text in texts]
     ends = np.cumsum([0, *map(len, raw)], dtype=np.int32)
     return pa.StringArray.from_buffers(len(raw), pa.py_buffer(ends), pa.py_buffer(b"".join(raw)))
 
 
 def column_type(dtype: np.dtype, size: int | None = None) -> pa.DataType:
-    """Return the type of a scalar column, or of a column of lists with `size` entries."""
+    """Return the Arrow type of a scalar column, or of a column of lists with `size` entries."""
     number = pa.from_numpy_dtype(dtype)
     return number if size is None else pa.list_(pa.field("item", number, nullable=False), size)
 
 
 def _flat(values: Array) -> pa.Array:
-    # Not pa.array(values): that imports pandas, which takes half a second and 50 MB.
+    # Not pa.array(values), which imports pandas and takes half a second and 50 MB.
     bits = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(bits)])

@@ -1,7 +1,7 @@
-"""File operations of a run: reads that do not follow links, writes that survive a power failure, sealed documents.
+"""File operations for runs: reads that do not follow links, writes that survive a power failure, sealed documents.
 
-A document is written in one canonical form (sorted keys, fixed separators) and carries the SHA-256 of that form
-without the hash itself. A flipped byte then fails to parse, is not canonical, or contradicts the hash.
+A document is written in one canonical form (sorted keys, fixed separators) and contains the SHA-256 of that form
+without the hash itself. With a flipped byte, it does not parse, is not canonical, or does not match the hash.
 """
 
 import errno
@@ -21,7 +21,7 @@ Content = tuple[bytes, ...]
 
 
 def flags(*names: str) -> int:
-    """Join flags of `os.open`. Flags that this system lacks are skipped."""
+    """Combine flags for `os.open`, skipping flags that this system lacks."""
     return sum(getattr(os, name, 0) for name in names)
 
 
@@ -33,7 +33,7 @@ def read_file(path: Path, *, limit: int) -> bytes:
 
     Raises:
         FileNotFoundError: there is no such file.
-        DamagedRun: it is not a regular file, or is larger than `limit` bytes.
+        DamagedRun: the path is not a regular file, or the file is larger than `limit` bytes.
         StorageFailed: the system refuses the read.
     """
     with open_file(path) as file:
@@ -51,7 +51,7 @@ def open_file(path: Path) -> FileIO:
 
     Raises:
         FileNotFoundError: there is no such file.
-        DamagedRun: it is not a regular file.
+        DamagedRun: the path is not a regular file.
         StorageFailed: the system refuses the read.
     """
     try:
@@ -74,7 +74,7 @@ def open_file(path: Path) -> FileIO:
 
 
 def folder_entries(folder: Path) -> list[os.DirEntry[str]] | None:
-    """List a folder; None if there is no such folder.
+    """Return the entries of a folder, or None if there is no such folder.
 
     Raises:
         StorageFailed: the system refuses the listing.
@@ -89,13 +89,13 @@ def folder_entries(folder: Path) -> list[os.DirEntry[str]] | None:
 
 
 def _refused(path: Path, error: OSError, *, required: str) -> StorageFailed:
-    # The run may be intact, so do not report damage, which `repair` would remove.
-    action = "Check its permissions, its disk, and the limit of open files (`ulimit -n`)"
+    # The run may be intact, so do not report damage, which a repair would remove.
+    action = "Check its permissions, its disk, and the limit on open files (`ulimit -n`)"
     return StorageFailed(path, found=error.strerror or str(error), required=required, action=action)
 
 
 def read_at(descriptor: int, size: int, offset: int) -> bytes:
-    """Read bytes of an open file at an offset."""
+    """Read up to `size` bytes of an open file at an offset."""
     if hasattr(os, "pread"):
         return os.pread(descriptor, size, offset)
     os.lseek(descriptor, offset, os.SEEK_SET)
@@ -107,8 +107,8 @@ def lock(descriptor: int, where: Path, *, wait: bool) -> None:
 
     Args:
         descriptor: Descriptor of the file or folder.
-        where: Its path, for the error.
-        wait: True to wait for a process that holds the lock.
+        where: Path to name in errors.
+        wait: True to wait until other processes release the lock.
 
     Raises:
         BlockingIOError: another process holds the lock.
@@ -120,7 +120,7 @@ def lock(descriptor: int, where: Path, *, wait: bool) -> None:
         raise StorageFailed(
             where,
             found="a system without flock",
-            required="Linux or macOS, to write runs and to read those under a URL",
+            required="Linux or macOS, to write runs and to read runs under a URL",
             action="Reading runs in folders works here",
         ) from None
     fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -175,22 +175,22 @@ def sync_folder(path: Path) -> None:
 Document = dict[str, Any]
 
 _HASH = "sha256"
-_LARGEST = 16 * 2**20  # parsed, JSON can take fifty times as much memory
+_LARGEST = 16 * 2**20  # parsed JSON can take fifty times as much memory
 
 
 def render(document: Mapping[str, Any], *, indented: bool = False) -> bytes:
-    """Write a document as its canonical bytes.
+    """Serialize a document to canonical JSON bytes.
 
     Raises:
-        ValueError: it contains NaN or an infinity.
-        TypeError: it contains a value that JSON does not support.
+        ValueError: the document contains NaN or an infinity.
+        TypeError: the document contains a value that JSON does not support.
     """
     layout: dict[str, Any] = {"indent": 1} if indented else {"separators": (",", ":")}
     return json.dumps(document, sort_keys=True, allow_nan=False, ensure_ascii=False, **layout).encode() + b"\n"
 
 
 def sealed(document: Mapping[str, Any], *, holder: str | None = None) -> Document:
-    """Return a copy of a document with its hash, at the top or in the mapping `holder`."""
+    """Return a copy of a document with its hash, at the top level or in the mapping `holder`."""
     copy: Document = dict(document)
     target = copy
     if holder is not None:
@@ -201,7 +201,7 @@ def sealed(document: Mapping[str, Any], *, holder: str | None = None) -> Documen
 
 
 def read_sealed(path: Path, *, indented: bool = False, holder: str | None = None) -> Document:
-    """Read a document from a file after verifying its hash.
+    """Read a document from a file and verify its hash.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -215,13 +215,13 @@ def read_sealed(path: Path, *, indented: bool = False, holder: str | None = None
 
 
 def parse_sealed(raw: bytes, *, indented: bool = False, holder: str | None = None) -> Document:
-    """Parse a document after verifying its hash."""
+    """Parse a document and verify its hash."""
     try:
         document: Any = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not valid JSON ({type(error).__name__})") from None
     if not isinstance(document, dict):
-        raise ValueError(f"JSON holds a {type(document).__name__} at the top, not an object")
+        raise ValueError(f"the JSON is a {type(document).__name__}, not an object")
     document = cast(Document, document)
     try:
         canonical = render(document, indented=indented) == raw
@@ -229,5 +229,5 @@ def parse_sealed(raw: bytes, *, indented: bool = False, holder: str | None = Non
     except (ValueError, TypeError, KeyError, RecursionError):
         intact = False
     if not intact:
-        raise ValueError("the content does not match its own checksum")
+        raise ValueError("the content does not match its checksum")
     return document

@@ -1,6 +1,6 @@
 """Names, paths and URLs of runs. A name cannot point outside the runs folder.
 
-A URL corresponds to a folder of the cache, and the folder's path determines the URL.
+A URL corresponds to a folder in the cache, and the folder's path determines the URL.
 """
 
 import os
@@ -15,7 +15,7 @@ _PART = re.compile(r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]*")
 
 
 def cache_root() -> Path:
-    """Return the cache folder of runs in object storage: $METALOOM_CACHE, or one in the user's cache folder."""
+    """Return the cache folder for runs in object storage: $METALOOM_CACHE, or a folder in the user's cache."""
     chosen = os.environ.get("METALOOM_CACHE")
     return Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "metaloom").expanduser().absolute()
 
@@ -33,7 +33,7 @@ def folder_of(place: str | os.PathLike[str]) -> Path:
             "URL",
             found=repr(place),
             required="SCHEME://BUCKET/FOLDER/... of letters, digits, '_', '-' and '.', no part beginning with '.'",
-            action="Name the folder otherwise; set options such as an endpoint in environment variables",
+            action="Choose another folder name; set options such as an endpoint in environment variables",
         )
     return cache_root().joinpath(match[1], *parts)
 
@@ -59,7 +59,7 @@ def location(folder: Path) -> str:
 
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
-_RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)  # devices, on Windows
+_RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)  # device names on Windows
 
 
 def run_path(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str]) -> Path:
@@ -89,12 +89,12 @@ def run_path(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str])
 def check_path(path: str | os.PathLike[str]) -> Path:
     """Return the path if it can be printed on one line and typed again."""
     text = os.fspath(path)
-    # Control characters, line and paragraph separators, and bytes that are not text.
+    # Control characters, line and paragraph separators, and bytes that do not decode to text.
     if any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in text):
         raise InvalidRunName(
             "path of a run",
             found=repr(text),
-            required="text without line breaks and control characters",
+            required="text without line breaks or control characters",
             action="Choose another path; `mv` renames the folder of a run",
         )
     return Path(text)

@@ -1,4 +1,4 @@
-"""The machine and packages with which a run was written."""
+"""The machine and packages that a run was written with."""
 
 import os
 import platform
@@ -24,7 +24,7 @@ def versions() -> dict[str, str]:
 
 
 def system() -> dict[str, str]:
-    """Describe the machine: what affects floating-point results, and its identity."""
+    """Describe the machine: its identity, and what affects floating-point results."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux

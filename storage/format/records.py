@@ -15,7 +15,7 @@ SCHEMA = "metaloom/1"
 """Schema of records, markers and sessions, which is the same in all run formats."""
 
 FORMATS = ("metaloom/1", "metaloom/2")
-"""Run formats by their name in run.json; new runs have the last one. The second added shards and segments."""
+"""Run formats, as named in run.json; new runs use the last one. The second added shards and segments."""
 
 MOST_SESSIONS = 10**9
 _TOKEN = re.compile(r"[0-9a-f]{16}")
@@ -43,7 +43,7 @@ class SpanInput:
         first: First output.
         last: Last output.
         outputs: Number of outputs.
-        steps: Real environment steps in them, 0 if they hold no episodes.
+        steps: Number of real environment steps in the outputs, 0 if they contain no episodes.
         digest: SHA-256 of a line per output, "ITERATION STAGE STEP DIGEST".
     """
 
@@ -56,7 +56,7 @@ class SpanInput:
 
     @property
     def span(self) -> Span:
-        """The span of this entry."""
+        """Span that this entry summarizes."""
         return Span(self.stages, self.first.iteration, self.last.iteration)
 
     def as_dict(self) -> dict[str, Any]:
@@ -97,15 +97,15 @@ class StageRecord:
     """Record of a stage's output: its inputs, time, author and checksums.
 
     Attributes:
-        ref: The output.
-        sequence: Index in the run's history, from 0. It alone defines the order.
+        ref: Reference to the output.
+        sequence: Index in the run's history, from 0; it alone defines the order.
         session: Number of the writing session; `token` identifies it permanently.
-        inputs: Outputs it was computed from, with their digests.
-        spans: Further inputs: all outputs of some stages up to its iteration.
+        inputs: References to the outputs that it was computed from, with their digests.
+        spans: Further inputs, each of which is all outputs of some stages up to an iteration.
         seed_position: Iteration, inner step, ... from which its random streams are derived.
         config_digest: Digest of the settings that affect results.
-        chunks, tables: Files that hold the output, and tables derived from the iteration.
-        arrays: Digest of every array by its name in the value.
+        chunks, tables: Files that contain the output, and tables derived from the iteration.
+        arrays: Digest of each array, keyed by its name in the value.
         digest: Digest of `arrays`; equal digests mean equal outputs.
         versions: Versions of the interpreter and libraries that computed it.
         started: Start time, UTC, ISO 8601.
@@ -134,7 +134,7 @@ class StageRecord:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes on disk of the output, tables included."""
+        """Size of the output on disk in bytes, including tables."""
         return sum(file.size for file in (*self.chunks, *self.tables))
 
     def with_hash(self) -> "StageRecord":
@@ -167,7 +167,7 @@ class StageRecord:
                 "started": self.started,
                 "seconds": self.seconds,
                 "previous": self.previous,
-                # Omitted if empty: records without spans have not changed.
+                # Omitted if empty, so that records without spans are the same as in earlier versions.
                 **({"spans": [item.as_dict() for item in self.spans]} if self.spans else {}),
             }
         )

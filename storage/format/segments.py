@@ -1,7 +1,7 @@
 """Segments: all outputs of consecutive iterations in a few sealed files.
 
-A segment is a folder `_segments/{first}-{last}` that appears in one step and never changes. Its seal lists its outputs
-and their position in the chain of records, so readers can follow the chain without reading the records.
+A segment is a folder `_segments/{first}-{last}` that appears atomically and never changes. Its seal lists its outputs
+and their positions in the chain of records, so readers can follow the chain without reading the records.
 """
 
 import re
@@ -36,7 +36,7 @@ _CRC_BYTES = 4
 
 @dataclass(frozen=True)
 class Link:
-    """Consecutive records, each following the one before it.
+    """Consecutive records, each of which contains the hash of the one before it.
 
     Attributes:
         first: Position of the first record in the run's history.
@@ -50,7 +50,7 @@ class Link:
 
     @classmethod
     def of(cls, record: StageRecord) -> "Link":
-        """Make the link of a single record."""
+        """Return the link for a single record."""
         return cls(record.sequence, record.previous, Head.of(record))
 
 
@@ -61,7 +61,7 @@ class PackedArray:
     Attributes:
         first_row: Index of the first row in the whole array.
         rows: Number of rows.
-        sharded: True if they are in one file; otherwise each has a separate one, as before.
+        sharded: True if the rows are in one file; otherwise each keeps a separate file.
     """
 
     first_row: int
@@ -88,11 +88,11 @@ class Seal:
 
     Attributes:
         iterations: Iterations of the segment.
-        outputs: Iterations with stored outputs, by stage and inner step.
-        links: The records as parts of the chain, in order.
-        sessions: Number and token of the sessions that wrote them.
-        arrays: Arrays by path below `data.zarr`.
-        files: Files by path below the segment's folder, except the seal and rows stored as separate chunks.
+        outputs: Iterations with stored outputs, keyed by stage and inner step.
+        links: Links of the records in the chain, in order.
+        sessions: Number and token of each session that wrote the records.
+        arrays: Packed arrays, keyed by path below `data.zarr`.
+        files: Files, keyed by path below the segment's folder, except the seal and rows stored as separate chunks.
     """
 
     iterations: range
@@ -119,11 +119,11 @@ class Seal:
         return cls(iterations, outputs, join(map(Link.of, records)), sessions, arrays, files)
 
     def holds(self, ref: StageRef) -> bool:
-        """Return True if the segment has an output."""
+        """Return True if the segment contains an output."""
         return any(ref.iteration in part for part in self.outputs.get((ref.stage, ref.step), ()))
 
     def refs(self, iterations: Collection[int] | None = None) -> Iterator[StageRef]:
-        """Yield references to its outputs, of all or given iterations."""
+        """Yield references to the segment's outputs, for all or the given iterations."""
         for (stage, step), parts in self.outputs.items():
             found = chain(*parts) if iterations is None else (i for i in iterations if any(i in part for part in parts))
             yield from (StageRef(i, stage, step) for i in found)
@@ -151,10 +151,10 @@ class Seal:
 
 
 def read_seal(folder: Path) -> Seal:
-    """Read the seal of a segment's folder.
+    """Read the seal in a segment's folder.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the folder has no seal.
         DamagedRun: the file is damaged.
     """
     document = read_sealed(folder / SEAL)
@@ -186,7 +186,7 @@ def read_seal(folder: Path) -> Seal:
 
 
 def segment_name(iterations: range) -> str:
-    """Return the name of the folder of a segment of these iterations."""
+    """Return the folder name for a segment of these iterations."""
     return f"{iterations.start:08d}-{iterations.stop - 1:08d}"
 
 
@@ -227,10 +227,10 @@ def array_document(spec: ArraySpec, array: PackedArray) -> Document:
 
 
 def spec_in_segment(file: Path, path: str, array: PackedArray, rows: int) -> ArraySpec:
-    """Return the spec of an array with `rows` rows outside of segments, from its zarr.json in a segment.
+    """Return the spec that an array with `rows` rows has outside of segments, given its zarr.json in a segment.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no such file.
         DamagedRun: the file is damaged.
     """
     document = read_metadata(file)
@@ -241,7 +241,7 @@ def spec_in_segment(file: Path, path: str, array: PackedArray, rows: int) -> Arr
 
 
 def shard_index(sizes: Sequence[int | None]) -> bytes:
-    """Return the index at the end of a shard, given the sizes of its chunks; None for a missing chunk."""
+    """Return the index at the end of a shard, given the sizes of its chunks (None for a missing chunk)."""
     places: list[int] = []
     offset = 0
     for size in sizes:
@@ -259,13 +259,13 @@ def index_size(rows: int) -> int:
 def place_in_shard(index: bytes, row: int, where: Path) -> tuple[int, int] | None:
     """Return the offset and size of a chunk from its shard's index; None if it is missing."""
     if crc32c(index[:-_CRC_BYTES]).to_bytes(_CRC_BYTES, "little") != index[-_CRC_BYTES:]:
-        raise damaged(where, "its index does not have its own CRC-32C")
+        raise damaged(where, "its index does not match the index's CRC-32C")
     offset, size = struct.unpack_from("<2Q", index, 16 * row)
     return None if offset == _ABSENT else (offset, size)
 
 
 def ranges(numbers: Iterable[int]) -> Iterator[range]:
-    """Join consecutive integers into ranges."""
+    """Group integers into ranges of consecutive numbers."""
     for _, group in groupby(enumerate(sorted(numbers)), key=lambda item: item[1] - item[0]):
         part = [number for _, number in group]
         yield range(part[0], part[-1] + 1)

@@ -27,11 +27,11 @@ _SESSION_NAME = re.compile(rf"{_NUMBER}-([0-9a-f]{{16}})(\.closed)?")
 
 
 class SessionName(NamedTuple):
-    """Parts of the name of a session's folder.
+    """Parts of a session folder's name.
 
     Attributes:
         number, token: Number and token of the session.
-        closed: True if it has ended.
+        closed: True if the session has ended.
     """
 
     number: int
@@ -40,7 +40,7 @@ class SessionName(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> "SessionName | None":
-        """Parse the name of a session's folder; None for other names."""
+        """Parse a session folder's name; return None for other names."""
         match = _SESSION_NAME.fullmatch(name)
         return cls(int(match[1]), match[2], match[3] is not None) if match else None
 
@@ -49,7 +49,7 @@ class SessionName(NamedTuple):
 
 
 def session_number(name: str) -> int:
-    """Return the session number of a name in the folder of sessions; -1 for other names."""
+    """Return the session number in the name of a session's folder or claim; -1 for other names."""
     if (session := SessionName.parse(name)) is not None:
         return session.number
     claim = CLAIM_NAME.fullmatch(name)
@@ -57,10 +57,10 @@ def session_number(name: str) -> int:
 
 
 def stray_sessions(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Find claims and undescribed session folders whose number is out of sequence.
+    """Yield claims and undescribed session folders whose number is out of sequence.
 
     Args:
-        folder: Folder of sessions.
+        folder: Sessions folder.
         names: Names in the folder.
 
     Yields:
@@ -80,7 +80,7 @@ class Head:
     Attributes:
         sequence: Index in the history.
         sha256: Hash of the record.
-        ref: Output that it commits.
+        ref: Output that the record commits.
         digest: Digest of the output.
     """
 
@@ -111,11 +111,11 @@ class SessionFacts:
 
     Attributes:
         number, token: Number and token of the session.
-        lost: Positions of records that were missing at its start.
-        next_sequence: Position of the first record that it could write.
+        lost: Positions of records that were missing when it started.
+        next_sequence: Position of the first record that the session could write.
         head: Newest record at its end, or at its start if it was interrupted. None before the first record, and in
             earlier versions.
-        sealed: True if it ended normally, so `head` is the newest record.
+        sealed: True if the session ended normally, so `head` is the newest record.
     """
 
     number: int
@@ -127,7 +127,7 @@ class SessionFacts:
 
     @property
     def known(self) -> int:
-        """All positions below this one have a record, unless it was lost."""
+        """Position below which every record exists, unless it was lost."""
         return max(self.next_sequence, self.head.sequence + 1 if self.head else 0)
 
 
@@ -135,7 +135,7 @@ def read_session(folder: Path) -> Document:
     """Read a session's description.
 
     Raises:
-        FileNotFoundError: it was interrupted before writing one.
+        FileNotFoundError: the session was interrupted before writing it.
         DamagedRun: the file differs from what was written.
     """
     try:
@@ -145,7 +145,7 @@ def read_session(folder: Path) -> Document:
 
 
 def session_facts(folder: Path) -> SessionFacts:
-    """Read a session's facts about the history from its folder; raises as `read_session`."""
+    """Read a session's facts about the history from its folder; raises like `read_session`."""
     document = read_session(folder)
     session = SessionName.parse(folder.name)
     assert session is not None, f"{folder} is not named like the folder of a session"

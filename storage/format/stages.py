@@ -1,4 +1,4 @@
-"""The stages of a run as the store sees them, data in run.json, and the stored arrays of each type of output."""
+"""The stages of a run as recorded in run.json, and the stored arrays of each output type."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,13 +12,13 @@ from metaloom.pipeline.outputs import LETTERS, OutputSchema
 from metaloom.storage.errors import IncompatibleFormat
 
 LEARNER = "learner"
-"""Group of learners; iteration i starts from row i."""
+"""Group that contains the learners; iteration i starts from row i."""
 
 METRICS_GROUP = "metrics"
-"""Group of metrics, written with an iteration's update."""
+"""Group that contains the metrics, which are written with an iteration's update."""
 
 STEP = "{step}"
-"""Placeholder for the inner step in the name of a group."""
+"""Placeholder for the inner step in a group name."""
 
 
 _GROUP = re.compile(r"[a-z][a-z0-9_]{0,60}?(_\{step\})?")
@@ -31,7 +31,7 @@ class StoredStage:
     Attributes:
         name: Stage name.
         group: Group of its output below `data.zarr`; "{step}" is replaced by the inner step.
-        output: Name of the type of its output, such as EpisodeBatch.
+        output: Name of its output type, such as EpisodeBatch.
         thinnable: True if thinning may remove its arrays, which can be recomputed.
         ends_iteration: True if its output (next learner and metrics) completes the iteration.
         schema: Description of its output, if the class is user-defined.
@@ -51,7 +51,7 @@ class StoredStage:
 
     @property
     def description(self) -> str:
-        """First line of the docstring of its output's class."""
+        """First line of the output class's docstring."""
         if self.schema:
             return self.schema.description
         return str(vars(types)[self.output].__doc__).partition("\n")[0]
@@ -61,10 +61,10 @@ class StageTable(StageOrder):
     """The stages of a run in data-flow order.
 
     Args:
-        stages: The stages. One ends iterations, and an earlier one outputs the first learner.
+        stages: Stages of the run. One ends iterations, and an earlier one outputs the first learner.
 
     Raises:
-        ValueError: names are not unique, a group's name is not valid for a folder, or not exactly one stage ends
+        ValueError: names are not unique, a group name is not a valid folder name, or not exactly one stage ends
             iterations.
     """
 
@@ -91,7 +91,7 @@ class StageTable(StageOrder):
         return name in self._by_name
 
     def __getitem__(self, name: str) -> StoredStage:
-        if name not in self._by_name:  # not damage, which `repair` would recompute
+        if name not in self._by_name:  # not reported as damage, which a repair would recompute
             raise IncompatibleFormat(
                 "run.json",
                 found=f"no stage {name!r} in the run, which has {', '.join(self._by_name)}",
@@ -119,7 +119,7 @@ class StageTable(StageOrder):
         return next(found, "")
 
     def in_group(self, group: str, iteration: int, step: int = 0) -> StageRef | None:
-        """Return the reference to a group's output of an iteration and inner step, stored or not, or None."""
+        """Return the reference to a group's output at an iteration and step, stored or not; None for other groups."""
         name = self.named(group)
         return StageRef(iteration, name, step) if name else None
 
@@ -135,16 +135,16 @@ class StageTable(StageOrder):
         return ref.stage == self.last or self.thinnable(ref)
 
     def group_of(self, ref: StageRef) -> str:
-        """Return the group below `data.zarr` that holds a stage's output."""
+        """Return the group below `data.zarr` that contains a stage's output."""
         return self[ref.stage].group.replace(STEP, str(ref.step))
 
     def row_of(self, ref: StageRef) -> int:
         """Return the row of a stage's output in its group's arrays."""
-        # The update of iteration i makes the learner that iteration i + 1 starts from.
+        # The update of iteration i computes the learner that iteration i + 1 starts from.
         return ref.iteration + self[ref.stage].ends_iteration
 
     def document(self) -> list[dict[str, Any]]:
-        """Return the table for run.json."""
+        """Return the table as recorded in run.json."""
         return [
             {"name": s.name, "group": s.group, "output": s.output}
             | ({"thinnable": True} if s.thinnable else {})
@@ -198,15 +198,15 @@ OFF_POLICY = StageTable(
     )
 )
 EARLIER = {table.last: table for table in (ON_POLICY, OFF_POLICY)}
-"""The tables of old runs whose run.json has none, by the stage that ends iterations."""
+"""Stage tables of old runs whose run.json contains none, keyed by the stage that ends iterations."""
 
 
 @dataclass(frozen=True)
 class ArrayPlan:
-    """One kind of array.
+    """Layout and meaning of one kind of array.
 
     Attributes:
-        pattern: Name in its group; `*` matches a name or an index.
+        pattern: Array name within its group; `*` matches a name or an index.
         dims: Names of the axes after `iteration`; `*` is replaced by the array's name. Further axes get numbered names.
         unit: Unit of the entries; "1" if dimensionless, "mixed" if each component has its own.
         description: Meaning of an entry.
@@ -219,7 +219,7 @@ class ArrayPlan:
 
 
 def _plan(pattern: str, axes: str, description: str, unit: str = "1") -> ArrayPlan:
-    """Make a plan with axes given by letters or full names, as in custom outputs."""
+    """Build a plan from axes given as letters or full names, as in custom outputs."""
     return ArrayPlan(pattern, tuple(LETTERS.get(axis, axis) for axis in axes.split()), unit, description)
 
 
@@ -308,10 +308,10 @@ ARRAYS: Mapping[str, tuple[ArrayPlan, ...]] = {
         ),
     ),
 }
-"""The arrays of an output by type name."""
+"""Plans of an output's arrays, keyed by output type."""
 
 METRICS = _plan("values", "metric", "numbers that describe the iteration; attributes name them", "mixed")
-"""The array of metrics, written with the next learner."""
+"""Plan of the metrics array, which is written with the next learner."""
 
 
 def plan_of(path: str, stages: StageTable) -> ArrayPlan | None:
@@ -336,7 +336,7 @@ def plans_of(stage: StoredStage) -> Sequence[ArrayPlan]:
 
 
 def dims_of(path: str, plan: ArrayPlan | None, axes: int) -> tuple[str, ...]:
-    """Return the names of an array's axes, the leading `iteration` (or, for the learner, `row`) included.
+    """Return the names of an array's axes, including the leading `iteration` (`row` for the learner).
 
     Axes not in the plan are numbered and named after the array, so that arrays do not appear to share them.
     """

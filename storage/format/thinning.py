@@ -1,9 +1,9 @@
-"""Markers of thinned iterations, by which readers distinguish thinning from damage.
+"""Markers of thinned iterations, with which readers distinguish thinning from damage.
 
-Rollouts, samples and adapted parameters are the bulk of an on-policy run and can be recomputed from what stays:
-learners, tasks, seeds and records. In off-policy runs, rollouts are the replay buffer and stay; minibatches and adapted
-parameters are removed. A marker in `_thinned` lists the records whose arrays may be missing. It is published before the
-first file is removed, and deleted after the last one is restored.
+Rollouts, samples and adapted parameters make up most of an on-policy run and can be recomputed from what is kept:
+learners, tasks, seeds and records. In off-policy runs, rollouts are the replay buffer and are kept; minibatches and
+adapted parameters are removed. A marker in `_thinned` lists the records whose arrays may be missing. It is published
+before the first file is removed, and deleted after the last one is restored.
 """
 
 import re
@@ -28,12 +28,12 @@ _PACKED_NAME = re.compile(r"[0-9]{8}-[0-9]{8}\.json")
 
 @dataclass(frozen=True)
 class Retention:
-    """Rule for which complete iterations keep all their arrays, and the size limit of a run.
+    """Rule that determines which complete iterations keep all their arrays, and a run's size limit.
 
     Attributes:
         keep_last: Number of newest iterations to keep.
-        keep_every: Keep iterations divisible by this.
-        max_bytes: Stop the writer before the run's files exceed this size.
+        keep_every: Interval at which iterations are kept: 0, keep_every, 2 * keep_every, ...
+        max_bytes: Maximum size of the run's files; the writer stops before exceeding it.
         kept: Iterations that are always kept.
 
     Without `keep_last` and `keep_every`, all are kept. With both, an iteration is kept if either keeps it.
@@ -64,9 +64,9 @@ class Thinned:
     """Summary of a planned or completed thinning.
 
     Attributes:
-        iterations: Iterations concerned.
-        files: Number of files.
-        num_bytes: Bytes in these files; files shared with a fork stay on disk.
+        iterations: Affected iterations.
+        files: Number of removed files.
+        num_bytes: Total size of these files in bytes; files shared with a fork stay on disk.
     """
 
     iterations: tuple[int, ...]
@@ -75,13 +75,13 @@ class Thinned:
 
     @classmethod
     def of(cls, records: Sequence[StageRecord], goes: Callable[[StageRecord, StoredFile], object]) -> "Thinned":
-        """Sum up the files removed with some records' arrays, except chunks in shared shards."""
+        """Summarize the removal of some records' arrays, counting the files for which `goes` is true."""
         sizes = [chunk.size for record in records for chunk in record.chunks if goes(record, chunk)]
         return cls(tuple(sorted({record.ref.iteration for record in records})), len(sizes), sum(sizes))
 
     @classmethod
     def sum(cls, parts: Iterable["Thinned"]) -> "Thinned":
-        """Add several summaries."""
+        """Combine several summaries."""
         parts = [*parts]
         iterations = sorted({i for part in parts for i in part.iterations})
         return cls(tuple(iterations), sum(part.files for part in parts), sum(part.num_bytes for part in parts))
@@ -103,7 +103,7 @@ def is_marker(name: str) -> bool:
 
 
 def marked_iteration(name: str) -> int | None:
-    """Return the iteration of a marker's file name; None for other names."""
+    """Return the iteration in a marker's file name; None for other names."""
     match = _MARKER_NAME.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -132,7 +132,7 @@ def read_marker(path: Path, stages: StageTable) -> dict[StageRef, str]:
 
     Raises:
         FileNotFoundError: there is no marker.
-        DamagedRun: it differs from what was written.
+        DamagedRun: the marker differs from what was written.
     """
     document = read_sealed(path)
     try:
@@ -145,7 +145,7 @@ def read_marker(path: Path, stages: StageTable) -> dict[StageRef, str]:
 
 
 def read_packed_marker(path: Path, iterations: range, stages: StageTable) -> dict[int, dict[StageRef, str]]:
-    """Read a segment's marker, by iteration; raises like `read_marker`."""
+    """Read a segment's marker, keyed by iteration; raises like `read_marker`."""
     document = read_sealed(path)
     try:
         if document["schema"] != SCHEMA or document["iterations"] != [iterations.start, iterations.stop]:
@@ -164,18 +164,18 @@ def thinnable(refs: Iterable[StageRef], iterations: Collection[int], stages: Sta
 
 
 def thinned_error(root: Path, ref: StageRef) -> StageThinned:
-    """Build the error for requested arrays that are thinned."""
+    """Build the error for a request for thinned arrays."""
     return StageThinned(
         root,
-        found=f"{ref} was thinned: its record is here, its arrays are not",
+        found=f"{ref} was thinned: its record is stored, but its arrays are not",
         required="an output that is stored in full",
-        action=f"`metaloom replay {argument(root)}@{ref.iteration} --materialise` computes it again and stores it if "
-        "it has its old digest",
+        action=f"`metaloom replay {argument(root)}@{ref.iteration} --materialise` recomputes it and stores it if "
+        "the digest is unchanged",
     )
 
 
 def _outputs(entries: Iterable[Mapping[str, Any]], iteration: int, stages: StageTable) -> dict[StageRef, str]:
     outputs = {StageRef(iteration, str(e["stage"]), int(e["step"])): str(e["record"]) for e in entries}
     if wrong := [str(ref) for ref in outputs if not stages.recomputable(ref)]:
-        raise ValueError(f"{', '.join(wrong)} always stays")
+        raise ValueError(f"{', '.join(wrong)} cannot be thinned")
     return outputs

@@ -1,4 +1,4 @@
-"""Forks: runs that begin with the iterations of another run and share its files."""
+"""Forks: runs that begin with another run's iterations and share its files."""
 
 import errno
 import os
@@ -43,9 +43,9 @@ class Fork:
 
     Attributes:
         path: Folder of the fork.
-        iteration: First iteration that it does not share.
-        shared_files, shared_bytes: Files and bytes shared with its parent.
-        copied_files, copied_bytes: Files and bytes copied, because the file system cannot share them.
+        iteration: First iteration that is not shared.
+        shared_files, shared_bytes: Number and total bytes of the files shared with the parent.
+        copied_files, copied_bytes: Number and total bytes of the files copied because they could not be shared.
     """
 
     path: Path
@@ -75,12 +75,12 @@ def fork_run(
     Args:
         parent: Run to fork, possibly still being written.
         iteration: First iteration that is not shared.
-        path: Folder or URL of the new run; must not exist, or be empty.
+        path: Folder or URL of the new run; it must be empty or not exist.
         config: Settings of the new run, as plain JSON data.
         config_digest: Digest of the settings that affect results.
         capacity: Number of iterations to allocate.
         environment: Further facts that affect results or help to reproduce them, as plain JSON data.
-        progress: Receives the number of outputs shared and the total.
+        progress: Callback that receives the number of outputs shared and the total.
 
     Raises:
         InvalidRunName: the path cannot be printed on one line.
@@ -121,10 +121,10 @@ class _SharedOutputs:
     """Outputs of the parent that a fork shares.
 
     Attributes:
-        records: Records not in a segment, or in a segment that is only shared in part.
+        records: Records that are in no segment, or in one that is only partly shared.
         segments: Segments shared as a whole.
-        cut: Segment shared in part.
-        chain: The whole chain, in order.
+        cut: Partly shared segment, if any.
+        chain: Links of the whole chain, in order.
     """
 
     records: list[StageRecord]
@@ -150,7 +150,7 @@ class _SharedOutputs:
 
     @property
     def newest(self) -> Head:
-        """The newest record."""
+        """Head for the newest shared record."""
         return self.chain[-1].head
 
 
@@ -181,9 +181,9 @@ def _build(
 
 @contextmanager
 def _workshop(path: Path) -> Generator[Path]:
-    """Return a free path in a hidden folder beside the new run, for building it; remove the folder afterwards."""
+    """Yield a free path in a hidden folder next to the new run; the folder is removed after the block."""
     make_folders(path.parent)
-    # Named after the run, so that the next attempt removes what a killed one left.
+    # Named after the run, so that the next attempt removes what a killed attempt left.
     outer = path.parent / f".metaloom-fork-{path.name}"
     outer.mkdir(exist_ok=True)
     lock = acquire_lock(outer / "writer.lock", secrets.token_hex(8), take_over=False)
@@ -199,7 +199,7 @@ def _workshop(path: Path) -> Generator[Path]:
 
 
 def _origin(parent: Run, iteration: int, newest: Head, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the origin of the fork for its run.json."""
+    """Return the fork's origin as recorded in its run.json."""
     return {
         "parent": {
             "id": parent.info["id"],
@@ -294,7 +294,7 @@ def _share_restored(parent: Run, segment: Segment, links: "_Links") -> None:
 
 
 def _logged(parent: Run, folder: Path) -> list[str]:
-    """Return the files of a folder in the object store, if the parent has one."""
+    """Return a folder's files in object storage, if the parent is stored there."""
     remote, prefix = parent.files.remote, folder.relative_to(parent.path).as_posix()
     return [path for path in remote.files if path.startswith(f"{prefix}/")] if remote is not None else []
 
@@ -334,7 +334,7 @@ def _share_markers(parent: Run, iterations: Iterable[int], links: "_Links") -> N
 
 
 class _Links:
-    """Shares files of one run with another: by links if possible, otherwise by copies."""
+    """Sharing of one run's files with another, as hard links if possible and as copies otherwise."""
 
     def __init__(self, source: Path, target: Path) -> None:
         self._source = source
@@ -385,6 +385,6 @@ def _place(folder: Path, path: Path) -> None:
             path,
             found="the path was created in the meantime",
             required="a path where nothing is stored yet",
-            action="Choose another",
+            action="Choose another path",
         ) from None
     sync_folder(path.parent)

@@ -1,7 +1,7 @@
 """Data of failed stages, stored with the run for debugging.
 
-A folder `_quarantine/{iteration:08d}.{stage}.{step}` holds `about.json` and one `.npy` file per array. It is not
-covered by the run's records: `verify` ignores it, and it may be deleted at any time.
+A folder `_quarantine/{iteration:08d}.{stage}.{step}` contains `about.json` and one `.npy` file per array. It is not
+covered by the run's records, so `verify` ignores it, and it may be deleted at any time.
 """
 
 import io
@@ -29,7 +29,7 @@ _ABOUT = "about.json"
 
 @dataclass(frozen=True)
 class Form:
-    """An array's dtype by name, and its shape."""
+    """Name of an array's dtype, and the array's shape."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -37,15 +37,15 @@ class Form:
 
 @dataclass(frozen=True)
 class Quarantined:
-    """A fault: its location, and the data that reproduce it.
+    """A fault: its location, and the data to reproduce it.
 
     Attributes:
         ref: Stage that failed.
         path: Folder of the fault.
         message: Error message of the stage.
         about: Location and circumstances as plain data: array, task, episode, t, seed_position, ...
-        when: Time, UTC, ISO 8601; empty if the folder cannot be read.
-        forms: Dtype and shape of the arrays by name, in the order of their files.
+        when: Time of the fault, UTC, ISO 8601; empty if the folder cannot be read.
+        forms: Dtype and shape of each array, keyed by name, in the order of the files.
     """
 
     ref: StageRef
@@ -56,7 +56,7 @@ class Quarantined:
     forms: Mapping[str, Form]
 
     def arrays(self) -> dict[str, Array]:
-        """Read the arrays by name.
+        """Read the arrays, keyed by name.
 
         Raises:
             DamagedRun: a file is missing or is not a numeric array.
@@ -68,10 +68,10 @@ class Quarantined:
 def put_in_quarantine(
     run: Path, ref: StageRef, *, message: str, about: Mapping[str, Any], arrays: Mapping[str, Array]
 ) -> Path:
-    """Store the data of a failed stage, replacing an earlier failure of the same stage.
+    """Store the data of a failed stage, replacing the data of an earlier failure of the same stage.
 
     Returns:
-        The folder.
+        Folder of the fault.
 
     Raises:
         StorageFailed: the system refuses the write.
@@ -104,7 +104,7 @@ def put_in_quarantine(
 
 
 def read_quarantine(run: Path) -> list[Quarantined]:
-    """List the faults of failed stages, in order. Unreadable ones have a message that says so."""
+    """List the faults of failed stages, in order. The message of an unreadable fault says so."""
     root = run / FOLDER
     names = [entry.name for entry in root.iterdir()] if root.is_dir() and not root.is_symlink() else []
     refs = (StageRef.from_file_name(f"{name}.json") for name in names)
@@ -147,7 +147,7 @@ def _foreign(path: Path, found: str) -> DamagedRun:
     return DamagedRun(
         path,
         found=found,
-        required="what a failed stage left there",
+        required="data written by a failed stage",
         action="The quarantine is not part of the run's data; its folder may be deleted",
     )
 

@@ -1,4 +1,4 @@
-"""Removal of runs: one rename, then file by file, so that an interruption leaves no partial run."""
+"""Removal of runs: a rename, then deletion file by file, so that an interruption leaves no partial run."""
 
 import os
 import secrets
@@ -17,18 +17,18 @@ from metaloom.storage.read.verify import may_belong
 from metaloom.storage.write.holder import FOLDER, LOCK_NAME, acquire_lock, current_writer
 
 REMOVED = ".metaloom-removed"
-"""Folder, beside the runs, for runs being removed."""
+"""Folder next to the runs, for runs that are being removed."""
 
 _OWN = {"run.json", "_commits", "_sessions", "_segments", "_thinned", "_quarantine", FOLDER, "data.zarr", "tables"}
 _ACTION = "Fix that; `metaloom rm` then continues"
 
 
 def check_removable(path: Path) -> Path:
-    """Check that a folder is a run, damaged or not, that no process writes and that holds no other files.
+    """Check that a folder is a run, damaged or not, without a writer or foreign files; return its absolute path.
 
     Raises:
-        RunNotFound, NotARun: it is not the folder of a run, though it may be a link to one.
-        RunLocked: a process is writing it, here or elsewhere.
+        RunNotFound, NotARun: the folder is not a run, is a link to one, or contains foreign files.
+        RunLocked: a process is writing the run, here or elsewhere.
     """
     path = path.absolute()
     if path.is_symlink():
@@ -43,7 +43,7 @@ def check_removable(path: Path) -> Path:
     except (RunNotFound, NotARun):
         if not path.is_dir() or not (path / "_commits").is_dir():
             raise
-    except StoreError:  # of a damaged run, which may be removed
+    except StoreError:  # the run is damaged, but may be removed
         pass
     with system_errors(path, required="permission to remove these files", action=_ACTION):
         foreign = sorted(name for name in os.listdir(path) if name not in _OWN and not name.startswith(LOCK_NAME))
@@ -70,11 +70,11 @@ def check_removable(path: Path) -> Path:
 
 
 def remove_run(path: Path) -> None:
-    """Remove the folder of a run. Forks keep shared files. Links are removed, not followed.
+    """Remove a run's folder. Forks keep shared files. Links are removed, not followed.
 
     Raises:
         RunNotFound, NotARun, RunLocked: see `check_removable`.
-        StorageFailed: the system refuses.
+        StorageFailed: the system refuses the removal.
     """
     path = check_removable(path)
     token = secrets.token_hex(8)
@@ -93,16 +93,16 @@ def remove_run(path: Path) -> None:
 
 
 def unfinished_removals(root: Path) -> list[Path]:
-    """Find the remains of removed runs in a folder of runs."""
+    """Return the remains of removed runs in a runs folder."""
     folder = root / REMOVED
     return sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
 
 
 def finish_removals(root: Path) -> Iterator[Path]:
-    """Finish interrupted removals of runs, one at a time.
+    """Finish interrupted removals of runs one at a time, and yield the path of each.
 
     Raises:
-        StorageFailed: the system refuses.
+        StorageFailed: the system refuses the removal.
     """
     for path in unfinished_removals(root):
         _remove(path)

@@ -1,4 +1,4 @@
-"""Repair of runs: damaged outputs are removed to be recomputed, and files determined by the rest are rewritten.
+"""Repair of runs: damaged outputs are removed and later recomputed; files that follow from others are rewritten.
 
 How each kind of damaged file is restored:
 
@@ -34,7 +34,7 @@ from metaloom.storage.write.sessions import Session
 
 
 def info_copies(root: Path) -> list[Path]:
-    """Return the copies of a run's run.json."""
+    """Return the paths of the copies of a run's run.json."""
     return sorted(root.glob(f"{FOLDER}/*/{INFO_COPY}"))
 
 
@@ -44,7 +44,7 @@ def can_restore_info(root: Path) -> bool:
 
 
 def restore_info(session: Session) -> list[str]:
-    """Restore run.json from a copy if it is damaged or missing; returns a line for each repair."""
+    """Restore run.json from a copy if it is damaged or missing; return a line per repair."""
     path = session.root / "run.json"
     try:
         read_sealed(path, indented=True)
@@ -57,7 +57,7 @@ def restore_info(session: Session) -> list[str]:
 
 
 def repair_run(files: CommittedFiles, session: Session, info: Mapping[str, Any]) -> list[str]:
-    """Repair a run; remove outputs that must be recomputed.
+    """Repair a run, removing outputs that must be recomputed.
 
     Returns:
         A line for each repaired or removed file.
@@ -69,7 +69,7 @@ def repair_run(files: CommittedFiles, session: Session, info: Mapping[str, Any])
 
 
 def repair_segments(files: CommittedFiles, session: Session, info: Mapping[str, Any]) -> list[str]:
-    """Repair segments, or unpack damaged ones; returns lines like `repair_run`."""
+    """Repair the files of segments and unpack damaged segments; return lines like `repair_run`."""
     return [*_Repair(files, session, info).repair_segments()]
 
 
@@ -105,7 +105,7 @@ class _Repair:
                 if read_file(copy, limit=len(raw)) == raw:
                     continue
             _put(self._session, copy, raw)
-            yield f"{self._name(copy)}: written again"
+            yield f"{self._name(copy)}: rewritten"
 
     def repair_segments(self) -> Iterator[str]:
         """Repair the files of segments, and unpack damaged segments."""
@@ -116,13 +116,13 @@ class _Repair:
                 sound.append(self._files.segments.open(name))
         self._files.segments.use(sound)
         yield from self._repair_arrays()
-        # Imported here: repairing a run without segments does not need pyarrow.
+        # Imported here because repairing a run without segments does not need pyarrow.
         from metaloom.storage.keep.unpacking import unpack_damaged
 
         yield from unpack_damaged(self._files, self._session)
 
     def _repair_arrays(self) -> Iterator[str]:
-        """Rewrite damaged array metadata that a segment also holds."""
+        """Rewrite damaged array metadata from the copy in a segment."""
         for segment in self._files.segments.all():
             for array, packed in segment.seal.arrays.items():
                 if self._has_metadata(array):
@@ -133,7 +133,7 @@ class _Repair:
                 make_folders(path.parent)
                 _put(self._session, path, render_metadata(spec.document()))
                 self._files.forget_specs()
-                yield f"{self._name(path)}: written again as in {segment.folder.name}"
+                yield f"{self._name(path)}: rewritten from {segment.folder.name}"
 
     def _drop_markers(self) -> Iterator[str]:
         for iteration in self._files.live_markers():
@@ -143,7 +143,7 @@ class _Repair:
                 # Its outputs are then missing and will be recomputed.
                 marker = marker_path(self._files.root, iteration)
                 self._session.remove([marker])
-                yield f"{self._name(marker)}: {error.found}; iteration {iteration} is computed again"
+                yield f"{self._name(marker)}: {error.found}; iteration {iteration} will be recomputed"
 
     def _read_records(self) -> Iterator[str]:
         # Outputs in segments are intact by now.
@@ -164,7 +164,7 @@ class _Repair:
                 yield from self._check_files(record)
 
     def _miss_records(self) -> Iterator[str]:
-        """Find missing records: the inputs of other records, and the newest one."""
+        """Report missing records: inputs of other records, the newest record, and gaps in the history."""
         known = newest_session(self._files.root, first_session(self._info))
         refs = {item.ref for record in self._records.values() for item in record.inputs}
         if known is not None and known.head is not None and known.head.sequence not in known.lost:
@@ -172,7 +172,7 @@ class _Repair:
         missing = {ref for ref in refs - {*self._records} - self._lost if not self._files.contains(ref)}
         for ref in self._files.stages.sort(missing):
             self._lost.add(ref)
-            yield f"{self._name(self._files.record_path(ref))}: is missing; {ref} is computed again"
+            yield f"{self._name(self._files.record_path(ref))}: is missing; {ref} will be recomputed"
         # Positions without a readable record that are not known to be lost.
         links = sealed_links(self._files.segments.all(), self._records.values())
         end = max(links[-1].head.sequence if links else 0, known.known if known else 0)
@@ -180,7 +180,7 @@ class _Repair:
         gaps = [position for position in missing_positions(self._files.root, links, end) if position not in lost]
         if len(gaps) > len(self._lost):
             yield (
-                f"_commits: {describe_missing(gaps, known)}; from now on they are recorded as lost and not reported "
+                f"_commits: {describe_missing(gaps, known)}; from now on they are recorded as lost, not reported "
                 "as missing"
             )
 
@@ -196,7 +196,7 @@ class _Repair:
                 yield self._lose(record.ref, error)
 
     def _repair_sessions(self) -> Iterator[str]:
-        """Rewrite damaged descriptions of sessions from their records."""
+        """Rewrite damaged session descriptions from the sessions' records."""
         root = self._files.root / FOLDER
         written: dict[tuple[int, str], list[StageRecord]] = {}
         for record in self._records.values():
@@ -208,7 +208,9 @@ class _Repair:
         for number, token in sorted({*written, *folders} - {(self._session.number, self._session.token)}):
             folder = folders.get((number, token))
             problem = _session_problem(folder)
-            if problem is None or (problem == "is missing" and (number, token) not in written):  # killed at once
+            if problem is None or (
+                problem == "is missing" and (number, token) not in written
+            ):  # killed before it wrote anything
                 continue
             held = [s for s in self._files.segments.all() if (number, token) in s.seal.sessions]
             packed = [record for segment in held for record in segment.records() if record.token == token]
@@ -220,20 +222,20 @@ class _Repair:
             for first in records[:1]:
                 about |= {"started": first.started, "versions": dict(first.versions), "next_sequence": first.sequence}
             _put(self._session, folder / ABOUT, render(sealed(about)))
-            yield f"{self._name(folder / ABOUT)}: {problem}; written again from the {len(records)} records it made"
+            yield f"{self._name(folder / ABOUT)}: {problem}; rewritten from the session's {len(records)} records"
 
     def _drop_arrays(self) -> Iterator[str]:
-        """Remove damaged array metadata and one output; recomputing the output rewrites the metadata."""
+        """Remove damaged array metadata and one output each; recomputing the output rewrites the metadata."""
         for array in sorted({chunk.array for record in self._records.values() for chunk in record.chunks}):
             if self._has_metadata(array):
                 continue
             path = self._files.data / array / "zarr.json"
             self._session.remove([path])
-            # Choose one that is not thinned, and the first, so that it is written before the array is read.
+            # Choose the first output, unthinned if possible, so that it is written before the array is read.
             owners = [r for r in self._records.values() if any(chunk.array == array for chunk in r.chunks)]
             owner = min(owners, key=self._is_thinned).ref
             self._lost.add(owner)
-            yield f"{self._name(path)}: written again with {owner}, which is computed again"
+            yield f"{self._name(path)}: will be rewritten when {owner} is recomputed"
 
     def _repair_groups(self) -> Iterator[str]:
         arrays = {chunk.array for record in self._records.values() for chunk in record.chunks}
@@ -249,7 +251,7 @@ class _Repair:
             make_folder(path.parent)
             document = group_document({} if group else {"capacity": self._capacity(arrays)})
             _put(self._session, path, render_metadata(document))
-            yield f"{self._name(path)}: {problem}; written again"
+            yield f"{self._name(path)}: {problem}; rewritten"
 
     def _capacity(self, arrays: Iterable[str]) -> int:
         rows = [
@@ -264,7 +266,7 @@ class _Repair:
 
     def _lose(self, ref: StageRef, error: DamagedRun) -> str:
         self._lost.add(ref)
-        return f"{self._name(Path(error.where))}: {error.found}; {ref} is computed again"
+        return f"{self._name(Path(error.where))}: {error.found}; {ref} will be recomputed"
 
     def _is_thinned(self, record: StageRecord) -> bool:
         return self._thinned.get(record.ref) == record.sha256

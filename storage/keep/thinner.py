@@ -17,7 +17,7 @@ from metaloom.storage.write.sessions import Session
 
 
 class Thinner:
-    """Removes and restores arrays so that the state is clear after a kill or a power failure."""
+    """Removal and restoration of arrays, such that the state is unambiguous after a kill or a power failure."""
 
     def __init__(self, files: CommittedFiles, session: Session, arrays: ArrayStore) -> None:
         self._files = files
@@ -25,7 +25,7 @@ class Thinner:
         self._arrays = arrays
 
     def thin(self, refs: Sequence[StageRef], progress: Progress = unseen) -> Thinned:
-        """Remove the arrays of outputs. Thinned outputs are skipped.
+        """Remove the outputs' arrays, skipping outputs that are already thinned.
 
         Raises:
             FencedOut: a later session has begun.
@@ -47,11 +47,11 @@ class Thinner:
         return Thinned.sum(taken)
 
     def restore(self, values: Mapping[StageRef, Value]) -> None:
-        """Restore the arrays of thinned outputs of one iteration.
+        """Restore the arrays of one iteration's thinned outputs.
 
         Raises:
             StageExists: an output is not thinned.
-            DigestMismatch: a value differs from its record; then none is restored.
+            DigestMismatch: a value differs from its record, in which case nothing is restored.
             FencedOut: a later session has begun.
         """
         (iteration,) = {ref.iteration for ref in values}
@@ -81,7 +81,7 @@ class Thinner:
     def _mark(self, iteration: int, outputs: Mapping[StageRef, str]) -> None:
         path = marker_path(self._files.root, iteration)
         segment = self._files.segments.about(iteration)
-        # If a segment's marker lists them, the iteration needs a marker that overrides it.
+        # If the segment's marker lists the iteration, even an empty marker is needed, to override it.
         if not outputs and not (segment and iteration in self._files.packed_markers(segment)):
             self._session.remove([path])
             return
@@ -90,7 +90,7 @@ class Thinner:
 
 
 def require_same(record: StageRecord, value: Value, *, changed: Callable[[], Sequence[str]] = tuple) -> None:
-    """Reject a recomputed output that differs from its record.
+    """Raise DigestMismatch if a recomputed output differs from its record.
 
     Args:
         record: Record of the output.
@@ -103,11 +103,11 @@ def require_same(record: StageRecord, value: Value, *, changed: Callable[[], Seq
         differs, others = changed(), changed_versions(record)
         if differs:
             action = (
-                f"Changed since: {'; '.join([*differs, *others])}. Compute it with the original sources and versions"
+                f"Changed since: {'; '.join([*differs, *others])}. Recompute it with the original sources and versions"
             )
         else:
             action = (
-                f"Versions: {'; '.join(others) or 'the same'}. Compute it with the recorded versions, on a processor "
+                f"Versions: {'; '.join(others) or 'the same'}. Recompute it with the recorded versions, on a processor "
                 "of the same kind"
             )
         raise DigestMismatch(

@@ -23,7 +23,7 @@ _AT_ONCE = 256
 def unpack_damaged(files: CommittedFiles, session: Session) -> Iterator[str]:
     """Unpack damaged segments; yield a line for each damaged file.
 
-    Damaged files are missing afterwards.
+    Afterwards, the damaged files are missing.
 
     Raises:
         FencedOut: a later session has begun.
@@ -33,12 +33,12 @@ def unpack_damaged(files: CommittedFiles, session: Session) -> Iterator[str]:
         lines = [*_problems(files, folder)]
         if lines:
             _Unpacking(files, session, folder).run()
-            yield from (f"{line}; the segment was taken apart" for line in lines)
+            yield from (f"{line}; the segment was unpacked" for line in lines)
     files.segments.all(refresh=True)
 
 
 def _problems(files: CommittedFiles, folder: Path) -> Iterator[str]:
-    """Yield the problems of a segment."""
+    """Yield a line per problem in a segment."""
     try:
         segment = files.segments.open(folder.name)
     except (DamagedRun, NotADirectoryError) as error:
@@ -78,7 +78,7 @@ def _line(files: CommittedFiles, path: Path, error: Exception) -> str:
 
 
 class _Unpacking:
-    """Restores the files that a segment replaced, as far as they are intact."""
+    """Restoration of the files that a segment replaced, as far as they are intact."""
 
     def __init__(self, files: CommittedFiles, session: Session, folder: Path) -> None:
         iterations = segment_iterations(folder.name)
@@ -132,7 +132,7 @@ class _Unpacking:
                 path, row = self._files.root / chunk.path, self._files.row(record.ref, chunk.array)
                 if not segment.seal.arrays[chunk.array].sharded:
                     packed = segment.chunk_path(self._files.spec(chunk.array), row)
-                    # Nothing else has a second copy; it is missing from now on.
+                    # There is no second copy: if it is not stored, the chunk is missing from now on.
                     if self._files.is_stored(packed):
                         moved[packed] = path
                     continue
@@ -171,7 +171,7 @@ class _Unpacking:
 
 
 def _sound_records(path: Path) -> Iterator[StageRecord]:
-    """Yield the readable records of a file; each record has its own hash."""
+    """Yield the readable records in a file; each record is checked against its own hash."""
     try:
         parquet = open_records(read_file(path, limit=LARGEST_FILE), path)
     except (DamagedRun, FileNotFoundError):

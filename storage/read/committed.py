@@ -1,4 +1,4 @@
-"""Committed content of a run: the index of records, and files checked against them."""
+"""A run's committed content: the index of records, and files checked against the records."""
 
 import os
 import stat
@@ -88,19 +88,19 @@ class CommittedFiles:
         return status.st_size
 
     def sizes(self) -> dict[str, int]:
-        """Return the size of every file of the run by path, including files only in object storage."""
+        """Return the sizes of all files of the run, keyed by path, including files only in object storage."""
         sizes = {name: file.size for name, file in self.remote.files.items()} if self.remote else {}
         return sizes | {path: status.st_size for path, status in file_stats(self.root)}
 
     def num_bytes(self) -> int:
-        """Sum up the sizes of all files of the run."""
+        """Return the total size of the run's files in bytes."""
         return sum(self.sizes().values())
 
     def bring(self, path: str) -> bool:
         """Download a file that is only in object storage; return False if it does not exist.
 
         Raises:
-            DamagedRun: it is not the committed file.
+            DamagedRun: the downloaded file is not the committed one.
         """
         return self.remote is not None and self.remote.fetch(path)
 
@@ -120,7 +120,7 @@ class CommittedFiles:
         return path.relative_to(self.root).as_posix()
 
     def refs(self) -> set[StageRef]:
-        """Return every stored output.
+        """Return references to all stored outputs.
 
         Raises:
             DamagedRun: the folder of records is missing, or a seal is damaged.
@@ -132,11 +132,11 @@ class CommittedFiles:
         return refs
 
     def live_refs(self, iterations: Collection[int] | None = None) -> set[StageRef]:
-        """Return every stored output, or some iterations', whose record is a separate file; raises like `refs`."""
+        """Return the outputs whose record is a separate file, of all or some iterations; raises like `refs`."""
         if (entries := folder_entries(self.root / "_commits")) is None:
             raise damaged(self.root / "_commits", "is missing")
         names = [entry.name for entry in entries]
-        if iterations is not None:  # without parsing thousands of other names
+        if iterations is not None:  # avoid parsing thousands of other names
             wanted = {f"{i:08d}" for i in iterations}
             names = [name for name in names if name.partition(".")[0] in wanted]
         refs = (StageRef.from_file_name(name) for name in names)
@@ -154,7 +154,7 @@ class CommittedFiles:
         return count
 
     def refs_of(self, iterations: Collection[int]) -> set[StageRef]:
-        """Return every stored output of some iterations; raises like `refs`."""
+        """Return references to the stored outputs of some iterations; raises like `refs`."""
         wanted = {*iterations}
         refs = self.live_refs(wanted)
         for segment in self.segments.all(refresh=True):
@@ -165,15 +165,15 @@ class CommittedFiles:
         """Return True if an output is stored."""
         if self.segments.holding(ref) or self.record_path(ref).exists():
             return True
-        self.segments.all(refresh=True)  # it may have been packed since they were listed
+        self.segments.all(refresh=True)  # the output may have been packed since they were listed
         return self.segments.holding(ref) is not None
 
     def record_path(self, ref: StageRef) -> Path:
-        """Return the file whose existence makes an output exist, unless a segment holds it."""
+        """Return the path of the file whose existence commits an output, unless a segment contains the output."""
         return self.root / "_commits" / ref.file_name
 
     def record_place(self, ref: StageRef) -> Path:
-        """Return the file that holds the record of an output."""
+        """Return the path of the file that contains an output's record."""
         segment = self.segments.holding(ref)
         return self.record_path(ref) if segment is None else segment.folder / RECORDS
 
@@ -195,7 +195,7 @@ class CommittedFiles:
         return read_record(self.record_path(ref)) if segment is None else self.segments.record(ref, segment)
 
     def thinned(self, iteration: int) -> dict[StageRef, str]:
-        """Return the outputs of an iteration marked as thinned, with their record hashes.
+        """Return an iteration's outputs that are marked as thinned, with their record hashes.
 
         Raises:
             DamagedRun: the marker is damaged.
@@ -211,13 +211,13 @@ class CommittedFiles:
         return {}
 
     def thinned_in(self, iterations: range) -> dict[StageRef, str]:
-        """Return marked outputs of several iterations; see `thinned`."""
+        """Return the outputs of several iterations that are marked as thinned; see `thinned`."""
         live = {*self.live_markers()}
         marked = (i for i in iterations if i in live or self.segments.about(i) is not None)
         return {ref: sha256 for i in marked for ref, sha256 in self.thinned(i).items()}
 
     def packed_markers(self, segment: Segment) -> Mapping[int, dict[StageRef, str]]:
-        """Return the thinned outputs of a segment by iteration, unless a marker of the iteration overrides them.
+        """Return a segment's thinned outputs per iteration. An iteration's own marker overrides its entry.
 
         Raises:
             DamagedRun: the marker of the segment is damaged.
@@ -238,7 +238,7 @@ class CommittedFiles:
         return sorted(i for entry in entries if (i := marked_iteration(entry.name)) is not None)
 
     def thinned_iterations(self) -> list[int]:
-        """List the iterations that are thinned, at least in part."""
+        """List the iterations that are at least partly thinned."""
         packed = {i for segment in self.segments.all(refresh=True) for i in self.packed_markers(segment)}
         # An iteration's marker overrides its segment's marker, and may be empty.
         live = {i for i in self.live_markers() if self.segments.about(i) is None or self.thinned(i)}
@@ -272,14 +272,14 @@ class CommittedFiles:
             raise damaged(path, f"has no valid capacity ({type(error).__name__})") from None
 
     def forget_specs(self) -> None:
-        """Discard cached metadata, because it was rewritten."""
+        """Discard cached metadata after it has been rewritten."""
         self._specs.clear()
 
     def read_value(self, record: StageRecord, tasks: Sequence[int] | None = None) -> Value:
         """Read a record's output, or some tasks' parts of it.
 
         Raises:
-            DamagedRun: a file is missing or changed, or its arrays do not fit together.
+            DamagedRun: a file is missing or changed, or the arrays are inconsistent.
         """
         return self.decode(record, self.read_arrays(record, tasks=tasks))
 
@@ -290,12 +290,12 @@ class CommittedFiles:
             return decode(self.stages[record.ref.stage], group, {group: {}, **groups})
         except (KeyError, ValueError, TypeError, IndexError) as error:
             where = self.record_place(record.ref)
-            raise damaged(where, f"its arrays do not make up {record.ref} ({type(error).__name__}: {error})") from None
+            raise damaged(where, f"its arrays do not form {record.ref} ({type(error).__name__}: {error})") from None
 
     def read_arrays(
         self, record: StageRecord, names: Collection[str] | None = None, tasks: Sequence[int] | None = None
     ) -> dict[str, Stored]:
-        """Read the arrays of an output by group and name, optionally only some names and tasks."""
+        """Read an output's arrays, keyed by group and name; optionally only some names and tasks."""
         groups: dict[str, dict[str, tuple[Array, Mapping[str, Any]]]] = {}
         for chunk in record.chunks:
             group, _, name = chunk.array.partition("/")
@@ -304,7 +304,7 @@ class CommittedFiles:
         return {**groups}
 
     def read_lengths(self, record: StageRecord) -> Array:
-        """Read only the number of steps of each episode of a batch: [B, E] int32."""
+        """Read only the episode lengths of a batch, [B, E] int32."""
         group = self.stages.group_of(record.ref)
         arrays = self.read_arrays(record, ("lengths",)).get(group, {})
         if "lengths" not in arrays:
@@ -312,7 +312,7 @@ class CommittedFiles:
         lengths = arrays["lengths"][0]
         T = self.spec(f"{group}/rewards").shape[2]
         if not (lengths.ndim == 2 and lengths.any() and lengths.min() >= 0 and lengths.max() <= T):
-            raise damaged(self.record_place(record.ref), f"its lengths do not fit episodes of at most {T} steps")
+            raise damaged(self.record_place(record.ref), f"its lengths are invalid for episodes of at most {T} steps")
         return lengths
 
     def read_experience(self, record: StageRecord) -> EpisodeBatch:
@@ -332,8 +332,8 @@ class CommittedFiles:
         """Read and check the bytes of a record's table or chunk.
 
         Raises:
-            DamagedRun: it is missing or changed, or does not belong to the record.
-            StageThinned: it was removed by thinning.
+            DamagedRun: the file is missing or changed, or does not belong to the record.
+            StageThinned: the file was removed by thinning.
         """
         limit = largest_chunk(self.spec(file.array)) if file.array else _LARGEST_TABLE
         raw, path = self._unless_thinned(record, file, lambda: self._bytes_at(record, file, limit))
@@ -354,16 +354,16 @@ class CommittedFiles:
     def read_row(
         self, record: StageRecord, chunk: StoredFile, tasks: Sequence[int] | None = None
     ) -> tuple[Array, Mapping[str, Any]]:
-        """Read a record's row of an array, with the array's attributes.
+        """Read a record's row in an array, and the array's attributes.
 
         Args:
-            record: The record.
-            chunk: File of the row.
-            tasks: Indices of the tasks to return, if the array has a task axis; None for all. In a shard only their
-                parts are read.
+            record: Record of the output.
+            chunk: File that contains the row.
+            tasks: Indices of the tasks to return, if the array has a task axis; None for all. From a shard, only the
+                parts of these tasks are read.
 
         Raises:
-            DamagedRun: its file is missing or changed.
+            DamagedRun: the file is missing or changed.
         """
         spec, where = self.spec(chunk.array), self.root / chunk.path
         if tasks is not None and (spec.dims[1:2] != ("task",) or [*tasks] == [*range(spec.shape[0])]):
@@ -379,7 +379,7 @@ class CommittedFiles:
         return (row if tasks is None else row[[*tasks]]), spec.attributes
 
     def files_of(self, record: StageRecord, chunk: StoredFile) -> list[Path]:
-        """Return the files that hold only this chunk, existing or not; none if it is in a shard."""
+        """Return the paths of files that contain only this chunk, existing or not; none if it is in a shard."""
         if not chunk.size:
             return []
         segment, row = self.segments.about(record.ref.iteration), self.row(record.ref, chunk.array)
@@ -392,7 +392,7 @@ class CommittedFiles:
 
     @contextmanager
     def _shard(self, record: StageRecord, file: StoredFile) -> Generator[tuple[int, list[ShardPart], Path]]:
-        """Open a shard; yield its descriptor, parts and path."""
+        """Open a shard for the block, and yield its file descriptor, parts and path."""
         opened, where = self._unless_thinned(
             record, file, lambda: [(partial(open_file, path), path) for path in reversed(self.files_of(record, file))]
         )
@@ -404,7 +404,7 @@ class CommittedFiles:
     def _unless_thinned(
         self, record: StageRecord, file: StoredFile, places: Callable[[], Iterable[tuple[Callable[[], T], Path]]]
     ) -> tuple[T, Path]:
-        """Read from the first existing location; returns the value and its path."""
+        """Return the value read from the first existing location, and its path."""
         if file.array:
             own = [f"data.zarr/{self.spec(file.array).chunk_key(self.row(record.ref, file.array))}"]
         else:
@@ -412,7 +412,7 @@ class CommittedFiles:
             own = [table_path(name, record.ref.iteration) for name in tables]
         if file.path not in own:
             raise damaged(self.record_place(record.ref), f"names {file.path}, which is not its own")
-        # It may be restored or packed, also by another process, between looking for the file and for the marker.
+        # The output may be restored or packed, even by another process, between the lookups of file and marker.
         for _ in range(3):
             found = [*places()]
             for read, path in found:
@@ -430,7 +430,7 @@ class CommittedFiles:
     def _bytes_at(
         self, record: StageRecord, file: StoredFile, limit: int
     ) -> Iterator[tuple[Callable[[], bytes], Path]]:
-        """Yield the locations of a file's bytes, most authoritative first: in a segment, or as a separate file."""
+        """Yield readers and paths of a file's bytes, most authoritative first: in a segment, then a separate file."""
         segment = self.segments.about(record.ref.iteration) if file.array else None
         if segment is not None:
             spec, row = self.spec(file.array), self.row(record.ref, file.array)
@@ -440,7 +440,7 @@ class CommittedFiles:
         yield lambda: read_file(path, limit=limit), path
 
     def row(self, ref: StageRef, array: str) -> int:
-        """Return the row of an output in an array."""
+        """Return an output's row in an array."""
         return ref.iteration if array.startswith(f"{METRICS_GROUP}/") else self.stages.row_of(ref)
 
 
@@ -450,11 +450,11 @@ def bytes_in(folder: Path) -> int:
 
 
 def file_stats(folder: Path, prefix: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the stat result of every file in a folder by its relative path. Links are not followed.
+    """Yield the relative path and stat result of every file in a folder. Links are not followed.
 
     Unreadable folders of other users are skipped.
     """
-    # os.scandir, because a long run has tens of thousands of files; files that vanish are a writer's temporary ones.
+    # os.scandir is fast enough for tens of thousands of files; files that vanish are a writer's temporary files.
     try:
         with os.scandir(folder) as entries:
             for entry in entries:

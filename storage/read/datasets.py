@@ -17,16 +17,16 @@ _ATTRIBUTES = {"unit": "units", "description": "description"}
 def to_xarray(
     run: StoredOutputs, refs: Sequence[StageRef], drawn: StageRef | None, tasks: Sequence[int] | None
 ) -> xr.Dataset:
-    """Return the arrays of an inner step's outputs as a dataset, with the tasks as coordinates.
+    """Return the arrays of an inner step's outputs as a dataset, with task parameters as coordinates.
 
     If the environment declares components, their names are coordinates of the axes `observation` and `action`, with
     units in `observation_unit` and `action_unit`. Variables `facts.NAME` have their declared units.
 
     Args:
-        run: The run.
-        refs: The outputs.
-        drawn: The tasks of the iteration, if they are stored.
-        tasks: Indices of tasks; None for all.
+        run: Run to read.
+        refs: References to the outputs.
+        drawn: Reference to the iteration's tasks, if they are stored.
+        tasks: Task indices; None for all.
 
     Raises:
         DamagedRun: a file is missing or changed.
@@ -42,7 +42,7 @@ def to_xarray(
             found[name].attrs["units"] = unit
     sizes = {axis: size for variable in found.values() for axis, size in variable.sizes.items()}
     coordinates: dict[str, xr.Variable] = {}
-    # An evaluation has other tasks.
+    # An evaluation's tasks are not the iteration's.
     if drawn is not None and "task" in sizes and all(files.stages[ref.stage].output != "Evaluation" for ref in refs):
         arrays = _arrays(files, drawn, tasks)
         spec, params = arrays["params"]

@@ -1,4 +1,4 @@
-"""The arrays of a stage as an Arrow table, with one row per entry along shared axes."""
+"""A stage's arrays as an Arrow table, with one row per entry along shared axes."""
 
 from collections.abc import Iterable, Sequence
 
@@ -16,9 +16,9 @@ _OF_STEPS = ("task", "episode", "t")
 
 
 def read_entries(files: CommittedFiles, refs: Iterable[StageRef], columns: Sequence[str] | None) -> pa.Table:
-    """Read outputs of one stage: `iteration`, `step`, the index on every shared axis, and a column per array.
+    """Read one stage's outputs as a table: `iteration`, `step`, the index along each shared axis, and the arrays.
 
-    Shared axes are the leading axes common to all columns; further axes become lists. Padding has no rows.
+    Shared axes are the leading axes common to all columns; further axes become lists. Padding is omitted.
 
     Raises:
         ValueError: a column does not exist, or the outputs have different shapes.
@@ -28,7 +28,7 @@ def read_entries(files: CommittedFiles, refs: Iterable[StageRef], columns: Seque
     try:
         return pa.concat_tables(tables, promote_options="default")
     except pa.ArrowException as problem:
-        raise ValueError(f"found outputs that do not fit into one table ({problem}); read fewer inner steps") from None
+        raise ValueError(f"found outputs that one table cannot hold ({problem}); read fewer inner steps") from None
 
 
 def _entries(files: CommittedFiles, ref: StageRef, columns: Sequence[str] | None) -> pa.Table:
@@ -36,7 +36,7 @@ def _entries(files: CommittedFiles, ref: StageRef, columns: Sequence[str] | None
     paths = [chunk.array for chunk in record.chunks]
     specs = {name: files.spec(path) for path in paths for folder, _, name in [path.partition("/")] if folder == group}
     if unknown := [name for name in columns or () if name not in specs]:
-        raise ValueError(f"{ref} has no column {unknown[0]}; required some of {', '.join(specs)}")
+        raise ValueError(f"{ref} has no column {unknown[0]}; available columns: {', '.join(specs)}")
     chosen = {name: specs[name] for name in columns or specs}
     arrays = {name: data for name, (data, _) in files.read_arrays(record, [*chosen])[group].items()}
     shared = _shared([*chosen.values()])
@@ -64,7 +64,7 @@ def _shared(specs: Sequence[ArraySpec]) -> tuple[str, ...]:
 
 
 def _real(files: CommittedFiles, ref: StageRef, sizes: Sequence[int]) -> Array:
-    """Return a mask of the real steps of an inner step's rollouts; all True if the axes have other sizes."""
+    """Return a mask of the real steps in an inner step's rollouts; all True if the axis sizes differ."""
     episodes = read_tables(files, "episodes", [ref.iteration])
     step, *places = (episodes[name].to_numpy() for name in ("step", "task", "episode", "length"))
     task, episode, length = (values[step == ref.step] for values in places)

@@ -28,14 +28,14 @@ _SAMPLE_NAMES = {"returns": "return", "values": "value", "advantages": "advantag
 
 @dataclass(frozen=True)
 class _Source:
-    """Source of a column of steps.
+    """Source of a column in the steps table.
 
     Attributes:
-        array: Stored or derived array.
-        kind: Kind of its values.
-        at_end: True for a flag per episode, which is set only in its last step.
-        component: Index of the vector entry in the column.
-        about: Description of the column's field.
+        array: Name of the stored or derived array.
+        kind: Arrow type of the values.
+        at_end: True for a per-episode flag, which is set only in the episode's last step.
+        component: Index of the vector component in the column; None for the whole array.
+        about: Metadata of the column's field.
     """
 
     array: str
@@ -55,7 +55,7 @@ def scan_steps(
     task: Places,
     episode: Places,
 ) -> pa.RecordBatchReader:
-    """Return one row per real step of a selection, one record batch per inner step of an iteration; see `Run.steps`.
+    """Return one row per real step of a selection, in one record batch per rollout batch; see `Run.steps`.
 
     Raises:
         StageMissing: the run has no rollouts yet.
@@ -87,7 +87,7 @@ def scan_steps(
 
 
 def _batches(files: CommittedFiles, stage: str | None) -> list[StageRef]:
-    """Return the stored batches of episodes of a group; None for all rollouts."""
+    """Return a group's stored batches of episodes, or all rollout batches if `stage` is None."""
     refs, stages = files.stages.sort(files.refs()), files.stages
     if stage is None:
         return [ref for ref in refs if ref.stage == stages.named("rollouts")]
@@ -98,7 +98,7 @@ def _batches(files: CommittedFiles, stage: str | None) -> list[StageRef]:
 
 
 def _known_steps(chosen: Steps, batches: Sequence[StageRef]) -> list[int] | None:
-    """Return the selected inner steps, all of which exist in some iteration; None for all."""
+    """Return the selected inner steps after checking that each exists in some iteration; None for all."""
     steps, known = chosen_steps(chosen), sorted({ref.step for ref in batches})
     if unknown := [step for step in steps or () if step not in known]:
         raise ValueError(f"found inner step {unknown[0]}; required one of {', '.join(map(str, known))}")
@@ -108,12 +108,12 @@ def _known_steps(chosen: Steps, batches: Sequence[StageRef]) -> list[int] | None
 def read_episodes(
     files: CommittedFiles, iterations: Sequence[int], steps: Steps, task: Places, episode: Places
 ) -> pa.Table:
-    """Read rows of the table of episodes; raises like `read_tables`, and ValueError for an unknown task or episode."""
+    """Read rows of the episodes table; raises like `read_tables`, and ValueError for an unknown task or episode."""
     table = read_tables(files, "episodes", iterations)
     if not (batches := _batches(files, None)):
         raise IncompatibleFormat(
             files.root / "run.json",
-            found="no stage that stores rollouts, though the run has a table of episodes",
+            found="no stage that stores rollouts, though the run has an episodes table",
             required="the stages whose outputs the run stores",
             action="Restore run.json from a copy of the run",
         )
@@ -130,14 +130,14 @@ def read_episodes(
 
 
 def num_tabled_steps(files: CommittedFiles, ref: StageRef) -> int:
-    """Count the real steps of a rollout batch from its table of episodes, which thinning keeps."""
+    """Count a rollout batch's real steps from the episodes table, which thinning keeps."""
     episodes = read_tables(files, "episodes", [ref.iteration])
     steps, lengths = (episodes[name].to_numpy() for name in ("step", "length"))
     return int(lengths[steps == ref.step].sum())
 
 
 def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> pa.Table:
-    """Read the rows of a derived table that belong to some iterations."""
+    """Read a derived table's rows for the given iterations."""
     parts: list[pa.Table] = []
     for part, of_part in _by_segment(files, name, iterations or range(1)):
         if part is None:
@@ -148,8 +148,8 @@ def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> 
         raise StageMissing(
             files.root,
             found="no evaluation is stored",
-            required="a run that is evaluated as it trains, with evaluation.every",
-            action=f"`metaloom evaluate {argument(files.root)}` makes one now",
+            required="a run trained with evaluation.every",
+            action=f"`metaloom evaluate {argument(files.root)}` evaluates it now",
         )
     if not parts:
         raise _nothing(files, f"no table of {name}")
@@ -161,15 +161,15 @@ def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> 
 
 
 def read_metrics(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
-    """Read the metrics of some iterations, one row each.
+    """Read one row of metrics per iteration.
 
-    Read from arrays, not tables: opening a Parquet file takes longer than reading its one row.
+    Reads arrays rather than tables, because opening a Parquet file takes longer than reading its only row.
 
     Raises:
         StageMissing: the run has no complete iteration.
         DamagedRun: a file is missing or changed.
     """
-    # For segments use tables, which have a row for every iteration.
+    # For segments, read the tables, which contain a row per iteration.
     parts: list[pa.Table] = []
     live: list[int] = []
     for part, of_part in _by_segment(files, "metrics", iterations or range(1)):
@@ -217,8 +217,8 @@ def _step_sources(files: CommittedFiles, batches: Sequence[StageRef]) -> dict[st
     for path in sorted((chunk.array for chunk in first.chunks), key=_column_order):
         array = path.partition("/")[2]
         spec = files.spec(path)
-        # Per-episode and per-task arrays, such as log_std, are not columns of steps. Axis names decide first, because
-        # an episode's vector can be as long as its steps; other arrays have no axis names.
+        # Per-episode and per-task arrays, such as log_std, are not columns of steps. Check the axis names first: a
+        # per-episode vector can be as long as the episode. Some arrays have no axis names.
         axis = spec.dims[3] if len(spec.dims) > 3 else ""
         is_per_step = (axis == "t" or axis.endswith("_axis_2")) and spec.shape[:3] == per_step
         if (name := _column_name(array)) and (array == "observations" or is_per_step):
@@ -232,7 +232,7 @@ def _step_sources(files: CommittedFiles, batches: Sequence[StageRef]) -> dict[st
     }
     if not files.stages.named("samples"):  # off-policy runs have no samples
         return sources | ends
-    # Find columns from the folder, so that a damaged record of samples does not hide the rollouts.
+    # Determine columns from the folder, so that a damaged record of samples does not hide the rollouts.
     adjusted = (files.data / "samples_0" / _ADJUSTED).is_dir()
     names = _SAMPLE_NAMES.items()
     return sources | {name: _Source(a, pa.float32()) for a, name in names if adjusted or a != _ADJUSTED} | ends
@@ -253,7 +253,7 @@ def _column_order(path: str) -> tuple[int, str]:
 
 
 def _components(vector: str, sources: Mapping[str, _Source], units: Mapping[str, str]) -> dict[str, _Source]:
-    """Return columns for the components of a vector, if their number matches."""
+    """Return a column per component of a vector, or none if their number does not match."""
     whole = sources.get(vector)
     if whole is None or not (pa.types.is_fixed_size_list(whole.kind) and whole.kind.list_size == len(units)):
         return {}
@@ -267,7 +267,7 @@ def _expanded(column: str, single: Mapping[str, Mapping[str, _Source]], known: I
     vector, star = column[:-2], column.endswith(".*")
     if star and single.get(vector):
         return single[vector]
-    # For example reward_*: all reward terms.
+    # For example, reward_* selects all reward terms.
     return [name for name in known if column.endswith("_*") and name.startswith(column[:-1])] or (column,)
 
 
@@ -302,10 +302,10 @@ class _Rows:
     """Real steps of selected tasks and episodes of a batch, in the order task, episode, t.
 
     Attributes:
-        ref: Output that holds the batch.
-        tasks, episodes: Their indices in the batch.
-        T: Maximum number of steps of an episode.
-        lengths: Steps of each episode, shape [tasks, episodes]; empty until read.
+        ref: Reference to the batch.
+        tasks, episodes: Selected indices in the batch.
+        T: Maximum number of steps in an episode.
+        lengths: Episode lengths, shape [tasks, episodes]; empty until read.
     """
 
     ref: StageRef
@@ -331,7 +331,7 @@ class _Rows:
         return values[:, :, : self.T][np.arange(self.T) < self.lengths[..., None]]
 
     def at_end(self, flags: Array) -> Array:
-        """Convert flags [B, E] of episodes to flags of their last steps."""
+        """Convert per-episode flags [B, E] to per-step flags, set only in each last step."""
         last = np.arange(self.T) == self.lengths[..., None] - 1
         return self.of(last & flags[..., None])
 
@@ -359,7 +359,7 @@ def _arrays(files: CommittedFiles, ref: StageRef, names: Collection[str], tasks:
 def _live_metrics(files: CommittedFiles, iterations: Sequence[int]) -> list[pa.Table]:
     found: dict[int, Array] = {}
     names: Sequence[str] = ()
-    if any(files.stages.last_ref(i) in files.thinned(i) for i in iterations):  # removed with their learner
+    if any(files.stages.last_ref(i) in files.thinned(i) for i in iterations):  # metrics were removed with the learner
         return [part for i in iterations for part in _live_parts(files, "metrics", i)]
     for i in (i for i in iterations if files.contains(files.stages.last_ref(i))):
         record = files.record(files.stages.last_ref(i))
@@ -376,7 +376,7 @@ def _live_metrics(files: CommittedFiles, iterations: Sequence[int]) -> list[pa.T
 def _by_segment(
     files: CommittedFiles, name: str, iterations: Sequence[int]
 ) -> Iterator[tuple[pa.Table | None, Sequence[int]]]:
-    """Split iterations into parts, each with its rows of a segment's table, or None."""
+    """Split iterations into parts; yield each part's rows in a segment's table (None outside segments) and the part."""
     files.segments.all(refresh=True)
     stages = files.table_stages(name)
 
@@ -394,7 +394,7 @@ def _by_segment(
 
 
 def _rows_of(table: pa.Table, iterations: Sequence[int]) -> pa.Table:
-    """Return the rows of some iterations in a packed table, in order."""
+    """Return a packed table's rows for the given iterations, in order."""
     numbers = table.column("iteration").to_numpy()
     first, last = numbers.searchsorted(iterations), numbers.searchsorted(iterations, side="right")
     if len(iterations) > 1 and all(np.diff(iterations) == 1):
@@ -415,7 +415,7 @@ def _live_parts(files: CommittedFiles, name: str, iteration: int) -> list[pa.Tab
         packed = [part for part, _ in _by_segment(files, name, [iteration]) if part is not None]
         if not packed:
             raise
-        return packed  # since the lookup
+        return packed  # packed since the lookup
 
 
 def _nothing(files: CommittedFiles, found: str) -> StageMissing:

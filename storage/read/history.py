@@ -1,4 +1,4 @@
-"""The chain of commit records, in which every record has the hash of the previous one, and digests of spans."""
+"""The chain of commit records, each of which contains the hash of the previous one, and digests of spans."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ _MOST_MISSING = 10**7
 
 
 class Digests:
-    """Digests of all stored outputs: those of `live` ones are known, others are read from segments on demand."""
+    """Digests of all stored outputs: the `live` ones are held in memory, others are read from segments on demand."""
 
     def __init__(self, segments: Segments, live: Mapping[StageRef, str]) -> None:
         self._segments = segments
@@ -28,7 +28,7 @@ class Digests:
             self.add(ref, digest)
 
     def add(self, ref: StageRef, digest: str) -> None:
-        """Add an output."""
+        """Add an output's digest."""
         self._live.setdefault(ref.iteration, {})[ref] = digest
 
     def packed(self, iterations: Iterable[int]) -> None:
@@ -78,7 +78,7 @@ class RecordChain:
         last_hash: Hash of the newest record, or of run.json if there is none.
         head: Newest record.
         lost: Positions of missing records; resuming recomputes their outputs.
-        newly_lost: Positions in `lost` that were not known to the newest session.
+        newly_lost: Positions in `lost` that the newest session did not know of.
         leftovers: Files of thinned outputs left by an interruption.
     """
 
@@ -99,9 +99,9 @@ class RecordChain:
 
 
 def read_history(files: CommittedFiles, info: Mapping[str, Any]) -> RecordChain:
-    """Read the history of a run, checking that its chain and files are complete.
+    """Read a run's history, checking that its chain is unbroken and its committed files are present.
 
-    For segments, reads the seals and compares the sizes of their files.
+    For segments, it reads the seals and compares file sizes.
 
     Raises:
         DamagedRun: a record or seal is damaged, or a committed file is missing or truncated.
@@ -161,7 +161,7 @@ def missing_positions(root: Path, links: Iterable[Link], end: int) -> list[int]:
 
 
 def describe_missing(positions: Sequence[int], known: SessionFacts | None) -> str:
-    """Describe missing records, and what is known about the newest one."""
+    """Describe missing records, and the newest of them if it is known."""
     parts = [f"{part.start} to {part[-1]}" if len(part) > 1 else f"{part.start}" for part in ranges(positions)]
     found = f"the records at positions {', '.join(parts)} of the history are missing"
     if known is None or known.head is None or known.head.sequence not in positions:
@@ -186,19 +186,19 @@ def head_problems(files: CommittedFiles, links: Iterable[Link], known: SessionFa
 def chain_problems(files: CommittedFiles, links: Iterable[Link], follows: Mapping[int, str]) -> Iterable[DamagedRun]:
     """Yield the breaks in the chain of links, in order of position.
 
-    Gaps are not breaks: they are missing records, not contradictions.
+    A gap is not a break: records are missing, but none contradict each other.
 
     Args:
         files: Files of the run.
         links: Links to check.
-        follows: Expected previous hash by position, if it is not the hash of the previous record.
+        follows: Expected previous hash, keyed by position, where it is not the previous record's hash.
     """
     sequence, sha256 = -1, None
     for link in links:
         where = files.record_place(link.head.ref)
         before = follows.get(link.first) or (sha256 if link.first == sequence + 1 else None)
         if link.first <= sequence:
-            yield _broken_chain(where, f"has the position {link.first} in the history that another record has")
+            yield _broken_chain(where, f"has position {link.first} in the history, which another record also has")
         elif before is not None and link.previous != before:
             yield _broken_chain(where, "does not follow the record before it")
         sequence, sha256 = link.head.sequence, link.head.sha256
@@ -216,7 +216,7 @@ def _check_files(files: CommittedFiles, segment: Segment) -> None:
 
 
 def _broken_chain(where: Path, found: str) -> DamagedRun:
-    # Both records are intact, so it is undecidable which one is wrong.
+    # Both records are intact, so nothing shows which one is wrong.
     return DamagedRun(
         where,
         found=found,
@@ -235,14 +235,14 @@ def _check_sizes(files: CommittedFiles, record: StageRecord) -> None:
         except FileNotFoundError:
             raise damaged(path, f"is missing; it belongs to {record.ref}") from None
         if size != file.size:
-            raise damaged(path, f"holds {size} bytes, {file.size} were committed for {record.ref}")
+            raise damaged(path, f"holds {size} bytes, but {file.size} were committed for {record.ref}")
 
 
 class SpanSums:
-    """Computes entries of spans incrementally, since the spans of a long run grow.
+    """Incremental computation of span entries, because spans grow with the run.
 
     Args:
-        num_steps: Function that counts the real environment steps in an output; 0 without episodes.
+        num_steps: Function that returns the number of real environment steps in an output; 0 without episodes.
     """
 
     def __init__(self, num_steps: Callable[[StageRef], int]) -> None:
@@ -251,14 +251,14 @@ class SpanSums:
         self._sums: dict[tuple[tuple[str, ...], int], _Sum] = {}
 
     def add(self, ref: StageRef, digest: str) -> None:
-        """Add an output."""
+        """Add an output to later sums."""
         self._digests.setdefault(ref.iteration, {})[ref] = digest
-        # Recomputed after it was lost: later sums did not include it.
+        # An output recomputed after it was lost is missing from later sums.
         for key in [key for key, known in self._sums.items() if ref.stage in key[0] and ref.iteration < known.end]:
             del self._sums[key]
 
     def of(self, span: Span) -> SpanInput | None:
-        """Sum up the outputs of a span; None if there are none."""
+        """Return the summary of a span's outputs, or None if there are none."""
         key = (span.stages, span.first)
         known = self._sums.get(key)
         if known is None or known.end > span.last + 1:

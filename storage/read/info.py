@@ -1,7 +1,7 @@
 """A run's description: its run.json, its ancestors, and the sessions that wrote it.
 
 A fork shares its parent's records. The chain consists of the first run's run.json, its records, the fork's run.json
-(which has the newest record's hash), and the fork's records. So records cannot be moved between forks.
+(which contains the newest record's hash), and the fork's records. Records therefore cannot be moved between forks.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ _MEMBERS = {
 
 
 def read_info(path: Path) -> dict[str, Any]:
-    """Read a run's run.json."""
+    """Read and validate a run's run.json."""
     with system_errors(path, required="a folder that can be read", action="Check its permissions and its disk"):
         found = path.is_dir()
     if not found:
@@ -72,22 +72,22 @@ def _incompatible(where: Path, found: str, required: str) -> IncompatibleFormat:
 
 
 def boundaries(info: Mapping[str, Any]) -> dict[int, str]:
-    """Return the hash of the run.json that precedes a record, by the record's position in the history."""
+    """Return the hash of each run.json in the chain, keyed by the position of the record after it."""
     return {first_sequence(run): str(run["sha256"]) for run in contributors(info)}
 
 
 def first_sequence(info: Mapping[str, Any]) -> int:
-    """Return the position in the history of the first record of the run's own sessions."""
+    """Return the history position of the first record that the run itself wrote."""
     return int(info.get("first_sequence", 0))
 
 
 def first_session(info: Mapping[str, Any]) -> int:
-    """Return the number of the run's first own session; a fork's numbers continue its parent's."""
+    """Return the number of the run's own first session; a fork continues its parent's numbering."""
     return int(info.get("first_session", 0))
 
 
 def origin(info: Mapping[str, Any], ref: StageRef) -> Mapping[str, Any]:
-    """Return the run, this one or an ancestor, whose `config` determines an output, stored or not."""
+    """Return the run, itself or an ancestor, whose `config` determines an output, stored or not."""
     runs = contributors(info)
     if ref.stage == StageTable.of(info).first:  # forks inherit it
         return runs[0]
@@ -95,22 +95,22 @@ def origin(info: Mapping[str, Any], ref: StageRef) -> Mapping[str, Any]:
 
 
 def as_ancestor(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of the parent's run.json that a fork keeps."""
+    """Return the part of a parent's run.json that its fork keeps."""
     kept = ("id", "sha256", "config", "config_digest", "environment", "versions")
     place = {"first_sequence": first_sequence(info), "first_iteration": first_iteration(info)}
     return {name: info[name] for name in kept} | place
 
 
 def first_iteration(run: Mapping[str, Any]) -> int:
-    """Return the run's first own iteration."""
+    """Return the first iteration that the run itself computed."""
     return int(run["parent"]["iteration"] if "parent" in run else run.get("first_iteration", 0))
 
 
 def contributors(info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the runs that wrote records of this run, from the oldest to itself."""
+    """Return the runs that wrote this run's records, from the oldest ancestor to the run itself."""
     found = [info]
     for run in reversed(info.get("ancestors", [])):
-        # A fork that begins no later than its parent did has no records of the parent's own.
+        # A fork that begins no later than its parent did contains no records written by the parent.
         if first_sequence(run) < first_sequence(found[0]):
             found.insert(0, run)
     return found
@@ -138,8 +138,8 @@ class ComputedWith:
 def read_sessions(root: Path, info: Mapping[str, Any]) -> list[ComputedWith]:
     """List the sessions that computed outputs of a run, in order.
 
-    The first session is described in run.json, in a fork that of its oldest ancestor. Sessions of earlier versions
-    without a recorded environment are skipped.
+    The first session is described in run.json; for a fork, in the run.json of its oldest ancestor. Sessions of earlier
+    versions without a recorded environment are skipped.
     """
     oldest = contributors(info)[0]
     environment, packages = mapping(oldest.get("environment")), mapping(oldest.get("versions"))

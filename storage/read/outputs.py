@@ -1,4 +1,4 @@
-"""Reading of a stored run's outputs, and of selected tasks and episodes."""
+"""Reading a stored run's outputs, or only selected tasks and episodes of them."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import index
@@ -20,7 +20,7 @@ from metaloom.storage.read.info import mapping
 from metaloom.storage.remote.log import RemoteLog
 
 Places = None | int | range | slice | Sequence[int]
-"""Selection of tasks or episodes of a batch by index: None for all, one (negative: from the end), or several.
+"""Selection of a batch's tasks or episodes: None for all, one index (negative: from the end), or several.
 
 Batches keep the requested order. Tables keep the stored order, without duplicates.
 """
@@ -45,7 +45,7 @@ def chosen_steps(chosen: Steps) -> list[int] | None:
     """Return the selected inner steps; None for all."""
     numbers = None if chosen is None else whole_numbers(chosen, "inner step")
     if wrong := [number for number in numbers or () if number < 0]:
-        raise ValueError(f"found inner step {wrong[0]}; required one from 0")
+        raise ValueError(f"found inner step {wrong[0]}; inner steps start at 0")
     return numbers
 
 
@@ -60,12 +60,12 @@ def places(chosen: Places, count: int, what: str) -> list[int]:
 
 
 class StoredOutputs:
-    """Outputs of a run, including new ones while a writer continues.
+    """Outputs of a run, including new ones that a writer adds meanwhile.
 
     Attributes:
         path: Folder of the run, or the cache folder of a run under a URL.
-        info: Content of its run.json.
-        files: Its committed files.
+        info: Content of the run's run.json.
+        files: Committed files of the run.
     """
 
     def __init__(self, path: Path, info: Mapping[str, Any], remote: RemoteLog | None = None) -> None:
@@ -75,12 +75,12 @@ class StoredOutputs:
 
     @property
     def location(self) -> str:
-        """URL of a run in object storage, of which `path` is the cache; otherwise the path."""
+        """URL of the run if `path` is a cache of object storage, otherwise the path."""
         return location(self.path)
 
     @property
     def capacity(self) -> int:
-        """Target number of iterations of the run.
+        """The run's target number of iterations.
 
         Raises:
             DamagedRun: the file with the capacity is missing or changed.
@@ -88,7 +88,7 @@ class StoredOutputs:
         return self.files.capacity()
 
     def components(self, axis: str) -> Mapping[str, str]:
-        """Return the units of an `observation` or `action` by component name; empty if none were declared."""
+        """Return the units of `observation` or `action` components, keyed by name; empty if none were declared."""
         declared = mapping(mapping(self.info["environment"].get("components")).get(axis))
         # A run from elsewhere may contain anything.
         members = [cast(object, declared.get(member)) for member in ("names", "units")]
@@ -97,7 +97,7 @@ class StoredOutputs:
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """Units of the environment's facts by name."""
+        """Units of the environment's facts, keyed by name."""
         declared = mapping(self.info["environment"].get("facts"))
         return {name: str(mapping(fact).get("unit", "1")) for name, fact in declared.items()}
 
@@ -120,11 +120,11 @@ class StoredOutputs:
         return range(self.files.num_iterations())
 
     def refs(self) -> list[StageRef]:
-        """Return every stored output, in order of computation."""
+        """Return references to all stored outputs, in order of computation."""
         return self.stages.sort(self.files.refs())
 
     def refs_of(self, iterations: Collection[int]) -> list[StageRef]:
-        """Return every stored output of some iterations, in order of computation."""
+        """Return references to the stored outputs of some iterations, in order of computation."""
         return self.stages.sort(self.files.refs_of(iterations))
 
     def contains(self, ref: StageRef) -> bool:
@@ -139,7 +139,7 @@ class StoredOutputs:
         """
         marked = self.files.thinned(ref.iteration).get(ref)
         if marked is None and self.contains(ref):
-            return False  # most are not thinned, which needs no record
+            return False  # the common case, which does not need the record
         return marked == self.record(ref).sha256
 
     def thinnable(self, iterations: Collection[int]) -> list[StageRef]:
@@ -147,15 +147,15 @@ class StoredOutputs:
         return thinnable(self.files.refs_of(iterations), {*iterations}, self.stages)
 
     def thinned_iterations(self) -> list[int]:
-        """List the iterations that are thinned, at least in part."""
+        """List the iterations that are at least partly thinned."""
         return self.files.thinned_iterations()
 
     def record(self, ref: StageRef) -> StageRecord:
         """Read the record of an output: its inputs and checksums.
 
         Raises:
-            StageMissing: it is not stored.
-            DamagedRun: its record is damaged.
+            StageMissing: the output is not stored.
+            DamagedRun: the record is damaged.
         """
         try:
             return self.files.record(ref)
@@ -165,7 +165,7 @@ class StoredOutputs:
             raise StageMissing(
                 self.location,
                 found=f"{ref} is not stored, and iteration {ref.iteration} is complete",
-                required=f"an inner step that it has: {', '.join(map(str, steps))}",
+                required=f"an inner step of the iteration: {', '.join(map(str, steps))}",
                 action=f"`metaloom show {argument(self.path)}@{ref.iteration}` lists them",
             )
         raise self._incomplete(ref.iteration, f"{ref} is not stored")
@@ -174,12 +174,12 @@ class StoredOutputs:
         """Load an output, checking every chunk against its record.
 
         Args:
-            ref: The output.
+            ref: Reference to the output.
             task: Indices of the tasks to read, for an output with a task axis; None for all.
 
         Raises:
             ValueError: a task does not exist, or the output has no task axis.
-            StageMissing: it is not stored.
+            StageMissing: the output is not stored.
             StageThinned: its arrays were removed.
             DamagedRun: a file is missing or changed.
         """
@@ -197,12 +197,12 @@ class StoredOutputs:
         return places(task, counts.pop(), "task")
 
     def lengths(self, ref: StageRef) -> Array:
-        """Read only the lengths of a stored batch's episodes, [B, E] int32.
+        """Read only the episode lengths of a stored batch, [B, E] int32.
 
         Raises:
-            StageMissing: it is not stored.
+            StageMissing: the batch is not stored.
             StageThinned: its arrays were removed.
-            DamagedRun: it is damaged, or not a batch of episodes.
+            DamagedRun: the output is damaged, or is not a batch of episodes.
         """
         return self.files.read_lengths(self.record(ref))
 
@@ -212,7 +212,7 @@ class StoredOutputs:
 
     def _incomplete(self, iteration: int, found: str | None = None) -> StageMissing:
         count = len(self.iterations)
-        # A run that has reached its target needs a new one to continue.
+        # A run that has reached its target needs a higher one to continue.
         further = f" --iterations {iteration + 1}" if iteration >= self.capacity else ""
         return StageMissing(
             self.location,

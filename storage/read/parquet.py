@@ -1,4 +1,4 @@
-"""Reading of Parquet files with bounded memory."""
+"""Reading Parquet files with bounded memory."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +18,9 @@ _TEXT = "BYTE_ARRAY"
 
 
 def parse_table(raw: bytes, where: Path, *, scale: int = 1) -> pa.Table:
-    """Parse a Parquet file with rows of iterations; raises DamagedRun if it is invalid or too large."""
+    """Parse a Parquet file of per-iteration rows; raises DamagedRun if it is invalid or too large."""
     try:
-        # Not pq.read_table, whose overhead exceeds reading a small file.
+        # The overhead of pq.read_table would exceed the time to read a small file.
         with pq.ParquetFile(pa.BufferReader(raw)) as parquet:
             _check_kinds(parquet.schema, where, _NUMBERS)
             # A few bytes of Parquet can expand to a column of any length.
@@ -33,12 +33,12 @@ def parse_table(raw: bytes, where: Path, *, scale: int = 1) -> pa.Table:
         raise damaged(where, f"is not a table ({error})") from None
     found = table.schema.get_all_field_indices("iteration")
     if len(found) != 1 or not pa.types.is_integer(table.schema.types[found[0]]):
-        raise damaged(where, "has no column of iterations")
+        raise damaged(where, "has no iteration column")
     return table
 
 
 def open_records(raw: bytes, where: Path) -> pq.ParquetFile:
-    """Open a Parquet file of records; read its text with `read_columns`."""
+    """Open a Parquet file of records. Read its text with `read_columns`, which bounds memory use."""
     try:
         schema = pq.ParquetFile(pa.BufferReader(raw)).schema
         _check_kinds(schema, where, (*_NUMBERS, _TEXT))
@@ -55,7 +55,7 @@ def open_records(raw: bytes, where: Path) -> pq.ParquetFile:
 def read_columns(
     parquet: pq.ParquetFile, names: Sequence[str], where: Path, *, group: int | None = None
 ) -> list[list[object]]:
-    """Read columns of records by name, of all rows or of a row group."""
+    """Read the named columns of a file of records, for all rows or one row group."""
     try:
         if group is None:
             table = parquet.read([*names], use_threads=False)

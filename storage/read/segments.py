@@ -1,4 +1,4 @@
-"""Reading of segments: contents, records, and rows of arrays."""
+"""Reading segments: contents, records, and rows of arrays."""
 
 import hashlib
 import os
@@ -46,12 +46,12 @@ class Segment:
     """One segment of a run.
 
     Args:
-        folder: Folder that holds the segment.
+        folder: Folder that contains the segment.
         seal: Seal, if already known; otherwise it is read.
-        bring: Function that fetches a missing file; returns True if it exists.
+        bring: Function that downloads a missing file and returns True if it exists.
 
     Raises:
-        DamagedRun: its seal is missing or damaged.
+        DamagedRun: the seal is missing or damaged.
     """
 
     def __init__(self, folder: Path, seal: Seal | None = None, bring: Callable[[Path], bool] | None = None) -> None:
@@ -87,26 +87,26 @@ class Segment:
             yield self._record_at(row, ref)
 
     def check_links(self, links: Iterable[Link]) -> None:
-        """Compare the links in the seal with the links of all records."""
+        """Check that the seal's links match the links of all records."""
         if join(links) != self.seal.links:
-            raise damaged(self.folder / SEAL, "does not name the parts of the chain that its records form")
+            raise damaged(self.folder / SEAL, "does not list the chain links that its records form")
 
     def holds_row(self, path: str, row: int) -> bool:
-        """Return True if rows of an array up to this one were packed."""
+        """Return True if a row lies in the segment's range of an array's rows."""
         array = self.seal.arrays.get(path)
         return array is not None and 0 <= row - array.first_row < array.rows
 
     def chunk_path(self, spec: ArraySpec, row: int) -> Path:
-        """Return the file that holds a row's chunk."""
+        """Return the path of the file that contains a row's chunk."""
         array = self.seal.arrays[spec.path]
         return self.folder / "data.zarr" / spec.chunk_key(0 if array.sharded else row - array.first_row)
 
     def read_chunk(self, spec: ArraySpec, row: int, *, limit: int) -> bytes:
-        """Read the unchecked bytes of a row's chunk.
+        """Read a row's chunk without checking its bytes.
 
         Raises:
-            FileNotFoundError: there is none.
-            DamagedRun: its file is missing, or the file's index is damaged.
+            FileNotFoundError: there is no such chunk.
+            DamagedRun: the chunk's file is missing, or the file's index is damaged.
         """
         array, path = self.seal.arrays[spec.path], self.chunk_path(spec, row)
         if not array.sharded:
@@ -120,13 +120,13 @@ class Segment:
             size = os.fstat(descriptor).st_size
             begin = size - index_size(array.rows)
             if begin < 0:
-                raise damaged(path, f"holds {size} bytes, fewer than its index has")
+                raise damaged(path, f"holds {size} bytes, fewer than its index needs")
             index = read_at(descriptor, size - begin, begin)
             place = place_in_shard(index, row - array.first_row, path)
             if place is None:
                 raise FileNotFoundError(path)
             if place[1] > limit or sum(place) > begin:
-                raise damaged(path, "its index names bytes that are not in it")
+                raise damaged(path, "its index points beyond the end of its data")
             return read_at(descriptor, place[1], place[0])
         except OSError as error:
             if isinstance(error, FileNotFoundError | StorageFailed):
@@ -136,7 +136,7 @@ class Segment:
             file.close()
 
     def table(self, name: str) -> "pa.Table | None":
-        """Return the rows of a derived table, or None.
+        """Return the segment's rows of a derived table, or None if it has none.
 
         Raises:
             DamagedRun: the file is damaged.
@@ -145,7 +145,7 @@ class Segment:
         return self._parse_table(path, self.read(path)) if path in self.seal.files else None
 
     def check(self, path: str) -> None:
-        """Check a file against the seal, and reject an invalid table; raises like `read`."""
+        """Check a file against the seal and reject invalid tables; raises like `read`."""
         raw = self.read(path)
         if path.startswith("tables/"):
             self._parse_table(path, raw)
@@ -172,14 +172,14 @@ class Segment:
         return raw
 
     def has_place_for(self, path: str) -> bool:
-        """Return True if a file may lie at a path below the segment's folder."""
+        """Return True if a file may exist at a path relative to the segment's folder."""
         array, _, name = path.removeprefix("data.zarr/").rpartition("/")
         about = self.seal.arrays.get(array)
         own_chunk = about is not None and not about.sharded and chunk_row(name) is not None
         return path == SEAL or path in self.seal.files or own_chunk
 
     def _at(self, path: Path, read: Callable[[Path], T]) -> T:
-        """Read a file, fetching it if needed."""
+        """Read a file, downloading it first if needed."""
         try:
             return read(path)
         except FileNotFoundError:
@@ -194,12 +194,12 @@ class Segment:
         self._group = (-1, [])
 
     def gone(self, error: FileNotFoundError, path: Path) -> Exception:
-        """Explain a missing file of the segment: it is damaged, or the whole segment is gone."""
+        """Return the error for a missing file: DamagedRun, or `error` if the whole segment is gone."""
         return damaged(path, "is missing") if self.folder.is_dir() else error
 
     @cached_property
     def _parquet(self) -> "pq.ParquetFile":
-        # Imported here: runs without segments do not need it.
+        # Imported here because runs without segments do not need it.
         from metaloom.storage.read.parquet import open_records
 
         parquet = open_records(self.read(RECORDS), self.folder / RECORDS)
@@ -223,7 +223,7 @@ class Segment:
             raise damaged(self.folder / RECORDS, f"names no outputs ({error})") from None
         rows = {ref: row for row, ref in enumerate(refs)}
         if {*rows} != {*self.seal.refs()}:
-            raise damaged(self.folder / RECORDS, "does not hold the records that the seal names")
+            raise damaged(self.folder / RECORDS, "does not contain the records that the seal lists")
         return rows
 
     @cached_property
@@ -241,12 +241,12 @@ class Segment:
         if record.ref != ref:
             raise damaged(self.folder / RECORDS, f"has the record of {record.ref} instead of {ref}")
         if record.digest != self._digests[row]:
-            raise damaged(self.folder / RECORDS, f"names another digest of {ref} than its record does")
+            raise damaged(self.folder / RECORDS, f"lists a digest of {ref} that differs from its record's")
         return record
 
 
 class Segments:
-    """The segments of a run at the last listing of its folder. Thread-safe."""
+    """A run's segments as of the last listing of its folder. Thread-safe."""
 
     def __init__(self, root: Path, bring: Callable[[Path], bool] | None = None) -> None:
         self._root = root
@@ -260,7 +260,7 @@ class Segments:
         """Return the segments in order of their iterations.
 
         Raises:
-            DamagedRun: a seal is missing or damaged, or two segments hold the same iteration.
+            DamagedRun: a seal is missing or damaged, or two segments contain the same iteration.
         """
         with self._lock:
             if refresh or self._found is None:
@@ -274,7 +274,7 @@ class Segments:
             return [*self._found.values()]
 
     def use(self, segments: Iterable[Segment]) -> list[tuple[Path, str]]:
-        """Use these as the run's segments until the next listing; returns their conflicts."""
+        """Use the given segments until the next listing, and return the conflicts between them."""
         with self._lock:
             ordered = sorted(segments, key=lambda segment: segment.iterations.start)
             self._found = {(segment.folder.name, 0): segment for segment in ordered}
@@ -286,19 +286,19 @@ class Segments:
             return []
 
     def names(self) -> list[str]:
-        """Return the names of the folders of segments."""
+        """Return the names of the segments' folders."""
         return [name for name, _ in self._list()]
 
     def holding(self, ref: StageRef) -> Segment | None:
-        """Return the segment that holds an output."""
+        """Return the segment that contains an output, or None."""
         segment = self.about(ref.iteration)
         return segment if segment is not None and segment.seal.holds(ref) else None
 
     def about(self, iteration: int) -> Segment | None:
-        """Return the segment of an iteration."""
+        """Return the segment that covers an iteration, or None."""
         if self._found is None:
             self.all()
-        ends, segments = self._order  # in one step, because another thread may refresh the list
+        ends, segments = self._order  # read both at once, because another thread may refresh the list
         place = bisect_right(ends, iteration)
         return segments[place] if place < len(ends) and iteration in segments[place].iterations else None
 
@@ -315,7 +315,7 @@ class Segments:
             return segment.digest(ref)
 
     def _keep(self, segment: Segment) -> None:
-        """Mark a segment as used last; only a few are kept in memory."""
+        """Mark a segment as most recently used; only a few are kept in memory."""
         if segment in self._used:
             self._used.remove(segment)
         self._used.append(segment)
@@ -327,12 +327,12 @@ class Segments:
         return sorted((e.name, e.inode()) for e in entries if segment_iterations(e.name) is not None)
 
     def open(self, name: str) -> Segment:
-        """Open the segment in a folder of this name; raises like `Segment`."""
+        """Open the segment in the folder with this name; raises like `Segment`."""
         return Segment(self._root / FOLDER / name, bring=self._bring)
 
 
 def _in_order(segments: list[Segment]) -> tuple[list[int], list[Segment]]:
-    """Return the segments in order, with their ends."""
+    """Return the ends of the ordered segments, and the segments."""
     return [segment.iterations.stop for segment in segments], segments
 
 
@@ -345,4 +345,4 @@ def chunk_row(name: str) -> int | None:
 def _refuse_overlaps(segments: list[Segment]) -> None:
     for before, after in pairwise(segments):
         if after.iterations.start < before.iterations.stop:
-            raise damaged(after.folder, f"covers iterations that {before.folder.name} covers too")
+            raise damaged(after.folder, f"covers iterations that {before.folder.name} also covers")

@@ -8,15 +8,15 @@ import numpy as np
 from metaloom.pipeline.types import EACH_EPISODE, Array, Evaluation, Metrics, TaskBatch, fact_of_episodes
 
 FACTS = "facts."
-"""Prefix of the names of stored facts."""
+"""Name prefix of stored facts."""
 
 
 Columns = Mapping[str, Array]
-"""Columns of the table of episodes by name, [B, E] each: return, length, termination, and facts per episode."""
+"""Columns of the episodes table, keyed by name, each [B, E]: return, length, termination, and facts per episode."""
 
 
 def episode_columns(arrays: Mapping[str, Array]) -> Columns:
-    """Summarize a batch of episodes from its `rewards`, `facts.*` and arrays with one value per episode."""
+    """Compute episode columns from a batch's `rewards`, `facts.*` and arrays with one value per episode."""
     others = {name: arrays[name] for name in EACH_EPISODE if name in arrays}
     named = {"return": arrays["rewards"].sum(axis=2, dtype=np.float64), "length": others.pop("lengths"), **others}
     fact_names = (name for name in arrays if name.startswith(FACTS))
@@ -27,7 +27,7 @@ def episode_columns(arrays: Mapping[str, Array]) -> Columns:
 def iteration_tables(
     iteration: int, tasks: TaskBatch | None, by_step: Mapping[int, Columns], metrics: Metrics
 ) -> dict[str, bytes]:
-    """Write the Parquet files of one iteration, by table name. Tables without rows are omitted."""
+    """Return one iteration's Parquet files, keyed by table name. Tables without rows are omitted."""
     named = {name: np.array([metrics[name]], np.float64) for name in sorted(metrics)}
     files = {"metrics": _parquet({"iteration": np.array([iteration], np.int32), **named}, {})}
     units = _task_units(tasks) if tasks else {}
@@ -42,12 +42,12 @@ def iteration_tables(
 
 
 def evaluation_file(iteration: int, evaluation: Evaluation) -> bytes:
-    """Return a Parquet file of an evaluation after `iteration`; see `evaluation_columns`."""
+    """Return the Parquet file of the evaluation after `iteration`; see `evaluation_columns`."""
     return _parquet(evaluation_columns(iteration, evaluation), _task_units(evaluation.tasks) | {"length": "steps"})
 
 
 def evaluation_columns(iteration: int, evaluation: Evaluation) -> dict[str, Array]:
-    """Return one row per episode of an evaluation: the adaptation episodes, then the test episodes."""
+    """Return columns with one row per episode of an evaluation: adaptation episodes, then test episodes."""
     parts: list[dict[str, Array]] = []
     for kind in ("adaptation", "test"):
         returns = getattr(evaluation, f"{kind}_returns")
@@ -94,7 +94,7 @@ def _task_columns(tasks: TaskBatch) -> dict[str, Array]:
 
 
 def _parquet(columns: Mapping[str, Array], units: Mapping[str, str]) -> bytes:
-    # Imported here: pyarrow takes 0.15 s, and reading arrays does not need it.
+    # Imported here because importing pyarrow takes 0.15 s, and reading arrays does not need it.
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,7 +1,7 @@
-"""Reading of an off-policy run's transitions by row number, from stored episodes.
+"""Reading an off-policy run's transitions by row number, from stored episodes.
 
-Rows are the real steps of a run in order of collection: the replay buffer's fill, then each rollout batch. Locating
-rows needs only episode lengths, and only batches with requested rows are read.
+Rows are the real steps of a run in order of collection: the replay buffer's initial fill, then each rollout batch.
+Locating rows needs only episode lengths, and only batches with requested rows are read.
 """
 
 from collections.abc import Iterator
@@ -23,10 +23,10 @@ class StoredRound:
     """Rows of a stored batch of episodes.
 
     Attributes:
-        ref: Output that holds the batch.
-        task_ids: [B] int64, index of each task in a fixed set, -1 for tasks from a distribution; None for the initial
+        ref: Reference to the batch.
+        task_ids: Index of each task in a fixed set, [B] int64, -1 for tasks from a distribution; None for the initial
             fill of the replay buffer, whose tasks are not stored.
-        lengths: [B, E] int32, steps in each episode.
+        lengths: Episode lengths, [B, E] int32.
     """
 
     ref: StageRef
@@ -39,7 +39,7 @@ def stored_rounds(run: StoredOutputs) -> Iterator[StoredRound]:
 
     Raises:
         StageMissing: a batch is missing although later ones are stored.
-        DamagedRun: a batch is damaged, or does not hold episodes.
+        DamagedRun: a batch is damaged, or does not contain episodes.
     """
     stages = run.files.stages
     for ref in _collected(run):
@@ -50,14 +50,14 @@ def stored_rounds(run: StoredOutputs) -> Iterator[StoredRound]:
 
 
 def read_transitions(run: StoredOutputs, rows: Array) -> pa.Table:
-    """Read transitions and their origins by row number, in the order of `rows` [n].
+    """Read the transitions at row numbers `rows` [n], in this order, with their origins.
 
     Raises:
         StageMissing: a row is not stored.
-        ValueError: a number is negative.
+        ValueError: a row number is negative.
     """
     if rows.size and rows.min() < 0:
-        raise ValueError(f"rows: found {rows.min()}; required indices of at least 0. -1 means no row")
+        raise ValueError(f"rows: found {rows.min()}; row numbers start at 0, and -1 means no row")
     rounds, index = _index(run, int(rows.max(initial=-1)))
     found = index.locate(rows)
     of_rows = [rounds[number] for number in found.rounds]
@@ -82,11 +82,11 @@ def minibatch_table(run: StoredOutputs, batches: Minibatches, update: int, *, co
     """Read the transitions of a gradient step, with columns for their position in the minibatch.
 
     Args:
-        run: The run.
-        batches: Row indices of an iteration.
+        run: Run to read.
+        batches: Row indices drawn for the iteration.
         update: Gradient step, from 0.
         context: True to read the transitions for task inference instead.
-        chosen: Indices of the K x N rows to read, in this order.
+        chosen: Slice of the K x N rows to read.
     """
     numbers = batches.context_rows if context else batches.rows
     if numbers is None:
@@ -103,7 +103,7 @@ def minibatch_table(run: StoredOutputs, batches: Minibatches, update: int, *, co
 
 
 def _collected(run: StoredOutputs) -> list[StageRef]:
-    """Return the outputs that hold rows, without gaps."""
+    """Return the outputs that contain rows, after checking that there are no gaps."""
     stages, refs = run.files.stages, run.refs()
     fill = [ref for ref in refs if ref.stage == stages.named("memory_fill")]
     rounds = [ref for ref in refs if ref.stage == stages.named("rollouts")]

@@ -1,4 +1,4 @@
-"""Verification of a run: damaged, missing and foreign files."""
+"""Verification of a run, which finds damaged, missing and foreign files."""
 
 import errno
 import os
@@ -61,8 +61,8 @@ class Damage:
 
     Attributes:
         file: Path below the run's folder.
-        iteration, stage, step: Output that it belongs to; None for files of the whole run.
-        array: Path of a stored array or name of an array of a value; None if no array is concerned.
+        iteration, stage, step: Output that the file belongs to; None for files of the whole run.
+        array: Path of a stored array, or name of an array in a value; None if no array is affected.
         problem: Description of the damage.
     """
 
@@ -75,7 +75,7 @@ class Damage:
 
     @property
     def is_foreign(self) -> bool:
-        """True for files that do not belong to the run: repairs remove only files written by Metaloom."""
+        """True for files that do not belong to the run, which repairs leave in place."""
         return self.problem in (_FOREIGN, _LINK)
 
     @property
@@ -95,13 +95,13 @@ class Damage:
 
 
 def verify_run(path: str | Path, progress: Progress = unseen) -> list[Damage]:
-    """List all damage of a run; empty if every byte is as committed.
+    """List all damage to a run; the list is empty if every byte is as committed.
 
     Leftovers of an interrupted writer, which the next one removes, are not damage.
 
     Args:
         path: Folder or URL of the run.
-        progress: Receives the number of outputs checked and the total.
+        progress: Callback that receives the number of outputs checked and the total.
 
     Raises:
         RunNotFound, NotARun, IncompatibleFormat: there is no readable run at the path.
@@ -169,7 +169,7 @@ class _Verification:
 
     @contextmanager
     def _reporting(self, file: Path | str, ref: StageRef | None = None, array: str | None = None) -> Generator[None]:
-        """Report errors in the block as damage of a file."""
+        """Within the block, report errors as damage to a file."""
         try:
             yield
         except (StoreError, OSError) as error:
@@ -213,7 +213,7 @@ class _Verification:
             self._report(*problem)
 
     def _segment(self, segment: Segment) -> None:
-        """Check a segment, without keeping its records, so that memory does not grow with the run."""
+        """Check a segment without keeping its records, so that memory use does not grow with the run."""
         for name in segment.seal.files:
             try:
                 segment.check(name)
@@ -264,7 +264,7 @@ class _Verification:
                 self.unreadable.add(ref)
 
     def _objects(self) -> None:
-        """Check cached files."""
+        """Report problems with the cached files of a run in object storage."""
         if self.remote is None:
             return
         owners = {chunk.path: (r.ref, chunk.array) for r in self.records.values() for chunk in (*r.chunks, *r.tables)}
@@ -342,9 +342,9 @@ class _Verification:
             return None
 
     def _spans(self) -> None:
-        """Check spans among the inputs of records, after all outputs were read."""
+        """Check the spans among the records' inputs, once all outputs have been read."""
         sums = self.sums or SpanSums(lambda ref: 0)
-        # Other outputs are thinned, or damaged and already reported.
+        # Outputs whose steps were not counted are thinned, or damaged and already reported.
         for ref, item in sorted(self.spans, key=lambda found: self.files.stages.position(found[0])):
             if any(unreadable in item.span for unreadable in self.unreadable):
                 continue
@@ -352,7 +352,7 @@ class _Verification:
             if found is not None and any(uncounted in item.span for uncounted in self.uncounted):
                 found = replace(found, steps=item.steps)
             if found != item:
-                problem = f"was computed from {_summary(item)}, but stored are {_summary(found)}"
+                problem = f"was computed from {_summary(item)}, but the run stores {_summary(found)}"
                 self._report(self.files.record_place(ref), problem, ref)
 
     def _output(self, record: StageRecord) -> None:
@@ -413,7 +413,7 @@ class _Verification:
 
 def _summary(item: SpanInput | None) -> str:
     if item is None:
-        return "none of them"
+        return "none of these outputs"
     return f"{item.outputs} outputs {item.span} with {item.steps} steps and the digest {item.digest[:12]}"
 
 

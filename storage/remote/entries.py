@@ -36,8 +36,8 @@ class LoggedFile:
 
     Attributes:
         size: Size in bytes.
-        text: Content of a small document.
-        key: Object with the content of other files; for a moved file, its object before the move.
+        text: Content of a small document; None for other files.
+        key: Key of the object with the content of other files; a moved file keeps its object.
         sha256: SHA-256 of the content.
     """
 
@@ -56,8 +56,8 @@ class Entry:
         previous: Hash of the previous entry, "" for the first.
         kind: One of begin, commit, end.
         session: Token of the session.
-        about: Facts about the beginning session: host, pid, since.
-        files: New content of the run's files, by path.
+        about: Facts about a session that begins: host, pid, since.
+        files: New content of the run's files, keyed by path.
         removed: Paths of removed files.
         sha256: Hash of the entry.
     """
@@ -99,7 +99,7 @@ class Entry:
 
     @classmethod
     def parse(cls, raw: bytes) -> "Entry":
-        """Parse an entry."""
+        """Parse an entry; raises ValueError if it is invalid."""
         document = parse_sealed(raw)
         try:
             if document["schema"] not in SCHEMAS or document["kind"] not in ("begin", "commit", "end"):
@@ -127,12 +127,12 @@ class Entry:
 
 
 def object_key(session: str, sequence: int, path: str) -> str:
-    """Return the key of a file's content, below its session's prefix, so that no other session replaces it."""
+    """Return the key of a file's object, below the session's prefix so that no other session replaces it."""
     return f"_objects/{session}/{sequence:08d}/{path}"
 
 
 def in_groups(files: Iterable[tuple[str, LoggedFile]]) -> Iterator[list[tuple[str, LoggedFile]]]:
-    """Yield files in groups that fit into memory and are fetched together."""
+    """Yield files in groups that fit into memory and are downloaded together."""
     group: list[tuple[str, LoggedFile]] = []
     for item in files:
         group.append(item)
@@ -144,7 +144,7 @@ def in_groups(files: Iterable[tuple[str, LoggedFile]]) -> Iterator[list[tuple[st
 
 
 def entry_key(sequence: int) -> str:
-    """Return the key of an entry."""
+    """Return the key of the log entry at a position."""
     return f"_log/{sequence:08d}.json"
 
 
@@ -158,7 +158,7 @@ def _parse_file(about: Mapping[str, Any], key: str) -> LoggedFile:
 
 
 def problem_of(file: LoggedFile, raw: bytes) -> str | None:
-    """Describe how content differs from a logged file; None if it does not."""
+    """Return a description of how content differs from a logged file, or None if it does not."""
     if len(raw) != file.size:
-        return f"holds {len(raw)} bytes, {file.size} were committed"
+        return f"holds {len(raw)} bytes, but {file.size} were committed"
     return None if hashlib.sha256(raw).hexdigest() == file.sha256 else "its SHA-256 is not the committed one"

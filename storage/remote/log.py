@@ -26,15 +26,15 @@ _OURS = ("writer.lock", "_quarantine", "_operator")
 
 
 class RemoteLog:
-    """The log under a URL, as of the last `pull`.
+    """The log at a URL, as of the last `pull`.
 
     Args:
         root: Cache folder of the run.
         url: URL of the run.
-        beside: Folder for copies of entries.
+        beside: Folder for cached copies of entries.
 
     Attributes:
-        files: The run's files by path.
+        files: The run's files, keyed by path.
         owner: Entry that began the newest session; None if it has ended.
         next: Position of the next entry.
         last_hash: Hash of the newest entry.
@@ -57,7 +57,7 @@ class RemoteLog:
 
         Raises:
             DamagedRun: an entry is damaged.
-            StoreError: the URL holds another run than the cached one.
+            StoreError: the URL contains a different run than the cache.
         """
         with self._locked():
             self._read_cached()
@@ -77,7 +77,7 @@ class RemoteLog:
         """Download a file into the folder; return False if it is not in the log.
 
         Raises:
-            DamagedRun: its object is missing or damaged.
+            DamagedRun: the file's object is missing or damaged.
         """
         file = self.files.get(path)
         if file is None or file.text is not None:
@@ -96,7 +96,7 @@ class RemoteLog:
         contents = self.objects.get_all([file.key for _, file in group], num_bytes=size)
         for (path, file), raw in zip(group, contents, strict=True):
             if raw is None:
-                self.pull()  # it may have been thinned or packed since
+                self.pull()  # the file may have been thinned or packed since
                 if self.files.get(path) == file:
                     raise self.damaged_object(file, "is missing")
             elif problem := problem_of(file, raw):
@@ -107,7 +107,7 @@ class RemoteLog:
     def write(self, name: str, raw: bytes) -> None:
         """Write a file of the folder atomically."""
         path, segment = self.local_path(name), segment_of(name)
-        if segment and not (self.root / segment).is_dir():  # it would be taken for a damaged file
+        if segment and not (self.root / segment).is_dir():  # a file without its segment would count as damage
             return
         part = self._beside / f"{secrets.token_hex(8)}.part"
         try:
@@ -126,7 +126,7 @@ class RemoteLog:
             f"{url}/{file.key}",
             found=found,
             required="the bytes that were committed",
-            action=f"`metaloom verify {url}` lists all damage; `metaloom resume {url} --repair` computes it again",
+            action=f"`metaloom verify {url}` lists all damage; `metaloom resume {url} --repair` recomputes it",
         )
 
     def is_own(self, session: str) -> bool:
@@ -141,7 +141,7 @@ class RemoteLog:
         self._read_sessions()
 
     def surplus(self) -> list[Path]:
-        """Find files in the folder that are not in the log."""
+        """Return the files in the folder that are not in the log."""
         segments = surplus_segments(self.root, self.files)
         surplus = segments.copy()
         for path, name in self.local_files():
@@ -153,12 +153,12 @@ class RemoteLog:
         return surplus
 
     def missing_texts(self) -> dict[Path, bytes]:
-        """Return the small files missing from the folder, with their content."""
+        """Return the content of small files that are missing or different in the folder, keyed by path."""
         texts = {self.local_path(n): file.text.encode() for n, file in self.files.items() if file.text is not None}
         return {path: raw for path, raw in texts.items() if not _holds(path, raw)}
 
     def changes(self) -> list[Path]:
-        """Find files that differ from the log: new, changed or removed ones."""
+        """Return the files that differ from the log: new, changed or removed ones."""
         here = {name: path for path, name in self.local_files()}
         changed = [path for name, path in here.items() if not self._is_logged(name, path)]
         gone = [self.local_path(n) for n, file in self.files.items() if file.text is not None and n not in here]
@@ -175,7 +175,7 @@ class RemoteLog:
                     yield Path(folder) / name, self.name_of(Path(folder) / name)
 
     def name_of(self, path: Path) -> str:
-        """Return a file's name in the log; a session's files have the names they get after it closes."""
+        """Return a file's name in the log, in which sessions' folders have the names that they get when closed."""
         parts = list(path.relative_to(self.root).parts)
         if parts[0] == "_sessions" and not parts[1].endswith(".closed"):
             parts[1] += ".closed"
@@ -190,17 +190,17 @@ class RemoteLog:
         return path
 
     def below(self, name: str) -> list[str]:
-        """Return the log's files at a path: itself, or all files of a segment."""
+        """Return the log's files at a path: the file itself, or all files of a segment."""
         if name in self.files:
             return [name]
         return [path for path in self.files if path.startswith(f"{name}/")] if segment_of(name) == name else []
 
     def cached_entries(self) -> list[bytes]:
-        """Return the cached entries."""
+        """Return the bytes of every cached entry."""
         return read_file(self._entries, limit=LARGEST).splitlines(keepends=True)[: self.next] if self.next else []
 
     def stored_entry(self, sequence: int) -> bytes | None:
-        """Read an entry from the store; None if it does not exist."""
+        """Read an entry from object storage; return None if it does not exist."""
         return self.objects.get_all([entry_key(sequence)])[0]
 
     def _is_logged(self, name: str, path: Path) -> bool:
@@ -224,9 +224,9 @@ class RemoteLog:
         return self._beside / "entries"
 
     def _read_cached(self) -> None:
-        """Read new cached copies of entries."""
+        """Read cached entries that have not been read yet."""
         if not self.root.is_dir() and self._entries.exists():
-            # The cache was emptied: its sessions have ended, but the files they committed are missing.
+            # The cache was emptied: its sessions have ended, but the files that they committed are missing.
             self._entries.unlink()
             with open(self._beside / "sessions", "ab") as file:
                 file.write(_EMPTIED + b"\n")
@@ -237,7 +237,7 @@ class RemoteLog:
         with open(self._entries, "r+b") as file:
             file.seek(self._offset)
             for raw in file:
-                if not raw.endswith(b"\n"):  # a power cut
+                if not raw.endswith(b"\n"):  # truncated by a power failure
                     file.truncate(self._offset)
                     break
                 self._take(self._checked(raw, str(self._entries)))
@@ -299,7 +299,7 @@ class RemoteLog:
             if (entry.sequence, entry.previous) != (self.next, self.last_hash):
                 raise ValueError("does not follow the entry before it")
             if entry.kind != "begin" and entry.session != self._last_session:
-                raise ValueError("belongs to another session than the one that had begun")
+                raise ValueError("belongs to a session other than the one that had begun")
         except ValueError as error:
             raise self._damaged_entry(where, str(error)) from None
         return entry
@@ -342,14 +342,14 @@ class RemoteLog:
             self.local_path(name).unlink(missing_ok=True)
 
     def _move_copies(self, moved: Mapping[str, str]) -> None:
-        """Rename files of the folder to their new names, by the keys of their objects."""
+        """Link moved files in the folder to their new names, which are found by the files' object keys."""
         for name, file in self.files.items() if moved else ():
             if file.text is None and file.key in moved:
                 with suppress(FileNotFoundError, FileExistsError):
                     os.link(self.local_path(name), self.local_path(moved[file.key]))
 
     def _drop_surplus_segments(self) -> None:
-        """Remove segments that a session of this folder made but did not commit."""
+        """Remove segments that a session in this folder wrote but did not commit."""
         surplus = surplus_segments(self.root, self.files)
         for folder in surplus:
             drop_segment(folder, self._beside)
@@ -358,7 +358,7 @@ class RemoteLog:
 
     @contextmanager
     def _locked(self) -> Generator[None]:
-        """Lock the cache against other processes of this machine."""
+        """Within the block, lock the cache against other processes on this machine."""
         self._beside.mkdir(parents=True, exist_ok=True)
         with open(self._beside / "lock", "ab") as file:
             lock(file.fileno(), self._beside, wait=True)
@@ -370,14 +370,14 @@ def follow(root: Path) -> RemoteLog | None:
     log = RemoteLog.of(root)
     if log is not None:
         with system_errors(
-            root, required="a cache that can be written", action="Choose another: METALOOM_CACHE=FOLDER"
+            root, required="a cache that can be written", action="Choose another folder: METALOOM_CACHE=FOLDER"
         ):
             log.pull()
     return log
 
 
 def log_folder(root: Path) -> Path:
-    """Return the folder of a cached run's copies of entries."""
+    """Return the folder for the cached log entries of a run."""
     return root.with_name(f".{root.name}.log")
 
 
@@ -401,7 +401,7 @@ def sealed_in(names: Iterable[str]) -> set[str]:
 
 
 def surplus_segments(root: Path, files: Iterable[str]) -> list[Path]:
-    """Find segment folders whose seals are not among the log's files."""
+    """Return the segment folders whose seals are not among the log's files."""
     try:
         names = [name for name in os.listdir(root / FOLDER) if segment_iterations(name) is not None]
     except (FileNotFoundError, NotADirectoryError):
@@ -411,7 +411,7 @@ def surplus_segments(root: Path, files: Iterable[str]) -> list[Path]:
 
 
 def place_segment(root: Path, beside: Path, folder: str, texts: Mapping[str, str]) -> None:
-    """Create or replace a cached segment with its small files; large ones are fetched on demand."""
+    """Create or replace a cached segment with its small files; large ones are downloaded on demand."""
     part = beside / f"{secrets.token_hex(8)}.part"
     for name, text in texts.items():
         path = part / name.removeprefix(f"{folder}/")
@@ -423,7 +423,7 @@ def place_segment(root: Path, beside: Path, folder: str, texts: Mapping[str, str
 
 
 def drop_segment(folder: Path, beside: Path) -> None:
-    """Remove the folder of a segment, if it exists."""
+    """Remove a segment's folder if it exists."""
     part = beside / f"{secrets.token_hex(8)}.part"
     try:
         os.rename(folder, part)

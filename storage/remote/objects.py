@@ -15,7 +15,7 @@ from metaloom.storage.errors import StorageFailed, StoreError
 TIMEOUT, TRIES = "METALOOM_STORE_TIMEOUT", "METALOOM_STORE_TRIES"
 _SLOWEST_BYTES_PER_SECOND = 100_000
 _FIRST_PAUSE_SECONDS = 0.5
-# Temporary errors, by name, because their packages are not imported for local runs.
+# Temporary errors, listed by name because their packages are not imported for local runs.
 _PASSING = {"HTTPClientError", "ConnectionError", "ClientConnectionError", "ClientPayloadError", "IncompleteRead"}
 _SILENCE = ("ReadTimeoutError", "ConnectTimeoutError", "SocketTimeoutError", "ServerTimeoutError")
 _FINAL = (FileNotFoundError, FileExistsError, PermissionError)
@@ -28,7 +28,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Limits of each request.
+    """Limits for each request.
 
     Attributes:
         seconds: Maximum time without a response. A whole response may take twice as long, plus its size at 100 kB/s.
@@ -66,7 +66,7 @@ class Deadlines:
         return request()
 
     def problem(self, error: Exception) -> str:
-        """Describe the error of a request."""
+        """Return a short description of a request's error."""
         if type(error).__name__ in _SILENCE:
             return f"no answer for {self.seconds:g} s"
         if isinstance(error, TimeoutError):
@@ -101,7 +101,7 @@ def _chosen(name: str, default: float, at_least: float = 0.001) -> float:
     return value
 
 
-# Assumed size in bytes if unknown: of a log entry, and of a listing.
+# Assumed sizes in bytes, if unknown, of a log entry and of a listing.
 _SMALL_OBJECT = 2**16
 _LISTING = 2**24
 _AT_ONCE = 128
@@ -110,8 +110,8 @@ _AT_ONCE = 128
 class ObjectFolder:
     """The objects below a URL. Connects on first use.
 
-    All methods raise StorageFailed if the store rejects a request, is unreachable, or does not respond in time in all
-    attempts; see `Deadlines`.
+    All methods raise StorageFailed if the store rejects a request, is unreachable, or times out on every attempt; see
+    `Deadlines`.
     """
 
     def __init__(self, url: str) -> None:
@@ -122,7 +122,7 @@ class ObjectFolder:
 
         Args:
             keys: Keys of the objects.
-            num_bytes: Total size or its upper bound, if known. Larger requests may take longer.
+            num_bytes: Total size or an upper bound, if known. Larger requests may take longer.
         """
         with self._failures():
             paths = [self._path(key) for key in keys]
@@ -164,7 +164,7 @@ class ObjectFolder:
             return [key + path[len(prefix) :] for path in found]
 
     def folders(self) -> list[str]:
-        """Return the names of folder-like prefixes directly below."""
+        """Return the names of the folder-like prefixes directly below the URL."""
         with self._failures():
             try:
                 entries = self._ask(_LISTING, lambda fs, limit: fs.ls(self._root, detail=True, **limit))
@@ -173,7 +173,7 @@ class ObjectFolder:
             return [entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "directory"]
 
     def _ask(self, num_bytes: int, request: Callable[[Any, dict[str, float]], Any]) -> Any:
-        # Deadlines need an asynchronous back end, such as S3's. Time for a request, a response, and the bytes.
+        # Deadlines need an asynchronous back end, such as S3's. They cover request, response and transfer.
         seconds = 2 * self._deadlines.seconds + num_bytes / _SLOWEST_BYTES_PER_SECOND
         limit = {"timeout": seconds} if self._fs.async_impl else {}
         return self._deadlines.ask(self.url, lambda: request(self._fs, limit))
@@ -195,7 +195,7 @@ class ObjectFolder:
 
     @cached_property
     def _place(self) -> tuple[Any, str]:
-        # Imported here: it takes as long as opening a run, and local runs do not need it.
+        # Imported here because the import takes as long as opening a run, and local runs do not need it.
         from fsspec.core import url_to_fs
 
         options: dict[str, Any] = {}
@@ -227,7 +227,7 @@ class ObjectFolder:
         return StorageFailed(
             self.url,
             found=f"{self._deadlines.problem(error)}{often}",
-            required="an object store that answers, with permission to read and write",
+            required="a reachable object store with permission to read and write",
             action=action,
         )
 

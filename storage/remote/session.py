@@ -1,7 +1,7 @@
-"""Writing a run in object storage, where a write succeeds by putting the next entry of the log.
+"""Writing a run in object storage, where a write takes effect when the next log entry is put.
 
-Entries are put on condition that their number is free. A new session takes the next number, after which any put of an
-earlier session fails. Objects are uploaded below the session's prefix before the entry that names them, so uploads of a
+An entry is put on the condition that its number is free. A new session takes the next number, after which any put by an
+earlier session fails. Objects are uploaded below the session's prefix before the entry that names them, so uploads by a
 superseded session have no effect. This module also verifies the store against the log.
 """
 
@@ -48,7 +48,7 @@ class RemoteSession:
         """Begin a session. The caller must hold the cache folder's lock.
 
         Raises:
-            RunLocked: a session from elsewhere has not ended.
+            RunLocked: a session on another machine has not ended.
             StorageFailed: the store cannot be written, or does not support conditional puts.
         """
         while True:
@@ -71,7 +71,7 @@ class RemoteSession:
                 break  # otherwise another session has just begun
         session._require_conditions()
         if before is not None:
-            # It was killed, perhaps between uploading and committing, or before removing replaced objects.
+            # That session was killed, perhaps between upload and commit, or before removing replaced objects.
             used = {file.key for file in log.files.values()}
             log.objects.remove([key for key in log.objects.below("_objects/") if key not in used])
         return session
@@ -80,12 +80,12 @@ class RemoteSession:
         """Commit the current state of some files atomically.
 
         Args:
-            changed: Files, each with its previous name if it was only moved; the folder need not have a copy of moved
+            changed: Files, each mapped to its previous path if it was only moved; the folder need not contain moved
                 files.
 
         Raises:
             FencedOut: a later session has begun.
-            StorageFailed: the store cannot be written; the session is then over.
+            StorageFailed: the store cannot be written, which ends the session.
         """
         names = {path: self._log.name_of(path) for path in changed}
         # Files whose objects are stored under their previous names.
@@ -117,13 +117,13 @@ class RemoteSession:
             raise
 
     def commit_all(self) -> None:
-        """Commit all differences of the folder from the log, with run.json last."""
+        """Commit all differences between the folder and the log, run.json last."""
         changes = sorted(self._log.changes(), key=lambda path: path.name == "run.json")
         for start in range(0, len(changes), _FILES_PER_ENTRY):
             self.commit(dict.fromkeys(changes[start : start + _FILES_PER_ENTRY]))
 
     def give_up_damaged(self) -> None:
-        """Treat files with damaged objects as lost; upload those with an intact local copy again."""
+        """Treat files with damaged objects as lost; files with an intact local copy are uploaded again."""
         for name, _ in [*problems(self._log)]:
             if name in self._log.files:
                 self._given_up[name] = self._log.files.pop(name)
@@ -134,7 +134,7 @@ class RemoteSession:
             self._put("end")
 
     def _known(self, name: str) -> list[str]:
-        """List the log's files at a path, including removed ones."""
+        """List the log's files at a path, including files given up as damaged."""
         given_up = [path for path in self._given_up if path == name or path.startswith(f"{name}/")]
         return [*self._log.below(name), *given_up]
 
@@ -178,7 +178,7 @@ class RemoteSession:
         return True
 
     def _require_conditions(self) -> None:
-        """Reject a store without conditional puts, by trying to put the newest entry again."""
+        """Check that the store supports conditional puts, by trying to put the newest entry again."""
         newest = self._log.stored_entry(self._next - 1)
         if newest is not None and self._log.objects.put_new(entry_key(self._next - 1), newest):
             self._failed = True
@@ -191,7 +191,7 @@ class RemoteSession:
 
 
 def problems(log: RemoteLog) -> Iterator[tuple[str, str]]:
-    """Yield problems of the run's objects: (path in the run or key of the entry, problem).
+    """Yield each problem of the run's objects, as (path in the run or key of the entry, description).
 
     Damaged copies in the folder are replaced if their objects are intact.
     """

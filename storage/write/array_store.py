@@ -21,7 +21,7 @@ from metaloom.storage.write.sessions import Session
 
 
 class ArrayStore:
-    """Writes rows of arrays for a session; large ones become shards if the run's format has them."""
+    """Writes array rows for a session; large rows become shards if the run's format supports them."""
 
     def __init__(self, files: CommittedFiles, session: Session, *, shards: bool) -> None:
         self._files = files
@@ -35,7 +35,7 @@ class ArrayStore:
             self._write_metadata({"": group_document({"capacity": capacity})})
             self.capacity: int = capacity
         paths = [str(file.parent.relative_to(self._files.data)) for file in self._files.data.glob("*/*/zarr.json")]
-        # After a power failure, an array may exist without its group, although both were written in one step.
+        # After a power failure, an array may exist without its group, although both were written together.
         groups = {path.partition("/")[0] for path in paths}
         lost = [group for group in groups if not (self._files.data / group / "zarr.json").exists()]
         self._write_metadata({group: group_document({}) for group in lost})
@@ -45,16 +45,16 @@ class ArrayStore:
         self._files.forget_specs()
 
     def adopt(self, specs: Sequence[ArraySpec]) -> None:
-        """Create the arrays of another run, with this run's capacity."""
+        """Create another run's arrays with this run's capacity."""
         documents: dict[str, Mapping[str, Any]] = {spec.path.partition("/")[0]: group_document({}) for spec in specs}
         documents |= {spec.path: spec.with_rows(self._rows(spec.path)).document() for spec in specs}
         self._write_metadata(documents)
 
     def write(self, pieces: Sequence[Piece], *, expected: Sequence[StoredFile] | None = None) -> tuple[StoredFile, ...]:
-        """Write rows durably and return the files to commit; with `expected`, reject other files.
+        """Write rows durably and return the files to commit, which must equal `expected` if given.
 
         Raises:
-            LayoutMismatch: a row does not fit the existing array.
+            LayoutMismatch: a row does not match the existing array.
             FencedOut: a later session has begun.
             DigestMismatch: the files are not the expected ones.
         """
@@ -75,13 +75,13 @@ class ArrayStore:
                 min(file.path for file in {*files} ^ {*expected}),
                 found="equal arrays, but different compressed bytes",
                 required="the bytes that the record commits",
-                action="Use the version of numcodecs that the record names",
+                action="Use the numcodecs version that the record names",
             )
         self._place(contents)
         return tuple(files)
 
     def write_tables(self, tables: Mapping[str, bytes]) -> tuple[StoredFile, ...]:
-        """Write files by path below the run's folder, and return the files to commit."""
+        """Write files, keyed by path below the run's folder, and return the files to commit."""
         make_folder(self._files.root / "tables")
         for path in tables:
             make_folder((self._files.root / path).parent)
@@ -103,7 +103,7 @@ class ArrayStore:
                 raise StoreError(
                     self._files.data / piece.path,
                     found=f"names that differ only in case: {other} and {piece.path}",
-                    required="names that are different on every file system",
+                    required="names that differ on every file system",
                     action="Rename one of them",
                 )
             documents[piece.path] = ArraySpec.of(piece, self._rows(piece.path), shards=self._shards).document()
@@ -136,11 +136,11 @@ class ArrayStore:
 
 
 def _form(spec: ArraySpec, names: Iterable[str]) -> dict[str, str]:
-    """Describe what all rows of an array share: shape, dtype, some attributes and, of a packed array, its parts."""
+    """Describe what all rows of an array share: shape, dtype, some attributes, and a packed array's parts."""
     form = {"shape": str(spec.shape), "dtype": spec.dtype}
     for name in names:
         value = spec.attributes.get(name)
-        if name == "entries":  # in any order; that of the first iteration is kept
+        if name == "entries":  # in any order; the first iteration's order is kept
             form |= {part["name"]: f"{part['shape']} at {part['offset']}" for part in value or ()}
         elif spec.path.startswith(f"{METRICS_GROUP}/"):
             form |= dict.fromkeys(value or (), "present")

@@ -40,14 +40,14 @@ def check_new_run(path: str | Path) -> None:
 
 
 def creating(path: Path) -> AbstractContextManager[None]:
-    """Convert OSErrors during the creation of a run."""
+    """Within the block, convert OSErrors to StorageFailed errors about creating a run."""
     action = "Free space, or choose a folder that can be written: export METALOOM_RUNS=/path/to/runs"
     return system_errors(path, required=WRITABLE, action=action)
 
 
 def check_free(path: Path) -> None:
-    """Reject a path that is not free."""
-    # A folder with only the skeleton is an interrupted creation.
+    """Raise RunExists unless a new run can be created at a path."""
+    # A folder with only the skeleton is left from an interrupted creation.
     if not path.exists() and not path.is_symlink():
         return
     names = {entry.name for entry in path.iterdir()} if path.is_dir() else {"a file"}
@@ -74,7 +74,7 @@ def publish_info(path: Path, session: Session, info: Mapping[str, Any]) -> None:
     """Turn a folder into a run by writing run.json, and a copy of it."""
     content = render(info, indented=True)
     session.publish(content, path / "run.json")
-    # Afterwards, so that an interrupted and repeated creation does not leave another run's copy.
+    # Write the copy last, so that an interrupted and repeated creation does not leave another run's copy.
     keep_copy(session, content)
 
 
@@ -86,7 +86,7 @@ def keep_copy(session: Session, info: bytes) -> None:
 def new_info(
     config: Mapping[str, Any], config_digest: str, environment: Mapping[str, Any], stages: StageTable, **origin: Any
 ) -> dict[str, Any]:
-    """Return the content of a new run's run.json; `origin` is the run from which it was forked."""
+    """Return the content of a new run's run.json; `origin` describes the run that it was forked from."""
     return sealed(
         {
             "format": FORMATS[-1],

@@ -22,12 +22,12 @@ from metaloom.storage.format.sessions import SessionName
 from metaloom.storage.remote.log import RemoteLog
 
 FOLDER = "_operator"
-"""Folder of files that are not part of a run's content: its log, and requests to its writer."""
+"""Folder for files that are not part of a run's content: its log, and requests to its writer."""
 
 LOCK_NAME = "writer.lock"
 _LARGEST = 4096
 _NO_WRITER = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
-"""Errors for text that no writer has written."""
+"""Errors raised when parsing text that no writer has written."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Writer:
 
     Attributes:
         host, pid: Host and process id.
-        since: Start of its session; UTC, ISO 8601.
-        token: Permanent identifier of its session.
+        since: Start of the writer's session; UTC, ISO 8601.
+        token: Permanent identifier of the session.
         process_started: Start of the process, in clock ticks since its machine booted; None if unknown.
         boot: Identifier of the boot in which pid and ticks are valid; "" if unknown.
-        listens: True if it polls for requests to stop; writers of earlier versions do not.
+        listens: True if it polls for stop requests; writers of earlier versions do not.
     """
 
     host: str
@@ -53,7 +53,7 @@ class Writer:
 
     @classmethod
     def parse(cls, owner: Mapping[str, Any], token: object) -> Self:
-        """Parse the content of a lock or a session's log."""
+        """Parse the content of a lock, or of the log entry that begins a session."""
         started = owner.get("process_started")
         known = started if isinstance(started, int) else None
         who = str(owner["host"]), int(owner["pid"]), str(owner["since"])
@@ -64,17 +64,17 @@ class Writer:
 
     @property
     def is_here(self) -> bool:
-        """True if it is a process of this machine."""
+        """True if the process runs on this machine."""
         return self.host == socket.gethostname()
 
     @property
     def is_stopped(self) -> bool:
-        """True if it is known to be suspended, as by Ctrl-Z, so that it does not react to requests."""
+        """True if the process is known to be suspended, e.g. by Ctrl-Z, so that it does not react to requests."""
         return self.is_here and _process(self.pid)[0] in ("T", "t")
 
     @property
     def is_alive(self) -> bool:
-        """False if it is known to have ended: its process is gone, or its id has been reused."""
+        """False if the process is known to have ended: it is gone, or its id has been reused."""
         if not self.is_here:
             return True  # cannot be determined from here
         if self.boot and self.boot != (_boot() or self.boot):
@@ -94,8 +94,8 @@ def owner_document(token: str) -> dict[str, Any]:
 def current_writer(root: Path, remote: RemoteLog | None = None) -> Writer | None:
     """Return the process that is writing a run, according to its lock, or None.
 
-    Does not acquire the lock, because a writer that starts now must find it free. A stale lock of this host is
-    recognized by its missing process. Writers on other machines are found in the run's log.
+    Does not acquire the lock, because a writer that starts now must find it free. A stale lock on this host is
+    recognized because its process is gone. Writers on other machines are found in the run's log.
     """
     try:
         owner = json.loads(read_file(root / LOCK_NAME, limit=_LARGEST))
@@ -114,19 +114,19 @@ def current_writer(root: Path, remote: RemoteLog | None = None) -> Writer | None
 
 
 def was_killed(root: Path, remote: RemoteLog | None = None) -> bool:
-    """Return True if the newest session of a run was killed: it is not closed, and no process writes the run."""
+    """Return True if the newest session of a run was killed: it is not closed, and no process is writing the run."""
     try:
         names = os.listdir(root / SESSIONS)
     except (FileNotFoundError, NotADirectoryError):
         names = []
     newest = max((session for session in map(SessionName.parse, names) if session), default=None)
     is_open = (newest is not None and not newest.closed) or (remote is not None and remote.owner is not None)
-    # Check the lock last: a new writer acquires it before making its session.
+    # Check the lock last: a new writer acquires it before creating its session.
     return is_open and current_writer(root, remote) is None
 
 
 def operator_folder(root: Path) -> Path:
-    """Make the folder for files that are not part of a run's content.
+    """Create and return the folder for files that are not part of a run's content.
 
     Raises:
         DamagedRun: the folder is a symbolic link.
@@ -140,7 +140,7 @@ def operator_folder(root: Path) -> Path:
 
 
 def ask_to_stop(root: Path, token: str) -> None:
-    """Ask the writer whose session has this token to stop. Removes requests to dead writers.
+    """Ask the writer whose session has this token to stop. Also removes requests to dead writers.
 
     Raises:
         DamagedRun: the folder of requests is a symbolic link.
@@ -156,7 +156,7 @@ def ask_to_stop(root: Path, token: str) -> None:
 
 
 def is_asked_to_stop(root: Path, token: str) -> bool:
-    """Return True if another process has asked the session of this token to stop."""
+    """Return True if another process has asked the session with this token to stop."""
     return _request(root, token).exists()
 
 
@@ -172,7 +172,7 @@ def _request(root: Path, token: str) -> Path:
 def _process(pid: int) -> tuple[str, int | None]:
     """Return the state of a local process, and its start in clock ticks; "" and None if unknown."""
     try:
-        # Fields 3 and 22; the program's name, in brackets, may contain anything.
+        # Fields 3 and 22; the program's name, in parentheses, may contain anything.
         fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
         return fields[0], int(fields[19])
     except (OSError, IndexError, ValueError):  # no such process, or a system without /proc
@@ -199,7 +199,7 @@ def _exists(pid: int) -> bool:
 
 @dataclass(frozen=True)
 class WriterLock:
-    """An acquired lock."""
+    """A lock that this process has acquired."""
 
     path: Path
     descriptor: int
@@ -211,7 +211,7 @@ class WriterLock:
     def release(self) -> None:
         """Release the lock."""
         try:
-            # Emptied rather than removed: it may be the lock of a writer that has taken over.
+            # Empty it rather than remove it, because it may be the lock of a writer that has taken over.
             os.ftruncate(self.descriptor, 0)
         finally:
             os.close(self.descriptor)  # releases the lock even if the file cannot be emptied
@@ -251,7 +251,7 @@ def _write_owner(descriptor: int, owner: bytes) -> None:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, owner, 0)
     except OSError:
-        os.close(descriptor)  # a full disk; it stays locked as long as it is open
+        os.close(descriptor)  # the disk is full; the file stays locked while it is open
         raise
 
 

@@ -22,7 +22,7 @@ def records_file(records: Sequence[StageRecord]) -> bytes:
     """Return a Parquet file of records, with frequently used fields as columns and the original documents."""
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, _rows([]).schema, compression="zstd", compression_level=1) as writer:
-        for first in range(0, len(records), _GROUP):  # together they need as much memory as the records
+        for first in range(0, len(records), _GROUP):  # all rows at once would need as much memory as the records
             writer.write_table(_rows(records[first : first + _GROUP]))
     return sink.getvalue()
 
@@ -57,7 +57,7 @@ def table_file(files: CommittedFiles, name: str, records: Sequence[StageRecord])
 
 
 def iteration_file(table: pa.Table, iteration: int) -> bytes:
-    """Return the original Parquet file of one iteration's rows."""
+    """Return the original Parquet file with one iteration's rows."""
     rows = table.filter(pc.field("iteration") == iteration).combine_chunks()
     # Remove metadata that reading Parquet adds to the schema.
     fields = [

@@ -1,6 +1,6 @@
 """Packing of many iterations' outputs into segments.
 
-The order makes interruptions at any moment safe:
+The order of the steps makes an interruption at any moment safe:
 
 1. The segment is written in the session's folder, synced, and read back.
 2. It appears in `_segments` atomically. From here on it replaces the original files.
@@ -37,15 +37,15 @@ from metaloom.storage.read.segments import LARGEST_FILE, Segment
 from metaloom.storage.write.sessions import Session
 
 SIZE = 500
-"""Iterations in a segment."""
+"""Number of iterations in a segment."""
 MARGIN = 100
-"""Number of newest iterations that stay unpacked during training."""
+"""Number of most recent iterations that stay unpacked during training."""
 
 _LOG = logging.getLogger(__name__)
 
 
 class Packer:
-    """Packs a run for a session."""
+    """Packs a run's iterations within a session."""
 
     def __init__(self, files: CommittedFiles, session: Session, digests: Digests, format: str) -> None:
         self._files = files
@@ -65,9 +65,9 @@ class Packer:
         if self._format == FORMATS[0]:
             raise StoreError(
                 self._files.root,
-                found=f"a run of format {self._format}, which is read by versions that do not support segments",
+                found=f"a run of format {self._format}, which versions without support for segments can read",
                 required="a run of a later format",
-                action="Leave it as it is: it can be read and resumed unpacked",
+                action="Leave it unpacked: it can still be read and resumed",
             )
         packed = [*self._packable(keep=1)]
         for n, iterations in enumerate(packed):
@@ -88,7 +88,7 @@ class Packer:
                     self._pack(iterations)
                     self._join_markers()
         except DamagedRun as error:
-            # Damage of old iterations is no reason to stop training, and retrying would not help.
+            # Damage to old iterations is no reason to stop training, and retrying would not help.
             self._given_up = True
             _LOG.warning("old iterations are not packed: %s", error)
 
@@ -99,7 +99,7 @@ class Packer:
             self._clear(segment)
 
     def _packable(self, *, keep: int) -> Iterator[range]:
-        """Yield ranges of consecutive complete iterations outside of segments, except the newest."""
+        """Yield ranges of consecutive complete iterations outside of segments, except the newest `keep`."""
         last = self._files.stages.last_ref
         live = self._digests.live_iterations()
         newest = max((i for i in live if last(i) in self._digests), default=0)
@@ -120,7 +120,7 @@ class Packer:
         make_folder(root / FOLDER)
         target = root / FOLDER / segment_name(iterations)
         marker = packed_marker_path(root, iterations)
-        if marker.exists():  # of an unpacked segment
+        if marker.exists():  # left by an unpacked segment
             self._session.remove([marker])
             sync_folder(marker.parent)
         self._session.place_folder(part, target)
@@ -176,8 +176,8 @@ def write_segment(files: CommittedFiles, session: Session, iterations: range, re
         if (len(raw), hashlib.sha256(raw).hexdigest()) != (file.size, file.sha256):
             raise StorageFailed(
                 part / name,
-                found="bytes that differ from those written",
-                required="a disk that keeps written data",
+                found="bytes that differ from what was written",
+                required="a disk that stores data reliably",
                 action="Check the disk. Nothing was lost: the unpacked files are unchanged",
             )
     return part
@@ -186,7 +186,7 @@ def write_segment(files: CommittedFiles, session: Session, iterations: range, re
 def _contents(
     files: CommittedFiles, iterations: range, records: Sequence[StageRecord], written: dict[str, PackedFile]
 ) -> Iterator[tuple[str, Content]]:
-    """Yield the files of a segment, the seal last; `written` describes the files before it."""
+    """Yield the files of a segment, the seal last; `written` receives the descriptions of the other files."""
     arrays = packed_arrays(files, records)
     for name, content in _payload(files, files.thinned_in(iterations), records, arrays):
         digest = hashlib.sha256()
@@ -227,7 +227,7 @@ def _payload(
 
 
 def packed_arrays(files: CommittedFiles, records: Iterable[StageRecord]) -> dict[str, PackedArray]:
-    """Return how arrays are packed in a segment of some outputs; small ones are in one file each."""
+    """Return the layout of each array in a segment of these outputs; small arrays are packed into one file each."""
     rows: dict[str, list[int]] = {}
     for record in records:
         for chunk in record.chunks:
@@ -239,12 +239,12 @@ def packed_arrays(files: CommittedFiles, records: Iterable[StageRecord]) -> dict
 
 
 def _is_small(spec: ArraySpec) -> bool:
-    """Return True if the rows of an array are copied into one file, which excludes shards."""
+    """Return True if the rows of an array are copied into one file, which sharded arrays never are."""
     return 0 < spec.raw_bytes < COMPRESS_FROM and not spec.sharded
 
 
 def _join_markers(files: CommittedFiles, session: Session, segment: Segment) -> Mapping[StageRef, str]:
-    """Merge the markers of iterations into the segment's marker; return its thinned outputs."""
+    """Merge per-iteration markers into the segment's marker; return the segment's thinned outputs."""
     live = [i for i in files.live_markers() if i in segment.iterations]
     thinned = {**files.packed_markers(segment), **{i: files.thinned(i) for i in live}}
     if live:

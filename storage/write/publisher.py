@@ -52,7 +52,7 @@ class Publisher:
 
         Raises:
             FencedOut: a later session has begun.
-            LayoutMismatch: the output does not fit the run's arrays.
+            LayoutMismatch: the output does not match the layout of the run's arrays.
         """
         if isinstance(output.value, TaskBatch):
             self._tasks = {output.ref.iteration: output.value}
@@ -115,7 +115,7 @@ class Publisher:
     def _num_steps(self, ref: StageRef) -> int:
         if ref in self._episodes:
             return int(self._episodes[ref]["length"].sum())
-        # From an earlier session, or the initial fill of the replay buffer.
+        # The output is from an earlier session, or is the initial fill of the replay buffer.
         record = self._files.record(ref)
         if "lengths" not in record.arrays:
             return 0
@@ -145,7 +145,7 @@ class Publisher:
         return self._arrays.write_tables({table_path(name, iteration): raw for name, raw in tables.items()})
 
     def _summary(self, ref: StageRef) -> Columns:
-        # If an earlier session collected them, they are only on disk.
+        # If an earlier session collected the episodes, they are only on disk.
         if ref not in self._episodes:
             record = self._files.record(ref)
             facts = {name for chunk in record.chunks if (name := chunk.array.partition("/")[2]).startswith(FACTS)}

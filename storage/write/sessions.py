@@ -1,15 +1,15 @@
 """Writing sessions: files are published atomically, and only until a later session begins.
 
 A writer first writes files into its session's folder, then publishes each by one system call: a rename for data, an
-exclusive link for records. Opening a run for writing renames the folders of all earlier sessions, so later calls of an
-earlier writer name a file that does not exist, and fail.
+exclusive link for records. Opening a run for writing renames the folders of all earlier sessions, so later calls by an
+earlier writer refer to files that no longer exist, and fail.
 
-The session with the higher number is the later one. A session claims a number by exclusively creating a file, makes its
-folder, and only then looks for other sessions. So of two sessions at least one sees the other: the later one closes the
-folder of the earlier one, or the earlier one sees the later one's claim and gives up.
+The session with the higher number is the later one. A session claims a number by exclusively creating a file, creates
+its folder, and only then looks for other sessions. Of two sessions, at least one therefore sees the other: the later
+one closes the folder of the earlier one, or the earlier one sees the later one's claim and gives up.
 
 Copying a large batch into the page cache takes more CPU time than compressing it, and the batch is rarely read soon,
-since the next stage gets it from memory. So large files bypass the page cache.
+because the next stage gets it from memory. Large files therefore bypass the page cache.
 """
 
 import errno
@@ -48,7 +48,7 @@ _CREATE = flags("O_WRONLY", "O_CREAT", "O_EXCL", "O_CLOEXEC")
 
 
 class FileCreator:
-    """Creates files. Not thread-safe."""
+    """Creates files, bypassing the page cache for large ones. Not thread-safe."""
 
     def __init__(self) -> None:
         # Direct writes need page-aligned memory.
@@ -152,7 +152,7 @@ class Session:
 
     @property
     def folder(self) -> Path:
-        """Folder of the session's unpublished files."""
+        """Folder for the session's unpublished files."""
         return self.root / FOLDER / str(SessionName(self.number, self.token))
 
     def describe(self, facts: Mapping[str, Any]) -> None:
@@ -162,14 +162,14 @@ class Session:
         self.replace(self.write_aside([(render(sealed(about)),)]), [self.folder / ABOUT])
 
     def seal(self, head: Head | None) -> None:
-        """Record the newest record, so that its loss is detected; nothing may be published afterwards."""
+        """Store a reference to the newest record, so that its loss is detected. Nothing may be published afterwards."""
         self.describe({"sealed": True, **({"head": head.document()} if head else {})})
         self.share()
 
     def write_aside(self, contents: Iterable[Content]) -> list[Path]:
         """Write files durably into the session's folder.
 
-        All are written before waiting for the first sync, so the disk handles them together.
+        All files are written before the first sync, so that the disk handles them together.
         """
         paths: list[Path] = []
         descriptors: list[int] = []
@@ -215,14 +215,14 @@ class Session:
     def remove(self, paths: Iterable[Path]) -> None:
         """Remove files. Missing ones are skipped.
 
-        Until its folder or the session's is synced (as by `describe`), a removed file may reappear after a power
-        failure.
+        Until the file's folder or the session's folder is synced (as `describe` does), a removed file may reappear
+        after a power failure.
         """
         for path in paths:
             part = self._next_part()
             self._note([path])
             try:
-                # Through the session's folder, so that a superseded writer cannot remove files of a later one.
+                # Rename it into the session's folder, so that a superseded writer cannot remove a later one's files.
                 os.rename(path, part)
             except FileNotFoundError as error:
                 if not self.folder.is_dir():
@@ -264,7 +264,7 @@ class Session:
             self._note(path for path in target.rglob("*") if path.is_file())
 
     def link(self, paths: Mapping[Path, Path]) -> None:
-        """Link files to second names through the session's folder. Missing files are skipped."""
+        """Hard-link files to additional paths through the session's folder. Missing files are skipped."""
         for path, target in paths.items():
             part = self._next_part()
             try:
@@ -281,14 +281,14 @@ class Session:
             sync_folder(folder)
 
     def follow(self, log: RemoteLog) -> None:
-        """Update the cache from the log, through the session, so that a superseded one changes nothing."""
+        """Update the cache from the log through the session, so that a superseded session changes nothing."""
         self.remove(log.surplus())
         missing = log.missing_texts()
         for path in missing:
             path.parent.mkdir(parents=True, exist_ok=True)
         self.remove(path for path in missing if path.is_dir())
         self.replace(self.write_aside((raw,) for raw in missing.values()), [*missing])
-        self._changed.clear()  # the log knows it
+        self._changed.clear()  # the log already contains these changes
 
     def share(self) -> None:
         """Send changes since the last call to object storage, if the run is stored there.
@@ -301,7 +301,7 @@ class Session:
         self._changed.clear()
 
     def share_all(self) -> None:
-        """Send all differences to object storage."""
+        """Send all differences to object storage, if the run is stored there."""
         if self.remote is not None:
             self.remote.commit_all()
         self._changed.clear()
@@ -332,7 +332,7 @@ def begin_session(root: Path, *, take_over: bool) -> Session:
     """End every earlier session of a run and begin a new one.
 
     Raises:
-        RunLocked: another process writes the run.
+        RunLocked: another process is writing the run.
         FencedOut: another session took over while this one began.
         StorageFailed: object storage cannot be written.
     """
@@ -357,7 +357,7 @@ def begin_session(root: Path, *, take_over: bool) -> Session:
 
 
 def _begin(root: Path, token: str, lock: WriterLock) -> int:
-    """Make a session later than all others and close theirs; return its number."""
+    """Create a session later than all others and close the others; return its number."""
     make_folder(root / FOLDER)
     number = -1
     for _ in range(_MOST_ATTEMPTS):
@@ -380,7 +380,7 @@ def _begin(root: Path, token: str, lock: WriterLock) -> int:
 
 
 def _claim(sessions: Path) -> int:
-    """Claim a new session number."""
+    """Claim and return a new session number."""
     names = os.listdir(sessions)
     for name, previous in stray_sessions(sessions, names):
         raise _too_far(sessions / name, f"session {session_number(name)}, while the previous one is {previous}")
@@ -402,7 +402,7 @@ def _too_far(where: Path, found: str) -> DamagedRun:
         where,
         found=f"names {found}",
         required=f"a number below {MOST_SESSIONS} that continues the sequence of earlier sessions",
-        action="If `metaloom verify` reports that it does not belong to the run, it holds no data of the run: "
+        action="If `metaloom verify` reports that it does not belong to the run, it contains no data of the run: "
         "remove it",
     )
 
@@ -428,7 +428,7 @@ def _close_folder(folder: Path) -> None:
 
 
 def _discard(part: Path) -> None:
-    """Remove a part, which is a folder if it replaced one."""
+    """Remove a part, which may be a file or a folder."""
     try:
         part.unlink(missing_ok=True)
     except (IsADirectoryError, PermissionError):

@@ -193,7 +193,7 @@ def test_iterations_have_an_accessor_for_every_stage_and_group(run):
     with pytest.raises(AttributeError, match="an iteration has no 'spreads'; the stages of the run are initialize, "):
         _ = run[1].spreads
     with pytest.raises(
-        storage.StageMissing, match=r"spread\(i=1, k=5\) is not stored.* an inner step that it has: 0, 1"
+        storage.StageMissing, match=r"spread\(i=1, k=5\) is not stored.* an inner step of the iteration: 0, 1"
     ):
         run[1].spread(5)
 
@@ -231,7 +231,7 @@ def test_a_table_has_a_row_per_entry_along_the_axes_that_the_columns_share(run):
     assert by_task["scale"].to_pylist() == run[1].spread(1).scale.tolist()
     assert run.table("spread").num_rows == 4
     assert run.table("tasks")["ids"].to_pylist() == run.tasks()["id"].to_pylist()
-    with pytest.raises(ValueError, match=r"spread\(i=0, k=0\) has no column scales; required some of scale, sh"):
+    with pytest.raises(ValueError, match=r"spread\(i=0, k=0\) has no column scales; available columns: scale, sh"):
         run.table("spread", columns=["scales"])
 
 

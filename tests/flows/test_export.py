@@ -100,7 +100,7 @@ def test_the_command_writes_every_format_and_says_what(stored, tmp_path, capsys,
         assert json.loads(capsys.readouterr().out)["rows"] == 0
         return
     assert cli.run(command) == 2
-    assert "the path exists already" in capsys.readouterr().err
+    assert "the path already exists" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("to", exports.format_names())

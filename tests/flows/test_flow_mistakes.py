@@ -738,11 +738,11 @@ OF_DATA = {
     ),
     "adapt that gives None": (
         of("NoAdapt"),
-        "adaptation by own_flow:NoAdaptLearner returned NoneType; required TaskParams of 4",
+        "adaptation by own_flow:NoAdaptLearner returned NoneType; required TaskParams for 4",
     ),
     "adapt of too few tasks": (
         of("FewTasks"),
-        "of 3 tasks; required TaskParams of 4 tasks, the parameters that each of them acts",
+        "for 3 tasks; required TaskParams for 4 tasks, with the parameters that each task acts",
     ),
     "adapt of a wrong shape": (
         of("AdaptsShorter"),
@@ -806,7 +806,7 @@ OF_DATA = {
     "hidden state in the buffer that is given": (of("SummedInABuffer"), f"summed_in_a_buffer k=0: {TWICE}SummedInAB"),
     "an end of iterations without counters": (
         of("Uncounted"),
-        "meta_optimize k=0: the stage lost the counter env_steps; required it in the metrics and in learner.extra",
+        "meta_optimize k=0: the stage lost the counter env_steps; return it in the metrics and in learner.extra",
     ),
     "an update on a GPU": (of("UpdatesOnGpu"), r"line \d+: asks for a GPU .*; required tensors on setup.device"),
     "an output of a subclass": (

@@ -65,7 +65,7 @@ def test_the_table_has_a_row_per_episode_with_units(evaluated):
 def test_a_run_without_evaluations_says_so(make_run):
     run = storage.open_run(make_run(1))
     with pytest.raises(
-        storage.StageMissing, match="no evaluation is stored; required: a run that is evaluated as it trains"
+        storage.StageMissing, match=r"no evaluation is stored; required: a run trained with evaluation\.every"
     ):
         run.evaluations()
     with pytest.raises(storage.StageMissing, match="evaluate"):

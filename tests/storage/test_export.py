@@ -218,7 +218,7 @@ def test_an_export_that_fails_leaves_nothing_behind(tmp_path):
 def test_a_folder_with_something_in_it_is_not_written_over(run, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("precious")
-    with pytest.raises(ExportExists, match="the path exists already"):
+    with pytest.raises(ExportExists, match="the path already exists"):
         format_of("parquet").export(run, tmp_path / "out")
     assert (tmp_path / "out" / "mine").read_text() == "precious"
 

@@ -125,7 +125,7 @@ def test_a_seal_of_more_outputs_than_memory_is_for_is_refused(more: int, problem
 def test_two_segments_of_one_iteration_are_a_conflict(first: Any, second: Any, overlap: bool, tmp_path: Path) -> None:
     both = [SimpleNamespace(folder=tmp_path / str(ends), iterations=range(*ends)) for ends in (second, first)]
     problems = Segments(tmp_path).use(cast(list[Segment], both))
-    expected = [(tmp_path / str(second), f"covers iterations that {first} covers too")]
+    expected = [(tmp_path / str(second), f"covers iterations that {first} also covers")]
     assert problems == (expected if overlap else [])
 
 
@@ -142,8 +142,8 @@ def test_a_session_with_another_number_or_token_than_a_folder_can_have_is_refuse
     [
         ({"a": float("nan")}, "checksum"),
         ({"a": float("inf")}, "checksum"),
-        ([1], "JSON holds a list at the top"),
-        (None, "JSON holds a NoneType at the top"),
+        ([1], "the JSON is a list"),
+        (None, "the JSON is a NoneType"),
     ],
 )
 def test_a_document_is_an_object_without_what_json_does_not_have(content: Any, problem: str) -> None:
@@ -224,8 +224,8 @@ def test_a_table_at_its_limit_is_read_and_one_beyond_is_not(limit: str, monkeypa
     [
         ({"iteration": ["a"]}, "has the column 'iteration' of BYTE_ARRAY"),
         ({"iteration": [0], "x": [[0]]}, "has the column 'element' of lists"),
-        ({"iteration": [0.5]}, "has no column of iterations"),
-        ({"other": [0]}, "has no column of iterations"),
+        ({"iteration": [0.5]}, "has no iteration column"),
+        ({"other": [0]}, "has no iteration column"),
     ],
 )
 def test_a_table_of_other_columns_is_refused(columns: Any, problem: str) -> None:

@@ -76,7 +76,7 @@ def test_no_text_without_a_separator_leads_outside_the_root(text):
 
 @pytest.mark.parametrize("path", ["a/b\nc", "runs/\x1b[31m", "a/\u2028b", "./\x7f"])
 def test_a_path_that_cannot_be_told_on_one_line_is_refused_at_the_start(path, tmp_path, creation):
-    with pytest.raises(storage.InvalidRunName, match="text without line breaks and control characters"):
+    with pytest.raises(storage.InvalidRunName, match="text without line breaks or control characters"):
         storage.run_path(path, "runs")
     for make in (storage.check_new_run, lambda path: storage.create_run(path, capacity=1, **creation)):
         with pytest.raises(storage.InvalidRunName):

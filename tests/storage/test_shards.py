@@ -116,7 +116,7 @@ def test_what_is_no_whole_number_chooses_nothing(run, wrong):
 
 def test_inner_steps_are_not_counted_from_the_end(run):
     for read in (run.steps, run.episodes):
-        with pytest.raises(ValueError, match="found inner step -1; required one from 0"):
+        with pytest.raises(ValueError, match="found inner step -1; inner steps start at 0"):
             read(steps=-1)
 
 

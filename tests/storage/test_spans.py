@@ -126,7 +126,7 @@ def test_a_span_of_which_nothing_is_stored_is_refused(path, put, batches):
     [
         ({"outputs": 4}, "was computed from 4 outputs"),
         ({"steps": 1}, "with 1 steps"),
-        ({"digest": "0" * 64}, "the digest 000000000000, but stored are"),
+        ({"digest": "0" * 64}, "the digest 000000000000, but the run stores"),
     ],
 )
 def test_a_record_that_sums_up_other_outputs_than_those_stored_is_damage(path, change, said):
@@ -138,7 +138,7 @@ def test_an_output_that_was_lost_or_exchanged_is_missed_by_all_that_was_computed
     lost = StageRef(1, "collect_rollouts", 0)
     (path / "_commits" / lost.file_name).unlink()
     assert "5 outputs" in problems(path)[1, "sample_transitions"]
-    assert "but stored are 4 outputs" in problems(path)[1, "sample_transitions"]
+    assert "but the run stores 4 outputs" in problems(path)[1, "sample_transitions"]
     other = make_batches(seed=1)
     with storage.open_writer(path) as writer:
         put(writer, [(lost, other.off_policy_episodes(), [])])

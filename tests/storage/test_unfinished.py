@@ -47,9 +47,7 @@ def test_what_a_killed_export_left_is_removed_by_the_next_one_and_nothing_that_l
         with export_folder(tmp_path / "second"):
             pass
         assert hidden(tmp_path) == [str(living)]
-    assert [record.getMessage() for record in caplog.records] == [
-        f"removed {left}, which a process that was killed had left"
-    ]
+    assert [record.getMessage() for record in caplog.records] == [f"removed {left}, left by a killed process"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "second"]
 
 
