@@ -153,8 +153,8 @@ def test_an_algorithm_that_needs_more_than_is_stored_is_refused_by_what_is_missi
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["num_tasks=8"], "found changes of num_tasks, which affect sampling"),
-        (["policy.hidden_sizes=[4]", "env=point"], "found changes of env, policy"),
+        (["num_tasks=8"], "found changes to num_tasks, which affect sampling"),
+        (["policy.hidden_sizes=[4]", "env=point"], "found changes to env, policy"),
         (["algorithm.trainable_inner_lr=true"], r"found none under \S+log_inner_lr"),
         (["algorithm.inner_steps=2"], "reads the episodes of inner step 2, which are not stored"),
     ],
