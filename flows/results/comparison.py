@@ -41,11 +41,11 @@ class History:
     values: Array
 
     def at(self, steps: Array) -> Array:
-        """Return the latest values at given environment steps, [m]."""
+        """Return the latest score at each number of environment steps, [m]."""
         return self.values[np.searchsorted(self.steps, steps, side="right") - 1]
 
     def before(self, steps: float) -> Array:
-        """Return the iterations completed by given environment steps."""
+        """Return the iterations completed within this number of environment steps."""
         return self.iterations[self.steps <= steps]
 
 
@@ -55,12 +55,12 @@ class Group:
 
     Attributes:
         name: Settings that distinguish it from other groups, as text.
-        settings: These settings: setting -> value as text.
-        histories: Histories of its runs.
-        scores: Scores of its runs.
+        settings: These settings, with their values as text.
+        histories: Score histories of the runs.
+        scores: Compared scores of the runs.
         mean, iqm: Mean and interquartile mean of the scores.
         profile: Fractions of scores above the comparison's thresholds.
-        curve: Interquartile mean over runs of their mean score, at the comparison's environment steps.
+        curve: Interquartile mean of the runs' mean scores at the comparison's environment steps.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Group:
 
     @property
     def seeds(self) -> list[int]:
-        """Seeds of its runs."""
+        """Seeds of the runs."""
         return [history.seed for history in self.histories]
 
 
@@ -88,11 +88,11 @@ class Comparison(Shown):
         env_steps: Environment steps after which runs are compared: the maximum common to all.
         groups: The groups, highest interquartile mean first.
         pairs: All pairs of groups.
-        thresholds: Scores at which profiles were taken, [m].
-        curve_steps: Environment steps at which curves were taken, [n].
+        thresholds: Scores at which profiles were evaluated, [m].
+        curve_steps: Environment steps at which curves were evaluated, [n].
         notes: Remarks for the reader.
         seed, resamples: Seed and number of resamples of the bootstrap.
-        draw: Draws the comparison.
+        draw: Function that draws the comparison.
     """
 
     metric: str
@@ -151,7 +151,7 @@ class Comparison(Shown):
         )
 
     def differences(self) -> pa.Table:
-        """Return one row per pair of groups: difference, probability of improvement, p, and significance."""
+        """Return one row per pair of groups: difference, probability of improvement, p-value, and significance."""
         rows: list[dict[str, Any]] = []
         for pair in self.pairs:
             estimates = {
@@ -185,7 +185,7 @@ class Comparison(Shown):
 
     @cached_property
     def verdicts(self) -> tuple[str, ...]:
-        """One sentence per pair about its order, or the reason why there is none."""
+        """One sentence per pair that states which group is higher, or why that cannot be concluded."""
         return verdicts(self.pairs, {group.name: len(group.scores) for group in self.groups})
 
     def as_dict(self) -> dict[str, Any]:
@@ -218,7 +218,7 @@ class Comparison(Shown):
 
 
 def verdicts(pairs: Sequence[Pair], num_runs: Mapping[str, int]) -> tuple[str, ...]:
-    """Return one sentence per pair, or why nothing can be concluded."""
+    """Return one sentence per pair, or a single one if nothing can be concluded."""
     if not pairs:
         return ("one group: nothing to order",)
     if len(pairs) > 1 and not any(pair.attainable for pair in pairs):
