@@ -119,7 +119,7 @@ def test_the_first_stage_that_a_setting_changes_is_named(stored, capsys, setting
 def test_a_setting_that_no_stage_computed_again_reads_is_said_to_have_no_effect(stored, capsys):
     assert cli.run(["optimize", f"{stored}@1", "--set", "algorithm.outer_lr=0.5", "--stage", "adapt"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "of the recomputed stages (process_samples k=0, adapt k=0), none is affected by the changed settings" in said
+    assert "none of the recomputed stages (process_samples k=0, adapt k=0) is affected by the changed settings" in said
     assert optimize(stored, 1, ["seed=9"]).as_dict()["first_changed"] is None
     assert optimize(stored, 1).first_changed is None
 
@@ -214,7 +214,7 @@ def test_the_command_prints_both_outcomes(stored, capsys):
     ):
         assert word in printed
     (loss_before,) = (line for line in printed.splitlines() if line.strip().startswith("loss_before"))
-    assert "(0 but for rounding: advantages have mean 0)" in loss_before
+    assert "(0 except for rounding: advantages have mean 0)" in loss_before
 
 
 def test_the_grid_command_prints_one_table_and_json(stored, capsys):
