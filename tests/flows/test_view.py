@@ -191,7 +191,7 @@ def test_an_episode_of_more_numbers_than_a_page_shows_says_so(viewer, monkeypatc
     monkeypatch.setattr("metaloom.flows.viewer.values.MOST_NUMBERS", 1)
     found = viewer.get("run", "tiny", "episode", 2, *ROLLOUTS, task=3, episode=1)
     assert found["signals"] == []
-    assert "values in an episode; the page shows 1" in found["problems"][0]
+    assert "values in an episode; the page shows at most 1" in found["problems"][0]
 
 
 def test_padding_is_left_out_of_slices_and_episodes(tmp_path, tiny_config):
