@@ -179,7 +179,7 @@ def check_dask_settings() -> Check:
     """Check that the Dask settings files of this user and machine can be read, as workers need them."""
     try:
         import_module("dask.config")
-    except (ValueError, OSError) as error:  # which names the file
+    except (ValueError, OSError) as error:  # the message names the file
         return Check("dask settings", "fail", str(error), "YAML with a mapping", "repair that file, or remove it")
     return Check("dask settings", "ok", "readable", "YAML with a mapping")
 

@@ -50,7 +50,7 @@ def sweep(
     stage: str | None = None,
     step: int = 0,
 ) -> Iterator[Counterfactual]:
-    """Yield the result of `optimize` for every combination of values in a grid that maps settings to values.
+    """Yield the result of `optimize` for each combination of the values that a grid lists for its settings.
 
     All settings are checked before the first stage is computed.
     """
@@ -119,7 +119,7 @@ class _Again:
     ref: StageRef
 
     def outcome(self, config: RunConfig, settings: tuple[str, ...]) -> Outcome:
-        """Recompute the stage under a configuration, and compare its digest with the stored one."""
+        """Return the outcome of recomputing the stage under a configuration."""
         stages = self.stages.under(config)
         altered = _Altered(self.run, stages, self.ref.iteration)
         inputs = stages.load_inputs(self.ref, altered)

@@ -368,7 +368,7 @@ def _recordings(
             config, batch = stages.config(stored[k]), batches[k]
             shown = {median_episode(batch, b, episode): _when(k, bool(config.algorithm.adaptation_steps))}
             if episode is None and (num_episodes := config.algorithm.trial or 1) > 1:
-                # The episodes of a task are the first of each trial, then the second of each, and so on.
+                # A task's episodes are in this order: the first of each trial, then the second of each, and so on.
                 of_trials = batch.rewards[b].sum(-1, dtype=np.float64).reshape(num_episodes, -1)
                 trial = int(np.argsort(of_trials.sum(0), kind="stable")[(of_trials.shape[1] - 1) // 2])
                 last = of_trials.size - of_trials.shape[1] + trial

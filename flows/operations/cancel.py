@@ -1,7 +1,7 @@
 """`cancel`: stops the training of a run after its current stage.
 
-The writer checks for requests before every stage. Unlike a signal, a request cannot reach another process with the same
-id, and any process that shares the folder can make it.
+The writer checks for requests before every stage. Unlike a signal, a request cannot reach an unrelated process
+that reuses the process ID, and any process that shares the folder can make one.
 """
 
 import time

@@ -59,8 +59,8 @@ def evaluate(
     Args:
         run: Run, or RUN@N for the learner after N updates.
         iteration: Number of updates of the learner, counted from the end if negative; the newest learner if None.
-        tasks: `held-out`: tasks that training never drew; `train`: tasks of its fixed set or of its last iteration;
-            or a JSON, YAML or Parquet file of tasks.
+        tasks: `held-out`: tasks that training never drew; `train`: tasks from the fixed training set or the last
+            training iteration; or a JSON, YAML or Parquet file of tasks.
         num_tasks: Number of tasks to draw. By default, held-out tasks and tasks from a file are each used once; for
             training tasks and distributions, the default is the number of tasks per training iteration.
         evenly_by: Draw evenly from the classes that this task field defines in a fixed set.
@@ -73,7 +73,7 @@ def evaluate(
         remembered: With `--deterministic`, actions in the episodes that a policy with memory remembers: `as-tested` for
             the most likely actions, so that returns match a trial; `drawn` for sampled actions.
         seed: Seed for drawing tasks and sampling episodes.
-        trust: Import the modules that the run's settings name, now and later.
+        trust: Allow importing the modules that the run's settings name, now and later.
         backend: Rollout backend.
         tested: Called with each number of adaptation steps and the test episodes after it.
 

@@ -36,7 +36,7 @@ def export(
         run: Run to export.
         to: Name of the format, or module:FORMAT.
         out: New or empty folder; with --to delta, it may contain the tables of other runs.
-        iterations: N or FROM:TO, counted like Python slices; all complete ones by default.
+        iterations: N or FROM:TO, as in Python slicing; all complete ones by default.
         step: Export only the episodes of this inner step; repeatable.
         by: Write one learning history per task, or per index in the meta-batch.
     """

@@ -41,7 +41,7 @@ def fork(
         iteration: Number of iterations that the new run takes over from its parent; all if None.
         new_run: Name of the new run under the runs folder, or a path.
         overrides: Settings to change, as KEY=VALUE.
-        trust: Import the modules that the parent's settings name, now and later.
+        trust: Allow importing the modules that the parent's settings name, now and later.
         account: Called with a summary of shared and copied files.
         **settings: Settings to change; see `train`.
     """

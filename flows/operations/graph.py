@@ -30,7 +30,7 @@ def graph(
         recipe: A recipe, a settings file, or a stored run.
         form: Text table, Markdown flowchart or image.
         overrides: Settings to change, as KEY=VALUE.
-        trust: Import the modules that the run's settings name, now and later.
+        trust: Allow importing the modules that the run's settings name, now and later.
     """
     stored = recipe not in [*late.RECIPES] and not late.is_settings_file(recipe)
     if stored and not run_exists(run_folder(recipe)):

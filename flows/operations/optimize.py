@@ -34,7 +34,7 @@ def optimize(
         overrides: Settings to change, as KEY=VALUE.
         stage: Stage to recompute: any that does not sample, such as adapt; by default the one that ends the iteration.
         step: Inner step of that stage.
-        trust: Import the modules that the run's settings name, now and later.
+        trust: Allow importing the modules that the run's settings name, now and later.
         **settings: Settings to change; see `train`.
     """
     path, chosen = require_one_iteration(run, iteration)

@@ -121,8 +121,8 @@ InProcess = Annotated[Backend, "in this process unless workers or a scheduler ar
 Trust = Annotated[
     bool,
     Parameter(
-        help="Import the modules that the run's settings name, now and later. For runs made by others, inspect the "
-        "modules first."
+        help="Allow importing the modules that the run's settings name, now and later. For runs made by others, "
+        "inspect the modules first."
     ),
 ]
 MetricsPort = Annotated[

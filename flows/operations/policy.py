@@ -29,7 +29,7 @@ def policy(
         run: Run that trained the policy.
         iteration: Number of updates of the policy, counted from the end if negative; the newest policy if None.
         out: New file: .safetensors for `metaloom.load_policy`; .onnx or .pt2 (torch.export) for other programs.
-        trust: Import the modules that the run's settings name, now and later.
+        trust: Allow importing the modules that the run's settings name, now and later.
     """
     at = RunAt.of(run, iteration, learner=True)
     agree(at.path, trust)

@@ -43,7 +43,7 @@ def replay(
         stage: Replay only this stage, such as adapt; `metaloom graph RUN` lists the stages of a run.
         step: Replay only this inner step of the stage.
         until_diff: Stop after the first stage that differs.
-        trust: Import the modules that the run's settings name, now and later.
+        trust: Allow importing the modules that the run's settings name, now and later.
         backend: Rollout backend.
         replayed: Called with the result of each stage.
     """
@@ -68,7 +68,7 @@ def materialise(
     Args:
         run: Run that contains the stages.
         iteration: Iteration, counted from the end if negative; all complete iterations if None.
-        trust: Import the modules that the run's settings name, now and later.
+        trust: Allow importing the modules that the run's settings name, now and later.
         backend: Rollout backend.
 
     Returns:

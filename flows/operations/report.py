@@ -46,7 +46,7 @@ def report(
         video: Add a video of the last iteration's best task, before and after adaptation.
         figures: Folder to which each chart is written as a separate file, for use in a paper.
         format: Format of these files: svg (the default) or pdf.
-        trust: Import the modules that the run's settings name, now and later.
+        trust: Allow importing the modules that the run's settings name, now and later.
     """
     if figures is None:
         refuse_without("--figures", format=format)

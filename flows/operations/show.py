@@ -51,10 +51,10 @@ def show(
             parameters of the fitted baselines.
         step: Inner step of the stage; 0 by default.
         update: Gradient step whose transitions are shown; the iteration's first by default.
-        rows: Transitions of the minibatch to show: N or FROM:TO, counted like Python slices; 0:20 by default,
+        rows: Transitions of the minibatch to show: N or FROM:TO, as in Python slicing; 0:20 by default,
             `:` for all.
         context: Show the transitions from which tasks were inferred, instead of those used for the update.
-        trust: Import the modules that the run's settings name, now and later.
+        trust: Allow importing the modules that the run's settings name, now and later.
 
     Returns:
         The facts that `--json` prints.

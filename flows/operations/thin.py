@@ -40,7 +40,7 @@ def thin(
         keep_last: Keep the N newest iterations in full.
         dry_run: Only show what would be removed.
         anyway: Also remove batches that a changed plug-in can no longer recompute.
-        trust: Import the modules that the run's settings name, now and later.
+        trust: Allow importing the modules that the run's settings name, now and later.
     """
     folder = folder_of(run)
     agree(folder, trust)

@@ -131,7 +131,7 @@ def resume(
             not intact.
         strict: Stop with exit code 1 after an iteration whose witness episode cannot be reproduced.
         overrides: Retention settings to change, as KEY=VALUE.
-        trust: Import the modules that the run's settings name, now and later.
+        trust: Allow importing the modules that the run's settings name, now and later.
         backend: Rollout backend.
         log: Additional loggers: `tensorboard`, `wandb` or `mlflow`, or module:function.
         film_every: With `log`, number of iterations between videos; the last iteration always has one.
@@ -258,10 +258,10 @@ def check_log(log: Sequence[str], film_every: int | None) -> None:
 
 
 def require_witness(strict: bool, witness: bool) -> None:
-    """Reject --strict without a witness episode.
+    """Reject --strict if no witness episode would be replayed.
 
     Raises:
-        UsageError: no episode would be replayed.
+        UsageError: `strict` is True, but `witness` is False.
     """
     if strict and not witness:
         raise UsageError(

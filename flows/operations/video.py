@@ -55,7 +55,7 @@ def video(
         every: Number of steps between frames.
         renderer: Renderer for MuJoCo environments. auto: the first of egl, glfw and osmesa that works, or else flat
             shapes, which need no OpenGL.
-        trust: Import the modules that the run's settings name, now and later.
+        trust: Allow importing the modules that the run's settings name, now and later.
     """
     at, text = RunAt.of(run, iteration), size if isinstance(size, str) else "x".join(map(str, size))
     width, _, height = text.partition("x")

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 ByStep = Sequence[ClassReturns]
 """Per-class returns of each inner step of an iteration."""
 _RARE = 0.01
-"""Maximum share of iterations without a task of some class for class-balanced returns."""
+"""Returns are class-balanced only if at most this share of iterations is expected to lack a class."""
 
 
 def headline_returns(drawn: Sequence[float], by_step: ByStep) -> tuple[Sequence[float], str]:
-    """Return the mean returns that represent an iteration, class-balanced if every class has tasks.
+    """Return the mean returns that represent an iteration: class-balanced if its classes allow it, else plain.
 
     Args:
         drawn: Mean return over all tasks, per inner step.

@@ -86,7 +86,7 @@ class Comparison(Shown):
         metric: Compared metric.
         about: Description of the metric in words.
         env_steps: Environment steps after which runs are compared: the maximum common to all.
-        groups: The groups, highest interquartile mean first.
+        groups: Groups, in order of decreasing interquartile mean.
         pairs: All pairs of groups.
         thresholds: Scores at which profiles were evaluated, [m].
         curve_steps: Environment steps at which curves were evaluated, [n].

@@ -39,7 +39,7 @@ class Outcome:
 
     @property
     def learner(self) -> LearnerState:
-        """The learner after the update."""
+        """Learner after the update."""
         if not isinstance(self.value, Update):
             raise UsageError(
                 f"found a {type(self.value).__name__}; required the stage that ends an iteration and returns a learner"
@@ -52,7 +52,7 @@ class Counterfactual(Shown):
     """Comparison of a stage under its run's settings and under changed settings.
 
     Attributes:
-        ref: The stage.
+        ref: Stage that was recomputed.
         stored: Output recomputed under the run's settings.
         changed: Output recomputed under the changed settings.
         start: Parameters before an update, keyed by name; empty for other stages.
@@ -79,7 +79,7 @@ class Counterfactual(Shown):
         return next((ref for ref in {**before, **after} if before.get(ref) != after.get(ref)), None)
 
     def quantities(self) -> dict[str, tuple[float | None, float | None]]:
-        """Return quantities of both outcomes: name -> (stored, changed); None if missing."""
+        """Return each quantity as a pair (stored, changed), keyed by name; None if an outcome lacks it."""
         left, right = (dict(self._describe(outcome)) for outcome in (self.stored, self.changed))
         pairs = {name: (left.get(name), right.get(name)) for name in {**left, **right}}
         # Metrics of inner steps describe the stored episodes, unless processing changed them.

@@ -14,7 +14,7 @@ class ArrayDifference:
     """Difference between a replayed array and the stored one.
 
     Attributes:
-        ref: The stage.
+        ref: Stage whose output contains the array.
         array: Name of the array.
         index: Index of the first element that differs; empty if shapes or dtypes differ.
         stored: Stored element (or shape and dtype).
@@ -39,7 +39,7 @@ class StageReplay:
     """Result of replaying a stage.
 
     Attributes:
-        ref: The stage.
+        ref: Stage that was replayed.
         differences: Differences between stored and computed arrays.
         seconds_stored: Duration of the original computation.
         equality: Kind of equality that a replay on the device can show.

@@ -47,7 +47,7 @@ class OpenRun:
     """An open run and its cached data. Hold `lock` while using it, since a run's caches are not thread-safe.
 
     Attributes:
-        run: The run.
+        run: Opened run.
         curves: Curves of the run, with a separate run and lock, so that other requests do not wait for them.
         lock: Lock for `run`.
     """

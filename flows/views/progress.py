@@ -54,7 +54,7 @@ def progress(
     Args:
         mode: auto: a short line per iteration above a live panel if `out` is a terminal, otherwise as plain; plain: one
             line per iteration; json: one JSON object per iteration, each on a line.
-        stop: Stop requests, checked before every stage and shown in the live panel; None for none.
+        stop: Stop requests, checked before every stage and shown in the live panel; None to accept none.
         out: Output stream; standard output if None.
     """
     stream, stop = sys.stdout if out is None else out, stop or Stop()

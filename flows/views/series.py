@@ -56,7 +56,7 @@ class Panel:
 
     Attributes:
         title: Title above the lines; empty if a chart has one panel.
-        series: The lines.
+        series: Lines of the panel.
     """
 
     title: str
@@ -76,7 +76,7 @@ class Chart:
         note: Meaning of lines and bands, and what to look for.
         band: Name of the bands in the legend; empty for none.
         x: X coordinate of each point, shared by all series, [n].
-        panels: The panels, which share their axes.
+        panels: Panels, which share their axes.
         iterations: Iteration of each point, [n]; None if points have no iteration.
         texts: Text after each bar.
         diagonal: True to draw the line y = x for comparison.

@@ -48,7 +48,7 @@ class Watch:
     """Follows a run that another process writes.
 
     Attributes:
-        run: The run.
+        run: Run that is followed.
         writer: Process that is writing the run, or None.
         stage: Current stage and its start in seconds since 1970, if logged.
         workers: Description of the rollout backend, if logged.
