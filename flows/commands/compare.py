@@ -185,7 +185,7 @@ def _history(run: Run, metrics: pa.Table, iterations: Array, values: Array) -> H
     if not known.all():
         raise NoFiniteScore(
             f"{run.name}: found no finite score in iteration {iterations[~known][0]}; required one in every iteration. "
-            "Choose another --metric"
+            "Choose a different --metric"
         )
     return History(
         path=run.path,

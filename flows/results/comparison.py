@@ -220,12 +220,12 @@ class Comparison(Shown):
 def verdicts(pairs: Sequence[Pair], num_runs: Mapping[str, int]) -> tuple[str, ...]:
     """Return one sentence per pair, or a single one if nothing can be concluded."""
     if not pairs:
-        return ("one group: nothing to order",)
+        return ("only one group: nothing to compare",)
     if len(pairs) > 1 and not any(pair.attainable for pair in pairs):
         least = min(pair.smallest_p for pair in pairs)
         return (
-            f"too few seeds to order any two of {plural(len(num_runs), 'group')}: with {len(pairs)} pairs "
-            f"the smallest possible p is {_p(least)}; {runs_needed(len(pairs))} runs of each could decide",
+            f"too few seeds to rank any two of {plural(len(num_runs), 'group')}: with {len(pairs)} pairs "
+            f"the smallest possible p-value is {_p(least)}; {runs_needed(len(pairs))} runs per group could suffice",
         )
     return tuple(_verdict(pair, (num_runs[pair.a], num_runs[pair.b]), len(pairs)) for pair in pairs)
 
@@ -239,11 +239,11 @@ def _verdict(pair: Pair, runs: tuple[int, int], num_pairs: int) -> str:
         return f"{pair.a} is higher than {pair.b}: {_by(pair.difference)} ({tested})"
     if not pair.attainable:
         return (
-            f"too few seeds to order {pair.a} and {pair.b}: with {runs[0]} and {runs[1]} runs"
-            f"{f' and {num_pairs} pairs' if num_pairs > 1 else ''} the smallest possible p is "
-            f"{_p(pair.smallest_p)}; {runs_needed(num_pairs)} runs of each could decide"
+            f"too few seeds to rank {pair.a} and {pair.b}: with {runs[0]} and {runs[1]} runs"
+            f"{f' and {num_pairs} pairs' if num_pairs > 1 else ''} the smallest possible p-value is "
+            f"{_p(pair.smallest_p)}; {runs_needed(num_pairs)} runs per group could suffice"
         )
-    return f"{pair.a} and {pair.b} cannot be ordered: the difference is {_by(pair.difference)} ({tested})"
+    return f"{pair.a} and {pair.b} cannot be ranked: the difference is {_by(pair.difference)} ({tested})"
 
 
 def _by(difference: Estimate) -> str:

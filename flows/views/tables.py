@@ -624,7 +624,7 @@ def comparison_view(found: "Comparison") -> RenderableType:
     parts: list[RenderableType] = [_groups_table(found)]
     if found.pairs:
         parts += [heading("pairs"), _pairs_table(found)]
-    parts += [heading("order"), *(as_text(line) for line in found.verdicts)]
+    parts += [heading("ranking"), *(as_text(line) for line in found.verdicts)]
     if found.notes:
         parts += [heading("notes"), *(as_text(line) for line in found.notes)]
     return Group(*parts)
