@@ -43,12 +43,10 @@ if TYPE_CHECKING:
     from metaloom.flows.results.comparison import Comparison
 
 
-BAND_NOTE = "line: mean over episodes; band: middle half (25–75 %) of the tasks' means"
+BAND_NOTE = "line: mean over episodes; band: middle half (25–75 %) of the per-task means"
 BAND = "middle half of the tasks"
-BALANCED_NOTE = (
-    "line: mean of the means of all classes of tasks, which count alike; band: ± 1 standard error over tasks"
-)
-INTERVAL_NOTE = "lines: averages over tasks of their mean test return; bands: 95 % bootstrap intervals"
+BALANCED_NOTE = "line: mean of the per-class means, with equal weights; band: ± 1 standard error over tasks"
+INTERVAL_NOTE = "lines: averages over tasks of the mean test return; bands: 95 % bootstrap intervals"
 INTERVAL = "95 % bootstrap interval"
 MOST_ITERATIONS, MOST_POINTS = 100, 20_000
 """Maximum number of iterations and of points in charts of single tasks."""
@@ -153,7 +151,7 @@ def _class_panels(history: RunHistory) -> Iterator[Chart]:
         ends = ((k, [steps[k].estimates[c] for steps in history.by_class]) for k in (0, last))
         series = (estimates_series(adaptation_label(k, last), colors[k], estimates) for k, estimates in ends)
         panels.append(Panel(name, tuple(series)))
-    title = "Before and after adaptation, each class of task"
+    title = "Before and after adaptation, by class of task"
     about = ("By class of task", "classes", title, "average episode return", tuple(panels), CLASS_NOTE, ERROR_BAND)
     yield _over_training(history, *about, wide=True)
 
@@ -171,10 +169,10 @@ def _task_charts(history: RunHistory) -> Iterator[Chart]:
         before, after = history.task_returns[-1, 0], history.task_returns[-1, last]
         note = (
             f"one point per task of iteration {history.iterations[-1]}: mean return of its episodes before and after "
-            "adaptation; above the line adaptation helped"
+            "adaptation; above the line, adaptation helped"
         )
         yield Chart(
-            "adaptation", "Tasks", "points", "What adaptation did to every task", "return before adaptation",
+            "adaptation", "Tasks", "points", "What adaptation did for each task", "return before adaptation",
             "return after adaptation", note, "", before, _by_kind(names, kinds[-1], after), diagonal=True,
         )  # fmt: skip
     most = min(MOST_ITERATIONS, max(MOST_POINTS // num_tasks, 2))
@@ -183,7 +181,7 @@ def _task_charts(history: RunHistory) -> Iterator[Chart]:
     when = f" {adaptation_label(last, last)}" if last else ""
     x, x_label = history.axis
     yield Chart(
-        "task_returns", "Tasks", "points", f"Return of every task{when}", x_label, "mean episode return",
+        "task_returns", "Tasks", "points", f"Return of each task{when}", x_label, "mean episode return",
         f"one point per task and iteration{shown}: each iteration draws new tasks", "",
         np.repeat(x[rows], num_tasks),
         _by_kind(names, kinds[rows].ravel(), history.task_returns[rows, last].ravel()),
@@ -240,7 +238,7 @@ def metric_lines(history: RunHistory) -> Iterator[Chart]:
         (
             *("Optimization", "entropy", "Policy entropy", "entropy (nats)"),
             of_steps("entropy"),
-            f"Falls as the policy grows certain of its actions{shown}.",
+            f"Falls as the policy becomes more certain of its actions{shown}.",
         ),
         (
             *("Optimization", "loss", "Loss of the update", "surrogate loss"),
@@ -258,7 +256,7 @@ def metric_lines(history: RunHistory) -> Iterator[Chart]:
         (
             *("Optimization", "gradient_norm", "Norm of the gradient", "norm"),
             {"gradient_norm": ("of the loss", AFTER), "q_gradient_norm": ("of the value function's loss", BEFORE)},
-            "Of the updates of an iteration, before any clipping.",
+            "Gradient norms of an iteration's updates, before any clipping.",
         ),
         (
             *("Optimization", "meta_gradient_agreement", "Agreement of two halves of the tasks"),

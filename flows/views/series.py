@@ -30,7 +30,7 @@ STAGE_COLORS = {
     "evaluation": "#cc79a7",
 }
 """Colours of stages, keyed by the group that contains their output."""
-GAP_NOTE = "; no band where a class had one task only, and no line where it had none"
+GAP_NOTE = "; no band where a class had only one task, and no line where it had none"
 
 
 @dataclass(frozen=True)

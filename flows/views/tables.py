@@ -143,7 +143,7 @@ def _usage_line(usage: Mapping[str, Mapping[str, Any] | None]) -> str:
     taken, said = usage["taken"] or {}, usage["predicted"]
     shown = (("memory", "memory_bytes", size), ("disk", "disk_bytes", size), ("time", "seconds", duration))
     parts = [f"{what} {text(taken[name])}{f' ({text(said[name])})' if said else ''}" for what, name, text in shown]
-    after = f"; in brackets the prediction made after {said['after_iterations']} iterations" if said else ""
+    after = f"; in brackets, the prediction made after {said['after_iterations']} iterations" if said else ""
     return ", ".join(parts) + after
 
 
