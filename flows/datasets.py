@@ -84,8 +84,8 @@ class RunDataset(Dataset[Item]):
         if indices.size and indices.dtype.kind not in "iu":  # such as a mask, which must not be read as indices 0 and 1
             raise IndexError(f"found indices of type {indices.dtype}; required integers")
         indices = indices.astype(np.int64)
-        if indices.size and not (indices.min() >= 0 and indices.max() < len(self)):
-            raise IndexError(f"found index {indices.max()}; required 0 to {len(self) - 1}: there are {len(self)} items")
+        if (outside := indices[(indices < 0) | (indices >= len(self))]).size:
+            raise IndexError(f"found index {outside[0]}; required 0 to {len(self) - 1}: there are {len(self)} items")
         numbers = np.searchsorted(self._ends, indices, side="right") - 1
         offsets = indices - self._ends[numbers]
         stacked: dict[str, Array] = {}

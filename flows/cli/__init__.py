@@ -8,7 +8,7 @@ tests/flows/test_startup.py checks.
 import gc
 
 _COLLECTS = gc.isenabled()
-gc.disable()  # of the objects of an import all stay; see `pipeline/lazy.py`
+gc.disable()  # no object that an import creates is freed; see `pipeline/lazy.py`
 
 import atexit
 import faulthandler
@@ -45,12 +45,12 @@ if _COLLECTS:
     gc.enable()
 
 GROUPS = list(dict.fromkeys(operation.group for operation in operations().values()))
-"""Titles of groups of commands, in the order of `--help`."""
+"""Titles of the command groups, in the order of `--help`."""
 
 _SHOW_THEMSELVES = {"serve", "logs"}
 """Commands that print while they run."""
 _TRAIN = {"train", "resume", "sweep"}
-"""Commands that print their own lines, without a status line in files and pipes."""
+"""Commands that print their own lines, and therefore have no status line in files and pipes."""
 
 COMMANDS = [*operations()]
 
@@ -60,7 +60,7 @@ def _explain(error: CycloptsError) -> Panel:
     if isinstance(error, UnknownOptionError):
         found = error.token.keyword or error.token.value
         options = [name for argument in error.argument_collection for name in argument.names if name.startswith("--")]
-        # Without dashes, which make all options look similar.
+        # Compare without dashes, which make all options look similar.
         hint = late.suggestion(found.lstrip("-"), [name.lstrip("-") for name in options])
         hint = hint.replace("; did you mean ", "\ndid you mean --")
         if "--set" in options:
@@ -125,7 +125,7 @@ def main() -> None:
 
 
 def _status(tokens: Sequence[str]) -> AbstractContextManager[None]:
-    """Show a status line with the command's first words."""
+    """Return a context manager that shows a status line with the command's first words, or nothing."""
     if not tokens or tokens[0] not in {*COMMANDS} - _SHOW_THEMSELVES or {*tokens} & {"--json", "--help", "-h"}:
         return nullcontext()
     if tokens[0] in _TRAIN and not console().is_terminal:
@@ -137,7 +137,7 @@ def _status(tokens: Sequence[str]) -> AbstractContextManager[None]:
 def run(tokens: Sequence[str]) -> int:
     """Run one command and return its exit code."""
     if [*tokens] in ([], ["-h"], ["--help"]):
-        for name in COMMANDS:  # a command's help is the docstring in its module
+        for name in COMMANDS:  # import lazy commands, whose modules contain their help
             app[name]
     try:
         with _status(tokens):
@@ -155,7 +155,7 @@ def run(tokens: Sequence[str]) -> int:
         code = exit_code(error)
         if code is None:
             raise
-        # The name may be similar to that of an existing run.
+        # Suggest an existing run with a similar name.
         similar = late.suggestion(Path(error.where).name, complete_runs(None)) if isinstance(error, RunNotFound) else ""
         print(f"metaloom: {error_text(error)}{similar}", file=sys.stderr)
         return code

@@ -21,11 +21,11 @@ _NEXT = {
 
 
 def install(*, shell: Shell | None = None, output: Output = None) -> int:
-    """Install shell completion of commands, options, runs and recipes.
+    """Install shell completion for commands, options, runs and recipes.
 
     Args:
-        shell: Shell; by default the current one.
-        output: File for the script; by default where the shell looks for it.
+        shell: Shell; by default, the current one.
+        output: File for the script; by default, where the shell looks for it.
     """
     from cyclopts.completion.detect import ShellDetectionError, detect_shell
 

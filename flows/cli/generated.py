@@ -47,11 +47,11 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Call(Generic[R]):
-    """An operation with the arguments of the command line.
+    """An operation and its command-line arguments.
 
     Attributes:
-        work: The operation.
-        given: Its arguments.
+        work: Function of the operation.
+        given: Arguments given on the command line, keyed by name.
     """
 
     work: Callable[..., R]
@@ -89,7 +89,7 @@ def _refused(reason: str) -> Callable[..., int]:
 
 
 def make_command(operation: Operation) -> Callable[..., int]:
-    """Make the command of an operation, with the parameters that a command line supports."""
+    """Return a command for an operation, with the parameters that the command line supports."""
     work = operation.function
     shown = resolve(operation.terminal) if operation.terminal else partial(show, operation)
     declared = parameters_of(work)

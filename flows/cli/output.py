@@ -1,4 +1,4 @@
-"""Standard output of commands, which its reader may close at any time."""
+"""Standard output of commands; its reader may close it at any time."""
 
 import io
 import json
@@ -70,7 +70,7 @@ class PlainSigns(io.TextIOBase):
 
 
 def console() -> Console:
-    """Return a console on the current standard output, which does not wrap lines in pipes."""
+    """Return a console for the current standard output; it does not wrap lines in files and pipes."""
     if STATUS.console is not None:
         return STATUS.console
     if sys.stdout.isatty():
@@ -93,7 +93,7 @@ def answer(as_json: bool, data: Callable[[], object], view: Callable[[], Rendera
 
 
 def say(as_json: bool, message: str) -> None:
-    """Print a message that is not data; with --json, standard output has only JSON."""
+    """Print a message that is not data; with --json, print it to standard error."""
     if as_json:
         print(printable(message), file=sys.stderr)
     else:
@@ -113,5 +113,5 @@ def unless_closed(show: Callable[_P, None]) -> Callable[_P, None]:
 
 
 def discard_output() -> None:
-    """Redirect standard output to nowhere, including its buffer, which Python would fail to flush at exit."""
+    """Redirect standard output to the null device, since Python could not flush its buffer at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

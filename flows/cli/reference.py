@@ -30,7 +30,7 @@ def show(call: Call[Any], *, as_json: bool = False) -> int:
 
 
 def verify(call: Call[Any], *, as_json: bool = False) -> int:
-    """Verify a reference with its recorded machine code, and print the result."""
+    """Verify a reference, using its recorded machine code, and print the result."""
     result = call(prepared=late.start_as_recorded)
     answer(as_json, result.as_dict, lambda: as_text(result))
     return 0 if result.identical else FAILURE

@@ -63,7 +63,7 @@ def compare(
     plot: Annotated[
         Path | None,
         Parameter(
-            help="Plot means, curves, profiles and probabilities of improvement to this .png, .svg or .pdf file."
+            help="Plot means, curves, profiles and probabilities of improvement in this .png, .svg or .pdf file."
         ),
     ] = None,
     as_json: bool = False,
@@ -72,7 +72,7 @@ def compare(
     if plot is not None:
         late.check_plot_file(plot)
     found = call()
-    # Print first, since a full disk may prevent writing a picture.
+    # Print first, since a full disk may prevent writing the plot.
     show_result(operations()["compare"], found, as_json)
     if plot is not None:
         late.write_plot(plot, found.plot())
@@ -87,7 +87,7 @@ def optimize(
     ] = (),
     as_json: bool = False,
 ) -> int:
-    """Recompute a stage under all values of a grid, and compare."""
+    """Recompute a stage for each combination of a grid, and print the comparison."""
     path, iteration = require_one_iteration(call["run"], None)
     agree(path, call["trust"])
     values = late.parse_grid(grid)
@@ -102,8 +102,8 @@ def optimize(
     return 0
 
 
-def rm(call: "Call[Removed]", *, yes: Annotated[bool, Parameter(help="Do not ask.")] = False) -> int:
-    """Remove runs after asking."""
+def rm(call: "Call[Removed]", *, yes: Annotated[bool, Parameter(help="Do not ask for confirmation.")] = False) -> int:
+    """Remove runs after asking for confirmation."""
     paths = list(dict.fromkeys(map(check_removable, folders_of(call["runs"]))))
     for path in paths:
         console().out(f"to remove: {path}")
@@ -111,7 +111,7 @@ def rm(call: "Call[Removed]", *, yes: Annotated[bool, Parameter(help="Do not ask
             console().out(f"  {line}")
     if paths and not yes:
         if not sys.stdin.isatty():
-            raise UsageError("found no terminal to ask on; required --yes")
+            raise UsageError("found no terminal on which to ask for confirmation; required --yes")
         STATUS.end()
         said = input(f"{plural(len(paths), 'run')}, {size(bytes_freed(paths))} to be freed. Remove? [y/N] ")
         if said.strip().lower() not in ("y", "yes"):
@@ -124,7 +124,7 @@ def rm(call: "Call[Removed]", *, yes: Annotated[bool, Parameter(help="Do not ask
 
 
 def cancel(call: "Call[Cancelled]") -> int:
-    """Print which process is asked to stop, then wait for it."""
+    """Cancel a run; print which process is asked to stop, and how it ended."""
     out = console().out
 
     def asked(writer: Writer) -> None:
@@ -143,7 +143,7 @@ def cancel(call: "Call[Cancelled]") -> int:
 
 
 def watch(call: "Call[Ending]", *, as_json: bool = False) -> int:
-    """Watch a training run and print how it ended; Ctrl-C only ends watching."""
+    """Watch a training run and print how it ended; Ctrl-C stops only the watching."""
     STATUS.end()
     with suppress(KeyboardInterrupt):
         try:
@@ -162,7 +162,7 @@ def logs(
         bool,
         Parameter(
             name=("--follow", "-f"),
-            help="Print new lines as they are logged, until no process writes the run or you press Ctrl-C.",
+            help="Print new lines as they are logged, until the training ends or you press Ctrl-C.",
         ),
     ] = False,
     as_json: bool = False,
@@ -198,7 +198,7 @@ def logs(
 def view(call: "Call[None]") -> int:
     """Serve the page and print its address."""
     STATUS.end()
-    call(opened=lambda address: console().out(f"{address}  (Ctrl-C ends it)"))
+    call(opened=lambda address: console().out(f"{address}  (press Ctrl-C to stop)"))
     return 0
 
 
@@ -214,7 +214,7 @@ def show(
     call: "Call[Any]",
     *,
     everything: Annotated[
-        bool, Parameter(name="--all", help="Show every setting of a run, its environment and its sizes on disk.")
+        bool, Parameter(name="--all", help="Show all settings of a run, its environment and its disk usage.")
     ] = False,
     as_json: bool = False,
 ) -> int:
@@ -307,7 +307,7 @@ def _replay(call: "Call[Replay]", *, as_recorded: bool, as_json: bool) -> int:
             console().print("`--as-recorded` uses the recorded machine code if the processor supports it")
     elif outcomes:
         thinned = sum(outcome.with_record for outcome in outcomes)
-        about = f"; {thinned} of them were thinned and compared with their records only" if thinned else ""
+        about = f"; {thinned} of them were thinned and compared only with their records" if thinned else ""
         console().print(f"{plural(len(outcomes), 'stage')} replayed: all {outcomes[-1].proved}{about}")
     else:
         console().print("nothing to replay")
@@ -335,7 +335,7 @@ def _restore(at: RunAt, backend: Backend, *, whole: bool, as_json: bool) -> int:
     if as_json:
         print_json([asdict(ref) for ref in refs])
     for ref in () if as_json else refs:
-        console().print(f"{ref.iteration} {stage_label(ref.stage, ref.step)}: stored again with its old digest")
+        console().print(f"{ref.iteration} {stage_label(ref.stage, ref.step)}: stored again with the same digest")
     if not refs and not as_json:
         console().print("no outputs are thinned")
     return 0
@@ -345,18 +345,18 @@ def evaluate(
     call: "Call[EvaluationOutcome]",
     *,
     plot: Annotated[
-        Path | None, Parameter(help="Plot return against adaptation episodes to this .png, .svg or .pdf file.")
+        Path | None, Parameter(help="Plot return against adaptation episodes in this .png, .svg or .pdf file.")
     ] = None,
     video: Annotated[
         Path | None,
         Parameter(
             help="Write a video of test episodes before and after adaptation to this .gif, .webp or .mp4 file (.png: "
-            "the last frame only). It shows the task, and its episodes, of median return."
+            "the last frame only). It shows the median-return task and its median-return episodes."
         ),
     ] = None,
     as_json: bool = False,
 ) -> int:
-    """Evaluate a learner, print returns, and write requested pictures."""
+    """Evaluate a learner, print its returns, and write the requested plot and video."""
     at = RunAt.of(call["run"], learner=True)
     if plot is not None:
         late.check_plot_file(plot)
@@ -372,7 +372,7 @@ def evaluate(
             film.tested(k, episodes)
 
     outcome = call(tested=tested)
-    # Print first, since a full disk may prevent writing pictures.
+    # Print first, since a full disk may prevent writing the plot or video.
     show_result(operations()["evaluate"], outcome, as_json)
     if plot is not None:
         late.write_plot(plot, outcome.plot())
@@ -396,11 +396,11 @@ def recipes(
     overrides: Overrides = (),
     schema: Annotated[bool, Parameter(help="Print the JSON schema of every setting instead.")] = False,
     envs: Annotated[
-        bool, Parameter(help="List the environments instead; recipes take any of them with `--set env=NAME`.")
+        bool, Parameter(help="List the environments instead; recipes accept any of them with `--set env=NAME`.")
     ] = False,
     as_json: bool = False,
 ) -> int:
-    """Print recipes, the settings of one, environments or the schema."""
+    """Print the recipes, the settings of one of them, the environments, or the settings schema."""
     if recipe is not None:
         refuse_with("a recipe", schema=schema, envs=envs, json=as_json)
         text = late.settings_file(late.new_config(recipe, overrides), form or "yaml")

@@ -39,17 +39,17 @@ def train(
     *,
     dry_run: Annotated[
         bool,
-        Parameter(help="Create nothing; print the run's environment steps and this machine's resources."),
+        Parameter(help="Print the run's environment steps and this machine's resources without creating anything."),
     ] = False,
     probe: Annotated[
         bool,
         Parameter(
-            help="With --dry-run, measure memory, disk and time too: train up to ten iterations in a temporary folder."
+            help="With --dry-run, also measure memory, disk and time in up to ten iterations in a temporary folder."
         ),
     ] = False,
     as_json: bool = False,
 ) -> int:
-    """Train, or with `dry_run` show what would be trained."""
+    """Train a run, or with `dry_run` print its estimated cost."""
     if not dry_run:
         refuse_without("--dry-run", probe=probe)
         return shown(call, as_json=as_json)
@@ -67,7 +67,7 @@ def train(
 
 
 def shown(call: "Call[Run]", *, as_json: bool = False) -> int:
-    """Show the training of a run."""
+    """Train or resume a run, show its progress, and return the exit code."""
     return cast(int, call(progress=partial(_train, call["log"], as_json)))
 
 
@@ -138,12 +138,12 @@ def sweep(
     call: "Call[Runs]",
     *,
     status: Annotated[
-        bool, Parameter(help="Train nothing; show progress. RECIPE is then the name of the sweep.")
+        bool, Parameter(help="Show the progress of a sweep without training; RECIPE is then the name of the sweep.")
     ] = False,
-    dry_run: Annotated[bool, Parameter(help="Train nothing; list the planned runs.")] = False,
+    dry_run: Annotated[bool, Parameter(help="List the planned runs without training.")] = False,
     as_json: bool = False,
 ) -> int:
-    """Train a sweep, or show it."""
+    """Train a sweep, or with `status` or `dry_run` show its runs."""
     if status:
         chosen = {name: call[name] or None for name in ("grid", "optuna", "search", "metric")}
         given = {"seeds": call["seeds"], **chosen, "set": call["overrides"] or None, "name": call["name"]}
@@ -184,7 +184,7 @@ def _train_sweep(as_json: bool, planned: "Sweep", start: "Callable[[SweepObserve
         return EXIT_INTERRUPTED
     if result.failed:
         lines = [f"failed  {outcome.run.name}  {outcome.message}" for outcome in result.failed]
-        announce(as_json, "\n".join([*lines, f"the same command tries again: metaloom sweep {planned.name}"]))
+        announce(as_json, "\n".join([*lines, f"to try again: metaloom sweep {planned.name}"]))
         if planned.search is None:
             return 1
     if not as_json:

@@ -1,4 +1,4 @@
-"""Comparison of groups of stored runs, by their scores during training and by task.
+"""Comparison of groups of stored runs by their training curves and their per-task scores.
 
 Runs that differ only in their seed form a group.
 """
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def runs_named(names: Sequence[RunLike]) -> list[opened.Run]:
-    """Open runs by names, paths, patterns and names of sweeps; for a sweep, the runs that have begun.
+    """Open runs by name, path, pattern or sweep name; for a sweep, the runs that have begun.
 
     Raises:
         UsageError: a pattern matches no run.
@@ -72,21 +72,21 @@ class NoFiniteScore(UsageError):
 def read_histories(
     runs: Sequence[Run], metric: str | None, *, mixed: bool
 ) -> tuple[str, list[History], tuple[str, ...]]:
-    """Read runs' scores by a metric; returns the metric, the scores and notes on its choice."""
+    """Read each run's scores for a metric; return the metric, the scores, and notes on the choice of metric."""
     evaluated = [run for run in runs if _evaluations(run) is not None] if metric in (None, EVALUATION) else []
     notes: tuple[str, ...] = ()
     if metric is None:
         metric = EVALUATION if len(evaluated) == len(runs) else AFTER_ADAPTATION
         if evaluated and metric == AFTER_ADAPTATION:
             notes = (
-                f"{len(evaluated)} of {plural(len(runs), 'run')} have stored evaluations: compared by the return of "
-                "training instead",
+                f"only {len(evaluated)} of {plural(len(runs), 'run')} have stored evaluations: compared by training "
+                "return instead",
             )
     if metric == EVALUATION:
         if missing := [run.name for run in runs if run not in evaluated]:
             raise UsageError(
-                f"{missing[0]} has no stored evaluation; required one or more in every run: train with "
-                "--set evaluation.every=10, or compare by --metric return"
+                f"{missing[0]} has no stored evaluation; every run needs at least one: train with "
+                "--set evaluation.every=10, or use --metric return"
             )
         _require_same_evaluations(runs, mixed=mixed)
         return metric, [*map(_evaluated, runs)], notes
@@ -96,8 +96,8 @@ def read_histories(
             like = runs[in_trials.index(True)].name
             notes = (
                 *notes,
-                f"the training return of {like} and runs like it covers whole trials, their first episodes "
-                "included: to compare returns after adaptation, train with evaluations: --set evaluation.every=10",
+                f"the training return of {like} and runs like it covers whole trials, including their first "
+                "episodes. To compare returns after adaptation, train with --set evaluation.every=10",
             )
     return metric, [_trained(run, metric) for run in runs], notes
 
@@ -105,7 +105,7 @@ def read_histories(
 def scored(
     metric: str, histories: Sequence[History], groups: Mapping[str, RunGroup], common: float, last: int
 ) -> dict[str, Scores]:
-    """Return the scores of groups after `common` environment steps, by task if the tasks are known."""
+    """Return the scores of each group after `common` environment steps, per task if the tasks are known."""
     runs = {run.path: run for group in groups.values() for run in group.runs}
     rows: dict[Path, Array] = {}
     tasks: dict[Path, tuple[str, bytes] | None] = {}
@@ -123,14 +123,14 @@ def scored(
             rows = {path: row for path, row in by_task.items() if row is not None}
     strata = {history.path: history.environment for history in histories}
     by_environment = len({frozenset(strata[run.path] for run in group.runs) for group in groups.values()}) == 1
-    # One set of tasks per environment: all runs of an environment had the same tasks. Tasks of different environments
-    # are never the same.
+    # If all runs in an environment had the same tasks, there are as many sets of tasks as environments, since tasks of
+    # different environments are never the same.
     different = len(set(strata.values())) if by_environment else 1
     same = None not in tasks.values() and len(set(tasks.values())) == different
     return {
         name: Scores(
             tuple(rows[run.path] for run in group.runs),
-            # Groups with one environment each, such as by --group env.name, are compared across environments.
+            # Groups with one environment each, for example with --group env.name, are compared across environments.
             tuple(strata[run.path] if by_environment else "" for run in group.runs),
             same,
         )
@@ -139,12 +139,12 @@ def scored(
 
 
 def described(metric: str, last: int) -> str:
-    """Describe the comparison."""
+    """Return a description of the compared score."""
     if metric == EVALUATION:
-        return "return of test episodes after the last adaptation step, by task, of the last common evaluation"
-    over = f"of at most the last {last} iterations" if last > 1 else "of the last iteration"
+        return "per-task return of test episodes after the last adaptation step, in the last common evaluation"
+    over = f"over at most the last {last} iterations" if last > 1 else "in the last iteration"
     if metric == AFTER_ADAPTATION:
-        return f"return of training after adaptation, by task, {over}"
+        return f"per-task training return after adaptation, {over}"
     return f"{metric} {over}"
 
 
@@ -153,12 +153,12 @@ def _trained(run: Run, metric: str) -> History:
         table = run.metrics()
     except storage.StageMissing:
         raise UsageError(
-            f"{run.name} has no complete iteration; required one or more in each. "
-            f"`metaloom resume {storage.argument(run.path)}` continues it; or compare the other runs"
+            f"{run.name} has no complete iteration; every run needs at least one. "
+            f"Continue it with `metaloom resume {storage.argument(run.path)}`, or compare only the other runs"
         ) from None
     column = last_return(table.column_names) if metric == AFTER_ADAPTATION else metric
     if column is None:
-        raise UsageError(f"{run.name} has no returns among its metrics; required --metric NAME")
+        raise UsageError(f"{run.name} has no returns among its metrics; choose a metric with --metric NAME")
     metrics = [name for name in table.column_names if name != "iteration"]
     if column not in metrics:
         raise UsageError(
@@ -185,7 +185,7 @@ def _history(run: Run, metrics: pa.Table, iterations: Array, values: Array) -> H
     if not known.all():
         raise NoFiniteScore(
             f"{run.name}: found no finite score in iteration {iterations[~known][0]}; required one in every iteration. "
-            "Compare by another --metric"
+            "Choose a different --metric"
         )
     return History(
         path=run.path,
@@ -199,26 +199,26 @@ def _history(run: Run, metrics: pa.Table, iterations: Array, values: Array) -> H
 
 
 def _training_returns(run: Run, history: History, common: float, last: int) -> Array | None:
-    """Return every task's mean return after adaptation in the last iterations; None if it cannot be determined."""
+    """Return each task's mean return after adaptation in the last iterations; None if it cannot be determined."""
     window = [int(i) for i in history.before(common)[-last:]]
     table, metrics = run.episodes(window), run.metrics(window)
     _, steps, returns, _ = mean_returns(table)
     final = steps.max()
     column, played = f"step_{final}.num_episodes", int((table["step"].to_numpy() == final).sum())
-    # With task inference, rollout batches are not the inner steps in metrics.
+    # With task inference, rollout batches do not correspond to the inner steps in metrics.
     if column not in metrics.column_names or int(sum(metrics[column].to_pylist())) != played:
         return None
     return returns[steps == final]
 
 
 def _by_task(run: Run, iteration: int) -> tuple[Array, bytes]:
-    """Return every task's mean return in an evaluation, [B], sorted by task parameters, and the parameters."""
+    """Return the per-task mean returns of an evaluation, [B], sorted by task parameters, and those parameters."""
     tests = _last_tests(run.evaluations(iteration))
     task = tests["task"].to_numpy()
     means = np.bincount(task, tests["return"].to_numpy()) / np.bincount(task)
     first = np.unique(task, return_index=True)[1]
     names = [name for name in tests.column_names if name.startswith("task_")]
-    # Tasks drawn from the same set have another order for every seed.
+    # Tasks drawn from the same set are in a different order for each seed.
     params = np.array([tests[name].to_numpy()[first].astype(np.float64) for name in names]).reshape(-1, len(means))
     order = np.lexsort(params) if names else np.arange(len(means))
     return means[order], f"{params.shape}".encode() + params[:, order].tobytes()
@@ -254,7 +254,7 @@ def _require_same_evaluations(runs: Sequence[Run], *, mixed: bool) -> None:
             name = differ[0]
             raise UsageError(
                 f"found runs with different evaluations: {name} is {first.get(name)} in {runs[0].name} and "
-                f"{other.get(name)} in {run.name}; their returns mean different things. Compare by --metric return, "
+                f"{other.get(name)} in {run.name}, so their returns are not comparable. Use --metric return, "
                 "or pass --mixed (in Python: mixed=True)"
             )
 
@@ -289,7 +289,7 @@ def compare(
     members = grouped(runs, group, mixed=mixed)
     notes = (*notes, *kin_notes(members))
     notes = notes if group else (*notes, *difference_notes(members.values()))
-    steps = _curve_steps(scores_of_runs, common)  # refuses runs without a score by then, so before `scored`
+    steps = _curve_steps(scores_of_runs, common)  # must precede `scored`: rejects runs without a score by then
     scores = scored(metric, scores_of_runs, members, common, last)
     resampled = Resampled(scores, seed, resamples)
     values = np.concatenate([run for group in scores.values() for run in group.runs])
@@ -323,13 +323,13 @@ def compare(
 
 
 def _draw(found: Comparison) -> "Figure":
-    from metaloom.flows.views.run_charts import comparison_figure  # imports matplotlib, only for drawing
+    from metaloom.flows.views.run_charts import comparison_figure  # imports matplotlib, which only drawing needs
 
     return comparison_figure(found)
 
 
 def _curve_steps(histories: Sequence[History], common: float) -> Array:
-    """Return the range of environment steps in which all runs have scores."""
+    """Return up to CURVE_POINTS environment steps at which all runs have scores, ascending."""
     first = max(history.steps[0] for history in histories)
     points = np.unique(np.concatenate([history.steps for history in histories]))
     points = points[(points >= first) & (points <= common)]

@@ -1,4 +1,4 @@
-"""Checks of this machine (packages, cores, memory, disk, physics, Prefect) and of an environment, with remedies."""
+"""Checks of this machine (packages, cores, memory, disk, physics, Prefect) or of an environment, with remedies."""
 
 import errno
 import fcntl
@@ -44,7 +44,7 @@ _SETTINGS = "prefect.toml, pyproject.toml or .env in this folder, ~/.prefect/pro
 
 
 def check_all(runs_root: Path) -> list[Check]:
-    """Run all checks, in the order of the table."""
+    """Run all checks of this machine and return their results in the order of the table."""
     checks: list[Check] = [check_python(), *check_packages()]
     probes: list[tuple[str, Callable[[], Check], str]] = [
         ("cores", check_cores, REBUILD),
@@ -60,14 +60,14 @@ def check_all(runs_root: Path) -> list[Check]:
     for name, probe, advice in probes:
         try:
             checks.append(probe())
-        # Report anything that is broken in the table, rather than fail.
+        # Anything broken must become a row of the table instead of ending the command.
         except Exception as error:
             checks.append(Check(name, "fail", f"{type(error).__name__}: {error}", "no error", advice))
     return checks
 
 
 def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Check:
-    """Check the version of the interpreter."""
+    """Check the version of the Python interpreter."""
     advice = f"install Python 3.11 or newer, then {REINSTALL}"
     return _held("python", version >= (3, 11), f"{version[0]}.{version[1]}", ">= 3.11", advice, "fail")
 
@@ -96,10 +96,10 @@ def check_packages(requirements: list[str] | None = None) -> Iterator[Check]:
 
 def check_cores() -> Check:
     """Check the number of cores available to this process."""
-    # Imported here, so that a broken installation becomes a line of the table.
+    # Imported here, so that a broken installation becomes a row of the table.
     from metaloom.flows.rollouts.workers import usable_cores
 
-    cores, advice = usable_cores(), "train with --workers 0: a worker process would only take turns with the trainer"
+    cores, advice = usable_cores(), "train with --workers 0: a worker would compete with the trainer for the core"
     return _held("cores", cores > 1, str(cores), "2 or more", advice)
 
 
@@ -118,8 +118,8 @@ def check_memory(available_bytes: float | None = None) -> Check:
 
 
 def check_physics() -> Check:
-    """Check MuJoCo's batched simulation by one step of two half-cheetahs."""
-    # Imported here, so that a broken installation becomes a line of the table.
+    """Check MuJoCo's batched simulation by stepping two half-cheetahs once."""
+    # Imported here, so that a broken installation becomes a row of the table.
     import numpy as np
 
     from metaloom.pipeline.envs.config import EnvConfig
@@ -153,7 +153,7 @@ def check_runs_folder(runs_root: Path) -> Check:
 
 
 def check_disk_space(runs_root: Path, free_bytes: float | None = None) -> Check:
-    """Check the free disk space."""
+    """Check the free space on the disk that holds the runs folder."""
     free = shutil.disk_usage(_existing(runs_root)).free if free_bytes is None else free_bytes
     found, required = f"{size(free)} free", f"{size(LOW_DISK_BYTES)} free"
     advice = "delete runs you do not need (metaloom ls shows their sizes), or export METALOOM_RUNS=/path/to/runs"
@@ -162,7 +162,7 @@ def check_disk_space(runs_root: Path, free_bytes: float | None = None) -> Check:
 
 
 def check_disk_speed(runs_root: Path) -> Check:
-    """Measure the speed of durable writes."""
+    """Check the speed of durable (fsync) writes."""
     rate = _fsync_bytes_per_second(_existing(runs_root))
     found, required = f"{size(rate)}/s with fsync", f"{size(SLOW_FSYNC_BYTES_PER_SECOND)}/s"
     advice = "training will wait for the disk; keep runs on a faster one: export METALOOM_RUNS=/path/to/runs"
@@ -170,16 +170,16 @@ def check_disk_speed(runs_root: Path) -> Check:
 
 
 def check_git() -> Check:
-    """Check for git, which provides the recorded code version."""
+    """Check that git is installed, since runs record the code version with it."""
     found, advice = shutil.which("git"), "install git, so that runs record the version of the code"
     return _held("git", bool(found), found or "not installed", "optional", advice)
 
 
 def check_dask_settings() -> Check:
-    """Check the user's and the machine's Dask settings files, which workers need."""
+    """Check that the Dask settings files of this user and machine can be read, as workers need them."""
     try:
         import_module("dask.config")
-    except (ValueError, OSError) as error:  # which names the file
+    except (ValueError, OSError) as error:  # the message names the file
         return Check("dask settings", "fail", str(error), "YAML with a mapping", "repair that file, or remove it")
     return Check("dask settings", "ok", "readable", "YAML with a mapping")
 
@@ -189,12 +189,12 @@ def check_prefect_server(url: str | None = None) -> Check:
     required = "optional; for `prefect deployment run` only"
     try:
         if url is None:
-            # Prefect prints errors about its settings, and raises.
+            # Prefect prints errors about its settings before it raises them.
             with redirect_stderr(StringIO()):
                 from prefect.settings import get_current_settings
 
                 url = get_current_settings().api.url or ""
-    except ValueError as error:  # errors of TOML, of pydantic, of settings
+    except ValueError as error:  # from TOML, pydantic, or Prefect's settings
         return Check("prefect server", "warn", *_unreadable_settings(error))
     if not url:
         return Check("prefect server", "ok", "none configured", required)
@@ -210,12 +210,12 @@ def check_prefect_server(url: str | None = None) -> Check:
 def _held(
     name: str, is_met: bool, found: str, required: str, advice: str, otherwise: Literal["warn", "fail"] = "warn"
 ) -> Check:
-    """Build a check from what was found and required, with advice if it is not met."""
+    """Return a Check: ok if the requirement is met, otherwise a warning or failure with advice."""
     return Check(name, "ok" if is_met else otherwise, found, required, "" if is_met else advice)
 
 
 def _existing(folder: Path) -> Path:
-    """Return the folder or its nearest existing parent, since checks create no folders."""
+    """Return the folder or its nearest existing ancestor, since checks create no folders."""
     folder = folder.absolute()
     nearest = next(candidate for candidate in (folder, *folder.parents) if candidate.exists())
     if not nearest.is_dir():
@@ -234,7 +234,7 @@ def _fsync_bytes_per_second(folder: Path) -> float:
 
 
 def _unreadable_settings(error: ValueError) -> tuple[str, str, str]:
-    """Return the problem with Prefect's settings, the requirement, and a remedy."""
+    """Return the problem with Prefect's settings, what is required, and a remedy."""
     profiles = os.environ.get("PREFECT_PROFILES_PATH") or Path(
         os.environ.get("PREFECT_HOME") or "~/.prefect", "profiles.toml"
     )
@@ -260,20 +260,20 @@ _ADVICE = "see docs/hostile_environments.md"
 
 
 def env_config(name: str, assignments: Sequence[str] = ()) -> EnvConfig:
-    """Build an environment's settings from a name and `env.options.x=value` assignments."""
+    """Return the environment configuration for a name and `env.options.x=value` assignments."""
     settings = override({"env": {"name": name}}, assignments)
     try:
         if settings.keys() != {"env"}:
-            raise UsageError(f"found settings of {', '.join(settings.keys() - {'env'})}; required settings of env only")
+            raise UsageError(f"found settings of {', '.join(settings.keys() - {'env'})}; only env settings are allowed")
         return EnvConfig.model_validate(settings["env"])
     except ValidationError as error:
         found = "; ".join(f"env.{problem['loc'][0]}: {problem['msg']}" for problem in error.errors())
-        raise UsageError(f"{found}; required settings of env, such as options.NAME or wrappers") from None
+        raise UsageError(f"{found}; required env settings such as env.options.NAME or env.wrappers") from None
 
 
 def check_environment(config: EnvConfig) -> list[Check]:
-    """Check the properties that a run depends on, until the first failure."""
-    required = "the same bits with the same seeds"
+    """Check that an environment's episodes are valid and reproducible; return the results up to the first failure."""
+    required = "identical bits for identical seeds"
     try:
         config, notes = settled(config, gymnasium_limit(config.name) or STEPS, always=True)
     except EnvError as error:
@@ -287,9 +287,9 @@ def check_environment(config: EnvConfig) -> list[Check]:
             batch.close()
     except Exception as error:
         if batch is None and isinstance(error, EnvError):  # a wrong name or option, with a remedy
-            return [Check("episodes", "fail", str(error), "an environment that can be made")]
-        return [Check("episodes", "fail", f"{type(error).__name__}: {error}", "sound answers", _ADVICE)]
+            return [Check("episodes", "fail", str(error), "an environment that can be created")]
+        return [Check("episodes", "fail", f"{type(error).__name__}: {error}", "valid return values", _ADVICE)]
     count = 1 + max(episode[-1].step for episode in answers)
-    episodes = Check("episodes", "ok", f"{ROWS} of up to {count} steps", "sound answers")
-    found = "twice the same" if config.copies == "kept" else "the same on new copies"
+    episodes = Check("episodes", "ok", f"{ROWS} of up to {count} steps", "valid return values")
+    found = "identical in two runs" if config.copies == "kept" else "identical on new copies"
     return [episodes, Check("repeats", "ok", found, required), *(Check("notice", "ok", note, "") for note in notes)]

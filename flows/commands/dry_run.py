@@ -1,4 +1,4 @@
-"""Cost of a run: environment steps from its settings; memory, disk and time from its first iterations."""
+"""Cost estimate of a run: environment steps from its settings; memory, disk and time from its first iterations."""
 
 import resource
 import shutil
@@ -30,11 +30,11 @@ _ENOUGH_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Probe:
-    """Cost of a run's first iterations: ten, or the ones that end within 20 seconds, but at least two.
+    """Cost of a run's first iterations: at least two, and at most ten or what finishes within 20 seconds.
 
     Attributes:
         trainer_bytes: Peak memory of this process so far.
-        worker_bytes: Peak memory of a process that it started; 0 if it samples by itself.
+        worker_bytes: Peak memory of the largest worker process; 0 without workers.
         sample: Measurements of the iterations; None if two iterations took more than two minutes.
     """
 
@@ -54,7 +54,7 @@ class DryRun:
         machine_memory_bytes: Memory available to processes.
         free_disk_bytes: Free space on the disk that will hold the run.
         probe: Measurements of the first iterations, if requested.
-        refusal: Reason why the run cannot fit; None if it may.
+        refusal: Reason why the run exceeds this machine's resources; None if it may fit.
     """
 
     iterations: int
@@ -66,7 +66,7 @@ class DryRun:
     refusal: str | None = None
 
     def document(self) -> dict[str, Any]:
-        """Return the estimate as JSON data: also the disk usage of the run before thinning, and its duration."""
+        """Return the estimate as JSON data, with the run's duration and its disk usage before thinning."""
         sample = self.probe and self.probe.sample
         disk, seconds = (
             (sample.disk_bytes(self.iterations), sample.seconds(self.iterations)) if sample else (None, None)
@@ -75,7 +75,7 @@ class DryRun:
 
     def table(self) -> Table:
         """Return the estimate as a table."""
-        found, table = self.probe, Table("", "per iteration", "for the run", "there is", box=None)
+        found, table = self.probe, Table("", "per iteration", "for the run", "available", box=None)
         unknown = "not measured; use --probe" if found is None else "longer than the probe"
         trainer = unknown if found is None else size(found.trainer_bytes)
         workers = unknown if found is None else f"{plural(self.workers, 'worker')} of {size(found.worker_bytes)}"
@@ -114,7 +114,7 @@ def dry_run(config: RunConfig, folder: Path, backend: Backend = Backend(), *, pr
 
 
 def _probe(config: RunConfig, backend: Backend) -> Probe:
-    """Train some iterations, and write a report if possible. The first one includes imports and setup."""
+    """Train some iterations in a temporary folder, write a report if possible, and return their cost."""
     sampler, began, sample = UsageSampler(), time.monotonic(), None
     evaluation = config.evaluation.model_copy(update={"every": None})
     short = config.model_copy(update={"iterations": min(_PROBED, config.iterations), "evaluation": evaluation})

@@ -1,4 +1,4 @@
-"""Forking of a run, to continue it with other settings."""
+"""Forking of a run, to continue it under changed settings."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -47,7 +47,7 @@ def fork(
         run.select(iteration - 1)
     old = config_of(run)
     new = build_config(override(old.model_dump(mode="json"), overrides))
-    env, notes = settled(new.env, new.max_episode_steps)  # left open if it is another one
+    env, notes = settled(new.env, new.max_episode_steps)  # a changed environment may leave settings open
     for note in notes:
         log.warning("%s", note)
     new = new.model_copy(update={"env": env})
@@ -79,13 +79,13 @@ def fork(
 
 
 def _misfits(run: Run, iteration: int, old: RunConfig, stages: Runner) -> Iterator[str]:
-    """Yield reasons why batches under the new settings could not be stored after the parent's batches."""
+    """Yield the reasons why the parent's iterations cannot be continued under the new settings."""
     new = stages.config
     coming = range(iteration, iteration + (new.evaluation.every or 1))
     computed = (ref.stage for i in coming for ref in stages.graph.order(new, i))
     added = dict.fromkeys(name for name in computed if name not in run.stages)
     if added:
-        yield f"algorithm: the parent has no stage {', '.join(added)}, which the graph {stages.graph.name} has"
+        yield f"algorithm: the parent has no stage {', '.join(added)}, which the graph {stages.graph.name} requires"
     # Without iterations there is only a learner, from which training with any sizes can continue.
     if iteration:
         pairs = {name: (getattr(old, name), getattr(new, name)) for name in _SIZES}
@@ -94,17 +94,17 @@ def _misfits(run: Run, iteration: int, old: RunConfig, stages: Runner) -> Iterat
             pairs[f"algorithm.{name}"] = (getattr(old.algorithm, name), getattr(new.algorithm, name, None))
         for name, (before, after) in pairs.items():
             if before != after:
-                yield f"{name} cannot change from {before} to {after}: every array of a run has one shape"
+                yield f"{name} cannot change from {before} to {after}: array shapes are fixed within a run"
     if old.env != new.env:
         before, after = _interface(old.env), _interface(new.env)
         for name in before:
             if before[name] != after[name]:
                 change = f"from {before[name]} to {after[name]}"
-                yield f"env: {name} cannot change {change}: every array of a run has one form"
+                yield f"env: {name} cannot change {change}: array formats are fixed within a run"
         if iteration and stages.graph.remembers_by_task and make_env(old.env).task_set != stages.context.env.task_set:
             yield (
-                f"env: {new.env.name} has different training tasks than {old.env.name}, to which the replay "
-                "buffers belong"
+                f"env: {new.env.name} has different training tasks than {old.env.name}, whose episodes the replay "
+                "buffers hold"
             )
     fresh = _expect(stages.run(stages.graph.learner_ref(0), {}))
     stored = _expect(run.load(run.learner_ref(iteration)))
@@ -129,7 +129,7 @@ def _changed_evaluation(run: Run, iteration: int, stages: Runner) -> Iterator[st
     }
     for name, (before, after) in pairs.items():
         if before != after:
-            yield f"evaluation: its {name} cannot change from {before} to {after}: every array of a run has one shape"
+            yield f"evaluation: {name} cannot change from {before} to {after}: array shapes are fixed within a run"
 
 
 def _interface(config: EnvConfig) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _interface(config: EnvConfig) -> dict[str, Any]:
 
 
 def _changed_metrics(run: Run, iteration: int, stages: Runner) -> Iterator[str]:
-    """Yield reasons why the last shared update, recomputed under the new settings, would not fit the stored one."""
+    """Yield the reasons why the last shared update would be incompatible if recomputed under the new settings."""
     ref = run.last_ref(iteration - 1)
     try:
         with stages_of_run(run, Backend(workers=0)) as parents:  # its batches may have been thinned

@@ -1,8 +1,8 @@
-"""Counterfactuals: stored stages recomputed under other settings, on the same batches.
+"""Counterfactuals: stored stages recomputed under different settings, on the same batches.
 
-Nothing is sampled or stored. Processing is also recomputed, so settings of `processing` and `baseline` affect the
-update, and in off-policy runs the drawing of minibatches, so their sizes do. Fitted baselines are not stored but
-refitted to the stored episodes.
+Nothing is sampled or stored. Processing is also recomputed, so the `processing` and `baseline` settings affect the
+update. In off-policy runs, minibatches are drawn again, so their size also affects it. Fitted baselines are not stored;
+they are refitted to the stored episodes.
 """
 
 import itertools
@@ -50,9 +50,9 @@ def sweep(
     stage: str | None = None,
     step: int = 0,
 ) -> Iterator[Counterfactual]:
-    """Yield the result of `optimize` for every combination of values in a grid, setting -> values.
+    """Yield the result of `optimize` for each combination of the values that a grid lists for its settings.
 
-    All settings are checked before computing the first.
+    All settings are checked before the first stage is computed.
     """
     run = storage.open_run(path)
     if iteration < 0:
@@ -69,7 +69,7 @@ def sweep(
         stage = stage or run.stages.last
         require_known(stages.order(iteration), stage, step)
         if stages.graph[stage].samples:
-            raise UsageError(f"found --stage {stage}, which samples; required a stage that computes on stored batches")
+            raise UsageError(f"found --stage {stage}, which samples; required a stage that does not sample")
         again = _Again(run, stages, StageRef(iteration, stage, step))
         for words, changed in variants:
             again.check(changed, words)
@@ -81,9 +81,9 @@ def sweep(
 
 
 def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
-    """Return a run's configuration with changes that do not affect its stored batches."""
+    """Return a run's configuration with the settings changed; reject changes that affect its stored batches."""
     before = config.model_dump(mode="json")
-    # The algorithm decides processing.name, so do not keep it if the algorithm changes.
+    # The algorithm determines processing.name, so it must not be kept if the algorithm changes.
     kept = {**before, "processing": {name: v for name, v in before["processing"].items() if name != "name"}}
     names = [change.partition("=")[2] for change in settings if change.startswith("algorithm.name=")]
     if names and names[-1] != config.algorithm.name:
@@ -91,8 +91,8 @@ def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
     after = build_config(override(kept, settings))
     if graph_of(after) is not graph_of(config):
         raise UsageError(
-            f"found algorithm.name={after.algorithm.name}; required an algorithm whose iterations have the stages of "
-            f"{config.algorithm.name}, which the run was made with. `metaloom train` collects new episodes"
+            f"found algorithm.name={after.algorithm.name}; required an algorithm with the same stages as "
+            f"{config.algorithm.name}, the run's algorithm. `metaloom train` collects new episodes"
         )
     changed = after.model_dump(mode="json")
     refused = [name for name in changed if name not in CHANGEABLE and changed[name] != before[name]]
@@ -100,11 +100,11 @@ def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
         of_episodes = config.algorithm.decides_episodes
         refused += [f"algorithm.{n}" for n in of_episodes if changed["algorithm"][n] != before["algorithm"][n]]
     if config.algorithm.trial is not None and after.processing.scale_rewards != config.processing.scale_rewards:
-        refused.append("processing.scale_rewards")  # rewards are inputs of a memory
+        refused.append("processing.scale_rewards")  # a policy with memory observes rewards
     if refused:
         raise UsageError(
-            f"found changes of {', '.join(refused)}, which affect sampling; required changes of "
-            f"{', '.join(CHANGEABLE)} only, which leave stored batches as they are. `metaloom train` collects new "
+            f"found changes to {', '.join(refused)}, which affect sampling; only "
+            f"{', '.join(CHANGEABLE)} can change without affecting stored batches. `metaloom train` collects new "
             "episodes"
         )
     return after
@@ -112,14 +112,14 @@ def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
 
 @dataclass(frozen=True)
 class _Again:
-    """A stage of a run that is recomputed under several settings."""
+    """A stored stage to recompute under different settings."""
 
     run: Run
     stages: Runner
     ref: StageRef
 
     def outcome(self, config: RunConfig, settings: tuple[str, ...]) -> Outcome:
-        """Recompute the stage under some settings."""
+        """Return the outcome of recomputing the stage under a configuration."""
         stages = self.stages.under(config)
         altered = _Altered(self.run, stages, self.ref.iteration)
         inputs = stages.load_inputs(self.ref, altered)
@@ -144,7 +144,7 @@ class _Again:
             _fitted(self._stored_update().learner, _own_learner(stages), asked)
 
     def start(self) -> dict[str, Array]:
-        """Return the parameters before the update."""
+        """Return the parameters before the update; empty for stages that do not end an iteration."""
         if not self.stages.graph[self.ref.stage].ends_iteration:
             return {}
         learner, stored = self.stages.context.learner, self._stored_update().learner
@@ -157,7 +157,7 @@ class _Again:
 
 
 class _Altered:
-    """Outputs under changed settings: stored episodes, other outputs recomputed, and an adjusted learner."""
+    """Outputs of an iteration under changed settings: episodes are read, other outputs are recomputed."""
 
     def __init__(self, run: Run, stages: Runner, iteration: int) -> None:
         self._run = run
@@ -168,7 +168,7 @@ class _Altered:
         self.digests: dict[StageRef, str] = {}
 
     def load(self, ref: StageRef) -> Any:
-        """Return an output under the settings."""
+        """Return an output: recomputed, or read if it was sampled or is from another iteration."""
         if ref in self._known:
             return self._known[ref]
         if ref.iteration == self._iteration and ref not in self._stored:
@@ -178,29 +178,29 @@ class _Altered:
             value = self._run.load(ref)
             if isinstance(value, Update):
                 value = Update(_fitted(value.learner, _own_learner(self._stages), "this algorithm"), value.metrics)
-        # The replay buffer caches batches of other iterations.
+        # The replay buffer caches the batches of other iterations itself.
         if ref.iteration == self._iteration or not self._stages.graph[ref.stage].samples:
             self._known[ref] = value
         return value
 
     def lengths(self, ref: StageRef) -> Array:
-        """Return the number of steps of each episode of a stored batch, [B, E]."""
+        """Return the episode lengths of a stored batch, [B, E]."""
         return self._run.lengths(ref)
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
-        """Return a stored batch of episodes without behavior and reward terms."""
+        """Return a stored batch of episodes without behavior-policy outputs and reward terms."""
         return self._run.experience(ref)
 
 
 def _own_learner(stages: Runner) -> LearnerState:
-    """Initialize a learner of the stages' algorithm, for its names and shapes."""
+    """Return a newly initialized learner, whose names and shapes the algorithm requires."""
     value = stages.run(stages.graph.learner_ref(0), {})
     assert isinstance(value, Update)
     return value.learner
 
 
 def _fitted(stored: LearnerState, wanted: LearnerState, asked: str) -> LearnerState:
-    """Select an algorithm's arrays from a stored learner; raises UsageError if some are missing."""
+    """Return the arrays of a stored learner that the algorithm needs; raises UsageError if any are missing."""
     parts = {}
     for name in ("params", "optimizer", "extra"):
         have, need = getattr(stored, name), getattr(wanted, name)
@@ -208,8 +208,8 @@ def _fitted(stored: LearnerState, wanted: LearnerState, asked: str) -> LearnerSt
             if entry not in have or (have[entry].shape, have[entry].dtype) != (value.shape, value.dtype):
                 found = f"{have[entry].dtype}{list(have[entry].shape)}" if entry in have else "none"
                 raise UsageError(
-                    f"{asked}: found {found} under {name}.{entry} in the stored learner; required "
-                    f"{value.dtype}{list(value.shape)}, which the algorithm keeps. Choose settings that fit the "
+                    f"{asked}: found {found} under {name}.{entry} in the stored learner; the algorithm "
+                    f"requires {value.dtype}{list(value.shape)}. Choose settings that are compatible with the "
                     "stored learner"
                 )
         parts[name] = {entry: value for entry, value in have.items() if entry in need}
@@ -217,7 +217,9 @@ def _fitted(stored: LearnerState, wanted: LearnerState, asked: str) -> LearnerSt
 
 
 def fitted_baselines(run: Run, iteration: int, step: int = 0) -> dict[str, Params]:
-    """Return the baselines' parameters [B, ...] fitted by `process_samples` in an inner step, by baseline and name.
+    """Return the per-task baseline parameters that `process_samples` fitted in an inner step, [B, ...] each.
+
+    They are keyed by baseline, then by parameter name.
 
     Raises:
         UsageError: the run's algorithm has no baseline.
@@ -229,5 +231,5 @@ def fitted_baselines(run: Run, iteration: int, step: int = 0) -> dict[str, Param
     seed = seed_for(config.seed, "baseline", iteration, step)
     fitted = baseline_parameters(episodes, config.baseline.build(), config.processing, seed=seed)
     if not any(fitted.values()):
-        raise UsageError(f"{run.path.name}: its baseline is {config.baseline.name}, which has no parameters")
+        raise UsageError(f"{run.path.name}: the run's baseline, {config.baseline.name}, has no parameters")
     return fitted

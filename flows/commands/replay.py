@@ -1,4 +1,4 @@
-"""Replay of stored stages from their stored inputs: bit-for-bit comparison, or debugging of a failing one."""
+"""Replay of stored stages from their stored inputs, to compare outputs bit for bit or to debug a failing stage."""
 
 import builtins
 import pdb
@@ -36,11 +36,11 @@ def replay(
     until_diff: bool = False,
     backend: Backend = Backend(workers=0),
 ) -> Iterator[StageReplay]:
-    """Recompute the stored stages of an iteration, or of all iterations if None, in order.
+    """Recompute the stored stages of an iteration, or of all iterations if None, in order; yield each comparison.
 
-    Each iteration uses a new learner. A plug-in may still keep state in a class or module, so the last and first
-    iterations are recomputed once more at the end; a stage that then differs is yielded again. Thinned inputs are also
-    recomputed.
+    Each iteration uses a new learner. To detect plug-ins that keep state in a class or module, the last and then the
+    first iteration are recomputed once more at the end, and a stage that then differs is yielded again. Thinned inputs
+    are also recomputed.
     """
     run = storage.open_run(path)
     with stages_of_run(run, backend) as stages:
@@ -54,15 +54,15 @@ def replay(
         first, last = refs[0].iteration, refs[-1].iteration
         if not all_identical or first == last:
             return
-        # Recompute after other iterations than in the run.
+        # Recompute in a different order than in the run.
         again = [ref for i in (last, first) for ref in refs if ref.iteration == i and stages.plugins(ref)]
         for outcome in _in_order(run, stages, again, outputs):
             if not outcome.identical:
                 names = ", ".join(stages.plugins(outcome.ref))
                 kept = (
-                    f"nothing that is recorded; {outcome.ref} was identical at first and differs when it is computed "
-                    f"after other iterations, so {names} keeps state between iterations outside the outputs of stages, "
-                    "such as in a class or a module; it belongs in LearnerState.extra"
+                    f"nothing that is recorded; {outcome.ref} was identical at first but differs when it is computed "
+                    f"after other iterations, so {names} keeps state between iterations outside the stage outputs, "
+                    "for example in a class or module; such state belongs in LearnerState.extra"
                 )
                 yield replace(outcome, changed=(kept,))
                 return
@@ -86,13 +86,13 @@ def replay_from_learner(
 ) -> Iterator[tuple[StageReplay, Value]]:
     """Recompute the stages from the nearest stored learner to the end of an iteration.
 
-    Unlike in `replay`, if an output's arrays are not stored, later stages read the recomputed output even if it differs
-    from the recorded digest. Yields every result with its output.
+    Yields each comparison with the recomputed output. Unlike in `replay`, if an output's arrays are not stored, later
+    stages read the recomputed output even if it differs from the recorded digest.
 
     Args:
         path: Folder of the run.
         iteration: Last iteration to compute.
-        first: First iteration to compute, whose learner must be stored; default: the nearest one.
+        first: First iteration to compute; its learner must be stored. By default, the nearest iteration with a learner.
         backend: Backend that runs the rollouts.
     """
     run = storage.open_run(path)
@@ -111,7 +111,7 @@ def replay_from_learner(
 def _replay_stage(run: Run, stages: RunStages, ref: StageRef, outputs: Recomputed) -> tuple[StageReplay, Value]:
     """Recompute a stage from its stored inputs; return the comparison and the output."""
     record, equality = run.record(ref), EQUALITY[stages.config(ref).device]
-    # Read the arrays even if the digest would do, since they may differ from their record.
+    # Read the arrays even though the digest would suffice, since they may differ from their record.
     stored = None if run.is_thinned(ref) else flatten(run.load(ref))
     with explained(run.path, ref):
         value = run_checked(runner := stages.of(ref), ref, runner.load_inputs(ref, outputs))
@@ -121,8 +121,8 @@ def _replay_stage(run: Run, stages: RunStages, ref: StageRef, outputs: Recompute
     changed = (*changed_versions(record), *outputs.changes(ref)) if differences else ()
     if differences and not changed and (plugins := stages.plugins(ref)):
         changed = (
-            f"nothing that is recorded; {', '.join(plugins)} may keep values outside the outputs of stages, such as "
-            "attributes of a learner, which belong in LearnerState.extra",
+            f"nothing that is recorded; {', '.join(plugins)} may keep state outside the stage outputs, for example in "
+            "attributes of a learner; such state belongs in LearnerState.extra",
         )
     return StageReplay(ref, tuple(differences), record.seconds, equality, stored is None, changed), value
 
@@ -130,7 +130,7 @@ def _replay_stage(run: Run, stages: RunStages, ref: StageRef, outputs: Recompute
 def compare_digests(
     ref: StageRef, stored: Mapping[str, ArrayDigest], replayed: Mapping[str, ArrayDigest]
 ) -> Iterator[ArrayDifference]:
-    """Yield the arrays that differ, if only digests are known."""
+    """Yield the arrays whose digests differ, for outputs whose arrays are not stored."""
     for name in differing(stored, replayed):
         before, after = _form(stored.get(name)), _form(replayed.get(name))
         yield ArrayDifference(ref, name, (), before, after, float("nan"), None, -1)
@@ -183,7 +183,7 @@ def _selected(
         if iteration < 0:
             (iteration,) = run.select(iteration)
         require_iteration(run, iteration)
-    # An interrupted iteration also has stored stages, which can be replayed by number.
+    # An interrupted iteration also has stored stages, which are replayed only if that iteration is given.
     iterations = run.iterations if iteration is None else [iteration]
     order = [ref for i in iterations for ref in stages.order(i)]
     require_known(order, stage, step)
@@ -195,7 +195,7 @@ def _selected(
 
 
 def require_known(order: list[StageRef], stage: str | None, step: int | None) -> None:
-    """Raise UsageError if an iteration does not have this stage or inner step."""
+    """Raise UsageError unless the iteration has this stage and this inner step."""
     names = list(dict.fromkeys(ref.stage for ref in order))
     if stage not in (None, *names):
         raise UsageError(
@@ -208,12 +208,12 @@ def require_known(order: list[StageRef], stage: str | None, step: int | None) ->
 
 
 INPUTS = "stage_inputs"
-"""Name of the stage's inputs in every frame of the debugger."""
+"""Name of the variable that holds the stage's inputs in every debugger frame."""
 
 
 @dataclass(frozen=True)
 class Debugged:
-    """Result of debugging a stage: its error, or None."""
+    """Result of running a stage for debugging; `fault` is None if it did not fail."""
 
     ref: StageRef
     fault: Exception | None
@@ -242,8 +242,8 @@ def debug_stage(
 
     Thinned inputs are recomputed. The output need not be stored.
 
-    The debugger starts in the innermost frame; `up` leads to the stage and its arguments, and `stage_inputs` holds the
-    stored inputs by the names under which the stage declares them, such as episodes. The run is not changed.
+    The debugger starts in the innermost frame; `up` moves to the stage and its arguments. `stage_inputs` holds the
+    inputs, keyed by the names that the stage declares, such as episodes. The run is not changed.
     """
     run = storage.open_run(path)
     with stages_of_run(run, backend) as all_stages:
@@ -271,10 +271,10 @@ def debug_stage(
 def reproduce_kept(
     path: Path, iteration: int, stage: str | None = None, step: int | None = None, *, debugger: pdb.Pdb | None = None
 ) -> Quarantined:
-    """Replay the quarantined episode of an environment's fault in this process.
+    """Rerun, in this process, the quarantined episode in which an environment failed.
 
     Returns:
-        The quarantined fault, if the episode succeeds this time.
+        The quarantine entry, if the episode succeeds this time.
     """
     run = storage.open_run(path)
     entries = [entry for entry in storage.read_quarantine(path) if entry.ref.iteration == iteration]
@@ -282,14 +282,14 @@ def reproduce_kept(
     if len(found) != 1:
         kept = ", ".join(f"--stage {e.ref.stage} --step {e.ref.step}" for e in entries) or "nothing"
         raise UsageError(
-            f"{path}: found {len(found)} failures of iteration {iteration} in the quarantine that match; required "
-            f"one. For this iteration it holds {kept}"
+            f"{path}: found {len(found)} matching failures of iteration {iteration} in the quarantine; required "
+            f"exactly one. For this iteration it holds {kept}"
         )
     (entry,) = found
     if "env" not in entry.about:
         raise UsageError(
-            f"{entry.path}: {entry.message}; required a fault of an environment, whose episode can be rerun. "
-            f"This one: {debug_command(path, entry.ref)}"
+            f"{entry.path}: {entry.message}; only failures of an environment have an episode to rerun. "
+            f"To debug this one: {debug_command(path, entry.ref)}"
         )
     try:
         # The run's settings, since the quarantine is not covered by the run's hashes.

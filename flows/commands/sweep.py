@@ -1,4 +1,4 @@
-"""Training of a sweep's runs, in sequence or in parallel; complete runs are skipped. Scores of trials."""
+"""Training of a sweep's incomplete runs, in sequence or in parallel, and scores of trials."""
 
 import multiprocessing
 import os
@@ -41,7 +41,7 @@ from metaloom.pipeline.types import Array
 
 
 def trials_of(sweep: Sweep) -> list[Trial]:
-    """Return the known trials of a search with their stored scores; empty for a grid."""
+    """Return the known trials of a search with their scores; empty for a grid."""
     if sweep.search is None:
         return []
     known = [runs_of(sweep, number) for number in range(len(sweep.runs) // len(sweep.seeds))]
@@ -77,7 +77,7 @@ def runs_of(sweep: Sweep, number: int) -> tuple[PlannedRun, ...]:
 
 
 def mean_score(sweep: Sweep, runs: Sequence[PlannedRun], metric: str) -> float | None:
-    """Return the mean score of a trial's runs; None unless all are complete and have one."""
+    """Return the mean score of a trial's runs; None unless all are complete and have a finite score."""
     folders = [sweep.folder(run) for run in runs]
     if not all(map(is_complete, folders)):
         return None
@@ -89,7 +89,7 @@ def mean_score(sweep: Sweep, runs: Sequence[PlannedRun], metric: str) -> float |
 Job = tuple[PlannedRun, RunConfig, Path]
 """A run to train, its settings and its folder."""
 Logging = Callable[[Path, Observer], AbstractContextManager[Observer]]
-"""Function that makes the observer of a run also log it, such as `logging_to` with some loggers."""
+"""Function that wraps a run's observer so that the run is also logged, such as `logging_to` with bound loggers."""
 UNLOGGED: Logging = partial(logging_to, ())
 
 LOOK_SECONDS = 0.2
@@ -115,15 +115,15 @@ def train_runs(
             outcomes.append(RunOutcome(run, *_train_or_resume(config, folder, backend, watching, logged)))
             observer.ended(outcomes[-1])
         return outcomes
-    # Resolve what depends on this process's folder and environment, which may differ in others.
+    # Resolve what depends on this process's working directory and environment variables, which may differ in others.
     waiting = [(run, pinned(config), folder.absolute()) for run, config, folder in jobs]
     context = multiprocessing.get_context("forkserver")
-    # So that forked processes need not import numerics again.
+    # Preload numerics, so that forked processes need not import it again.
     context.set_forkserver_preload([__name__])
     # Otherwise Arrow's allocator starts a thread in the process that is forked.
     if is_default := _ALLOCATOR not in os.environ:
         os.environ[_ALLOCATOR] = "background_thread:false"
-    # Set before they start, until they install their own signal handlers.
+    # Keep signals from the children until they install their own handlers.
     try:
         with kept_from_children(*_FOR_ALL):
             forkserver.ensure_running()
@@ -169,7 +169,7 @@ def train_runs(
 def _work(config: RunConfig, folder: Path, backend: Backend, stop: Event, sender: Connection, logged: Logging) -> None:
     """Train a run in this process and report its progress."""
     for number in _FOR_ALL:
-        # Child processes ignore the same signals, and are ended by SIGTERM.
+        # Child processes inherit ignored signals but no handlers, so SIGTERM still ends them.
         signal.signal(number, (lambda *_: None) if number == signal.SIGTERM else signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_ALL)
     Thread(target=_end_with_parent, args=(stop,), daemon=True).start()
@@ -183,7 +183,7 @@ def _work(config: RunConfig, folder: Path, backend: Backend, stop: Event, sender
 
 
 def _end_with_parent(stop: Event) -> None:
-    """End this process when its parent has ended, even by kill -9. Committed outputs are kept."""
+    """End this process when its parent ends, even by kill -9. Committed outputs are kept."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
@@ -195,7 +195,7 @@ def _end_with_parent(stop: Event) -> None:
 def _train_or_resume(
     config: RunConfig, folder: Path, backend: Backend, observer: Observer, logged: Logging
 ) -> tuple[Ending, str]:
-    """Train or resume a run; return expected errors as its ending."""
+    """Train or resume a run; return how it ended, and the message if it failed with an expected error."""
     try:
         with logged(folder, observer) as watching:
             if storage.run_exists(folder):
@@ -215,7 +215,7 @@ def was_stopped(jobs: Sequence[Job], outcomes: Sequence[RunOutcome]) -> bool:
 
 
 def require_own(sweep: Sweep, run: PlannedRun, config: RunConfig) -> None:
-    """Reject an existing run with the name of a sweep's run but other settings."""
+    """Reject an existing run that has the name of a sweep's run but different settings."""
     folder = sweep.folder(run)
     if not storage.run_exists(folder):
         return
@@ -223,8 +223,8 @@ def require_own(sweep: Sweep, run: PlannedRun, config: RunConfig) -> None:
     config = config.model_copy(update={"env": config.env.as_in(found.config["env"])})
     if found.info["config_digest"] != training.recorded(pinned(config)).digest():
         raise UsageError(
-            f"{folder}: found a run whose settings differ from those of the sweep {sweep.name} for this name; "
-            "required the sweep's run, or none. Start a sweep with another --name, or `metaloom rm` the run"
+            f"{folder}: found a run whose settings differ from the run of this name in the sweep {sweep.name}. "
+            "Start a sweep with a different --name, or remove the run with `metaloom rm`"
         )
 
 
@@ -242,7 +242,7 @@ def train_sweep(
     if sweep.search is not None and parallel > len(sweep.seeds):
         raise UsageError(
             f"found --parallel {parallel} for a search whose trials are {plural(len(sweep.seeds), 'run')} each; "
-            "required at most that, because each trial is suggested from the scores of earlier trials"
+            "required at most that many, because each trial is suggested from the scores of earlier trials"
         )
     if parallel > 1 and backend.workers is None and backend.scheduler is None:
         backend = replace(backend, workers=0)  # the runs' processes are enough
@@ -273,24 +273,24 @@ def train_sweep(
 
 
 def _try_settings(configs: Sequence[RunConfig]) -> None:
-    """Build the learner of each combination of settings, which reveals further errors."""
+    """Build the learner for each combination of settings, which reveals further errors before training."""
     for config in map(pinned, configs):
         with stages_of(config, Backend(workers=0), partial(check_sizes, config)) as stages:
             stages.context.try_learner()
 
 
 TrainRuns = Callable[[Sequence[Job], SweepObserver], list[RunOutcome]]
-"""Function that trains runs and returns the outcomes of started ones."""
+"""Function that trains runs and returns the outcomes of all started runs."""
 
 
 def _train_trials(sweep: Sweep, search: Search, train: TrainRuns, observer: SweepObserver) -> SweepResult:
     """Train the missing runs of known trials, then suggest and train new trials.
 
-    Every trial is written to the sweep's file before it is trained, and for every suggestion the study is rebuilt from
-    stored scores. So a killed search continues with the same trials.
+    Every trial is written to the sweep's file before it is trained, and the study is rebuilt from stored scores for
+    each suggestion, so that a killed search continues with the same trials.
     """
     require_optuna()
-    from metaloom.flows.sweeps.suggestions import suggest  # which needs it
+    from metaloom.flows.sweeps.suggestions import suggest  # needs Optuna
 
     scored: list[tuple[dict[str, str], float | None]] = []
     outcomes: list[RunOutcome] = []
@@ -333,12 +333,12 @@ def _train_trial(
     watching, without = _watching_for(metric, observer)
     outcomes = train(jobs, watching)
     for run in without:
-        score_of(sweep.folder(run), metric)  # reports the missing metric and lists existing ones
+        score_of(sweep.folder(run), metric)  # raises an error that lists the existing metrics
     return failed + outcomes, was_stopped(jobs, outcomes)
 
 
 def _watching_for(metric: str, observer: SweepObserver) -> tuple[SweepObserver, list[PlannedRun]]:
-    """Return an observer that stops at a first iteration without the metric, and a list of runs it stopped."""
+    """Return an observer that stops when an iteration lacks the metric, and the list to which it adds such runs."""
     if metric in (AFTER_ADAPTATION, EVALUATION):
         return observer, []
     without: list[PlannedRun] = []

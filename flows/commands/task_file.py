@@ -14,10 +14,11 @@ from metaloom.pipeline.envs.contract import TaskField
 
 
 def load_tasks(path: Path, fields: Sequence[TaskField]) -> list[list[float]]:
-    """Load tasks from a file: lists of values, mappings by field, or a column per field.
+    """Load tasks from a file and return their values in the order of `fields`.
 
     Args:
-        path: A .json, .yaml, .yml or .parquet file. Parquet columns may be named `task_*` as in a run's tables.
+        path: A .json, .yaml or .yml list of lists or of mappings keyed by field, or a .parquet file with one column per
+            field. Columns may be named `task_*`, as in a run's tables.
         fields: Fields of the environment's tasks.
     """
     if path.suffix not in (".json", ".yaml", ".yml", ".parquet"):
@@ -37,7 +38,7 @@ def load_tasks(path: Path, fields: Sequence[TaskField]) -> list[list[float]]:
     except (OSError, ValueError, pa.ArrowException) as error:
         raise UsageError(f"{path}: cannot be read as tasks: {error}") from None
     if not isinstance(rows, list) or not rows:
-        raise UsageError(f"{path}: found {type(rows).__name__}; required a list of one task or more")
+        raise UsageError(f"{path}: found {type(rows).__name__}; required a list of at least one task")
     return [_task(path, n, row, fields) for n, row in enumerate(rows)]
 
 
@@ -51,7 +52,7 @@ def _task(path: Path, n: int, row: Any, fields: Sequence[TaskField]) -> list[flo
         not isinstance(row, list)
         or len(row) != len(names)
         or not all(
-            # Compare with the largest float, since any integer is less than infinity.
+            # Compare with the largest float, since any integer is less than infinity, even one that float() rejects.
             isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
             for value in row
         )

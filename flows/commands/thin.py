@@ -1,4 +1,4 @@
-"""Thinning of a stored run, and restoring what was removed."""
+"""Thinning of a stored run, and restoring of thinned outputs."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -20,11 +20,11 @@ from metaloom.storage.progress import Progress, unseen
 def thin(
     path: Path, retention: Retention, *, dry_run: bool = False, anyway: bool = False, on_progress: Progress = unseen
 ) -> Thinned:
-    """Remove the arrays (`storage.THINNABLE`) of complete iterations that are not kept; they can be recomputed."""
+    """Remove recomputable arrays (`storage.THINNABLE`) from complete iterations that the retention does not keep."""
     if not retention.thins:
-        raise UsageError("found no iterations to keep; required --keep-every N, --keep-last N or both")
+        raise UsageError("found neither --keep-every nor --keep-last; required at least one of them")
     run = storage.open_run(path)
-    iterations = run.iterations  # which lists a folder
+    iterations = run.iterations  # read once, since it lists a folder
     chosen = [i for i in iterations if not retention.keeps(i, len(iterations))]
     goes = (ref for ref in run.thinnable({*chosen}) if not run.is_thinned(ref))
     refs = [*goes] if dry_run else goes
@@ -39,8 +39,8 @@ def thin(
         if changed:
             iterations = set[int]().union(*changed.values())
             raise UsageError(
-                f"{run.location}: found that {'; '.join(changed)}; {plural(len(iterations), 'iteration')}, the first "
-                f"{min(iterations)}, could not be recomputed; required the original sources. Restore them, or remove "
+                f"{run.location}: {'; '.join(changed)}; {plural(len(iterations), 'iteration')}, starting at "
+                f"{min(iterations)}, could not be recomputed. Restore the original sources, or remove "
                 "the batches anyway: --anyway"
             )
     if dry_run:
@@ -52,7 +52,7 @@ def thin(
 def materialise(
     path: Path, iteration: int | None = None, *, backend: Backend = Backend(workers=0)
 ) -> Iterator[StageRef]:
-    """Recompute thinned outputs of an iteration, or of all if None, and store them if their digests agree."""
+    """Recompute and store thinned outputs of an iteration, or of all if None; yield the stages. Digests must match."""
     run = storage.open_run(path)
     if iteration is not None:
         require_iteration(run, iteration)

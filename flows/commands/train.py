@@ -54,7 +54,7 @@ P = ParamSpec("P")
 
 
 StageCall = Callable[[StageRef, Sequence[StageRef], Callable[[], StageRef]], StageRef]
-"""Function that runs a stage, given its inputs and its computation; Prefect's runs it as a task."""
+"""Function that runs a stage, given its inputs and its computation. With Prefect, it runs the stage as a task."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class TrainResult:
         computed: Number of outputs computed and stored.
         repaired: One line for each damaged file that was repaired before training.
         damage: Findings of the verification after a repair; None without a repair, or if it was stopped.
-        enough: Criteria of `stop` that ended it before its last iteration.
+        enough: `stop` criteria that ended it before its last iteration.
     """
 
     path: Path
@@ -86,7 +86,7 @@ def direct(ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], Stag
 
 
 Training = Generator[IterationReport, None, TrainResult]
-"""A training run that pauses after each iteration."""
+"""Generator that trains a run, yields after each iteration, and returns the result."""
 
 
 def training(
@@ -142,9 +142,9 @@ def resuming(
     with kept_log() as kept:
         repaired: Sequence[str] = ()
         if repair:
-            with suppress(storage.DamagedRun, storage.NotARun):  # otherwise ask when it can be read
+            with suppress(storage.DamagedRun, storage.NotARun):  # if unreadable, trust is checked after the repair
                 require_trust(storage.open_run(path))
-            # Separately, because it may make the run readable.
+            # Repair first, since that may make the run readable.
             with storage.open_writer(path, take_over=take_over, repair=True) as writer:
                 repaired = writer.repaired
         run = storage.open_run(path)
@@ -152,13 +152,13 @@ def resuming(
             if assignment.partition(".")[0] != "retention":
                 raise ConfigError(
                     f"--set {assignment}: a stored run's settings cannot change, except retention.*; "
-                    "`metaloom fork RUN --run NEW --set ...` continues with others"
+                    "`metaloom fork RUN --run NEW --set ...` continues it with changed settings"
                 )
         config = build_config(override(config_of(run).model_dump(mode="json"), retention))
         if iterations is not None:
             if iterations < (stored := len(run.iterations)):
                 raise ConfigError(
-                    f"{run.path}: found --iterations {iterations}, but {stored} are stored already; required at least "
+                    f"{run.path}: found --iterations {iterations}, but {stored} are already stored; required at least "
                     "that many"
                 )
             config = build_config({**config.model_dump(), "iterations": iterations})
@@ -174,7 +174,7 @@ def resuming(
             facts = environment(stages.own())
             if refs := run.refs():
                 warn_changed_sources(run, refs[-1], facts.get("plugins", {}))
-            else:  # it was stopped in its rehearsal
+            else:  # it was stopped during its rehearsal
                 rehearse(stages.own(), observer.should_stop)
             writer.describe(facts)
             require_resumable(run, stages)
@@ -193,7 +193,7 @@ def resuming(
 
 
 def _to_the_end(begin: Callable[P, Training]) -> Callable[P, TrainResult]:
-    """Return a function that trains without pausing."""
+    """Return a function that runs the generator to its end and returns its result."""
 
     @wraps(begin)
     def train(*args: P.args, **kwargs: P.kwargs) -> TrainResult:
@@ -212,7 +212,7 @@ resume: Final = _to_the_end(resuming)
 
 
 def _check_baselines(stages: Runner) -> None:
-    """Reject, in new runs, a linear fit to image bytes: thousands of columns, clipped at 10."""
+    """Reject a linear feature baseline on images in new runs: it would fit thousands of columns, clipped at 10."""
     config, spaces = stages.config, spaces_of(stages.context.env)
     if not is_image(spaces.observation_shape, spaces.observation_scale):
         return
@@ -223,8 +223,8 @@ def _check_baselines(stages: Runner) -> None:
         if baseline is not None and baseline.name == "linear_feature":
             raise ConfigError(
                 f"{setting} is linear_feature, but observations are images of shape {spaces.observation_shape}, whose "
-                f"{spaces.observation_size:,} bytes it would clip at 10, square and fit again for every task; required "
-                f"{setting}=linear_time, which uses time alone, {setting}=value_network, or a custom baseline"
+                f"{spaces.observation_size:,} bytes it would clip at 10, square and refit for each task; required "
+                f"{setting}=linear_time, which uses only time, {setting}=value_network, or a custom baseline"
             )
 
 
@@ -245,19 +245,19 @@ def recorded(config: RunConfig) -> RunConfig:
 
 
 def retention_of(config: RunConfig) -> Retention:
-    """Convert a configuration's retention for the store."""
+    """Return a configuration's retention settings as the store's `Retention`."""
     return Retention(**config.retention.model_dump())
 
 
 def _retention_for(run: storage.Run, config: RunConfig) -> Retention:
-    """Return the configured retention, extended by iterations whose plug-ins have changed since."""
+    """Return the configured retention, which also keeps iterations whose plug-ins have changed since."""
     retention = retention_of(config)
     if not retention.thins:
         return retention
     changed = changed_since(run, (ref for ref in run.thinnable(run.iterations) if not run.is_thinned(ref)))
     for change, iterations in changed.items():
         log.warning(
-            "%s: %s; %s computed with it, the first %d, will not be thinned: they could not be computed again",
+            "%s: %s; %s computed with it, starting at %d, will not be thinned: they could not be recomputed",
             run.location,
             change,
             plural(len(iterations), "iteration"),
@@ -267,7 +267,7 @@ def _retention_for(run: storage.Run, config: RunConfig) -> Retention:
 
 
 def environment(stages: Runner) -> dict[str, Any]:
-    """Return the code and defaults that affect results besides the configuration."""
+    """Return what affects results besides the configuration: code, plug-ins, arithmetic, device and environment."""
     plugins, facts = plugin_sources(stages.config), device_facts(stages.config.device)
     env = stages.context.env
     components, declared, classes = component_facts(env), described_facts(env), env.task_classes
@@ -337,10 +337,8 @@ def _train(
         update = _update(writer, iteration)
         history.append(update.metrics)
         for name in sorted({*_not_finite(stages_for(missing[-1]), update.metrics)} - warned):
-            # No output depends on a metric, so training continues; a criterion of `stop` on it is not met.
-            log.warning(
-                "metrics: %s is %s, and is stored as such; required a finite number", name, update.metrics[name]
-            )
+            # No output depends on a metric, so training continues; a `stop` criterion on it counts as not met.
+            log.warning("metrics: %s is %s and is stored as such; required a finite number", name, update.metrics[name])
             warned.add(name)
         now, evaluating = time.perf_counter(), sum(seconds.get(f"{ref.stage}.{ref.step}", 0.0) for ref in evaluations)
         report = IterationReport(
@@ -364,7 +362,7 @@ def _train(
 
 
 def _not_finite(stages: Runner, metrics: Metrics) -> Iterator[str]:
-    """Name the metrics that are not finite, besides means of facts, which may be missing."""
+    """Yield the names of non-finite metrics, except means of facts, which may be missing."""
     facts = {f"average_{fact.name}" for fact in declared_facts(stages.context.env)}
     for name, value in metrics.items():
         if not math.isfinite(value) and name.partition(".")[2] not in facts:
@@ -372,7 +370,7 @@ def _not_finite(stages: Runner, metrics: Metrics) -> Iterator[str]:
 
 
 def _check_limit(config: RunConfig, outputs: Iterable[object]) -> None:
-    """Warn if most episodes end at a step limit that neither the user nor gymnasium has set."""
+    """Warn if most episodes end at the default step limit, which neither the user nor gymnasium has set."""
     if "max_episode_steps" in config.model_fields_set or config.env.name in ENVS:
         return
     if gymnasium_limit(config.env.name) is not None:
@@ -392,11 +390,11 @@ def _check_limit(config: RunConfig, outputs: Iterable[object]) -> None:
 
 
 def _idle_iterations(config: RunConfig, run: storage.Run) -> Iterator[str]:
-    """Warn if the step size of later iterations is zero."""
+    """Yield a warning if step sizes are zero in later iterations."""
     horizon, stored = getattr(config.algorithm, "lr_horizon", None), len(run.iterations)
     if horizon is None or config.iterations <= max(horizon, stored):
         return
-    cure = f"algorithm.lr_horizon={config.iterations} lets all of them learn"
+    cure = f"algorithm.lr_horizon={config.iterations} lets all iterations learn"
     if stored:
         start = f"{run.location}@{min(stored, horizon)}"
         cure = f"`metaloom fork {start} --run NEW --set algorithm.lr_horizon={config.iterations}` lets them learn"
@@ -408,13 +406,13 @@ def _idle_iterations(config: RunConfig, run: storage.Run) -> Iterator[str]:
 
 
 def run_once(stages: Runner, writer: RunWriter, ref: StageRef, seconds: dict[str, float]) -> StageRef:
-    """Compute and store a stage unless it is stored. Quarantine non-finite values."""
+    """Compute a stage and store its output, unless it is already stored; return the stage."""
     if not writer.contains(ref):
         started, began = time.time(), time.perf_counter()
         with explained(writer.run.path, ref, stages.seed_position(ref)), abandonable():
             value = run_checked(stages, ref, stages.load_inputs(ref, writer))
             took, start = time.perf_counter() - began, writer.run.learner_ref(ref.iteration)
-            # Check the first two iterations under these settings, since in the second a learner may have state.
+            # Check the first two iterations under these settings, since a learner may first have state in the second.
             if ref.iteration <= 1 or writer.run.config_of(start) != writer.run.config_of(ref):
                 require_sound(stages, ref, writer, value)
         seconds[f"{ref.stage}.{ref.step}"] = took
@@ -436,7 +434,7 @@ def _update(writer: RunWriter, iteration: int) -> Update:
 
 
 def _returns_of_tasks(stages: Runner, writer: RunWriter, iteration: int) -> tuple[list[Array], list[ClassReturns]]:
-    """Return every inner step's returns by task and by class; empty if episodes are thinned."""
+    """Return each inner step's mean returns by task and by class; empty if episodes were thinned."""
     classes, refs = stages.context.env.task_classes, stages.order(iteration)
     drawn = [ref for ref in refs if stages.graph[ref.stage].output is TaskBatch]
     rounds = [ref for ref in refs if ref.stage == writer.run.stages.named("rollouts")]

@@ -1,11 +1,11 @@
-"""Export of stored runs to other formats, in memory for one iteration. Folders appear atomically.
+"""Export of stored runs to other formats, with one iteration in memory at a time. Folders appear atomically.
 
-Each module of this package defines a format of the same name:
+Each module in this package defines a format of the same name:
 
     FORMAT = ExportFormat(export_csv)
 
-A user's format is module:FORMAT, or an entry point of the group `metaloom.exports`. A format's options are the
-parameters of its function; other options of the command are rejected.
+A user-defined format is module:FORMAT, or an entry point in the group `metaloom.exports`. A format's options are the
+parameters of its function; other command options are rejected.
 """
 
 import difflib
@@ -36,7 +36,7 @@ class ExportFormat:
     Attributes:
         write: Function that writes a run to a new folder and updates the summary: `write(run, folder, done, *,
             iterations)`, with a parameter for each supported option: `steps`, `by`. Options that are not set are not
-            passed. A format without `iterations` exports all complete ones.
+            passed. A format without `iterations` exports all complete iterations.
         holds_episodes: True if a run whose episodes are all thinned cannot be exported.
         grows: True if the folder may contain earlier exports; the function must then make its writes atomic.
     """
@@ -46,10 +46,10 @@ class ExportFormat:
     grows: bool = False
 
     def __post_init__(self) -> None:
-        """Reject a function with other parameters.
+        """Reject a function with unsupported parameters.
 
         Raises:
-            TypeError: names the required parameters.
+            TypeError: the function lacks a required parameter, or has an unknown one.
         """
         signature, options = inspect.signature(self.write), ("iterations", "steps", "by")
         try:
@@ -65,7 +65,7 @@ class ExportFormat:
         return option in inspect.signature(self.write).parameters
 
     def export(self, run: Run, out: Path, on_progress: Progress = unseen, **options: Any) -> Export:
-        """Write a run to a new or empty folder atomically, or to one that grows."""
+        """Write a run to a new or empty folder atomically, or append to one that grows."""
         done = Export(out, progress=on_progress)
         if self.grows:
             self.write(run, out, done, **options)
@@ -81,20 +81,20 @@ def format_names() -> list[str]:
 
 
 def _paths() -> dict[str, str]:
-    """Return module:FORMAT by name."""
+    """Return the module:FORMAT of each format, keyed by name."""
     added = {point.name: point.value for point in installed("metaloom.exports")}
     return added | {module.name: f"{__name__}.{module.name}:FORMAT" for module in pkgutil.iter_modules(__path__)}
 
 
 def format_of(name: str) -> ExportFormat:
-    """Return a format by name or module:FORMAT."""
+    """Return the format with this name or module:FORMAT."""
     path = _paths().get(name, name)
     if ":" not in path:
         names = format_names()
         close = difflib.get_close_matches(name, names, n=1)
         hint = f". Did you mean {close[0]}?" if close else ""
         if name in _OF_POLICIES:
-            hint = f". `metaloom policy RUN --out policy.{name}` writes the policy that was trained"
+            hint = f". `metaloom policy RUN --out policy.{name}` writes the trained policy"
         raise UsageError(f"found --to {name}; required one of {', '.join(names)}, or module:FORMAT{hint}")
     try:
         found = load(path)
@@ -119,14 +119,14 @@ def export(
     by: By | None = None,
     on_progress: Progress = unseen,
 ) -> Export:
-    """Export a run to another format."""
+    """Export a run to another format; arguments are as in `metaloom export`."""
     form = format_of(to)
     options = (("iterations", iterations), ("steps", steps or None), ("by", by))
     given = {name: value for name, value in options if value is not None}
     for name in given:
         if not form.takes(name):
             option = "step" if name == "steps" else name
-            raise UsageError(f"found --{option} with --to {to}, which does not take it; remove it")
+            raise UsageError(f"found --{option} with --to {to}, which does not support it; remove it")
     if not len(run.select(iterations)):
         raise UsageError(f"{run.path}: found no complete iteration to export; required at least one")
     stored = dict.fromkeys(ref.step for ref in run.refs() if ref.stage == run.stages.named("rollouts"))
@@ -136,7 +136,7 @@ def export(
         )
     if form.holds_episodes and next(Export(out).available(run, iterations, steps or None), None) is None:
         raise UsageError(
-            f"{run.path}: found no iteration whose episodes are stored; required one. "
+            f"{run.path}: found no iteration whose episodes are stored; required at least one. "
             f"`metaloom replay {argument(run.path)} --materialise` restores thinned ones"
         )
     return form.export(run, out, on_progress, **given)

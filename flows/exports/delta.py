@@ -21,9 +21,9 @@ _AT_ONCE = 64
 
 
 def export_delta(run: Run, folder: Path, done: Export) -> None:
-    """Append a run to the Delta tables of a folder, in one transaction per table.
+    """Append a run to the Delta tables in a folder, in one transaction per table.
 
-    OUT/episodes  OUT/tasks  OUT/metrics  OUT/evaluations    as from `Run.episodes` and so on, after `run_id` and `run`
+    OUT/episodes  OUT/tasks  OUT/metrics  OUT/evaluations    `run_id`, `run`, and the columns of `Run.episodes` etc.
 
     Tables are partitioned by `run_id`, which does not depend on the run's name or path. The transaction records the
     last exported iteration, so only new ones are appended.
@@ -34,7 +34,7 @@ def export_delta(run: Run, folder: Path, done: Export) -> None:
         raise ExportExists(
             folder,
             found=f"{foreign[0]!r} in it" if foreign else "a link or a file",
-            required=f"a new folder, or one with nothing but {', '.join(TABLES)}",
+            required=f"a new folder, or one that contains only {', '.join(TABLES)}",
             action="Choose another --out",
         )
     stages = run.files.table_stages("evaluations")
@@ -53,7 +53,7 @@ def export_delta(run: Run, folder: Path, done: Export) -> None:
 def _append(
     run: Run, folder: Path, read: Callable[[Sequence[int]], pa.Table], iterations: Sequence[int], done: Export
 ) -> list[int]:
-    """Append missing iterations to a table; return them."""
+    """Append the iterations that a table lacks; return them."""
     who = _identity(run)
     known = DeltaTable(folder) if DeltaTable.is_deltatable(str(folder)) else None
     have = (known.transaction_version(who) or 0) if known is not None else 0
@@ -90,8 +90,8 @@ def _append(
         )
     except CommitFailedError as error:
         raise UsageError(
-            f"{folder}: found another export of the same run at the same time; required one. Run the command again "
-            f"to append what is missing ({error})"
+            f"{folder}: another export of the same run was writing at the same time. Run the command again to append "
+            f"what is missing ({error})"
         ) from error
     return new
 
@@ -108,7 +108,7 @@ def _with_run(table: pa.Table, run: Run, who: str) -> pa.Table:
 
 
 def _identity(run: Run) -> str:
-    """Return the identity of a run, validated because it names a folder."""
+    """Return the ID of a run, which is validated because it names a folder."""
     try:
         return str(uuid.UUID(str(run.info["id"])))
     except (KeyError, ValueError):

@@ -25,7 +25,7 @@ from metaloom.storage.read.tables import episode_columns
 from metaloom.storage.run import Iterations, Run
 
 _OPEN_FILES = 128
-"""Maximum number of open files; more histories are written in several passes over the run."""
+"""Maximum number of open files. If there are more histories, several passes over the run write them."""
 
 
 def export_histories(
@@ -39,9 +39,9 @@ def export_histories(
 ) -> None:
     """Write one row per episode, grouped by history.
 
-    A file holds one history (`task-00000003.parquet`, `position-00000003.parquet`) or, with a distribution, all of one
-    iteration (`iteration-00000003.parquet`). Within a file rows are sorted by `history` and `order`, the index of the
-    episode in its history. `observations` has one more entry than `actions` and `rewards`.
+    A file contains one history (`task-00000003.parquet`, `position-00000003.parquet`) or, with a distribution, all
+    histories of an iteration (`iteration-00000003.parquet`). Within a file, rows are sorted by `history` and `order`,
+    the index of the episode in its history. `observations` has one more entry than `actions` and `rewards`.
     """
     available = list(done.available(run, iterations, steps))
     # Tasks from a distribution have no ids.
@@ -71,12 +71,12 @@ def export_histories(
 
 
 def _keys(tasks: TaskBatch, by: By) -> Array:
-    """Return the history of each task of an iteration, [B]."""
+    """Return the history number of each task in an iteration, [B]."""
     return tasks.ids if by == "task" else np.arange(len(tasks))
 
 
 def _rows(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch, places: Sequence[int]) -> pa.Table:
-    """Make one row per episode of selected tasks, without `history` and `order`."""
+    """Return a table of the selected tasks' episodes, without the columns `history` and `order`."""
     chosen = np.array(places)
     # Skip empty slots.
     found = np.argwhere(episodes.lengths[chosen] > 0)
@@ -99,7 +99,7 @@ def _rows(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch, plac
 
 
 def _lists(values: Array, lengths: Array) -> pa.Array:
-    """Make a list of scalars or vectors per episode from [n, T, ...], without padding."""
+    """Convert padded values [n, T, ...] to an unpadded list of scalars or vectors per episode."""
     flat = values[np.arange(values.shape[1]) < lengths[:, None]]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     items = column(flat)
@@ -109,7 +109,7 @@ def _lists(values: Array, lengths: Array) -> pa.Array:
 
 @dataclass
 class _Files:
-    """Parquet files of histories, open during the block. Assigns each episode its `order`."""
+    """Context manager for the Parquet files of histories; it assigns each episode its `order`."""
 
     folder: Path
     kind: str
@@ -117,7 +117,7 @@ class _Files:
     orders: dict[int, int] = field(default_factory=dict)
 
     def write(self, file: int, history: int, rows: pa.Table) -> int:
-        """Append episodes to a history in the file with this number; returns their number."""
+        """Append episodes to a history in the file with this number; return the number of episodes."""
         first = self.orders.get(history, 0)
         self.orders[history] = first + rows.num_rows
         order = column(np.arange(first, first + rows.num_rows, dtype=np.int64))

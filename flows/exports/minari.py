@@ -28,10 +28,10 @@ from metaloom.storage.export import Export
 from metaloom.storage.run import Iterations
 
 Episode = tuple[dict[str, Array], dict[str, float]]
-"""Arrays of an episode, and its location in the run."""
+"""Arrays of an episode, and its options: location in the run, task and facts."""
 
 _IN_STEPS = ("lengths", "terminated", "truncated")
-"""Arrays that Minari stores per step itself."""
+"""Arrays whose content is in Minari's own per-step arrays."""
 
 
 def export_minari(
@@ -39,8 +39,8 @@ def export_minari(
 ) -> None:
     """Write the episodes, in sampling order, as the dataset `NAME-v0` in the folder.
 
-    Actions are as the environment received them: the policy's, mapped by `env.action_scale` and clipped to its bounds.
-    An episode's `options` hold its iteration, inner step, task and episode index, task id, parameters and facts.
+    Actions are stored as the environment received them: mapped by `env.action_scale` and clipped to its bounds.
+    An episode's `options` contain its iteration, inner step, task and episode index, task id, parameters and facts.
     """
     require_settings(run)
     # Minari would join a relative path to its own folder.
@@ -64,18 +64,18 @@ def export_minari(
 
 
 def dataset_id(run: Run) -> str:
-    """Return the run's name, with characters that Minari rejects replaced."""
+    """Return the dataset name: the run's name, with characters that Minari rejects replaced, and "-v0"."""
     return re.sub(r"[^\w-]", "-", run.name, flags=re.ASCII) + "-v0"
 
 
 def _spaces(run: Run) -> tuple[gymnasium.Space[Any], ActionSpace]:
-    # From the spec of the whole array, since an iteration may be thinned.
+    # Read the spec of the whole array, since an iteration may be thinned.
     found = run.files.spec("rollouts_0/observations")
-    # From the run rather than its environment, which should not be imported for an export.
+    # Use the recorded space, since an export should not import the environment.
     about = run.info["environment"].get("env", {})
     if "actions_taken" in about:
         actions = space_from(about["actions_taken"])
-    else:  # not recorded by an earlier version
+    else:  # not recorded by earlier versions
         with closing(make_env(config_of(run).env)) as env:
             actions = taken_space(env)
     kept = np.dtype(found.dtype)
@@ -84,7 +84,7 @@ def _spaces(run: Run) -> tuple[gymnasium.Space[Any], ActionSpace]:
 
 
 def _write(path: Path, episodes: Iterator[Episode]) -> int:
-    """Write episodes in Minari's storage format, and return their number of steps.
+    """Write episodes in Minari's storage format, and return the total number of steps.
 
     Minari itself makes every array resizable, which takes several times as long and 50 % more space.
     """
@@ -103,7 +103,7 @@ def _episodes(
 ) -> Iterator[Episode]:
     for i, inner_steps in done.available(run, iterations, steps):
         tasks = run[i].tasks()
-        # In a fork, the scale may differ from its parent's.
+        # A fork's action scale may differ from its parent's.
         taken = action_map(actions, run.config_of(run.last_ref(i))["env"]["action_scale"])
         for k in inner_steps:
             batch = run[i].rollouts(k)
@@ -133,13 +133,13 @@ def _of_round(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch, 
 
 
 _LARGEST_COMPACT = 60_000
-"""Maximum bytes of an array stored in its dataset's header, which HDF5 limits to 64 kB."""
+"""Maximum size in bytes of an array that is stored in its dataset's header, which HDF5 limits to 64 kB."""
 
 _MOST_ATTRIBUTES = 1000
 
 
 class GroupWriter:
-    """Context manager that writes groups of arrays and scalars. It uses h5py's low-level calls for speed.
+    """Context manager that writes groups of arrays and scalars to HDF5, with h5py's low-level calls for speed.
 
     Args:
         path: Path of the new file. HDF5 1.10 and newer can read it.
@@ -148,12 +148,12 @@ class GroupWriter:
     def __init__(self, path: Path) -> None:
         self._file = h5py.File(path, "w", libver=("v108", "v110"))
         self._group = h5p.create(h5p.GROUP_CREATE)
-        # For more than eight attributes, HDF5 would make an index that is larger than they are.
+        # For more than eight attributes, HDF5 would create an index that is larger than the attributes.
         self._group.set_attr_phase_change(_MOST_ATTRIBUTES, 0)
         self._group.set_obj_track_times(False)
 
     def write(self, name: str, arrays: Mapping[str, Array], attributes: Mapping[str, float]) -> None:
-        """Write a group."""
+        """Write a group with these arrays and attributes."""
         group = h5g.create(self._file.id, name.encode(), None, self._group)
         for key, value in attributes.items():
             number = np.asarray(value)

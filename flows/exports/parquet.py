@@ -14,17 +14,17 @@ from metaloom.storage.export import Export
 from metaloom.storage.run import Iterations, Run
 
 ROW_GROUP = 65_536
-"""Rows per row group, which a reader reads at once."""
+"""Number of rows per row group, which readers read as a whole."""
 
 
 def export_parquet(
     run: Run, folder: Path, done: Export, *, iterations: Iterations = None, steps: Sequence[int] | None = None
 ) -> None:
-    """Write one row per real step in a file per iteration and inner step, and the derived tables.
+    """Write the steps, without padding, to a file per iteration and inner step, and write the derived tables.
 
     OUT/steps/iteration=3/stage=rollouts_0/steps.parquet    columns as in `Run.steps`, without `iteration`
     OUT/episodes.parquet  OUT/tasks.parquet  OUT/metrics.parquet  and, if there are any, OUT/evaluations.parquet
-    OUT/STAGE.parquet for every custom stage whose output has a custom type, as `Run.table` reads it
+    OUT/STAGE.parquet for each custom stage whose output has a custom type, as `Run.table` reads it
     """
     available = [i for i, _ in done.available(run, iterations, steps)]
     places = {i: place for place, i in enumerate(available)}

@@ -1,4 +1,4 @@
-"""Export to TensorBoard events, as written live by the logger. Needs the extra `tensorboard`."""
+"""Export to TensorBoard events, as the logger writes them during training. Needs the extra `tensorboard`."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from metaloom.storage.run import Iterations
 
 
 def export_tensorboard(run: Run, folder: Path, done: Export, *, iterations: Iterations = None) -> None:
-    """Write scalars and histograms of every iteration, with its end as wall time."""
+    """Write scalars and histograms of each iteration, with the iteration's end as wall time."""
     events, reports = EventFile(run, folder), StoredReports(run)
     chosen = run.select(iterations)
     try:

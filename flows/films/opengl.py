@@ -19,7 +19,7 @@ mujoco.Renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), 8, 8).render()
 
 
 def choose_renderer(asked: RendererName) -> RendererName:
-    """Choose a working renderer and set it for MuJoCo, if MuJoCo is not imported yet."""
+    """Return a working renderer, and set it for MuJoCo unless MuJoCo is already imported."""
     named = os.environ.get("MUJOCO_GL", "").lower()
     is_late = "mujoco" in sys.modules
     wanted = named if asked == "auto" and named else asked
@@ -58,4 +58,4 @@ def problem_with(name: str) -> str | None:
     if tried.returncode == 0:
         return None
     lines = tried.stderr.strip().splitlines()
-    return printable(lines[-1]) if lines else f"it ended its process with {tried.returncode}"
+    return printable(lines[-1]) if lines else f"its process ended with exit code {tried.returncode}"

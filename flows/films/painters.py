@@ -20,16 +20,16 @@ from metaloom.pipeline.types import Array
 
 _SKY, _GROUND, _LINE = (214, 228, 240), (176, 190, 176), (150, 165, 150)
 _GOAL = np.array([60, 160, 75, 255], np.float32) / 255
-"""Color of goals, as of point robots."""
+"""Color of goals, as for point robots."""
 _SMOOTH = 2
 """Supersampling factor for smooth edges."""
 _FAR = 25
-"""Radius in meters of the lines on the ground around the camera."""
+"""Distance in meters from the camera up to which lines are drawn on the ground."""
 _CORNERS = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], np.float64)
 _FACES = ((0, 1, 3, 2), (4, 5, 7, 6), (0, 1, 5, 4), (2, 3, 7, 6), (0, 2, 6, 4), (1, 3, 7, 5))
 
 _WIDEST, _LOWEST = 18.0, 3.0
-"""Maximum width and minimum height of a picture in meters. On longer paths, the camera follows the robot."""
+"""Maximum width and minimum height of the visible area in meters. On longer paths, the camera follows the robot."""
 _AROUND = 1.0
 """Margin in meters around a robot's path."""
 _ABOVE = 0.6
@@ -37,14 +37,14 @@ _ABOVE = 0.6
 
 Point = tuple[float, float]
 Goal = Callable[[], Array]
-"""Returns the position of a goal by now, [3], in m."""
+"""Function that returns the current position of a goal in meters, [3]."""
 
 
 class Painter(Protocol):
     """Draws the current state of an environment."""
 
     def draw(self) -> Array:
-        """Return a picture [height, width, 3] uint8."""
+        """Return a picture of the current state, [height, width, 3] uint8."""
         ...
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class Painter(Protocol):
 
 
 def drawable(config: EnvConfig) -> MetaEnv:
-    """Make an environment that can be drawn."""
+    """Return an environment that can be drawn; raise UsageError if it cannot."""
     env = make_env(config)
     if _is_robot(env) or _scene(env) or env.render_mode == "rgb_array":
         return env
@@ -74,13 +74,13 @@ def painter_of(
     way: Array | None = None,
     goal: Goal | None = None,
 ) -> Painter:
-    """Choose the renderer of an environment.
+    """Return a painter for an environment.
 
     Args:
-        env: The environment.
+        env: Environment to draw.
         size: Width and height of a picture, in pixels.
-        renderer: Renderer of MuJoCo's robots.
-        way: Positions of a moving robot, [n, 3], or of a point, [n, 2], all of which pictures show. None: the camera
+        renderer: Renderer for MuJoCo environments.
+        way: Positions of a moving robot, [n, 3], or of a point, [n, 2], which are all kept visible. If None, the camera
             follows the robot.
         goal: Goal of a robot, which is drawn as a green ball.
     """
@@ -97,9 +97,9 @@ def painter_of(
 
 
 def goal_of(env: MetaEnv, way: Array) -> Goal | None:
-    """Return the goal of a robot, above the height at which `way` starts; None if its task has no place or velocity.
+    """Return a function for the goal of a robot, drawn above the start of `way`; None if the task has no goal to draw.
 
-    At a target velocity, it is where the robot should be by now. In a direction, it is as far as `way` leads anywhere.
+    For a target velocity, the goal is where the robot should be now. For a direction, it is as far away as `way` leads.
     """
     if way.shape[1] == 2 or not env.task_fields:
         return None
@@ -115,7 +115,7 @@ def goal_of(env: MetaEnv, way: Array) -> Goal | None:
 
 
 def position_of(env: MetaEnv) -> Callable[[], Array] | None:
-    """Return a function for the position in m of a moving robot, [3], or a point, [2]; None for others."""
+    """Return a function for the position in meters of a moving robot, [3], or a point, [2]; None for others."""
     if isinstance(env.unwrapped, PointRobot):
         return env.unwrapped.whereabouts
     if _scene(env) or not _is_robot(env):
@@ -133,7 +133,7 @@ def _of_mujoco(
 
 
 def _mark(scene: Any, goal: Goal | None) -> None:
-    """Add a green ball at the goal to a scene."""
+    """Add a green ball at the goal to a scene, if there is a goal."""
     if goal is not None:
         ball, size = mujoco.mjtGeom.mjGEOM_SPHERE, np.full(3, 0.15)
         mujoco.mjv_initGeom(scene.geoms[scene.ngeom], ball, size, goal(), np.eye(3).ravel(), _GOAL)
@@ -141,7 +141,7 @@ def _mark(scene: Any, goal: Goal | None) -> None:
 
 
 def _scene(env: MetaEnv) -> Callable[[], tuple[Any, Any, Any]] | None:
-    """Return a function for MuJoCo's model, data and camera, if an environment has a model for each task."""
+    """Return a function for MuJoCo's model, data and camera if the environment has a model per task, else None."""
     return getattr(env.unwrapped, "scene", None)
 
 
@@ -150,7 +150,7 @@ def _is_robot(env: MetaEnv) -> bool:
 
 
 def _camera(model: Any) -> Any:
-    """Return the model's camera that follows the robot, or one that follows its first body from the side."""
+    """Return the model's own tracking camera, or one that follows a free first body, or the default free camera."""
     camera = mujoco.MjvCamera()
     mujoco.mjv_defaultFreeCamera(model, camera)
     track = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
@@ -162,14 +162,14 @@ def _camera(model: Any) -> Any:
 
 
 def camera_of_way(model: Any, way: Array, size: tuple[int, int]) -> Any:
-    """Return a fixed camera that sees positions [n, 3] of a robot, or one that follows it if they are far apart."""
+    """Return a fixed camera that sees all robot positions, [n, 3], or one that follows it if they are far apart."""
     low, high = way.min(axis=0), way.max(axis=0)
     along, across = high[:2] - low[:2] + 2 * _AROUND
     if max(along, across) > _WIDEST:
         return _camera(model)
     camera = mujoco.MjvCamera()
     camera.type, camera.lookat[:] = mujoco.mjtCamera.mjCAMERA_FREE, (low + high) / 2
-    # From the side for a robot in the plane; from above for one that can turn.
+    # View robots that move in a plane from the side, and robots that can turn from above.
     turns = model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE
     camera.azimuth, camera.elevation = 90, -40 if turns else -8
     tangent = np.tan(np.radians(model.vis.global_.fovy) / 2)
@@ -183,7 +183,7 @@ class _OpenGL:
         room.offwidth, room.offheight = max(room.offwidth, width), max(room.offheight, height)
         self._data, self._camera, self._goal = data, camera, goal
         self._renderer = mujoco.Renderer(model, height, width)
-        # They take half of the time in software rendering.
+        # Shadows and reflections take half of the time in software rendering.
         for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
             self._renderer.scene.flags[flag] = False
 
@@ -197,7 +197,7 @@ class _OpenGL:
 
 
 class _Scene:
-    """Renderer of an environment with a model per task, which is known after a reset."""
+    """Painter for an environment with a model per task, which is known only after a reset."""
 
     def __init__(self, scene: Callable[[], tuple[Any, Any, Any]], size: tuple[int, int], backend: RendererName) -> None:
         self._scene, self._size = scene, size
@@ -221,7 +221,7 @@ class _Scene:
 
 
 class _Own:
-    """Renderer of an environment that draws itself."""
+    """Painter for an environment with its own `render`."""
 
     def __init__(self, env: MetaEnv) -> None:
         self._env = env
@@ -229,7 +229,7 @@ class _Own:
     def draw(self) -> Array:
         try:
             picture: Any = self._env.render()
-        except Exception as error:  # an error of the environment, or a missing package
+        except Exception as error:  # from the environment, or a missing package
             raise UsageError(f"{type(self._env.unwrapped).__name__}.render raised {error_text(error)}") from error
         found = np.asarray(picture)
         if found.ndim != 3 or found.shape[-1] != 3 or found.dtype != np.uint8:
@@ -244,7 +244,7 @@ class _Own:
 
 
 class _View:
-    """A camera's projection of points [n, 3], in m, to pixels of a picture."""
+    """A camera's projection of points [n, 3], in meters, onto the pixels of a picture."""
 
     def __init__(self, eyes: Any, width: int, height: int) -> None:
         camera = eyes[0]
@@ -255,7 +255,7 @@ class _View:
         self.focal = height / 2 * camera.frustum_near / camera.frustum_top
 
     def depth(self, points: Array) -> Array:
-        """Return the distances along the line of sight, [n], in m."""
+        """Return the distances of points along the line of sight in meters, [n]."""
         return (points - self.pos) @ self.forward
 
     def pixels(self, points: Array) -> list[Point]:
@@ -312,7 +312,7 @@ class FlatPainter:
 
 
 def _lines_around(view: _View) -> Iterator[Array]:
-    """Yield lines [2, 3] on the ground, 1 m apart, clipped in front of the camera."""
+    """Yield the ends of ground lines 1 m apart, [2, 3] each, clipped to the part in front of the camera."""
     x, y = np.round(view.pos[:2])
     for offset in range(-_FAR, _FAR + 1):
         for ends in (
@@ -348,7 +348,7 @@ def _draw_geom(canvas: ImageDraw.ImageDraw, view: _View, geom: Any) -> None:
 def _draw_rod(
     canvas: ImageDraw.ImageDraw, view: _View, ends: Array, radius: float, color: tuple[int, ...], edge: tuple[int, ...]
 ) -> None:
-    """Draw a rod with round ends, or a ball if both ends are one point."""
+    """Draw a rod with round ends, or a ball if both ends coincide."""
     places = view.pixels(ends)
     r = radius * view.focal / max(float(view.depth(ends).mean()), 0.05)
     for wider, fill in ((_SMOOTH, edge), (0, color)):

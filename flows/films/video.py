@@ -33,10 +33,10 @@ from metaloom.storage.errors import system_errors
 from metaloom.storage.unfinished import unfinished_folder
 
 FORMATS = (".gif", ".webp", ".mp4", ".png")
-"""Video formats; .png is the last frame."""
+"""Video formats; .png contains only the last frame."""
 _INK, _PAPER, _BAR = (30, 30, 30), (255, 255, 255), 26
 _NARROWEST = 400
-"""Minimum width in pixels for captions."""
+"""Minimum frame width in pixels, so that captions fit."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class FramePanel:
 
     Attributes:
         picture: Pixels [height, width, 3] uint8.
-        above, below: Captions.
+        above, below: Captions above and below the picture.
     """
 
     picture: Array
@@ -54,23 +54,23 @@ class FramePanel:
 
 
 def check_film_file(out: Path, option: str = "--out") -> None:
-    """Reject a file to which no video can be written, before drawing."""
+    """Check that a video can be written to a file, before drawing it."""
     if out.suffix.lower() not in FORMATS:
-        raise UsageError(f"{option} {out}: found {out.suffix or 'no ending'}; required one of {', '.join(FORMATS)}")
+        raise UsageError(f"{option} {out}: found {out.suffix or 'no suffix'}; required one of {', '.join(FORMATS)}")
     if not out.absolute().parent.is_dir():
         raise UsageError(f"{option} {out}: found no folder {out.absolute().parent}; required one that exists")
     if out.is_dir():
-        raise UsageError(f"{option} {out}: found a folder; required a file, which may exist")
+        raise UsageError(f"{option} {out}: found a folder; required a file")
     if out.suffix.lower() == ".mp4":
         _mp4_writer()
 
 
 def write_film(frames: Iterable[Sequence[FramePanel]], out: Path, fps: float, caption: str) -> None:
-    """Write frames, with equal numbers of panels, to a file atomically."""
+    """Write frames, which have the same number of panels, to a file atomically."""
     suffix = out.suffix.lower()
     with (
         system_errors(
-            out, required="free space and permission to write a film", action="Free space, or choose another file"
+            out, required="free space and permission to write a video", action="Free space, or choose another file"
         ),
         unfinished_folder(out.absolute().parent, out.stem) as folder,
     ):
@@ -90,7 +90,7 @@ def write_film(frames: Iterable[Sequence[FramePanel]], out: Path, fps: float, ca
 
 
 def compose(panels: Sequence[FramePanel], caption: str) -> Image.Image:
-    """Draw a frame: the caption, and the panels side by side under it."""
+    """Return a frame with the caption at the top and the panels side by side below it."""
     # Enlarge pictures that are narrower than the captions.
     times = -(-_NARROWEST // sum(panel.picture.shape[1] for panel in panels))
     pictures = [panel.picture.repeat(times, axis=0).repeat(times, axis=1) for panel in panels]
@@ -104,12 +104,12 @@ def compose(panels: Sequence[FramePanel], caption: str) -> Image.Image:
         image.paste(Image.fromarray(picture), (left, 2 * _BAR))
         _write(canvas, panel.below, left, width, 2 * _BAR + height)
         left += width + 4
-    # Video codecs require even sides.
+    # Video codecs require an even width and height.
     return image.crop((0, 0, image.width + image.width % 2, image.height + image.height % 2))
 
 
 def _write(canvas: ImageDraw.ImageDraw, text: str, left: int, width: int, top: int) -> None:
-    """Write a line centered in a bar, as large as it fits."""
+    """Draw a line of text centered in a bar, in the largest font that fits."""
     for size in (15, 13, 11, 9):
         font = ImageFont.load_default(size)
         if canvas.textlength(text, font=font) <= width - 8:
@@ -120,7 +120,7 @@ def _write(canvas: ImageDraw.ImageDraw, text: str, left: int, width: int, top: i
 def _write_animation(pictures: Iterable[Image.Image], out: Path, fps: float) -> None:
     rest = iter(pictures)
     if out.suffix == ".gif":
-        # Without dithering, which changes pixels from frame to frame and triples the size.
+        # Dithering would change pixels from frame to frame and triple the file size.
         few: dict[str, Any] = {"method": Image.Quantize.FASTOCTREE, "dither": Image.Dither.NONE}
         rest = (picture.quantize(128, **few) for picture in pictures)
     first = next(rest)
@@ -139,14 +139,14 @@ def _mp4_writer() -> Any:
     try:
         imageio_ffmpeg.get_ffmpeg_exe()  # pyright: ignore[reportUnknownMemberType]
     except RuntimeError:
-        # Its wheels include one for most machines.
+        # The wheels of imageio-ffmpeg include ffmpeg for most machines.
         raise UsageError("an .mp4 needs ffmpeg; found none. Install it, or write a .webp or .gif") from None
     return get_writer  # pyright: ignore[reportUnknownVariableType]
 
 
 WhichTask = int | Literal["best", "worst"]
 AGREES = 1e-5
-"""Maximum difference of observations from the stored ones for a faithful video."""
+"""Maximum difference between simulated and stored observations for a faithful video."""
 
 
 @dataclass(frozen=True)
@@ -154,12 +154,12 @@ class StoredEpisode:
     """A stored episode, with everything needed to simulate it again.
 
     Attributes:
-        config: Settings of its rollout.
-        position: Position of its rollout.
-        when: What it shows, such as "before adaptation".
-        b, e: Indices of its task and episode in the batch.
+        config: Configuration of the rollout.
+        position: Position of the rollout in the run.
+        when: Label, such as "before adaptation".
+        b, e: Indices of the task and the episode in the batch.
         tasks: Tasks of the iteration.
-        episodes: The batch.
+        episodes: Batch that contains the episode.
     """
 
     config: RunConfig
@@ -172,16 +172,16 @@ class StoredEpisode:
 
     @property
     def length(self) -> int:
-        """Steps in the episode."""
+        """Number of steps in the episode."""
         return int(self.episodes.lengths[self.b, self.e])
 
     @property
     def rewards(self) -> Array:
-        """Rewards of its real steps, [T]."""
+        """Rewards of the episode's steps, [T]."""
         return self.episodes.rewards[self.b, self.e, : self.length]
 
     def facts_text(self, env: MetaEnv, t: int) -> str:
-        """Describe the facts after t steps: the first success, and distances."""
+        """Return the facts after t steps as text: the first success, and distances."""
         declared = {fact.name: fact.unit for fact in declared_facts(env)}
         facts = {name: values[self.b, self.e, :t] for name, values in self.episodes.facts.items() if values.ndim == 3}
         words = [f"success at step {1 + facts['success'].argmax()}"] if facts.get("success", np.zeros(0)).any() else []
@@ -189,10 +189,10 @@ class StoredEpisode:
         return "".join(f"{word}   " for word in words)
 
     def simulate(self, env: MetaEnv) -> Iterator[float]:
-        """Reset the environment and take the episode's steps.
+        """Reset the environment and repeat the episode's actions.
 
         Yields:
-            After the reset and after every step, the largest difference of the observation from the stored one.
+            Largest difference between the observation and the stored one, after the reset and after each step.
         """
         env.set_task(self.tasks.params[self.b])
         stored = self.episodes.observations[self.b, self.e]
@@ -203,7 +203,7 @@ class StoredEpisode:
 
 
 def _difference(observation: Any, stored: Array) -> float:
-    # As stored by the sampler.
+    # Convert as the sampler does before it stores observations.
     found = np.asarray(observation, np.float64).ravel().astype(stored.dtype)
     if found.shape != stored.shape:
         return float("inf")
@@ -217,10 +217,10 @@ class Film:
     Attributes:
         path: Path of the video.
         frames: Number of frames.
-        task: Index of its task in the iteration.
-        episodes: Indices of the episodes within the task, by what they show, such as "before adaptation".
-        returns: Returns of the episodes, by what they show.
-        largest_difference: Largest difference of any observation from the stored one.
+        task: Index of the task in the iteration.
+        episodes: Index of each episode within the task, keyed by its label, such as "before adaptation".
+        returns: Return of each episode, keyed by its label.
+        largest_difference: Largest difference between any observation and the stored one.
     """
 
     path: Path
@@ -236,7 +236,7 @@ class Film:
 
     @property
     def agrees(self) -> bool:
-        """True if the simulated observations equal the stored ones."""
+        """True if the simulated observations agree with the stored ones up to AGREES."""
         return self.largest_difference <= AGREES
 
     @property
@@ -245,8 +245,8 @@ class Film:
         if self.agrees:
             return f"observations agree with the stored ones: largest difference {self.largest_difference:.1g}"
         return (
-            f"observations differ from the stored ones by up to {self.largest_difference:.3g}: the film does not show "
-            "what happened. Another version of the simulator or the environment causes this; see `metaloom replay`"
+            f"observations differ from the stored ones by up to {self.largest_difference:.3g}: the video does not show "
+            "what happened. The version of the simulator or the environment may differ; see `metaloom replay`"
         )
 
 
@@ -262,7 +262,7 @@ def video(
     every: int = 1,
     renderer: RendererName = "auto",
 ) -> Film:
-    """Film an episode of a stored iteration, simulated again from its seed and stored actions."""
+    """Write a video of a stored episode before and after adaptation, simulated again from seed and stored actions."""
     check_film_file(out)
     run = storage.open_run(path)
     if iteration < 0:
@@ -284,13 +284,13 @@ def film_of(
     every: int = 1,
     renderer: RendererName = "auto",
 ) -> Film:
-    """Film episodes of one task side by side; arguments as in `video`."""
+    """Write a video of episodes of one task, side by side; arguments are as in `video`."""
     with ExitStack() as stack:
         envs = [stack.enter_context(closing(drawable(recording.config.env))) for recording in recordings]
         # One camera for all panels, so that they can be compared.
         both = zip(recordings, envs, strict=True)
         way = np.array([now() for recording, env in both if (now := position_of(env)) for _ in recording.simulate(env)])
-        # The environments are at the end of their episodes, where a goal that moves ends too.
+        # The environments are now at the end of their episodes, so a moving goal is at its final position.
         goals = [goal_of(env, way) if len(way) else None for env in envs]
         seen = np.array([*way, *(goal() for goal in goals if goal is not None)])
         panels: list[_Panels] = []
@@ -300,7 +300,7 @@ def film_of(
             panels.append(_Panels(recording, env, painter))
         fps = min(float(envs[0].metadata.get("render_fps") or 20) / every, 50.0)
         write_film(_frames(panels, every), out, fps, caption)
-    # The first frame shows the reset, the last one the last step.
+    # The first frame shows the reset, and the last one the last step.
     frames = 1 + max(-(-recording.length // every) for recording in recordings)
     difference = max(panel.largest_difference for panel in panels)
     returns = {recording.when: float(recording.rewards.sum(dtype=np.float64)) for recording in recordings}
@@ -310,7 +310,7 @@ def film_of(
 
 @dataclass
 class _Panels:
-    """Frames of one episode."""
+    """Draws the panels of one episode."""
 
     recording: StoredEpisode
     env: MetaEnv
@@ -327,14 +327,14 @@ class _Panels:
             if position_now is not None:
                 position = position_now()
                 start = position if start is None else start
-                moved = f"x {round(position[0] - start[0], 1) + 0.0:+.1f} m   "  # 0.0 lest it be -0.0
+                moved = f"x {round(position[0] - start[0], 1) + 0.0:+.1f} m   "  # adding 0.0 avoids -0.0
             if t % every == 0 or t == recording.length:
                 below = f"step {t}   {moved}{recording.facts_text(self.env, t)}reward so far {sums[t]:.2f}"
                 yield FramePanel(self.painter.draw(), above, below)
 
 
 def _frames(panels: Sequence[_Panels], every: int) -> Iterator[list[FramePanel]]:
-    """Yield frames until the longest episode ends; shorter ones stay at their last frame."""
+    """Yield frames until the longest episode ends; shorter episodes keep their last frame."""
     shown: list[FramePanel | None] = [None] * len(panels)
     for together in zip_longest(*(panel.pictures(every) for panel in panels)):
         shown = [new or old for new, old in zip(together, shown, strict=True)]
@@ -350,14 +350,14 @@ def _recordings(
         raise storage.StageMissing(
             run.path,
             found=f"no episodes of iteration {iteration} are stored",
-            required="an iteration that has sampled some",
+            required="an iteration with stored episodes",
             action=f"`metaloom show {storage.argument(run.path)}` lists what is stored",
         )
     stored = {ref.step: ref for ref in refs}
     chosen = [*dict.fromkeys((min(stored), max(stored)) if steps is None else steps)]
     for step in chosen:
         if step not in stored:
-            raise UsageError(f"found inner step {step}; required one of those stored: {', '.join(map(str, stored))}")
+            raise UsageError(f"found inner step {step}; required one of the stored ones: {', '.join(map(str, stored))}")
     with stages_of_run(run, Backend(workers=0)) as stages:
         outputs = Recomputed(run, stages)
         tasks: TaskBatch = run[iteration].tasks()
@@ -368,7 +368,7 @@ def _recordings(
             config, batch = stages.config(stored[k]), batches[k]
             shown = {median_episode(batch, b, episode): _when(k, bool(config.algorithm.adaptation_steps))}
             if episode is None and (num_episodes := config.algorithm.trial or 1) > 1:
-                # The episodes of a task are the first of each trial, then the second of each, and so on.
+                # A task's episodes are in this order: the first of each trial, then the second of each, and so on.
                 of_trials = batch.rewards[b].sum(-1, dtype=np.float64).reshape(num_episodes, -1)
                 trial = int(np.argsort(of_trials.sum(0), kind="stable")[(of_trials.shape[1] - 1) // 2])
                 last = of_trials.size - of_trials.shape[1] + trial
@@ -395,7 +395,7 @@ def _place(task: WhichTask, after: EpisodeBatch) -> int:
 
 
 def median_episode(batch: EpisodeBatch, b: int, asked: int | None = None) -> int:
-    """Return the requested episode of a task, or the one with (lower) median return."""
+    """Return the index of the requested episode of a task, or of the one with the (lower) median return."""
     episodes = int(batch.real[b].sum())
     if asked is None:
         returns = batch.rewards[b, :episodes].sum(-1, dtype=np.float64)
@@ -406,7 +406,7 @@ def median_episode(batch: EpisodeBatch, b: int, asked: int | None = None) -> int
 
 
 def described(tasks: TaskBatch, b: int) -> str:
-    """Format the parameters of a task, if it has few."""
+    """Format the parameters of a task; "" if there are none or more than six."""
     if not 0 < len(tasks.names) <= 6:
         return ""
     values = (f"{name} {value:.3g}" for name, value in zip(tasks.names, tasks.params[b], strict=True))
@@ -414,14 +414,14 @@ def described(tasks: TaskBatch, b: int) -> str:
 
 
 class EvaluationFilm:
-    """Keeps the test episodes before the first and after the last adaptation step, and films one task.
+    """Keeps the test episodes before and after adaptation, and makes a video of one task.
 
-    It films the task and the episodes of median return.
+    The video shows the median-return task and its median-return episodes.
 
     Args:
         out: File to write: .gif, .webp, .mp4, or .png for only the last frame.
-        env: Environment to film.
-        renderer: Renderer for MuJoCo's robots.
+        env: Environment to draw.
+        renderer: Renderer for MuJoCo environments.
     """
 
     def __init__(self, out: Path, env: EnvConfig, renderer: RendererName = "auto") -> None:
@@ -436,7 +436,7 @@ class EvaluationFilm:
         self._kept = {0: self._kept.get(0, episodes), k: episodes}
 
     def write(self, outcome: EvaluationOutcome, name: str) -> Film:
-        """Write the video of the evaluation of the run `name`."""
+        """Write a video of an evaluation of the run `name`."""
         returns, config = outcome.evaluation.test_returns[:, -1].mean(axis=1), outcome.config
         b = int(np.argsort(returns, kind="stable")[(len(returns) - 1) // 2])
         run_seed = EvaluationPlan.of(config).run_seed
@@ -446,6 +446,6 @@ class EvaluationFilm:
             recordings.append(StoredEpisode(config, test_position(run_seed, k), when, b, e, outcome.tasks, episodes))
         caption = (
             f"{name} after {plural(outcome.updates, 'update')}, test task {b}{described(outcome.tasks, b)}, "
-            "task and episodes of median return"
+            "median-return task and episodes"
         )
         return film_of(recordings, self._out, caption, renderer=self._renderer)

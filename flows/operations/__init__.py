@@ -1,9 +1,9 @@
 """The table of operations, each a typed Python function.
 
-The command with its options and help, the function `metaloom.NAME`, the Prefect flow with its form, and the page of
-commands are derived from a function's signature and docstring. The table has names instead of functions, and operations
-import numerics through `late.py`, so that help, listings and errors do not wait seconds for torch.
-tests/flows/test_startup.py checks this.
+The command with its options and help, the function `metaloom.NAME`, the Prefect flow with its form, and the commands
+page are derived from a function's signature and docstring. The table contains names instead of functions, and
+operations import numerics through `late.py`, so that help, listings and errors do not wait seconds for torch, which
+tests/flows/test_startup.py checks.
 
 An installed package adds operations through the entry point group `metaloom.operations`.
 """
@@ -23,7 +23,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 def resolve(place: str) -> Any:
-    """Import the object "module:name"."""
+    """Import and return the object named "module:name"."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
 
@@ -37,7 +37,7 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation.
+    """Entry in the table of operations.
 
     Attributes:
         name: Name of the command and of the Python function.
@@ -46,10 +46,10 @@ class Operation:
         view: Function that renders the result for a terminal, "module:function"; by default it is printed.
         good: Attribute of the result that is True for exit code 0; without one, the exit code is always 0.
         terminal: Function that prints or asks while the operation runs, "module:function". Its first argument calls the
-            operation; further keywords are options of the command only.
+            operation; its keyword arguments are command-only options.
         has_json: True to offer `--json`, which prints the result as data.
         command: Group of commands, "module:name" of an App, instead of a function.
-        of_terminal: Options of the command only: name -> equivalent in Python, or why there is none.
+        of_terminal: Command-only options, each with its Python equivalent or the reason why there is none.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Operation:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The function that does the work, with argument checks for installed operations."""
+        """Function that does the work; for installed operations, its arguments are checked."""
         found = resolve(self.run)
         return _checked(found) if self.group == INSTALLED else found
 
@@ -145,7 +145,7 @@ _BUILT_IN = (
             "pdb": "enters the debugger, which needs the terminal",
             "materialise": "`materialise(RUN, ITERATION)`",
             "quarantine": "prints the error of the episode, or enters the debugger",
-            "as_recorded": "starts the process again, because libraries choose their machine code when imported",
+            "as_recorded": "restarts the process, because libraries choose their machine code when imported",
         },
     ),
     Operation(
@@ -153,7 +153,7 @@ _BUILT_IN = (
         "Debug",
         f"{HERE}.optimize:optimize",
         terminal=f"{_CLI}.terminal:optimize",
-        of_terminal={"grid": "call `optimize` with each value"},
+        of_terminal={"grid": "call `optimize` once per value"},
     ),
     Operation("doctor", "Debug", f"{HERE}.doctor:doctor", view=f"{_VIEWS}.tables:doctor_view"),
     Operation(
@@ -206,9 +206,9 @@ _PACKAGES = ("flows", "pipeline", "stages", "storage")
 
 @cache
 def operations() -> Mapping[str, Operation]:
-    """Return all operations by name, in the order of `--help`.
+    """Return all operations, keyed by name, in the order of `--help`.
 
-    Skips, with a warning, a package's operation whose name is taken or invalid.
+    Logs a warning and skips an installed operation if its name is invalid or already in use.
     """
     found = {operation.name: operation for operation in _BUILT_IN}
     ours = {*found, *lazy_names("metaloom"), *_PACKAGES}
@@ -223,8 +223,8 @@ def operations() -> Mapping[str, Operation]:
         ):
             package = point.dist.name if point.dist else "an installed package"
             log.warning(
-                "%s: skipped the operation %r (%s); required a name that Python functions can have and that is not "
-                "taken",
+                "%s: skipped the operation %r (%s); its name must be a valid Python identifier that is not already "
+                "in use",
                 package,
                 point.name,
                 point.value,

@@ -1,7 +1,7 @@
 """`cancel`: stops the training of a run after its current stage.
 
-The writer checks for requests before every stage. Unlike a signal, a request cannot reach another process with the same
-id, and any process that shares the folder can make it.
+The writer checks for requests before every stage. Unlike a signal, a request cannot reach an unrelated process
+that reuses the process ID, and any process that shares the folder can make one.
 """
 
 import time
@@ -25,8 +25,8 @@ class Cancelled:
     """State of a run after its writer was asked to stop.
 
     Attributes:
-        went_well: True if it stopped or was already complete, or no process wrote it; False if it failed.
-        message: State of the run, in words.
+        went_well: True if it stopped, was already complete, or was not being written; False if it failed.
+        message: Description of the run's state.
     """
 
     went_well: bool
@@ -43,19 +43,19 @@ LOOK_SECONDS = 0.2
 def cancel(run: RunArgument, *, asked: Annotated[Callable[[Writer], None] | None, PythonOnly] = None) -> Cancelled:
     """Stop the training of a run after its current stage.
 
-    It asks the process that trains the run to stop, as one Ctrl-C does, and waits until that is done.
+    It asks the process that trains the run to stop, as a single Ctrl-C does, and waits until it has stopped.
 
-    Works from another shell, under Prefect too, and on another machine that shares the folder. `metaloom resume`
-    continues it. A process that is stopped (Ctrl-Z, SIGSTOP) or hangs does not react: `kill -CONT PID` wakes it, or
-    `kill -9 PID` ends it, which loses nothing that is stored. If its machine is gone, `metaloom resume RUN --take-over`
-    continues without it.
+    It works from another shell, under Prefect, and from another machine that shares the folder. `metaloom resume`
+    continues the run. A process that is suspended (Ctrl-Z, SIGSTOP) or hangs does not respond: `kill -CONT PID` wakes
+    it, and `kill -9 PID` ends it without losing stored outputs. If its machine is gone, `metaloom resume RUN
+    --take-over` continues the run without it.
 
-    Exit code 0 if the run stopped, had completed before, or no process writes it; 1 if it failed instead.
+    Exit code 0 if the run stopped, was already complete, or was not being written; 1 if it failed instead.
 
     Example: `metaloom cancel first`
 
     Args:
-        run: The run.
+        run: Run to stop.
         asked: Called with the writer when it is asked to stop.
     """
     folder = folder_of(run)
@@ -68,15 +68,15 @@ def cancel(run: RunArgument, *, asked: Annotated[Callable[[Writer], None] | None
     watch = late.Watch(folder)
     watch.look()
     if watch.writer is not None:
-        return Cancelled(True, f"it stopped, and {watch.writer} has continued the run since")
+        return Cancelled(True, f"it stopped; {watch.writer} has since continued the run")
     ending = watch.ending()
     return Cancelled(
-        writer is None or ending.went_well, f"{'no process writes it: ' if writer is None else ''}{ending.message}"
+        writer is None or ending.went_well, f"{'no process is writing it: ' if writer is None else ''}{ending.message}"
     )
 
 
 def ask_to_stop(path: Path) -> Writer | None:
-    """Ask the process that writes a run to finish its stage and stop; return its writer, or None.
+    """Ask the process that is writing a run to stop after its stage; return it, or None if there is none.
 
     Raises:
         UsageError: it cannot be reached from here.
@@ -88,12 +88,12 @@ def ask_to_stop(path: Path) -> Writer | None:
         return None
     if storage.url_of(path) and not writer.is_here:
         raise UsageError(
-            f"{run.location} is written by {writer}; required one on this machine, or a shared folder: files under a "
-            f"URL do not reach it. Run `metaloom cancel {storage.argument(run.path)}` on {writer.host}"
+            f"{run.location} is being written by {writer}, and stop requests reach other machines only through a "
+            f"shared folder. Run `metaloom cancel {storage.argument(run.path)}` on {writer.host}"
         )
     if not writer.listens:
         raise UsageError(
-            f"{run.location} is written by {writer}, of a version that does not support requests. "
+            f"{run.location} is being written by {writer}, whose version does not support stop requests. "
             f"`kill -INT {writer.pid}` on {writer.host} stops it as Ctrl-C does"
         )
     with system_errors(

@@ -1,4 +1,4 @@
-"""`compare`: groups of runs, with intervals over seeds."""
+"""`compare`: compares groups of runs, with intervals over seeds."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -22,12 +22,12 @@ def compare(
     mixed: bool = False,
     seed: int = 0,
 ) -> "Comparison":
-    """Compare runs, with intervals over seeds.
+    """Compare groups of runs, with intervals over seeds.
 
-    Runs of a group differ only in their seed. Each group has an interquartile mean.
+    Runs in a group differ only in their seed. The result has an interquartile mean per group.
 
-    For each pair of groups, reports whether one is significantly higher, or that there are too few seeds. Runs are
-    compared after as many environment steps as all of them have.
+    For each pair of groups, it states whether one is significantly higher or there are too few seeds to tell. Runs are
+    compared at the largest number of environment steps that all of them have reached.
 
     Example: `metaloom compare first second --metric return --plot comparison.png`
 
@@ -35,8 +35,8 @@ def compare(
         runs: A run, a pattern, a sweep, or several of these.
         metric: `evaluation`: the return on held-out tasks after the last adaptation step, the default if all runs have
             stored evaluations; `return`: the training return after adaptation; or the name of any metric.
-        group: Group by this setting alone, ignoring other differences: `--group algorithm.inner_lr`. Repeatable.
-        last: Number of last iterations over which `return` and other metrics are averaged.
+        group: Group by this setting only, ignoring other differences: `--group algorithm.inner_lr`. Repeatable.
+        last: Number of final iterations over which `return` and other metrics are averaged.
         mixed: Compare runs even if their environments or evaluations differ.
         seed: Seed of the bootstrap.
 

@@ -1,4 +1,4 @@
-"""`diff`: the first output in which two runs differ."""
+"""`diff`: finds the first output in which two runs differ."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -20,13 +20,13 @@ def diff(run_a: RunArgument, run_b: RunArgument) -> RunDiff:
 
     It also compares settings, code and packages.
 
-    Exit code 0 when settings and outputs are equal, 1 when they differ.
+    Exit code 0 if settings and outputs are equal, 1 if they differ.
 
     Example: `metaloom diff first second`
 
     Args:
-        run_a: A run.
-        run_b: Another run.
+        run_a: First run.
+        run_b: Second run.
     """
     path_a, path_b = folder_of(run_a), folder_of(run_b)
     a, b = storage.open_run(path_a), storage.open_run(path_b)
@@ -55,10 +55,9 @@ def diff(run_a: RunArgument, run_b: RunArgument) -> RunDiff:
 
 
 def _environment(run: Run) -> dict[str, str]:
-
     parts = {name: run.info[name] for name in ("environment", "versions", "system")}
     facts = dict(dotted(parts))
-    # Up to version 0.1 there were four packages.
+    # Up to version 0.1, `pipeline` was a top-level package.
     place = facts.get("environment.env.class", "")
     return facts | ({"environment.env.class": f"metaloom.{place}"} if place.startswith("pipeline.") else {})
 

@@ -1,4 +1,4 @@
-"""`doctor`: checks of this machine, or of an environment."""
+"""`doctor`: checks this machine or an environment."""
 
 from typing import TYPE_CHECKING
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 @checked
 def doctor(*, env: str | None = None, overrides: Overrides = ()) -> "Checks":
-    """Check this machine, or an environment.
+    """Check this machine or an environment.
 
     The machine check covers packages, cores, disk, physics and Prefect.
 
-    Exit code 1 when something is wrong; the output names remedies.
+    Exit code 1 if a check fails; the output suggests remedies.
 
     Example: `metaloom doctor --env my_envs:Thermostat --set env.options.target=20`
 
     Args:
-        env: Check this environment instead: its return values must be valid, and the same in two runs.
+        env: Check this environment instead: its return values must be valid and identical in two runs.
         overrides: Environment settings to change, as KEY=VALUE.
     """
     if env is None and overrides:
-        raise UsageError("found --set without --env; required both: the machine has no settings")
+        raise UsageError("found --set without --env; add --env, or remove --set: the machine has no settings")
     if env is None:
         return late.Checks(late.check_all(runs_root()))
-    # Imported here: a broken package must become a line of the other table.
+    # Imported here, since the other table must show a broken package as a row.
     return late.Checks(late.check_environment(late.env_config(env, changes(overrides))))

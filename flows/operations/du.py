@@ -1,4 +1,4 @@
-"""`du`: disk usage of runs."""
+"""`du`: shows the disk usage of runs."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from metaloom.flows.results.disk import DiskUsage, DiskUse
 
 RANGES = 10
-"""Maximum number of ranges of iterations into which a run is divided."""
+"""Maximum number of iteration ranges into which a run is divided."""
 
 
 @checked
 def du(runs: RunArguments = ()) -> "DiskUsage":
     """Show the disk usage of runs.
 
-    Shows it by group, stage and iteration, with the parts shared with forks and the parts that could be freed.
+    It is broken down by group, stage and iteration, with what is shared with forks and what could be freed.
 
     Example: `metaloom du first`
 
     Args:
-        runs: The runs; all by default.
+        runs: Runs to measure; all by default.
     """
     root = runs_root()
     named = folders_of(runs)
@@ -43,7 +43,7 @@ def du(runs: RunArguments = ()) -> "DiskUsage":
 
 
 def disk_use(path: Path, on_progress: Progress = unseen) -> "DiskUse":
-    """Add up a run's disk usage; for an unreadable run, only by files."""
+    """Return a run's disk usage; for an unreadable run, only the sizes of its files."""
     stats = dict(file_stats(path))
     shared = {file for file, status in stats.items() if status.st_nlink > 1}
     local, name = sum(status.st_size for status in stats.values()), path.name
@@ -70,7 +70,7 @@ def disk_use(path: Path, on_progress: Progress = unseen) -> "DiskUse":
 
 
 def in_ranges(iterations: Mapping[int, int]) -> dict[tuple[int, int], int]:
-    """Sum bytes by iteration over at most RANGES ranges of equal length, except the last."""
+    """Sum per-iteration bytes over at most RANGES ranges, all of equal length except the last."""
     count = max(iterations, default=-1) + 1
     width = max(1, -(-count // RANGES))
     starts = range(0, count, width)

@@ -1,4 +1,4 @@
-"""`evaluate`: returns of a stored learner after every adaptation step."""
+"""`evaluate`: measures a stored learner's returns after each adaptation step."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -48,9 +48,9 @@ def evaluate(
     backend: InProcess = IN_PROCESS,
     tested: Annotated[Callable[[int, Any], None] | None, PythonOnly] = None,
 ) -> "EvaluationOutcome":
-    """Measure a stored learner on fresh episodes.
+    """Evaluate a stored learner on new episodes.
 
-    It adapts the learner to tasks and reports its return after each adaptation step.
+    The learner is adapted to tasks, and its return is reported after each adaptation step.
 
     Options default to the run's `evaluation` settings, or else to its training settings.
 
@@ -58,26 +58,27 @@ def evaluate(
 
     Args:
         run: Run, or RUN@N for the learner after N updates.
-        iteration: Number of updates of the learner, counted from the end if negative; the newest if None.
-        tasks: `held-out`: tasks that training never drew; `train`: tasks of its fixed set or of its last iteration;
-            or a JSON, YAML or Parquet file of tasks.
-        num_tasks: Number of tasks to draw. By default, test tasks and tasks of a file are each used once; for training
-            tasks and distributions, it is the number of tasks in a training iteration.
-        evenly_by: Draw evenly from the classes of a fixed set, defined by this task field.
-        task_sampling: `balanced`: equally many tasks of every class that the environment declares, such as directions.
-        adaptation_steps: Largest number of inner steps; returns are reported after each, from 0 on.
-        episodes: Episodes per task that every adaptation step learns from.
-        test_episodes: Episodes per task that measure the return after each step; no step learns from them.
+        iteration: Number of updates of the learner, counted from the end if negative; the newest learner if None.
+        tasks: `held-out`: tasks that training never drew; `train`: tasks from the fixed training set or the last
+            training iteration; or a JSON, YAML or Parquet file of tasks.
+        num_tasks: Number of tasks to draw. By default, held-out tasks and tasks from a file are each used once; for
+            training tasks and distributions, the default is the number of tasks per training iteration.
+        evenly_by: Draw evenly from the classes that this task field defines in a fixed set.
+        task_sampling: `balanced` draws equally many tasks from each class that the environment declares, such as a
+            direction.
+        adaptation_steps: Maximum number of inner steps; returns are reported after each, starting with 0.
+        episodes: Episodes per task that each adaptation step learns from.
+        test_episodes: Episodes per task that measure the return after each step; they are not used for adaptation.
         deterministic: Take the most likely action in test episodes.
-        remembered: With `--deterministic`, actions in the episodes that a policy with a memory remembers: `as-tested`,
-            the most likely ones, so returns match a trial; `drawn`, sampled ones.
-        seed: Seed of the drawn tasks and episodes.
-        trust: Import the modules that the run's settings name, now and later.
-        backend: Backend of the rollouts.
+        remembered: With `--deterministic`, actions in the episodes that a policy with memory remembers: `as-tested` for
+            the most likely actions, so that returns match a trial; `drawn` for sampled actions.
+        seed: Seed for drawing tasks and sampling episodes.
+        trust: Allow importing the modules that the run's settings name, now and later.
+        backend: Rollout backend.
         tested: Called with each number of adaptation steps and the test episodes after it.
 
     Raises:
-        UsageError, ConfigError, EnvError: The options do not fit the run.
+        UsageError, ConfigError, EnvError: The options are invalid or incompatible with the run.
     """
     at = RunAt.of(run, iteration, learner=True)
     agree(at.path, trust)
@@ -114,7 +115,7 @@ def evaluate(
         env = stages.context.env
         new, drawn_from = late.tasks_are_new(config, env), late.tasks_drawn_from(config, env, updates)
         if new and stored.info.get("ancestors"):
-            # Outputs shared with a fork's parent have the parent's settings.
+            # Outputs shared with a fork's parent were computed under the parent's settings.
             drawn = (stored[i].tasks().params.tolist() for i in range(updates))
             new = {*map(tuple, outcome.task_params.tolist())}.isdisjoint(map(tuple, chain.from_iterable(drawn)))
         return late.EvaluationOutcome(stored.name, updates, config, outcome, new, drawn_from, env.task_classes, _draw)

@@ -1,4 +1,4 @@
-"""`export`: a run in another format."""
+"""`export`: writes a run in another format."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from metaloom.flows.views.status import STATUS
 from metaloom.storage import open_run
 from metaloom.storage.export import Export
 
-_FORMATS = f"The format: {', '.join(format_names())}, or module:FORMAT. Some need an extra of that name."
+_FORMATS = f"Format: {', '.join(format_names())}, or module:FORMAT. Some require the extra of the same name."
 
 
 @checked
@@ -28,16 +28,16 @@ def export(
     step: Sequence[int] = (),
     by: By | None = None,
 ) -> Export:
-    """Write a run as Parquet, Minari or another format.
+    """Export a run to Parquet, Minari or another format.
 
     Example: `metaloom export first --to parquet --out first-parquet`
 
     Args:
-        run: The run.
-        to: The format, by its name or as module:FORMAT.
-        out: A new or empty folder; with --to delta also one with the tables of other runs.
-        iterations: N or FROM:TO, counted like Python slices; all complete ones by default.
-        step: Only the episodes of this inner step; repeatable.
+        run: Run to export.
+        to: Name of the format, or module:FORMAT.
+        out: New or empty folder; with --to delta, it may contain the tables of other runs.
+        iterations: N or FROM:TO, as in Python slicing; all complete ones by default.
+        step: Export only the episodes of this inner step; repeatable.
         by: Write one learning history per task, or per index in the meta-batch.
     """
     chosen = None if iterations is None else parse_span("--iterations", iterations)

@@ -1,4 +1,4 @@
-"""`fork`: a new run that begins with iterations of another."""
+"""`fork`: starts a new run from the iterations of an existing one."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,20 +28,20 @@ def fork(
     account: Annotated[Callable[[storage.Fork], None] | None, PythonOnly] = None,
     **settings: Any,
 ) -> "Run":
-    """Branch off a run with other settings.
+    """Fork a run to continue it with different settings.
 
-    The new run begins with the iterations of its parent.
+    The new run begins with its parent's iterations.
 
-    `metaloom resume` then continues it. Files are shared with the parent, which may be thinned or deleted.
+    `metaloom resume` continues it. It shares files with its parent, which can still be thinned or deleted.
 
     Example: `metaloom fork first@10 --run second --set algorithm.clip_eps=0.1`
 
     Args:
-        parent: The run to fork.
-        iteration: Number of iterations that the new run shares with its parent; all if None.
+        parent: Run to fork.
+        iteration: Number of iterations that the new run takes over from its parent; all if None.
         new_run: Name of the new run under the runs folder, or a path.
         overrides: Settings to change, as KEY=VALUE.
-        trust: Import the modules that the parent's settings name, now and later.
+        trust: Allow importing the modules that the parent's settings name, now and later.
         account: Called with a summary of shared and copied files.
         **settings: Settings to change; see `train`.
     """

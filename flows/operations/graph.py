@@ -1,4 +1,4 @@
-"""`graph`: the stages of a run and their inputs."""
+"""`graph`: draws a run's stages and their inputs."""
 
 from typing import Annotated, Literal
 
@@ -16,21 +16,21 @@ Form = Literal["text", "mermaid", "svg"]
 
 @checked
 def graph(
-    recipe: Annotated[str, Parameter(help="A recipe, a .yaml, .json or .toml file of settings, or a stored run.")],
+    recipe: Annotated[str, Parameter(help="A recipe, a .yaml, .json or .toml settings file, or a stored run.")],
     *,
     form: Annotated[Form, Parameter(name="--format")] = "text",
     overrides: Overrides = (),
     trust: Trust = False,
 ) -> str:
-    """Draw the stages and their inputs.
+    """Draw a run's stages and their inputs.
 
     Example: `metaloom graph promp-half-cheetah-dir --format mermaid`
 
     Args:
-        recipe: A recipe, a file of settings, or a stored run.
+        recipe: A recipe, a settings file, or a stored run.
         form: Text table, Markdown flowchart or image.
         overrides: Settings to change, as KEY=VALUE.
-        trust: Import the modules that the run's settings name, now and later.
+        trust: Allow importing the modules that the run's settings name, now and later.
     """
     stored = recipe not in [*late.RECIPES] and not late.is_settings_file(recipe)
     if stored and not run_exists(run_folder(recipe)):

@@ -1,4 +1,4 @@
-"""`logs`: the log of a training run."""
+"""`logs`: prints the log of a run."""
 
 from typing import TYPE_CHECKING, Literal
 
@@ -17,15 +17,15 @@ Level = Literal["debug", "info", "warning", "error"]
 
 @checked
 def logs(run: RunArgument, *, level: Level = "info") -> "LogLines":
-    """Print the log of a training run.
+    """Print the log of a run.
 
-    These are warnings, errors, iterations and lines from your loggers.
+    It contains warnings, errors, iterations and lines from your own loggers.
 
     Example: `metaloom logs first --level warning`
 
     Args:
-        run: The run.
-        level: Minimum level of lines; debug includes every stage.
+        run: Run to read.
+        level: Minimum level of the lines; debug includes every stage.
     """
     return late.LogLines(
         line for line in late.LogReader(open_run(folder_of(run)).path).new_lines() if line.is_at_least(level)

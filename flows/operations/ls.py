@@ -1,4 +1,4 @@
-"""`ls`: the runs in the runs folder."""
+"""`ls`: lists the runs in the runs folder."""
 
 import math
 import re
@@ -45,19 +45,19 @@ def ls(
     The newest run comes first.
 
     Columns: age, environment, algorithm; complete and planned iterations; average return of the last iteration, after
-    adaptation where there is any; bytes on disk, shared ones included; state. A narrow terminal shows fewer of them.
+    adaptation if there is any; bytes on disk, including shared files; state. A narrow terminal shows fewer columns.
 
     Example: `METALOOM_RUNS=/data/runs metaloom ls --algorithm promp --since 2d --sort return`
 
     Args:
-        algorithm: Only runs of this algorithm.
-        env: Only runs in this environment.
-        status: Only runs in this state. A run that is neither complete nor being written was stopped, by an error or
-            on request, or its writer was killed.
-        since: Only runs that started in the last 30m, 12h, 2d or 1w, or since a date such as 2026-11-22 or
+        algorithm: List only runs with this algorithm.
+        env: List only runs in this environment.
+        status: List only runs in this state. A run that is neither complete nor being written was stopped, by an error
+            or on request, or its writer was killed.
+        since: List only runs that started in the last 30m, 12h, 2d or 1w, or since a date such as 2026-11-22 or
             2026-11-22T08:30 in local time.
-        sort: Newest first, highest return first, largest first, or by name.
-        reverse: Reverse the order.
+        sort: Order: newest first, highest return first, largest first, or by name.
+        reverse: Reverse this order.
         limit: Maximum number of runs.
     """
     earliest = -math.inf if since is None else _moment(since).timestamp()

@@ -1,4 +1,4 @@
-"""`optimize`: a stored stage computed again under other settings."""
+"""`optimize`: recomputes a stored stage under different settings."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -22,19 +22,19 @@ def optimize(
     trust: Trust = False,
     **settings: Any,
 ) -> "Counterfactual":
-    """Compute a stage again under other settings.
+    """Recompute a stage under different settings.
 
-    It runs on the stored batches, without sampling, and compares the outcomes.
+    It runs on the stored batches, without sampling, and compares the two outputs.
 
     Example: `metaloom optimize first@3 --set algorithm.clip_eps=0.1`
 
     Args:
-        run: The run.
-        iteration: The iteration, unless RUN@ITERATION names it.
+        run: Run that contains the stage.
+        iteration: Iteration, unless given as RUN@ITERATION.
         overrides: Settings to change, as KEY=VALUE.
         stage: Stage to recompute: any that does not sample, such as adapt; by default the one that ends the iteration.
         step: Inner step of that stage.
-        trust: Import the modules that the run's settings name, now and later.
+        trust: Allow importing the modules that the run's settings name, now and later.
         **settings: Settings to change; see `train`.
     """
     path, chosen = require_one_iteration(run, iteration)

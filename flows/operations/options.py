@@ -19,7 +19,7 @@ from metaloom.storage import find_runs, url_of
 
 
 def parameters_of(function: Callable[..., Any]) -> list[P]:
-    """Return the parameters of an operation, without `**settings`, which `overrides` replaces in text."""
+    """Return an operation's parameters, except `**settings`, for which text interfaces use `overrides`."""
     found = signature(function)
     if any(isinstance(p.annotation, str) for p in found.parameters.values()):  # from __future__ import annotations
         found = signature(function, eval_str=True)
@@ -32,17 +32,17 @@ def is_python_only(annotation: Any) -> bool:
 
 
 def is_backend(annotation: Any) -> bool:
-    """Return True for a choice of backend, which has separate options."""
+    """Return True for a rollout backend, which has separate options."""
     return annotation in (Backend, InProcess)
 
 
 def marks_of(annotation: Any) -> list[Parameter]:
-    """Return the command-line marks of an annotation."""
+    """Return the cyclopts `Parameter` marks of an annotation."""
     return [mark for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, Parameter)]
 
 
 def text_type(annotation: Any) -> Any:
-    """Return the type of a parameter given as text: names for runs, paths, and sequences of such types."""
+    """Return a parameter's type for text interfaces: names instead of runs, and tuples instead of sequences."""
     if get_origin(annotation) is Annotated:
         plain, *marks = get_args(annotation)
         return Annotated[text_type(plain), *marks]
@@ -50,7 +50,7 @@ def text_type(annotation: Any) -> Any:
         kinds = [*get_args(annotation)]
         if storage.Run in kinds:
             kinds = [kind for kind in kinds if kind not in (Path, storage.Run)]
-        elif {str, Path} <= {*kinds}:  # the first: `str | Path` for names of runs, `Path | str` for files
+        elif {str, Path} <= {*kinds}:  # keep the first: `str | Path` for names of runs, `Path | str` for files
             second = max(str, Path, key=kinds.index)
             kinds = [kind for kind in kinds if kind is not second]
         kinds = [text_type(kind) for kind in kinds if not is_python_only(kind)]
@@ -69,7 +69,7 @@ Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65535))]
 def complete_runs(context: object) -> list[str]:
     """Return the names of the runs in the runs folder for shell completion; none if it is a URL."""
     root = runs_root()
-    if url_of(root) is not None:  # listing them takes requests
+    if url_of(root) is not None:  # listing them requires requests
         return []
     return sorted(folder.name for folder in find_runs(root))
 
@@ -80,7 +80,7 @@ def complete_recipes(context: object) -> list[str]:
 
 
 RUN_HELP = "A name under the runs folder, a path, or a URL such as s3://bucket/runs/first."
-_AT = "; @-1 or @latest counts from the newest, @best is the one of highest return"
+_AT = "; @-1 or @latest is the newest, @best has the highest return"
 RunArgument = Annotated[RunLike, Parameter(help=RUN_HELP, completer=complete_runs)]
 RunAtArgument = Annotated[
     RunLike, Parameter(help=f"RUN, or RUN@ITERATION for one iteration{_AT}. {RUN_HELP}", completer=complete_runs)
@@ -113,53 +113,53 @@ RunsArgument = Annotated[
     ),
 ]
 Iteration = Annotated[int | None, Parameter(parse=False)]
-"""Iteration, given as RUN@ITERATION on the command line."""
+"""Iteration; the command line uses RUN@ITERATION instead."""
 Overrides = Annotated[
     Sequence[str], Parameter(name="--set", help="Change a setting: `--set algorithm.inner_lr=0.05`. Repeatable.")
 ]
-InProcess = Annotated[Backend, "in this process unless workers or a scheduler are named"]
+InProcess = Annotated[Backend, "in this process unless workers or a scheduler are given"]
 Trust = Annotated[
     bool,
     Parameter(
-        help="Import the modules that the run's settings name, now and later. For runs made by others, inspect the "
-        "modules first."
+        help="Allow importing the modules that the run's settings name, now and later. For runs made by others, "
+        "inspect the modules first."
     ),
 ]
 MetricsPort = Annotated[
     Port | None,
-    Parameter(help="Port at which Prometheus can read the training on this machine: http://127.0.0.1:PORT/metrics."),
+    Parameter(help="Port at which Prometheus can scrape the training on this machine: http://127.0.0.1:PORT/metrics."),
 ]
 Log = Annotated[
     Sequence[str],
     Parameter(
-        help="Also log to `tensorboard`, `wandb` (offline) or `mlflow`, each an extra of that name, or call "
+        help="Also log to `tensorboard`, `wandb` (offline) or `mlflow` (each requires the extra of that name), or call "
         "module:function with each finished iteration. Repeatable."
     ),
 ]
-FilmEvery = Annotated[Positive | None, Parameter(help="With --log, film every N-th iteration and the last.")]
+FilmEvery = Annotated[Positive | None, Parameter(help="With --log, make videos of every N-th iteration and the last.")]
 PythonOnly: Parameter = Parameter(parse=False)
 """Marks a Python-only parameter."""
 
 
 def agree(run: Path, trust: bool) -> None:
-    """With `trust`, remember that the modules in a run's settings may be imported."""
+    """If `trust`, record that the modules that a run's settings name may be imported."""
     if trust:
         late.trust_run(run)
 
 
 def changes(overrides: Sequence[str], settings: Mapping[str, Any] | None = None) -> list[str]:
-    """Return changes of settings, given as KEY=VALUE or keywords, as KEY=VALUE."""
+    """Return changed settings, given as KEY=VALUE or as keywords, in the form KEY=VALUE."""
     return [*overrides, *late.assignments(settings or {})]
 
 
 def refuse_without(option: str, **others: object) -> None:
-    """Reject options that need another option, which was not given."""
+    """Reject options that require another option, which was not given."""
     for name in _given(others):
         raise UsageError(f"found --{name} without {option}; add {option}, or remove --{name}")
 
 
 def refuse_with(option: str, **others: object) -> None:
-    """Reject options that have no meaning together with another one."""
+    """Reject options that cannot be combined with another one, which was given."""
     for name in _given(others):
         raise UsageError(f"found --{name} with {option}; remove one of them")
 

@@ -1,4 +1,4 @@
-"""`pack`: old iterations in few files."""
+"""`pack`: packs old iterations into a few files."""
 
 from metaloom.flows.arguments import checked
 from metaloom.flows.operations.options import RunArgument
@@ -10,17 +10,17 @@ from metaloom.storage import open_writer
 
 @checked
 def pack(run: RunArgument) -> Packed:
-    """Put old iterations into few files.
+    """Pack old iterations into a few files.
 
-    Their content stays the same.
+    Their contents do not change.
 
-    All complete iterations but the newest are packed. Training also packs: the oldest 500 iterations, whenever 600 are
+    All complete iterations except the newest are packed. Training also packs the oldest 500 iterations whenever 600 are
     unpacked.
 
     Example: `metaloom pack first`
 
     Args:
-        run: The run.
+        run: Run to pack.
     """
     with open_writer(folder_of(run)) as writer:
         return Packed(tuple(writer.pack(STATUS.counted("iterations"))))

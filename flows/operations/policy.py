@@ -1,4 +1,4 @@
-"""`policy`: a trained policy as a file."""
+"""`policy`: writes a trained policy to a file."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,15 +21,15 @@ def policy(
 
     The file can be used without the run.
 
-    RUN@N is the policy after N updates, from which iteration N starts; RUN is the newest.
+    RUN@N is the policy after N updates, with which iteration N starts; RUN is the newest policy.
 
     Example: `metaloom policy first@2 --out first.safetensors`
 
     Args:
-        run: The run.
-        iteration: Number of updates of the policy, counted from the end if negative; the newest if None.
-        out: A new file: .safetensors for `metaloom.load_policy`; .onnx, or .pt2 of torch.export, for other programs.
-        trust: Import the modules that the run's settings name, now and later.
+        run: Run that trained the policy.
+        iteration: Number of updates of the policy, counted from the end if negative; the newest policy if None.
+        out: New file: .safetensors for `metaloom.load_policy`; .onnx or .pt2 (torch.export) for other programs.
+        trust: Allow importing the modules that the run's settings name, now and later.
     """
     at = RunAt.of(run, iteration, learner=True)
     agree(at.path, trust)

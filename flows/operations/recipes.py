@@ -1,4 +1,4 @@
-"""`recipes`: names of recipes, and settings to train with."""
+"""`recipes`: lists recipes, or prints the settings of one."""
 
 from metaloom.flows.arguments import checked
 from metaloom.flows.operations import late
@@ -13,6 +13,6 @@ def recipes() -> list[str]:
     Example: `metaloom recipes promp-half-cheetah-dir --format toml`
 
     Returns:
-        Names of all recipes, including recipes of installed packages.
+        Names of all recipes, including those from installed packages.
     """
     return [*late.RECIPES]

@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 From = Annotated[
     Path | str | None,
-    Parameter(name="--from", show_default=False, help="Folder of the references; the checkout's by default."),
+    Parameter(name="--from", show_default=False, help="References folder; by default, the one in the checkout."),
 ]
-Name = Annotated[str, Parameter(help="A reference, as `metaloom reference ls` names it.")]
+Name = Annotated[str, Parameter(help="Name of a reference; `metaloom reference ls` lists them.")]
 NameAt = Annotated[str, Parameter(help="NAME of a reference, or NAME@ITERATION for one iteration.")]
 
 
 @checked
 def ls(*, folder: From = None) -> "References":
-    """List the references, each with its length and the average return of its last iteration.
+    """List the references, each with its number of iterations and the average return of the last one.
 
     Example: `metaloom reference ls`
 
     Args:
-        folder: Folder of the references; the checkout's by default.
+        folder: References folder; by default, the one in the checkout.
     """
     return late.References(late.reference_rows(late.read_index(_folder(folder))), folder)
 
@@ -52,10 +52,10 @@ def show(name: NameAt, /, *, folder: From = None) -> Facts:
 
     Args:
         name: A reference, or NAME@ITERATION.
-        folder: Folder of the references; the checkout's by default.
+        folder: References folder; by default, the one in the checkout.
 
     Returns:
-        What `--json` prints.
+        The facts that `--json` prints.
     """
     with found(name, folder) as (data, _):
         return Facts(data())
@@ -63,7 +63,7 @@ def show(name: NameAt, /, *, folder: From = None) -> Facts:
 
 @contextmanager
 def found(name: str, folder: Path | str | None) -> "Iterator[tuple[Callable[[], Any], Callable[[], RenderableType]]]":
-    """Yield functions that return a reference, or an iteration of it, as data and rendered."""
+    """Open a reference; yield two functions, which return it or one of its iterations as data and rendered."""
     place, about, iteration = _named(name, folder)
     with late.opened_reference(place, about) as path:
         run = open_run(path)
@@ -84,19 +84,19 @@ def verify(
     backend: InProcess = IN_PROCESS,
     prepared: Annotated[Callable[[Run, Collection[int]], None] | None, PythonOnly] = None,
 ) -> "Verified":
-    """Recompute an iteration of a reference, or all, and compare every output on the way with its record.
+    """Recompute one iteration of a reference, or all, and compare each output with its record.
 
-    It starts from the nearest stored learner. The command uses the machine code of BLAS, torch and NumPy that the run
-    records, if the processor supports it; in Python, the process keeps its own. Exit code 0 if all outputs have the
-    recorded bits, otherwise 1; it then prints what else differs (versions, processor) and both average returns.
+    Computation starts from the nearest stored learner. The command uses the machine code of BLAS, torch and NumPy that
+    the run records, if the processor supports it; in Python, the process keeps its own. Exit code 0 if all outputs are
+    identical to the recorded ones, otherwise 1, with what else differs (versions, processor) and both average returns.
 
     Example: `metaloom reference verify dense-maml-ppo-seed-1@37`
 
     Args:
         name: A reference, or NAME@ITERATION.
-        folder: Folder of the references; the checkout's by default.
-        backend: Backend of the rollouts.
-        prepared: Called with the reference and the iterations before they are computed.
+        folder: References folder; by default, the one in the checkout.
+        backend: Rollout backend.
+        prepared: Called with the opened reference and the iterations before they are computed.
     """
     place, found, iteration = _named(name, folder)
     with late.opened_reference(place, found) as path:
@@ -106,24 +106,24 @@ def verify(
             path,
             iteration,
             backend=backend,
-            on_progress=lambda now, last: STATUS.far(f"iteration {now} of those up to {last}"),
+            on_progress=lambda now, last: STATUS.far(f"iteration {now}, up to {last}"),
         )
 
 
 @checked
 def extract(name: Name, /, *, run: str | Path | None = None, folder: From = None) -> "Extracted":
-    """Make a run from a reference, for replay, report, compare, fork and all other commands.
+    """Extract a reference as a run, for replay, report, compare, fork and all other commands.
 
     Example: `metaloom reference extract dense-maml-ppo-seed-1 --run copied`
 
     Args:
         name: A reference.
         run: Name or path of the run; by default the reference's name, in the runs folder.
-        folder: Folder of the references; the checkout's by default.
+        folder: References folder; by default, the one in the checkout.
     """
     place, found, iteration = _named(name, folder)
     if iteration is not None:
-        raise UsageError(f"{name}: found an iteration; required a whole reference")
+        raise UsageError(f"{name}: found an iteration; required the name of a reference")
     path = run_folder(found.name if run is None else run)
     path.parent.mkdir(parents=True, exist_ok=True)
     late.extract_reference(place, found, path)
@@ -134,14 +134,14 @@ def extract(name: Name, /, *, run: str | Path | None = None, folder: From = None
 def add(
     run: RunArgument, /, *, name: str | None = None, to: Path | str | None = None, learners: Positive = 20
 ) -> "Added":
-    """Make a reference from a complete run, which is not changed, and add it to a folder of references.
+    """Make a reference from a complete run and add it to a references folder; the run is not changed.
 
     Example: `metaloom reference add first --name dense-promp-seed-6 --to references`
 
     Args:
-        run: The run.
+        run: Run to make the reference from.
         name: Name of the reference; the run's name by default.
-        to: Folder of the references; the checkout's by default.
+        to: References folder; by default, the one in the checkout.
         learners: Number of iterations between stored learners. A larger number makes the archive smaller, and `verify`
             recomputes up to this many iterations.
     """
@@ -157,7 +157,7 @@ def _folder(given: Path | str | None) -> Path:
 
 
 def _named(text: str, given: Path | str | None) -> "tuple[Path, Reference, int | None]":
-    """Parse NAME or NAME@ITERATION; return the folder of references, the reference, and the iteration."""
+    """Parse NAME or NAME@ITERATION; return the references folder, the reference, and the iteration."""
     folder = _folder(given)
     name, at, iteration = text.partition("@")
     if at and not re.fullmatch("[0-9]{1,8}", iteration):

@@ -1,4 +1,4 @@
-"""`replay`: stored stages computed again, and compared with what is stored."""
+"""`replay`: recomputes stored stages and compares their outputs with the stored ones."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
@@ -29,23 +29,23 @@ def replay(
     backend: InProcess = IN_PROCESS,
     replayed: Annotated[Callable[["StageReplay"], None] | None, PythonOnly] = None,
 ) -> "Replay":
-    """Compute stored stages again; compare every bit.
+    """Recompute stored stages; compare every bit.
 
-    They are computed from their stored inputs.
+    Each stage is computed from its stored inputs.
 
-    Exit code 0 when all are identical, 1 when one differs.
+    Exit code 0 if all outputs are identical, 1 if any differs.
 
     Example: `metaloom replay first@3 --stage adapt`
 
     Args:
-        run: The run.
-        iteration: The iteration, counted from the end when negative; all complete ones when None.
-        stage: Only this stage, such as adapt; `metaloom graph RUN` lists the stages of a run.
-        step: Only this inner step of the stage.
+        run: Run that contains the stages.
+        iteration: Iteration, counted from the end if negative; all complete iterations if None.
+        stage: Replay only this stage, such as adapt; `metaloom graph RUN` lists the stages of a run.
+        step: Replay only this inner step of the stage.
         until_diff: Stop after the first stage that differs.
-        trust: Import the modules that the run's settings name, now and later.
-        backend: Backend of the rollouts.
-        replayed: Called with each stage.
+        trust: Allow importing the modules that the run's settings name, now and later.
+        backend: Rollout backend.
+        replayed: Called with the result of each stage.
     """
     at = RunAt.of(run, iteration)
     agree(at.path, trust)
@@ -66,17 +66,17 @@ def materialise(
     """Recompute thinned outputs, and store them if their digests are unchanged.
 
     Args:
-        run: The run.
-        iteration: The iteration, counted from the end when negative; all complete ones when None.
-        trust: Import the modules that the run's settings name, now and later.
-        backend: Backend of the rollouts.
+        run: Run that contains the stages.
+        iteration: Iteration, counted from the end if negative; all complete iterations if None.
+        trust: Allow importing the modules that the run's settings name, now and later.
+        backend: Rollout backend.
 
     Returns:
         The stages whose outputs were stored again.
 
     Raises:
-        storage.DigestMismatch: A recomputed output has other bits; nothing of its iteration was stored.
-        storage.RunLocked: Another process writes the run.
+        storage.DigestMismatch: A recomputed output has a different digest; nothing of its iteration was stored.
+        storage.RunLocked: Another process is writing the run.
     """
     at = RunAt.of(run, iteration)
     agree(at.path, trust)

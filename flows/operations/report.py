@@ -1,4 +1,4 @@
-"""`report`: the charts of a run as one HTML page."""
+"""`report`: writes a run's charts to an HTML page."""
 
 import base64
 from dataclasses import replace
@@ -31,22 +31,22 @@ def report(
     format: Literal["svg", "pdf"] | None = None,
     trust: Trust = False,
 ) -> "ReportFiles":
-    """Write the charts of a run as one HTML page.
+    """Write a run's charts to a single HTML page.
 
-    The learning curve is written as PNG too.
+    The learning curve is also written as a PNG.
 
-    The page is about 2 MB, most of it the script that draws its charts, and needs no network.
+    The page is about 2 MB, most of which is the script that draws the charts. It works offline.
 
     Example: `metaloom report first`
 
     Args:
-        run: The run.
-        out: Folder for the files; reports/NAME in the runs folder by default.
+        run: Run to report.
+        out: Output folder; reports/NAME in the runs folder by default.
         static: Use images instead of zoomable charts, so that the page runs no scripts.
-        video: Add a video of the best task of the last iteration, before and after adaptation.
-        figures: Folder for every chart as a separate file, for a paper.
+        video: Add a video of the last iteration's best task, before and after adaptation.
+        figures: Folder to which each chart is written as a separate file, for use in a paper.
         format: Format of these files: svg (the default) or pdf.
-        trust: Import the modules that the run's settings name, now and later.
+        trust: Allow importing the modules that the run's settings name, now and later.
     """
     if figures is None:
         refuse_without("--figures", format=format)
@@ -65,23 +65,20 @@ def report(
 
 
 def _film(run: Run) -> "Picture":
-    """Film the best task of the last iteration as an animated image for a page."""
+    """Return a video of the last iteration's best task as an animated image to embed in the page."""
     renderer = choose_renderer("auto")  # before MuJoCo is imported
     with TemporaryDirectory() as folder:
         file = Path(folder) / "film.webp"
         film = late.film_run(run.path, -1, file, task="best", renderer=renderer)
         source = "data:image/webp;base64," + base64.b64encode(file.read_bytes()).decode()
-    caption = "An episode of median return of the best task, simulated again from its seed and its stored actions."
+    caption = "The median-return episode of the best task, simulated again from its seed and stored actions."
     if not film.agrees:
-        caption += (
-            f" It does not show what happened: observations differ by up to {film.largest_difference:.3g} from the "
-            "stored ones."
-        )
-    return late.Picture(source, "Film of an episode before and after adaptation", caption, enlarged=False)
+        caption += f" It does not match the stored episode: observations differ by up to {film.largest_difference:.3g}."
+    return late.Picture(source, "Video of an episode before and after adaptation", caption, enlarged=False)
 
 
 def write(run: Run, folder: Path, *, static: bool = False, film: "Picture | None" = None) -> "ReportFiles":
-    """Write the report of a run to a folder.
+    """Write a run's report to a folder and return its files.
 
     Raises:
         StorageFailed: the system refuses the write.

@@ -1,4 +1,4 @@
-"""`rm`: permanent removal of runs."""
+"""`rm`: permanently removes runs."""
 
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,17 @@ from metaloom.storage import StoreError
 
 @checked
 def rm(runs: RemovedArguments = ()) -> Removed:
-    """Remove runs for good, after asking.
+    """Permanently remove runs, after asking.
 
-    Without RUN, it finishes removals that were interrupted.
+    Without RUN, it finishes interrupted removals.
 
-    Forks keep what they share with a run. Runs in training, folders with other content, links, and runs under object
-    storage are refused. Reports beside the run stay.
+    Forks keep the files that they share with a removed run. Runs that are being trained, folders with other content,
+    links, and runs in object storage are refused. Reports beside the run are kept.
 
     Example: `metaloom rm second --yes`
 
     Args:
-        runs: The runs. Python removes them without asking.
+        runs: Runs to remove. In Python, they are removed without asking.
     """
     paths = list(dict.fromkeys(map(check_removable, folders_of(runs))))
     freed = bytes_freed(paths)
@@ -38,22 +38,22 @@ def rm(runs: RemovedArguments = ()) -> Removed:
 
 
 def check_removable(path: Path) -> Path:
-    """Return the folder of a run that may be removed.
+    """Check that a run may be removed, and return its folder.
 
     Raises:
-        UsageError: the run is under object storage.
-        storage.StoreError: it does not exist, is not a run, holds other files, or is being written.
+        UsageError: the run is in object storage.
+        storage.StoreError: the folder does not exist, is not a run, contains other files, or is being written.
     """
     if url := storage.url_of(path):
         raise UsageError(
-            f"found {url}; required a run in a folder: remove the objects with the store's own tools, such as "
+            f"found {url}; required a run in a local folder. Remove the objects with the store's own tools, such as "
             f"`aws s3 rm --recursive {url}`, and then the cache, {path} and {path.parent / f'.{path.name}.log'}"
         )
     return storage.check_removable(path)
 
 
 def dependents(path: Path, root: Path) -> list[str]:
-    """Describe what other runs in a folder would lose if a run is removed, one line each."""
+    """Describe how the other runs in a folder depend on a run, one line each."""
     run = _readable(path)
     others = [other for folder in storage.find_runs(root) if (other := _readable(folder)) is not None]
     lines: list[str] = []
@@ -63,14 +63,14 @@ def dependents(path: Path, root: Path) -> list[str]:
             lines.append(f"{other.name} is a fork of it and keeps everything they share")
         if _names(start, path):
             lines.append(
-                f"{other.name} started from its learner and stores a copy of it: only the first stage cannot be "
-                "replayed"
+                f"{other.name} started from its learner and stores a copy of it, but its first stage could no longer "
+                "be replayed"
             )
     return lines
 
 
 def _names(start: Any, path: Path) -> bool:
-    """Return True if a warm start is from the run in a folder."""
+    """Return True if a warm start's `init_from` setting names the run in a folder."""
     try:
         return isinstance(start, dict) and run_folder(str(start["run"])).resolve() == path.resolve()
     except (KeyError, StoreError):

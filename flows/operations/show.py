@@ -1,4 +1,4 @@
-"""`show`: a run, or the stages of one iteration."""
+"""`show`: shows a run, or the stages of one iteration."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -39,24 +39,25 @@ def show(
 ) -> Facts:
     """Show a run, or the stages of one iteration.
 
-    For a run: its state, metrics and sizes, and the settings that differ from the defaults.
+    For a run, it shows the state, metrics and sizes, and the settings that differ from the defaults.
 
     Example: `metaloom show first@3`
 
     Args:
-        run: The run.
-        iteration: The iteration; the run itself when None.
-        stage: A stage of the iteration: its inputs, and its arrays with axes, units and meaning. For
-            sample_transitions, also the transitions that it drew and the origin of each; for process_samples, the
+        run: Run to show.
+        iteration: Iteration to show; the run itself if None.
+        stage: Stage of the iteration, shown with its inputs and its arrays with axes, units and meaning. For
+            sample_transitions, this includes the drawn transitions and the origin of each; for process_samples, the
             parameters of the fitted baselines.
         step: Inner step of the stage; 0 by default.
-        update: Gradient step of the iteration whose transitions to show; the first by default.
-        rows: Transitions of the minibatch: N or FROM:TO, counted like Python slices; 0:20 by default, `:` for all.
-        context: Show the transitions that tasks were inferred from, not the transitions that were learned from.
-        trust: Import the modules that the run's settings name, now and later.
+        update: Gradient step whose transitions are shown; the iteration's first by default.
+        rows: Transitions of the minibatch to show: N or FROM:TO, as in Python slicing; 0:20 by default,
+            `:` for all.
+        context: Show the transitions from which tasks were inferred, instead of those used for the update.
+        trust: Allow importing the modules that the run's settings name, now and later.
 
     Returns:
-        What `--json` prints.
+        The facts that `--json` prints.
     """
     at = RunAt.of(run, iteration)
     return Facts(found(at, stage=stage, step=step, update=update, rows=rows, context=context, trust=trust)[0]())
@@ -73,7 +74,7 @@ def found(
     trust: bool = False,
     everything: bool = False,
 ) -> "Found":
-    """Return functions that return the requested facts as data and rendered."""
+    """Return two functions, which return the requested facts as data and rendered."""
     opened = open_run(at.path)
     if stage not in (None, *(names := [known.name for known in opened.stages.stages])):
         raise UsageError(f"found --stage {stage}; required a stage of the run: {', '.join(names)}")

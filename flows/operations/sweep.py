@@ -1,4 +1,4 @@
-"""`sweep`: a recipe under several seeds and settings."""
+"""`sweep`: trains a recipe with several seeds and settings."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def sweep(
         str,
         Parameter(
             completer=complete_recipes,
-            help="A recipe or a file of settings; or the name of a stored sweep, to continue it.",
+            help="A recipe or a settings file, or the name of a stored sweep to continue.",
         ),
     ],
     name: Annotated[str | None, Parameter(name="--name")] = None,
@@ -60,43 +60,43 @@ def sweep(
     progress: Shown = True,
     **settings: Any,
 ) -> "Runs":
-    """Train a recipe under several seeds and settings.
+    """Train a recipe with several seeds and settings.
 
     Every combination is a run.
 
     With `--optuna` and `--search`, each trial's settings depend on the scores of earlier trials.
 
-    After an interruption, the same command continues: complete runs are not trained again. Ctrl-C finishes the current
-    stages. `sweeps/NAME.json` in the runs folder lists the runs. Exit code 1 if a run failed, or all trials of a search
-    failed; the others are trained in any case.
+    After an interruption, the same command continues the sweep without repeating complete runs. Ctrl-C stops it after
+    the current stages. `sweeps/NAME.json` in the runs folder lists the runs. Exit code 1 if a run failed, or if all
+    trials of a search failed; the other runs are trained in any case.
 
     Example: `metaloom sweep promp-point-corner --seeds 2 --grid algorithm.inner_lr=0.05,0.1 --set iterations=2`
 
     Args:
-        recipe: A recipe, a file of settings, or a stored sweep.
-        name: Name of the sweep, the prefix of its runs' names; RECIPE-sweep by default.
-        seeds: Number of seeds from the recipe's seed on (5 by default, 1 with `--optuna`), or a list: `1,2,7`.
-        grid: Values to try, by setting.
-        optuna: Trials to search for the settings with the highest score. Needs the extra `optuna`.
-        search: Values to search, by setting: a range "LOW:HIGH" or "LOW:HIGH:log", or a list of values.
-        metric: Metric of the score, averaged over the last tenth of the iterations of each run of a trial: `return`
-            after adaptation (by default), `evaluation`, or any metric that `metaloom show` lists.
+        recipe: A recipe, a settings file, or a stored sweep.
+        name: Name of the sweep and prefix of its runs' names; RECIPE-sweep by default.
+        seeds: Number of seeds, starting at the recipe's seed (5 by default, 1 with `--optuna`), or a list: `1,2,7`.
+        grid: Values to try for each setting.
+        optuna: Number of trials in the search for the highest-scoring settings. Requires the extra `optuna`.
+        search: Search space for each setting: a range "LOW:HIGH" or "LOW:HIGH:log", or a list of values.
+        metric: Metric used as a trial's score, averaged over the last tenth of each run's iterations: `return` after
+            adaptation (the default), `evaluation`, or any metric that `metaloom show` lists.
         overrides: Settings to change, as KEY=VALUE.
-        parallel: Runs to train at once, each in a separate process, in which it also samples by default.
+        parallel: Number of runs to train at once, each in a separate process that also samples by default.
         extend: Add runs to a stored sweep: the same settings with more seeds or more values, or more trials.
         many: Allow a sweep of more than a thousand runs.
-        backend: Backend of the rollouts.
-        log: Loggers for every run; see `train`.
+        backend: Rollout backend.
+        log: Additional loggers for each run; see `train`.
         film_every: With `log`, number of iterations between videos; the last iteration always has one.
-        progress: Print every run.
+        progress: Print the progress of each run.
         **settings: Settings to change in all runs; see `train`.
 
     Returns:
-        Its runs; for a search, only its complete runs, in the order of trials.
+        The sweep's runs; for a search, only the complete runs, in the order of trials.
 
     Raises:
-        ConfigError, EnvError, UsageError: Settings are invalid, or differ from the stored sweep of this name; no run
-            was started. Or a run failed, or all runs of a search; the others are trained in any case.
+        ConfigError, EnvError, UsageError: Settings are invalid or differ from the stored sweep of this name, and no run
+            was started; or a run failed, or all runs of a search failed, after the others were trained.
     """
     check_log(log, film_every)
     settings_given = changes(overrides, settings)
@@ -135,13 +135,13 @@ def planned_sweep(
     settings: Sequence[str],
     many: bool,
 ) -> "tuple[Sweep, list[RunConfig]]":
-    """Return a sweep and its runs' settings; the stored sweep of this name if no other settings are given.
+    """Return the planned sweep and its runs' configurations; the stored sweep if only its name is given.
 
     Raises:
         ConfigError, UsageError: The settings are invalid.
     """
     if (seeds, optuna, metric, name) == (None, None, None, None) and not (grid or search or settings):
-        # Unless it names a recipe or file.
+        # A recipe or file takes precedence over a sweep of the same name.
         is_other = recipe in late.RECIPES or late.is_settings_file(recipe) or "/" in recipe
         if (found := None if is_other else late.find_sweep(recipe)) is not None:
             if found.search is None:

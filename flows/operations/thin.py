@@ -1,4 +1,4 @@
-"""`thin`: removal of batches that can be recomputed."""
+"""`thin`: removes batches that can be recomputed."""
 
 from typing import TYPE_CHECKING
 
@@ -24,23 +24,23 @@ def thin(
     anyway: bool = False,
     trust: Trust = False,
 ) -> "ThinnedRun":
-    """Remove batches that can be computed again.
+    """Remove batches that can be recomputed.
 
-    The episodes, samples and adapted parameters of iterations are removed; everything else stays.
+    The episodes, samples and adapted parameters of iterations are removed; everything else is kept.
 
-    An off-policy run keeps its episodes as well, since they are its replay buffer: only minibatches and adapted
-    parameters go. `metaloom replay RUN@ITERATION --materialise` recomputes what was removed, bit for bit. Iterations
-    that used a plug-in, such as a custom environment, are therefore refused if its source has changed since.
+    An off-policy run also keeps its episodes, which are its replay buffer: only minibatches and adapted parameters are
+    removed. `metaloom replay RUN@ITERATION --materialise` recomputes what was removed, bit for bit. Iterations
+    that used a plug-in, such as a custom environment, are therefore refused if its source has since changed.
 
     Example: `metaloom thin first --keep-every 10 --keep-last 5 --dry-run`
 
     Args:
-        run: The run.
-        keep_every: Keep iterations 0, N, 2N, ... complete.
-        keep_last: Keep the N newest iterations complete.
+        run: Run to thin.
+        keep_every: Keep iterations 0, N, 2N, ... in full.
+        keep_last: Keep the N newest iterations in full.
         dry_run: Only show what would be removed.
         anyway: Also remove batches that a changed plug-in can no longer recompute.
-        trust: Import the modules that the run's settings name, now and later.
+        trust: Allow importing the modules that the run's settings name, now and later.
     """
     folder = folder_of(run)
     agree(folder, trust)

@@ -1,4 +1,4 @@
-"""`train` and `resume`: training of a run."""
+"""`train`, `resume` and `iterate`: train a run."""
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
@@ -43,12 +43,12 @@ Recipe = Annotated[
     str | Annotated["RunConfig", PythonOnly],
     Parameter(
         completer=complete_recipes,
-        help="A recipe (`metaloom recipes` lists them), or a YAML, JSON or TOML file of settings."
+        help="A recipe (`metaloom recipes` lists them), or a YAML, JSON or TOML settings file."
         + (f" Installed packages add {', '.join(_ADDED)}." if _ADDED else ""),
     ),
 ]
 Shown = Annotated[bool | Callable[..., Any], PythonOnly]
-"""True to print progress. A command passes the function that shows the work; its result is then returned."""
+"""True to print progress. A command passes a function that shows the training, whose result is then returned."""
 
 
 @checked
@@ -73,23 +73,23 @@ def train(
     Example: `metaloom train promp-point-corner --run first --iterations 20`
 
     Args:
-        recipe: A recipe, a file of settings, or settings.
-        run: Name of the run under the runs folder, or a path; made from recipe and time by default.
+        recipe: A recipe, a settings file, or a RunConfig.
+        run: Name of the run under the runs folder, or a path; by default, made from the recipe's name and the time.
         iterations: Number of iterations; short for `--set iterations=20`.
         seed: Seed of all random draws; short for `--set seed=2`.
         overrides: Settings to change, as KEY=VALUE.
         device: Device on which torch computes updates, recorded with the run; short for `--set device=cuda`.
         strict: Stop with exit code 1 after an iteration whose witness episode cannot be reproduced.
-        backend: Backend of the rollouts.
+        backend: Rollout backend.
         log: Additional loggers: `tensorboard`, `wandb` or `mlflow`, or module:function.
         film_every: With `log`, number of iterations between videos; the last iteration always has one.
-        metrics_port: Port at which Prometheus can read the training.
-        progress: Print every iteration.
-        **settings: Settings to change, by field of RunConfig; for a section, a mapping of fields.
+        metrics_port: Port at which Prometheus can scrape the training.
+        progress: Print each iteration.
+        **settings: Settings to change, keyed by RunConfig field; for a section, a mapping of its fields.
 
     Raises:
         ConfigError, EnvError: A setting is invalid.
-        storage.RunExists: The run exists already.
+        storage.RunExists: The run already exists.
     """
     check_log(log, film_every)
     config = new_settings(recipe, changes(overrides, settings), iterations=iterations, seed=seed, device=device)
@@ -117,26 +117,26 @@ def resume(
     metrics_port: MetricsPort = None,
     progress: Shown = True,
 ) -> "Run":
-    """Continue a run, whatever interrupted it.
+    """Resume a run after any interruption.
 
     It continues with the first missing stage.
 
     Example: `metaloom resume first --iterations 40`
 
     Args:
-        run: The run.
-        iterations: Total number of iterations to reach; as configured by default.
+        run: Run to resume.
+        iterations: Total number of iterations to reach; by default, as configured.
         take_over: Take the lock of a writer that can no longer release it, for example because its host died.
-        repair: Repair or recompute what `metaloom verify` finds damaged, then verify the run: exit code 1 if it is not
-            intact.
+        repair: Repair or recompute what `metaloom verify` reports as damaged, then verify the run; exit code 1 if it is
+            not intact.
         strict: Stop with exit code 1 after an iteration whose witness episode cannot be reproduced.
         overrides: Retention settings to change, as KEY=VALUE.
-        trust: Import the modules that the run's settings name, now and later.
-        backend: Backend of the rollouts.
+        trust: Allow importing the modules that the run's settings name, now and later.
+        backend: Rollout backend.
         log: Additional loggers: `tensorboard`, `wandb` or `mlflow`, or module:function.
         film_every: With `log`, number of iterations between videos; the last iteration always has one.
-        metrics_port: Port at which Prometheus can read the training.
-        progress: Print every iteration.
+        metrics_port: Port at which Prometheus can scrape the training.
+        progress: Print each iteration.
     """
     folder = folder_of(run)
     check_log(log, film_every)
@@ -167,19 +167,19 @@ def iterate(
     log: Sequence[str] = (),
     **settings: Any,
 ) -> "Generator[FinishedIteration]":
-    """Train a run in a loop over its iterations; results are the same as with `train`.
+    """Train a run in a loop over its iterations, with the same results as `train`.
 
-    Leaving the loop, by `break` or an exception, stops the run after that iteration; `resume` or another loop over the
-    opened run continues it.
+    Leaving the loop, with `break` or an exception, stops the run after that iteration. `resume` or another loop over
+    the opened run continues it.
 
     Args:
-        recipe: A recipe, a file of settings, or settings; or an opened run, to continue it.
-        run: Name of the new run under the runs folder, or a path; made from recipe and time by default.
+        recipe: A recipe, a settings file, or a RunConfig; or an opened run to continue.
+        run: Name of the new run under the runs folder, or a path; by default, made from the recipe's name and the time.
         iterations: Total number of iterations.
         seed: Seed of all random draws.
         overrides: Settings to change, as KEY=VALUE.
         device: Device on which torch computes updates, recorded with the run.
-        backend: Backend of the rollouts.
+        backend: Rollout backend.
         log: Additional loggers; see `train`.
         **settings: Settings to change; see `train`.
 
@@ -188,7 +188,7 @@ def iterate(
 
     Raises:
         ConfigError, EnvError: A setting is invalid.
-        storage.RunExists: The run exists already.
+        storage.RunExists: The run already exists.
     """
     check_log(log, None)
     if isinstance(recipe, storage.Run):
@@ -205,7 +205,7 @@ def iterate(
 
 
 def _iterations(folder: Path, start: "Callable[..., Training]", log: Sequence[str]) -> "Generator[FinishedIteration]":
-    """Yield the iterations of a training run; closing the generator ends it properly."""
+    """Yield each iteration of a run when it is trained; closing the generator stops the run."""
     run, left = None, False
     with late.logging_to(log, folder, late.Observer(should_stop=lambda: left, reads=True)) as observer:
         training = start(observer=observer)
@@ -222,9 +222,9 @@ def new_settings(recipe: "str | RunConfig", overrides: Sequence[str], **short: A
     """Return the settings of a new run.
 
     Args:
-        recipe: A recipe, a file of settings, or settings.
+        recipe: A recipe, a settings file, or a RunConfig.
         overrides: Settings to change, as KEY=VALUE.
-        **short: Settings that have separate options; None where they do not change.
+        **short: Settings with separate options; None if not given.
 
     Raises:
         ConfigError: A setting is invalid.
@@ -241,13 +241,13 @@ def new_settings(recipe: "str | RunConfig", overrides: Sequence[str], **short: A
 
 
 def new_folder(recipe: "str | RunConfig", run: str | Path | None, config: "RunConfig") -> Path:
-    """Return the folder of a new run, by default named after recipe and time."""
+    """Return the folder of a new run, by default named after its recipe and the time."""
     stem = Path(recipe).stem if isinstance(recipe, str) else config.algorithm.name
     return run_folder(new_run_name(stem) if run is None else run)
 
 
 def check_log(log: Sequence[str], film_every: int | None) -> None:
-    """Reject options that would fail later.
+    """Reject logging options that would fail later.
 
     Raises:
         UsageError: A logger's package is not installed, or options contradict one another.
@@ -261,12 +261,12 @@ def require_witness(strict: bool, witness: bool) -> None:
     """Reject --strict if no witness episode would be replayed.
 
     Raises:
-        UsageError: no episode would be replayed.
+        UsageError: `strict` is True, but `witness` is False.
     """
     if strict and not witness:
         raise UsageError(
             "found --strict, but no episode would be replayed; required a run with env.witness=true, which is the "
-            "default of environments that are not built in, and no --dry-run"
+            "default for environments that are not built in, without --dry-run"
         )
 
 
@@ -279,7 +279,7 @@ def _watched(
     metrics_port: int | None,
     strict: bool,
 ) -> "Run":
-    """Train a run with logging, metrics endpoint and strictness as requested."""
+    """Train a run with the requested logging, metrics endpoint and strictness; return the opened run."""
 
     def watched(observer: late.Observer) -> "TrainResult":
         served = nullcontext(observer) if metrics_port is None else late.metrics_at(metrics_port, folder.name, observer)

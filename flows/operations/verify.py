@@ -1,4 +1,4 @@
-"""`verify`: every stored file against its record."""
+"""`verify`: checks every stored file against its record."""
 
 from metaloom.flows.arguments import checked
 from metaloom.flows.operations.options import RunArgument
@@ -12,13 +12,13 @@ from metaloom.storage import open_run, verify_run
 def verify(run: RunArgument) -> Verification:
     """Check every stored file against its record.
 
-    Exit code 0 when all are intact, 1 when one is damaged, missing or foreign. `metaloom resume RUN --repair` repairs
-    what is damaged or missing, or computes it again; files that do not belong to the run stay.
+    Exit code 0 if all files are intact, 1 if any is damaged, missing or foreign. `metaloom resume RUN --repair` repairs
+    or recomputes damaged and missing files; it does not remove files that do not belong to the run.
 
     Example: `metaloom verify first`
 
     Args:
-        run: The run.
+        run: Run to check.
     """
     folder = folder_of(run)
     damages = verify_run(folder, STATUS.counted("outputs"))

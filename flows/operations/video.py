@@ -1,4 +1,4 @@
-"""`video`: an episode before and after adaptation."""
+"""`video`: renders an episode before and after adaptation."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,29 +33,29 @@ def video(
     renderer: RendererName = "auto",
     trust: Trust = False,
 ) -> "Film":
-    """Film an episode before and after adaptation.
+    """Make a video of an episode before and after adaptation.
 
     Both are shown side by side.
 
     The episode is simulated again from its seed and its stored actions. If an observation differs from the stored one
-    by more than 1e-5, the command says so and exits with 1.
+    by more than 1e-5, the command reports it and exits with code 1.
 
     Example: `metaloom video first@12 --best --out cheetah.gif`
 
     Args:
-        run: The run.
+        run: Run that contains the episode.
         out: File to write: .gif, .webp, .mp4 (needs `metaloom[video]`), or .png for only the last frame.
-        iteration: The iteration, counted from the end when negative; the newest complete one when None.
+        iteration: Iteration, counted from the end if negative; the newest complete iteration if None.
         task: Index of the task in the iteration; 0 by default.
-        best: The task with the highest mean return after adaptation.
-        worst: The task with the lowest.
-        episode: Index of the episode within its task; by default the one of median return, at each step.
-        steps: Inner step whose episode is shown; repeatable, side by side. By default the first and the last one.
-        size: Width and height of each panel in pixels, for MuJoCo's robots.
+        best: Show the task with the highest mean return after adaptation.
+        worst: Show the task with the lowest mean return after adaptation.
+        episode: Index of the episode within its task; by default, the median-return episode at each inner step.
+        steps: Inner step whose episode is shown; repeatable, to show several side by side. By default, first and last.
+        size: Width and height of each panel in pixels, for MuJoCo environments.
         every: Number of steps between frames.
-        renderer: Renderer of MuJoCo's robots. auto: the first of egl, glfw and osmesa that works, else flat shapes,
-            which need no OpenGL.
-        trust: Import the modules that the run's settings name, now and later.
+        renderer: Renderer for MuJoCo environments. auto: the first of egl, glfw and osmesa that works, or else flat
+            shapes, which need no OpenGL.
+        trust: Allow importing the modules that the run's settings name, now and later.
     """
     at, text = RunAt.of(run, iteration), size if isinstance(size, str) else "x".join(map(str, size))
     width, _, height = text.partition("x")

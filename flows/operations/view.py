@@ -1,4 +1,4 @@
-"""`view`: a page of curves, stages, batches and videos."""
+"""`view`: serves a page of curves, stages, batches and videos."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,23 +27,23 @@ RunsArgument = Annotated[
 def view(
     runs: RunsArgument = None, /, *, port: Port = 0, opened: Annotated[Callable[[str], None], PythonOnly] = print
 ) -> None:
-    """Open a page: curves, stages, batches, videos.
+    """Serve a page of curves, stages, batches and videos.
 
-    The page is served on this machine until Ctrl-C.
+    The page is available on this machine until Ctrl-C.
 
-    It follows runs in training, changes nothing, and sends no requests to other hosts. Only the printed address opens
-    it.
+    It follows training runs, changes nothing, and sends no requests to other hosts. It opens only at the printed
+    address.
 
     Example: `metaloom view first --port 8080`
 
     Args:
-        runs: A folder of runs, or one run; the runs folder when None.
+        runs: Folder of runs, or one run; the runs folder if None.
         port: Port on 127.0.0.1; 0 for any free port.
         opened: Called with the address of the page.
     """
     place = runs_root() if runs is None else run_folder(runs)
     if runs is not None and url_of(place) is None and not place.exists() and Path(runs).is_dir():
-        place = Path(runs)  # a name of a folder of runs beside the runs folder, or of the runs folder itself
+        place = Path(runs)  # a relative path to a folder of runs outside the runs folder, or to the runs folder itself
     if url_of(place) is None and not place.is_dir():
         raise UsageError(f"{place}: found no such folder; required a run or a folder of runs. `metaloom ls` lists runs")
     late.serve_viewer(place, port, opened)

@@ -1,4 +1,4 @@
-"""`watch`: a run that another process trains."""
+"""`watch`: follows a run that another process trains."""
 
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 def watch(run: RunArgument, *, lines: Annotated[bool, PythonOnly] = False) -> "Ending":
     """Follow a run while another process trains it.
 
-    It ends with the training. Ctrl-C ends it without affecting the training.
+    It ends when the training ends. Ctrl-C stops watching without affecting the training.
 
-    Exit code 0 when it is complete or was stopped, 1 when it failed or was killed. Without a terminal it prints a line
-    for the newest iteration and each one that follows.
+    Exit code 0 if the run completed or was stopped, 1 if it failed or was killed. Without a terminal, it prints a line
+    for the newest iteration and for each one after it.
 
     Example: `metaloom watch first`
 
     Args:
-        run: The run.
+        run: Run to follow.
         lines: Print a JSON object for each iteration.
     """
     return late.watch_run(folder_of(run), mode="json" if lines else "auto", wait=time.sleep)

@@ -1,6 +1,6 @@
-"""Returns by class of task, derived from a run's tables and its environment's declared classes.
+"""Per-class returns, derived from a run's tables and the task classes that its environment declares.
 
-They are not stored, so no digest depends on the classes. The tables of episodes, which thinning keeps, have the return
+They are not stored, so no digest depends on the classes. The episode tables, which thinning keeps, contain the return
 and task of every episode.
 """
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from metaloom.pipeline.envs.task_classes import Classes
 
 ByStep = Sequence[ClassReturns]
-"""Returns by class for every inner step of an iteration."""
+"""Per-class returns of each inner step of an iteration."""
 _RARE = 0.01
-"""Maximum share of iterations without a task of some class for class-balanced returns."""
+"""Returns are class-balanced only if at most this share of iterations is expected to lack a class."""
 
 
 def headline_returns(drawn: Sequence[float], by_step: ByStep) -> tuple[Sequence[float], str]:
-    """Choose the mean that represents an iteration; see `count_alike`.
+    """Return the mean returns that represent an iteration: class-balanced if its classes allow it, else plain.
 
     Args:
-        drawn: Mean over all tasks, of every inner step.
-        by_step: Returns by class of task; empty without classes.
+        drawn: Mean return over all tasks, per inner step.
+        by_step: Per-class returns; empty without classes.
 
     Returns:
-        The mean of every inner step, the first before adaptation, and its name.
+        Mean return per inner step, the first before adaptation, and the name of the statistic.
     """
     if by_step and min(by_step[0].num_tasks) and count_alike([by_step]):
         return [returns.balanced.mean for returns in by_step], "class-balanced mean"
@@ -43,9 +43,9 @@ def headline_returns(drawn: Sequence[float], by_step: ByStep) -> tuple[Sequence[
 
 
 def count_alike(iterations: Sequence[ByStep]) -> bool:
-    """Return True if a run's returns are class-balanced.
+    """Return True if a run's returns should be averaged over classes, each with the same weight.
 
-    They are if every iteration has equally many tasks of each class, or enough tasks that iterations rarely lack a
+    This holds if every iteration has equally many tasks of each class, or enough tasks that iterations rarely lack a
     class. The choice does not depend on a single iteration's draw.
     """
     if not iterations:
@@ -56,7 +56,7 @@ def count_alike(iterations: Sequence[ByStep]) -> bool:
 
 
 def classes_of(run: Run) -> "Classes | None":
-    """Return the task classes that a run's environment declared in the newest session; None if it had none."""
+    """Return the task classes from the newest session that recorded any; None if no session did."""
     for session in reversed(run.sessions()):
         if facts := mapping(session.environment.get("task_classes")):
             # Imported here: it imports pydantic, and most runs do not need it.
@@ -68,14 +68,14 @@ def classes_of(run: Run) -> "Classes | None":
                 raise IncompatibleFormat(
                     run.path,
                     found=f"environment of session {session.number}: {problem}",
-                    required="classes of tasks as this version records them",
+                    required="task classes in the format of this version",
                     action="Read the run with the version that wrote it; `run.episodes()` needs no classes",
                 ) from None
     return None
 
 
 def returns_by_class(run: Run, iterations: Sequence[int], classes: "Classes | None") -> dict[int, ByStep]:
-    """Return the returns of complete iterations by class of task; empty without classes."""
+    """Return the per-class returns of complete iterations, keyed by iteration; empty without classes."""
     if classes is None or not iterations:
         return {}
     episodes = run.episodes(iterations)
@@ -85,9 +85,9 @@ def returns_by_class(run: Run, iterations: Sequence[int], classes: "Classes | No
 def episode_classes(
     episodes: "pa.Table", classes: "Classes", means: tuple[Array, Array, Array, Array]
 ) -> "tuple[dict[int, ByStep], Array | None]":
-    """Compute returns by class from a table of episodes and its `mean_returns`, and the class of every task, [I, B].
+    """Return per-class returns from a table of episodes and its `mean_returns`, and each task's class, [I, B].
 
-    Returns {} and None if episodes have no task.
+    Returns {} and None if the episodes have no task parameters.
     """
     fields = [f"task_{field}" for field in classes.fields]
     if not {*fields} <= {*episodes.column_names}:  # a custom graph may draw no tasks
@@ -106,14 +106,14 @@ def episode_classes(
 
 
 def mean_returns(episodes: "pa.Table") -> tuple[Array, Array, Array, Array]:
-    """Return the mean return of every task, inner step and iteration of a table of episodes, in ascending order.
+    """Return the mean return per iteration, inner step and task of a table of episodes, in ascending order.
 
     Returns:
-        Iterations, inner steps, mean returns, and the rows of their first episodes, [n] each.
+        Iteration, inner step, mean return, and row of the first episode, [n] each.
     """
     from metaloom.storage.format.columns import to_numpy
 
-    # Not `group_by`: Arrow's imports pandas, half a second of every `metaloom ls`.
+    # Arrow's `group_by` would import pandas, which adds half a second to every `metaloom ls`.
     keys = np.stack([to_numpy(episodes[name]) for name in ("iteration", "step", "task")])
     order = np.lexsort(keys[::-1])
     first = np.flatnonzero(np.diff(keys[:, order], prepend=-1).any(axis=0))
@@ -123,7 +123,7 @@ def mean_returns(episodes: "pa.Table") -> tuple[Array, Array, Array, Array]:
 
 
 def class_table(run: Run, iterations: Sequence[int], classes: "Classes") -> "pa.Table":
-    """Return `class_rows` of some iterations as one table."""
+    """Return the `class_rows` of several iterations as one table."""
     import pyarrow as pa
 
     rows = [
@@ -137,7 +137,7 @@ def class_table(run: Run, iterations: Sequence[int], classes: "Classes") -> "pa.
 
 
 def class_rows(by_step: ByStep) -> list[dict[str, Any]]:
-    """Return JSON rows, one per inner step and class, and a class-balanced one."""
+    """Return one JSON row per inner step and class, and a class-balanced row per inner step."""
     return [
         {
             "step": k,
@@ -152,7 +152,7 @@ def class_rows(by_step: ByStep) -> list[dict[str, Any]]:
 
 
 def named_estimates(returns: ClassReturns) -> list[tuple[str, int, ClassEstimate]]:
-    """Return name, number of tasks and estimate of every class, and of the mean over classes."""
+    """Return the name, number of tasks and estimate of each class, followed by the class-balanced mean."""
     each = zip(returns.names, returns.num_tasks, returns.estimates, strict=True)
     return [*each, (BALANCED, sum(returns.num_tasks), returns.balanced)]
 
@@ -172,6 +172,6 @@ def classes_text(by_step: ByStep) -> str:
 
 
 def plus_minus(estimate: ClassEstimate) -> str:
-    """Format a mean with its standard error, if there is one: "45.2 ± 1.2"."""
+    """Format a mean with its standard error, if it has one: "45.2 ± 1.2"."""
     mean, error = estimate
     return number(mean) if math.isnan(error) else f"{number(mean)} ± {number(error)}"

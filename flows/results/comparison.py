@@ -41,11 +41,11 @@ class History:
     values: Array
 
     def at(self, steps: Array) -> Array:
-        """Return the latest values at given environment steps, [m]."""
+        """Return the latest score at each number of environment steps, [m]."""
         return self.values[np.searchsorted(self.steps, steps, side="right") - 1]
 
     def before(self, steps: float) -> Array:
-        """Return the iterations completed by given environment steps."""
+        """Return the iterations completed within this number of environment steps."""
         return self.iterations[self.steps <= steps]
 
 
@@ -55,12 +55,12 @@ class Group:
 
     Attributes:
         name: Settings that distinguish it from other groups, as text.
-        settings: These settings: setting -> value as text.
-        histories: Histories of its runs.
-        scores: Scores of its runs.
+        settings: These settings, with their values as text.
+        histories: Score histories of the runs.
+        scores: Compared scores of the runs.
         mean, iqm: Mean and interquartile mean of the scores.
         profile: Fractions of scores above the comparison's thresholds.
-        curve: Interquartile mean over runs of their mean score, at the comparison's environment steps.
+        curve: Interquartile mean of the runs' mean scores at the comparison's environment steps.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Group:
 
     @property
     def seeds(self) -> list[int]:
-        """Seeds of its runs."""
+        """Seeds of the runs."""
         return [history.seed for history in self.histories]
 
 
@@ -86,13 +86,13 @@ class Comparison(Shown):
         metric: Compared metric.
         about: Description of the metric in words.
         env_steps: Environment steps after which runs are compared: the maximum common to all.
-        groups: The groups, highest interquartile mean first.
+        groups: Groups, in order of decreasing interquartile mean.
         pairs: All pairs of groups.
-        thresholds: Scores at which profiles were taken, [m].
-        curve_steps: Environment steps at which curves were taken, [n].
+        thresholds: Scores at which profiles were evaluated, [m].
+        curve_steps: Environment steps at which curves were evaluated, [n].
         notes: Remarks for the reader.
         seed, resamples: Seed and number of resamples of the bootstrap.
-        draw: Draws the comparison.
+        draw: Function that draws the comparison.
     """
 
     metric: str
@@ -151,7 +151,7 @@ class Comparison(Shown):
         )
 
     def differences(self) -> pa.Table:
-        """Return one row per pair of groups: difference, probability of improvement, p, and significance."""
+        """Return one row per pair of groups: difference, probability of improvement, p-value, and significance."""
         rows: list[dict[str, Any]] = []
         for pair in self.pairs:
             estimates = {
@@ -185,7 +185,7 @@ class Comparison(Shown):
 
     @cached_property
     def verdicts(self) -> tuple[str, ...]:
-        """One sentence per pair about its order, or the reason why there is none."""
+        """One sentence per pair that states which group is higher, or why that cannot be concluded."""
         return verdicts(self.pairs, {group.name: len(group.scores) for group in self.groups})
 
     def as_dict(self) -> dict[str, Any]:
@@ -218,14 +218,14 @@ class Comparison(Shown):
 
 
 def verdicts(pairs: Sequence[Pair], num_runs: Mapping[str, int]) -> tuple[str, ...]:
-    """Return one sentence per pair, or why nothing can be concluded."""
+    """Return one sentence per pair, or a single one if nothing can be concluded."""
     if not pairs:
-        return ("one group: nothing to order",)
+        return ("only one group: nothing to compare",)
     if len(pairs) > 1 and not any(pair.attainable for pair in pairs):
         least = min(pair.smallest_p for pair in pairs)
         return (
-            f"too few seeds to order any two of {plural(len(num_runs), 'group')}: with {len(pairs)} pairs "
-            f"the smallest possible p is {_p(least)}; {runs_needed(len(pairs))} runs of each could decide",
+            f"too few seeds to rank any two of {plural(len(num_runs), 'group')}: with {len(pairs)} pairs "
+            f"the smallest possible p-value is {_p(least)}; {runs_needed(len(pairs))} runs per group could suffice",
         )
     return tuple(_verdict(pair, (num_runs[pair.a], num_runs[pair.b]), len(pairs)) for pair in pairs)
 
@@ -239,11 +239,11 @@ def _verdict(pair: Pair, runs: tuple[int, int], num_pairs: int) -> str:
         return f"{pair.a} is higher than {pair.b}: {_by(pair.difference)} ({tested})"
     if not pair.attainable:
         return (
-            f"too few seeds to order {pair.a} and {pair.b}: with {runs[0]} and {runs[1]} runs"
-            f"{f' and {num_pairs} pairs' if num_pairs > 1 else ''} the smallest possible p is "
-            f"{_p(pair.smallest_p)}; {runs_needed(num_pairs)} runs of each could decide"
+            f"too few seeds to rank {pair.a} and {pair.b}: with {runs[0]} and {runs[1]} runs"
+            f"{f' and {num_pairs} pairs' if num_pairs > 1 else ''} the smallest possible p-value is "
+            f"{_p(pair.smallest_p)}; {runs_needed(num_pairs)} runs per group could suffice"
         )
-    return f"{pair.a} and {pair.b} cannot be ordered: the difference is {_by(pair.difference)} ({tested})"
+    return f"{pair.a} and {pair.b} cannot be ranked: the difference is {_by(pair.difference)} ({tested})"
 
 
 def _by(difference: Estimate) -> str:

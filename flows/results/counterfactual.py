@@ -1,4 +1,4 @@
-"""Results of recomputing a stage under its run's settings and under others."""
+"""Results of recomputing a stage under its run's settings and under changed settings."""
 
 import math
 import re
@@ -19,7 +19,7 @@ from metaloom.storage.format.codec import Value, flatten
 
 @dataclass(frozen=True)
 class Outcome:
-    """Output of a stage under some settings.
+    """Output of a stage recomputed under some settings.
 
     Attributes:
         settings: Changed settings, as for `--set`; empty for the run's settings.
@@ -39,7 +39,7 @@ class Outcome:
 
     @property
     def learner(self) -> LearnerState:
-        """The learner after the update."""
+        """Learner after the update."""
         if not isinstance(self.value, Update):
             raise UsageError(
                 f"found a {type(self.value).__name__}; required the stage that ends an iteration and returns a learner"
@@ -49,13 +49,13 @@ class Outcome:
 
 @dataclass(frozen=True, repr=False)
 class Counterfactual(Shown):
-    """One stage under the settings of its run and under changed ones.
+    """Comparison of a stage under its run's settings and under changed settings.
 
     Attributes:
-        ref: The stage.
+        ref: Stage that was recomputed.
         stored: Output recomputed under the run's settings.
         changed: Output recomputed under the changed settings.
-        start: Parameters before an update, by name; empty for other stages.
+        start: Parameters before an update, keyed by name; empty for other stages.
     """
 
     ref: StageRef
@@ -79,16 +79,16 @@ class Counterfactual(Shown):
         return next((ref for ref in {**before, **after} if before.get(ref) != after.get(ref)), None)
 
     def quantities(self) -> dict[str, tuple[float | None, float | None]]:
-        """Return quantities of both outcomes: name -> (stored, changed); None if missing."""
+        """Return each quantity as a pair (stored, changed), keyed by name; None if an outcome lacks it."""
         left, right = (dict(self._describe(outcome)) for outcome in (self.stored, self.changed))
         pairs = {name: (left.get(name), right.get(name)) for name in {**left, **right}}
         # Metrics of inner steps describe the stored episodes, unless processing changed them.
         return {name: pair for name, pair in pairs.items() if not re.match(r"step_\d", name) or pair[0] != pair[1]}
 
     def distance(self) -> dict[str, float]:
-        """Return the L2 distance and the largest absolute difference of the outcomes.
+        """Return the L2 distance and the largest absolute difference between the outcomes.
 
-        For updates, of the policy's parameters, with the cosine between both steps.
+        For updates, they are computed on the policy parameters, and the cosine between the two steps is added.
         """
         left, right = (_numbers(outcome.value) for outcome in (self.stored, self.changed))
         apart = _minus(right, left)
@@ -125,7 +125,7 @@ class Counterfactual(Shown):
 
 
 def _numbers(value: Value) -> dict[str, Array]:
-    """Return the arrays for comparing outcomes: an update's policy parameters, or real steps of samples."""
+    """Return the arrays to compare: an update's policy parameters, samples without padding, or floats."""
     if isinstance(value, Update):
         return dict(value.learner.params)
     arrays = flatten(value)

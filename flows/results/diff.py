@@ -12,7 +12,7 @@ from metaloom.storage import StageRef
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting or version that differs; None if a run lacks it."""
+    """A setting or version that differs; the value is None if a run lacks it."""
 
     name: str
     a: str | None
@@ -26,11 +26,11 @@ class RunDiff(Shown):
     Attributes:
         a, b: Folders of the runs.
         settings: Settings that differ.
-        environment: Differences of code digest, package versions and machine, which do not affect `equal`.
+        environment: Differences in code digest, package versions and machine, which do not affect `equal`.
         first: First common output whose digests differ.
         arrays: Arrays of that output that differ; only their names are known if the output was thinned.
-        compared: Outputs that both have.
-        different: Number of them that differ.
+        compared: Number of outputs that both runs have.
+        different: Number of these outputs that differ.
         only_a, only_b: Number of outputs that one run has and the other lacks.
     """
 
@@ -48,7 +48,7 @@ class RunDiff(Shown):
     def shown(self) -> tuple[str, list[Row]]:
         """Return the differences; see pipeline.shown."""
         found = f"first difference in {self.first}" if self.first else f"{plural(self.compared, 'output')} equal"
-        missing = f"; {self.only_a} and {self.only_b} outputs only one has" if self.only_a or self.only_b else ""
+        missing = f"; {self.only_a} and {self.only_b} are in one run only" if self.only_a or self.only_b else ""
         rows = [(d.name, str(d.a), str(d.b)) for d in (*self.settings, *self.environment)]
         header = [("setting", self.a.name, self.b.name)] if rows else []
         return f"RunDiff of {self.a.name} and {self.b.name}: {found}{missing}", [*header, *rows]

@@ -25,8 +25,8 @@ class DiskUse:
         thinning: Size of files that thinning all complete iterations would free.
         groups: Sizes by content.
         stages: Sizes of committed files by stage and inner step.
-        ranges: Sizes by the first and last iteration of a range.
-        problem: Reason why the rest of a damaged run is unknown.
+        ranges: Sizes of ranges of iterations, keyed by first and last iteration.
+        problem: Reason why the other sizes of a damaged run are unknown.
     """
 
     name: str
@@ -91,7 +91,7 @@ class ThinnedRun(Thinned):
 
 @dataclass(frozen=True)
 class Packed:
-    """Iterations that were packed, by segment."""
+    """Result of packing: the range of iterations in each segment."""
 
     segments: tuple[range, ...]
 
@@ -133,12 +133,12 @@ class Removed:
 
 
 def bytes_together(paths: Iterable[Path]) -> int:
-    """Return the disk usage of folders; shared files count once."""
+    """Return the total disk usage of folders; shared files count once."""
     return sum(status.st_size for status in _inodes(paths).values())
 
 
 def bytes_freed(paths: Iterable[Path]) -> int:
-    """Return the bytes freed by removing folders, without files shared by hard links."""
+    """Return the bytes freed by removing folders, without files that others share by hard links."""
     paths = [*paths]
     links = Counter(_inode(status) for path in paths for _, status in file_stats(path))
     found = _inodes(paths)

@@ -12,7 +12,7 @@ class Check:
 
     Attributes:
         name: Subject of the check.
-        status: One of: fail: training does not work; warn: it works, but worse than it could; ok.
+        status: fail if training does not work, warn if it works worse than it could, otherwise ok.
         found: Actual state.
         required: Required state.
         advice: Remedy; may be empty.

@@ -26,20 +26,20 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class AdaptationSummary:
-    """Returns of test episodes over tasks, after some adaptation steps.
+    """Averages over tasks of test returns after some adaptation steps.
 
     Intervals are NaN for a single episode of a single task.
 
     Attributes:
         adaptation_steps: Number k of adaptation steps: gradient steps, or task inferences.
         adaptation_episodes: Episodes per task used for adaptation, over all k steps.
-        adaptation_env_steps: Mean number of environment steps in these episodes.
-        average_return: Mean over tasks of their mean return.
+        adaptation_env_steps: Mean number of environment steps per task in these episodes.
+        average_return: Mean of the per-task mean returns.
         average_low, average_high: Ends of its 95 % bootstrap interval.
-        iqm_return: Interquartile mean of the tasks' mean returns.
-        iqm_low, iqm_high: Ends of its interval.
-        lower_quartile, upper_quartile: Quartiles of the tasks' mean returns.
-        facts: Means over test episodes of the environment's facts, such as `success_rate`; see `fact_means`. For
+        iqm_return: Interquartile mean of the per-task mean returns.
+        iqm_low, iqm_high: Ends of its 95 % bootstrap interval.
+        lower_quartile, upper_quartile: Quartiles of the per-task mean returns.
+        facts: Means of the environment's facts over test episodes, such as `success_rate`; see `fact_means`. For
             Meta-World also `official_success_rate`; see `official_success`.
     """
 
@@ -58,13 +58,13 @@ class AdaptationSummary:
 
     @property
     def columns(self) -> dict[str, float]:
-        """Return all values by name."""
+        """All values, keyed by name."""
         about = asdict(self)
         return about | about.pop("facts")
 
 
 def summarize_steps(evaluation: Evaluation, classes: Classes | None = None) -> list[AdaptationSummary]:
-    """Average over tasks for every number of adaptation steps; `classes` are the environment's task classes."""
+    """Return a summary for each number of adaptation steps; `classes` are the environment's task classes."""
     summaries: list[AdaptationSummary] = []
     for k in range(evaluation.adaptation_steps + 1):
         returns = evaluation.test_returns[:, k]
@@ -123,7 +123,7 @@ def summarize_tasks(evaluation: Evaluation) -> list[dict[str, Any]]:
 
 
 def summarize_classes(evaluation: Evaluation, classes: Classes | None) -> list[ClassReturns]:
-    """Return test returns by class of task and number of adaptation steps; empty without classes."""
+    """Return the per-class test returns for each number of adaptation steps; empty without classes."""
     if classes is None:
         return []
     of = classes.of(evaluation.task_params, evaluation.names)
@@ -132,7 +132,7 @@ def summarize_classes(evaluation: Evaluation, classes: Classes | None) -> list[C
 
 
 def _steps_before(evaluation: Evaluation, k: int) -> Array:
-    """Return the environment steps of the adaptation episodes of k steps, [B]."""
+    """Return each task's number of environment steps in the first k adaptation steps, [B]."""
     return evaluation.adaptation_lengths[:, :k].sum(axis=(1, 2))
 
 
@@ -144,11 +144,11 @@ class EvaluationOutcome(Shown):
         run: Name of the run.
         updates: Number of updates of the learner.
         config: Configuration of the run, with the requested evaluation.
-        evaluation: The returns.
+        evaluation: Tasks and returns.
         tasks_are_new: True if no evaluation task occurs in training.
         drawn_from: Size of the set of tasks; None for a distribution.
         classes: Task classes that the environment declares.
-        draw: Draws the returns.
+        draw: Function that draws the returns.
     """
 
     run: str
@@ -176,12 +176,12 @@ class EvaluationOutcome(Shown):
 
     @property
     def tasks(self) -> TaskBatch:
-        """The tasks."""
+        """Tasks of the evaluation."""
         return self.evaluation.tasks
 
     @property
     def counted_tasks(self) -> str:
-        """Number of tasks, "10 tasks (of 80)" for a selection."""
+        """Number of tasks in words, such as "10 tasks (of 80)" for a selection."""
         count = len(self.tasks)
         return plural(count, "task") + (f" (of {self.drawn_from:,})" if count < (self.drawn_from or 0) else "")
 
@@ -192,7 +192,7 @@ class EvaluationOutcome(Shown):
 
     @property
     def extrapolation(self) -> str:
-        """Warning about more adaptation steps than in training, or "". PEARL has no fixed number."""
+        """Warning if there are more adaptation steps than in training, else "". PEARL has no fixed number."""
         algorithm = self.config.algorithm
         trained = algorithm.evaluation_steps
         if algorithm.graph == "task_inference" or self.evaluation.adaptation_steps <= trained:
@@ -223,9 +223,9 @@ class EvaluationOutcome(Shown):
         }
 
     def summary(self) -> list[AdaptationSummary]:
-        """Averages over tasks by number of adaptation steps."""
+        """Return averages over tasks for each number of adaptation steps."""
         return summarize_steps(self.evaluation, self.classes)
 
     def by_class(self) -> ByStep:
-        """Test returns by class of task and number of adaptation steps; empty without classes."""
+        """Return the per-class test returns for each number of adaptation steps; empty without classes."""
         return summarize_classes(self.evaluation, self.classes)

@@ -11,10 +11,10 @@ from metaloom.storage import StageRef
 
 @dataclass(frozen=True)
 class ArrayDifference:
-    """Difference of one array of a replayed stage from the stored one.
+    """Difference between a replayed array and the stored one.
 
     Attributes:
-        ref: The stage.
+        ref: Stage whose output contains the array.
         array: Name of the array.
         index: Index of the first element that differs; empty if shapes or dtypes differ.
         stored: Stored element (or shape and dtype).
@@ -39,12 +39,12 @@ class StageReplay:
     """Result of replaying a stage.
 
     Attributes:
-        ref: The stage.
+        ref: Stage that was replayed.
         differences: Differences between stored and computed arrays.
         seconds_stored: Duration of the original computation.
-        equality: Equality class that the device can claim.
-        with_record: True if only record digests were available for comparison, because it was thinned.
-        changed: Changes since it was computed that may explain differences; empty without differences.
+        equality: Kind of equality that a replay on the device can show.
+        with_record: True if only record digests were available for comparison, because the output was thinned.
+        changed: Changes since the original computation that may explain differences; empty without differences.
     """
 
     ref: StageRef
@@ -61,7 +61,7 @@ class StageReplay:
 
     @property
     def proved(self) -> str:
-        """Words for a replay without differences; only on the CPU it is called identical."""
+        """Words for a replay without differences; it is called identical only on the CPU."""
         return EQUAL_IN_WORDS[self.equality]
 
     def as_dict(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Replay(Shown, list[StageReplay]):
     """Results of replayed stages, in order."""
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return the number of stages, and the stages that differ; see pipeline.shown."""
+        """Return the number of stages, and the arrays that differ; see pipeline.shown."""
         different = [outcome for outcome in self if not outcome.identical]
         proved = f"all {self[-1].proved}" if self and not different else f"{len(different)} differ"
         rows = [

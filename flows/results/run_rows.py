@@ -1,4 +1,4 @@
-"""Rows of `ls`."""
+"""Results of `ls` and `show`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -38,7 +38,7 @@ class Rows(Shown, list[Row]):
 
 
 class Facts(Shown, dict[str, Any]):
-    """Facts by name, as `--json` prints them."""
+    """Facts keyed by name, as `--json` prints them."""
 
     def shown(self) -> tuple[str, list[shown.Row]]:
         """Return every fact, with lists and mappings replaced by their size; see pipeline.shown."""

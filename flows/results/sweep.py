@@ -29,7 +29,7 @@ class SweepResult:
 
     @property
     def failed(self) -> tuple[RunOutcome, ...]:
-        """The runs that failed."""
+        """Outcomes of the runs that failed."""
         return tuple(outcome for outcome in self.outcomes if outcome.ending == "failed")
 
 

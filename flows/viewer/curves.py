@@ -1,4 +1,4 @@
-"""Data of a run's curves for the page, read incrementally."""
+"""Data for a run's curves on the page, read incrementally."""
 
 from threading import Lock
 from typing import Any
@@ -11,13 +11,13 @@ from metaloom.pipeline.types import Evaluation
 from metaloom.storage import Run, StoreError
 
 MOST_POINTS = 2000
-"""Maximum points of a curve; of longer runs every second, fourth, ... iteration is shown."""
+"""Maximum number of points per curve; of longer runs, only every second, fourth, ... iteration is shown."""
 MOST_PROBLEMS = 20
 SPARK_POINTS = 60
 
 
 class Curves:
-    """A run's history read so far. Unreadable iterations are skipped, with their reasons."""
+    """A run's history as read so far. Unreadable iterations are skipped and reported with the reason."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -33,8 +33,8 @@ class Curves:
 
         Returns:
             `iterations` and `env_steps`, one entry per point, the latter None if not counted; `every`, the interval
-            between shown iterations; `charts`, see `chart_data`; `metrics`, all values by name; `problems`, by
-            iteration.
+            between shown iterations; `charts`, see `chart_data`; `metrics`, all values keyed by name; `problems`,
+            one per skipped iteration.
         """
         with self._lock:
             if (remote := self._run.files.remote) is not None:
@@ -61,7 +61,7 @@ class Curves:
             every *= 2
         if every != self._every or done < self._next or self._is_repaired(run):
             self._history, self._problems, self._evaluations, self._next, self._every = None, {}, {}, 0, every
-        # The last read iteration may have been evaluated since: it is complete before its evaluation.
+        # The last iteration read may have been evaluated since then, because it is complete before its evaluation.
         for i in {*range(max(0, self._next - self._every), done)} - {*self._evaluations}:
             try:
                 if (found := evaluation_after(run, i)) is not None:
@@ -99,7 +99,7 @@ class Curves:
 
 
 def spark(run: Run) -> list[float | None]:
-    """Return the learning curve after adaptation, at most `SPARK_POINTS` evenly spaced points with the last."""
+    """Return the learning curve after adaptation, as at most `SPARK_POINTS` evenly spaced points."""
     done = len(run.iterations)
     if not done:
         return []

@@ -1,7 +1,7 @@
 """Videos of stored episodes as sheets of frames for the page.
 
-Made by `metaloom video` in a separate process, which imports the run's modules with the command's trust check and
-contains OpenGL and crashes of the simulator.
+`metaloom video` makes them in a separate process, which checks trust before it imports the run's modules, and keeps
+crashes of OpenGL or the simulator out of the server.
 """
 
 import io
@@ -21,7 +21,7 @@ from metaloom.pipeline.shown import printable
 from metaloom.storage import Run
 
 MOST_FRAMES = 120
-"""Maximum frames of a sheet; of longer episodes every second, third, ... step is shown."""
+"""Maximum number of frames per sheet; of longer episodes, only every second, third, ... step is shown."""
 KEPT = 12
 SECONDS = 300
 _COLUMNS = 10
@@ -30,10 +30,10 @@ _SIZE = "320x240"
 
 
 def sheet(run: Run, iteration: int, step: int, task: int, episode: int, length: int) -> tuple[bytes, Mapping[str, str]]:
-    """Return the frames of an episode in one image, row by row, as WebP, and headers that describe it.
+    """Return an episode's frames as one WebP image, row by row, and headers that describe the image.
 
     The headers give the number of frames, frames per row and steps between frames, and the command's report on the
-    agreement with stored observations. Videos are made one at a time, and the last ones are cached.
+    agreement with the stored observations. Videos are made one at a time, and recent ones are cached.
     """
     chosen = ("--task", str(task), "--episode", str(episode), "--step", str(step))
     with _ONE_AT_A_TIME:
@@ -44,7 +44,7 @@ def sheet(run: Run, iteration: int, step: int, task: int, episode: int, length: 
 def _film(identity: str, run_at: str, chosen: tuple[str, ...], every: int) -> tuple[bytes, Mapping[str, str]]:
     with tempfile.TemporaryDirectory(prefix="metaloom-view-") as folder:
         out = Path(folder) / "film.webp"
-        # Safe path: the working folder is searched last, only for trusted modules of the run.
+        # With -P, the working folder is searched last, and only for the run's trusted modules.
         command = [sys.executable, "-P", "-m", "metaloom.flows.cli", "video", run_at, *chosen]
         command += ["--out", str(out), "--size", _SIZE, "--every", str(every)]
         try:

@@ -1,4 +1,4 @@
-"""Access control for a local server, which rejects other pages in the same browser."""
+"""Access control for a local server: it rejects requests from other pages in the same browser."""
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -9,17 +9,17 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HOSTS = ("127.0.0.1", "localhost")
-"""Names of this machine in a browser's requests, with any port, since tunnels change it."""
+"""Host names of this machine in browser requests. Any port is accepted, since tunnels change it."""
 REQUIRED_HOST = f"required the host {' or '.join(HOSTS)}"
 
 
 def names_this_machine(hosts: Sequence[str]) -> bool:
     """Return True if a request is addressed to this machine.
 
-    A page of another host whose name resolves to this machine (DNS rebinding) still sends that name.
+    A page from another host whose name resolves to this machine (DNS rebinding) still sends that name.
 
     Args:
-        hosts: Values of its `Host` header, exactly one.
+        hosts: Values of the request's `Host` header; there must be exactly one.
     """
     if len(hosts) != 1:
         return False
@@ -49,13 +49,13 @@ KEPT_TO_ITSELF: Mapping[str, str] = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""Headers of every response of a gate, including refusals."""
+"""Headers of every response from a gate, including rejections."""
 HEADERS: Mapping[str, str] = {"Content-Security-Policy": POLICY, **KEPT_TO_ITSELF}
-"""Headers of every response of the page."""
-OTHER_PAGE = 403, "required a request of the page itself"
+"""Headers of every response from the page."""
+OTHER_PAGE = 403, "required a request from the page itself"
 
 Refusal = tuple[int, str]
-"""Status and reason."""
+"""HTTP status and reason for a rejection."""
 
 
 class Gate:
@@ -63,7 +63,7 @@ class Gate:
 
     Args:
         app: Guarded application.
-        refusal: Function that returns why a request is rejected, or None.
+        refusal: Function that returns the status and reason for rejecting a request, or None.
         headers: Headers of every response.
     """
 
@@ -90,24 +90,24 @@ class Gate:
 
 
 def token_gate(app: ASGIApp, token: str) -> Gate:
-    """Return the gate of a read-only page whose address has a token."""
+    """Return a gate that accepts only read requests whose address contains the token."""
 
     def refusal(scope: Scope) -> Refusal | None:
         if found := refusal_of_other_pages(scope):
             return found
         if scope.get("method") not in ("GET", "HEAD"):
-            return 405, "required GET: this page changes nothing"
-        # Manual requests may have `*` or no value.
+            return 405, "required GET: this page is read-only"
+        # The path of handmade requests may be `*` or empty.
         asked = f"{scope['path']}/".split("/")[1]
         if not secrets.compare_digest(asked.encode(), token.encode()):
-            return 403, "open the address that `metaloom view` has printed: it has a token in it"
+            return 403, "open the address that `metaloom view` printed; it contains a token"
         return None
 
     return Gate(app, refusal, HEADERS)
 
 
 def refusal_of_other_pages(scope: Scope, *, any_host: bool = False) -> Refusal | None:
-    """Return why a request is rejected if another page in the user's browser made it, or None.
+    """Return the refusal of a request that another page in the user's browser made, otherwise None.
 
     Args:
         scope: The request.
@@ -120,7 +120,7 @@ def refusal_of_other_pages(scope: Scope, *, any_host: bool = False) -> Refusal |
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2] != headers.get("host"):
         return OTHER_PAGE
-    # Browsers send the origin of a request. A link to the page may be anywhere.
+    # Browsers send the origin of a request. Links to the page are allowed anywhere.
     is_opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
     if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and not is_opened:
         return OTHER_PAGE

@@ -1,4 +1,4 @@
-"""Data of a run for the page: the run, its iterations, and outputs of stages."""
+"""Data about a run for the page: the run, its iterations, and its stage outputs."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ from metaloom.storage.format.segments import ranges
 from metaloom.storage.read.info import mapping
 
 MOST_TASKS, MOST_EPISODES = 40, 3
-"""Maximum number of tasks and episodes whose paths are shown."""
+"""Maximum number of tasks, and of episodes per task, whose paths are shown."""
 _PLANE = ("x", "y")
 
 
@@ -45,7 +45,7 @@ def adaptation_page(run: Run, iteration: int) -> dict[str, Any]:
 
 
 def either(read: Callable[[], Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
-    """Return the data, or the reason why they are unreadable."""
+    """Return the result of `read`, or the reason why the data cannot be read, under `problem`."""
     try:
         return read()
     except StoreError as problem:
@@ -53,14 +53,14 @@ def either(read: Callable[[], Mapping[str, Any] | None]) -> Mapping[str, Any] | 
 
 
 def compared_steps(steps: Sequence[int]) -> dict[str, Any]:
-    """Choose stored inner steps to compare: `shown`, with labels and colours, and `unshown`, a note."""
+    """Return stored inner steps to compare: `shown`, with labels and colours, and `unshown`, a note on others."""
     last = max(steps, default=0)
     shown = [{"step": k, "label": adaptation_label(k, last), "color": color} for k, color in shown_steps(last).items()]
     return {"shown": [step for step in shown if step["step"] in steps], "unshown": steps_note(last)}
 
 
 def _ways(run: Run, iteration: int) -> dict[str, Any] | None:
-    """Return positions of point robots by step, for environments whose observations have components `x` and `y`."""
+    """Return positions over time, for environments whose observations have components `x` and `y`; otherwise None."""
     names = [*run.components("observation")]
     if not {*_PLANE} <= {*names}:
         return None
@@ -92,7 +92,7 @@ def _ways(run: Run, iteration: int) -> dict[str, Any] | None:
 def _positions(
     run: Run, ref: StageRef, columns: Sequence[int], share: Sequence[int]
 ) -> list[list[list[list[float | None]]]]:
-    """Read positions of every task in the m-th of n shares of the episodes: [x, y], each with an entry per step."""
+    """Return x and y over time, per task and episode, for the m-th of n equal shares of each task's episodes."""
     lengths = run.lengths(ref)
     tasks = [*range(min(len(lengths), MOST_TASKS))]
     place, shares = share
@@ -111,10 +111,10 @@ def _positions(
 
 
 def _policies(run: Run, iteration: int) -> dict[str, Any] | None:
-    """Project every task's adapted parameters on their first two principal components.
+    """Return each task's adapted parameters, projected onto their first two principal components.
 
-    Uses differences from the common learner if its parameters are adapted; otherwise (such as for a posterior) from the
-    mean.
+    It projects differences from the learner's parameters if these are adapted; otherwise (for example, for a posterior)
+    from the mean.
     """
     stage = run.stages.named("adapted")
     refs = [ref for ref in run.refs_of([iteration]) if ref.stage == stage]
@@ -139,9 +139,9 @@ def _policies(run: Run, iteration: int) -> dict[str, Any] | None:
 
 
 def principal_components(rows: Array) -> tuple[Array, Array]:
-    """Project rows on the two directions of largest variance about the origin, [N, 2]; return also their shares, [2].
+    """Return the projections of rows onto their first two principal components, [N, 2], and variance shares, [2].
 
-    Rows are not centered, since they are differences already.
+    Rows are not centered, since they are already differences.
     """
     # Decompose the Gram matrix [N, N], since parameters outnumber tasks.
     values, vectors = np.linalg.eigh(rows @ rows.T)
@@ -154,7 +154,7 @@ def principal_components(rows: Array) -> tuple[Array, Array]:
 
 
 def _start(run: Run, iteration: int, adapted: Mapping[str, Array]) -> Mapping[str, Array] | None:
-    """Return the learner's parameters, if adaptation changes them."""
+    """Return the learner's parameters if adaptation changes them; otherwise None."""
     try:
         params = run[iteration].learner().params
     except StageMissing:
@@ -164,17 +164,17 @@ def _start(run: Run, iteration: int, adapted: Mapping[str, Array]) -> Mapping[st
 
 
 def _flat(adapted: Mapping[str, Array], start: Mapping[str, Array] | None) -> Array:
-    """Return every task's parameters minus its initial ones, [B, D] float64."""
+    """Return each task's flattened parameters minus the initial ones, [B, D] float64."""
     parts = (np.asarray(adapted[name], np.float64) - (0 if start is None else start[name]) for name in sorted(adapted))
     return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
 
 
 _LONGEST_LINE = 30
-"""Maximum characters of a line in a box of the graph."""
+"""Maximum number of characters per line in a box of the graph."""
 
 
 def live(run: Run) -> dict[str, Any]:
-    """Describe a run's state: algorithm and environment, progress, and the last output. Fast."""
+    """Return a run's algorithm, environment, state, progress and newest output. Fast, since the page polls it."""
     writer = storage.current_writer(run.path, run.files.remote)
     done = len(run.iterations)
     under_way, _ = _records(run, done)
@@ -194,7 +194,7 @@ def live(run: Run) -> dict[str, Any]:
 
 
 def run_page(run: Run) -> dict[str, Any]:
-    """Describe a run: `metaloom show RUN --json`, its settings for `--set`, its stages, and commands about it."""
+    """Return data about a run: the JSON of `metaloom show`, settings for `--set`, stages, and useful commands."""
     stages = [
         {"name": s.name, "group": s.group, "output": s.output, "thinnable": s.thinnable} for s in run.stages.stages
     ]
@@ -211,7 +211,7 @@ def run_page(run: Run) -> dict[str, Any]:
 
 
 def iteration_page(run: Run, iteration: int) -> dict[str, Any]:
-    """Describe an iteration: its stages with their arrays, its graph, its tasks with returns, and its metrics.
+    """Return an iteration's stages with their arrays, its graph, its tasks with returns, and its metrics.
 
     An unreadable part is replaced by the reason.
     """
@@ -240,7 +240,7 @@ def iteration_page(run: Run, iteration: int) -> dict[str, Any]:
 
 
 def _records(run: Run, iteration: int) -> tuple[list[StageRecord], list[str]]:
-    """Return the records of an iteration in order of writing, and the problems of unreadable ones."""
+    """Return an iteration's records in the order they were written, and the problems of unreadable ones."""
     found, problems = list[StageRecord](), list[str]()
     for ref in run.refs_of([iteration]):
         try:
@@ -251,14 +251,14 @@ def _records(run: Run, iteration: int) -> tuple[list[StageRecord], list[str]]:
 
 
 def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
-    """Return the returns of an iteration's episodes by inner step and task.
+    """Return the returns of an iteration's episodes per inner step and task.
 
-    From its table, which thinning keeps, or for an incomplete iteration from stored rewards.
+    They come from its table, which thinning keeps, or for an incomplete iteration from stored rewards.
 
     Returns:
-        `tasks`: parameters by name; `classes`: of every task, or null, and their `colors`; `steps`: inner step ->
-        returns and lengths, a list of episodes per task; `shown`: steps to compare, with labels and colours; `unshown`:
-        a note on the others; `trial`: episodes per trial.
+        `tasks`: parameters keyed by name; `classes`: class of each task, or null; `colors`: color per class; `steps`:
+        returns and lengths per inner step, a list of episodes per task; `shown`: steps to compare, with labels and
+        colours; `unshown`: a note on the others; `trial`: episodes per trial.
     """
     columns: dict[str, Array] = {}
     if iteration in run.iterations:
@@ -313,9 +313,9 @@ def _episodes_under_way(run: Run, iteration: int) -> dict[str, Array]:
 
 
 def output_page(run: Run, ref: StageRef) -> dict[str, Any]:
-    """Describe a stage's output: its record, inputs, readers, and the command to replay it."""
+    """Return data about a stage's output: its record, inputs, readers, and the command to replay it."""
     record = run.record(ref)
-    # Readers are in the same iteration, or in the next one for the learner.
+    # Outputs are read in the same iteration; the learner is also read in the next one.
     near = (other for i in (ref.iteration, ref.iteration + 1) for other in _records(run, i)[0])
     return {
         **stage_info(run, record),
@@ -336,7 +336,7 @@ def output_page(run: Run, ref: StageRef) -> dict[str, Any]:
 
 
 def draw_graph(run: Run, records: Sequence[StageRecord]) -> str:
-    """Draw the stages of an iteration and their inputs, with times, sizes and short digests."""
+    """Return an SVG of an iteration's stages and their inputs, with times, sizes and short digests."""
     places: dict[object, int] = {}
     boxes: list[Box] = []
 
@@ -345,7 +345,7 @@ def draw_graph(run: Run, records: Sequence[StageRecord]) -> str:
             places[key] = len(boxes)
             boxes.append(box)
 
-    # Inputs from earlier iterations first.
+    # Place inputs from earlier iterations first.
     own = {record.ref for record in records}
     for record in records:
         for item in record.inputs:

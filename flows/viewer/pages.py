@@ -37,9 +37,9 @@ from metaloom.pipeline.shown import printable
 from metaloom.storage import Run, StageRef
 
 REMOTE_SECONDS = 5.0
-"""Interval between requests for the state of a URL."""
+"""Seconds between updates of runs at a URL."""
 _CHANGED_WITH = ("run.json", "_commits", "_sessions", "_thinned", "_segments")
-"""Files and folders, at least one of which changes with every change of a run."""
+"""Files and folders of a run, at least one of which changes whenever the run changes."""
 
 
 @dataclass
@@ -47,9 +47,9 @@ class OpenRun:
     """An open run and its cached data. Hold `lock` while using it, since a run's caches are not thread-safe.
 
     Attributes:
-        run: The run.
-        curves: Its history, with a separate run and lock, so that other requests do not wait for it.
-        lock: Lock of the run.
+        run: Opened run.
+        curves: Curves of the run, with a separate run and lock, so that other requests do not wait for them.
+        lock: Lock for `run`.
     """
 
     run: Run
@@ -62,7 +62,7 @@ class Shelf:
 
     Attributes:
         place: Path or URL of a folder of runs, or of one run.
-        only: Name of the run if it is a single one.
+        only: Name of the run if `place` is a single run; otherwise None.
     """
 
     def __init__(self, place: Path) -> None:
@@ -75,7 +75,7 @@ class Shelf:
         self._lock, self._row_lock = RLock(), Lock()
 
     def folders(self) -> dict[str, Path]:
-        """Return the folders of the runs by name, newest first."""
+        """Return the folders of the runs, keyed by name, newest first."""
         if self.only is not None:
             return {self.only: self.place}
         with self._lock:
@@ -84,17 +84,17 @@ class Shelf:
             return self._folders
 
     def open(self, name: str) -> OpenRun:
-        """Open a run by name."""
+        """Return the open run with this name."""
         folder = self.folders().get(name)
         if folder is None:
             raise storage.RunNotFound(
                 storage.location(self.place),
                 found=f"no run {name!r}",
                 required="the name of a run there",
-                action="the list of runs has them",
+                action="the list of runs shows all names",
             )
         with self._lock:
-            # A new run with the same name has another run.json.
+            # A new run with the same name has a different run.json.
             identity = _changed(folder / "run.json")
             known = self._open.get(name)
             if known is None or known[0] != identity:
@@ -147,14 +147,14 @@ Answer = Callable[[Request], Response]
 
 
 class Pages:
-    """Responses about the runs on a shelf."""
+    """Handlers of requests about the runs on a shelf."""
 
     def __init__(self, shelf: Shelf, plotly: Path) -> None:
         self._shelf = shelf
         self._plotly = plotly
 
     def routes(self) -> list[Route]:
-        """Return every route below the token."""
+        """Return all routes, relative to the token in the address."""
         output, iteration = "{iteration:int}/{stage}/{step:int}", "{iteration:int}"
         of_run: dict[str, Callable[[storage.Run, Request], Mapping[str, Any]]] = {
             "": lambda run, _: run_page(run),
@@ -187,7 +187,7 @@ class Pages:
 
     def _runs(self, request: Request) -> Response:
         rows = self._shelf.rows()
-        # Replace what is not valid text in a name, which would break the page.
+        # Replace invalid characters in names, which would break the page.
         return _json({"runs": [{**row, "name": row["name"].encode(errors="replace").decode()} for row in rows]})
 
     def _place(self, request: Request) -> Response:
@@ -204,7 +204,7 @@ class Pages:
         return answer
 
     def _values(self, request: Request) -> Response:
-        """Return the values of an array, [rows, columns] float64, little-endian."""
+        """Return a slice of an array as [rows, columns] float64, little-endian."""
         asked = request.query_params
         at = [int(index) for index in asked.get("at", "").split(",") if index]
         rows = int(asked["rows"]) if "rows" in asked else None
@@ -221,7 +221,7 @@ class Pages:
         task, index = _number(request, "task"), _number(request, "episode")
         with opened.lock:
             length = episode_length(opened.run, ref, task, index)
-        # Without the lock, since filming takes seconds.
+        # Without the lock, since rendering takes seconds.
         image, about = sheet(opened.run, ref.iteration, ref.step, task, index, length)
         return Response(image, media_type="image/webp", headers={**FRESH, **about})
 
@@ -230,7 +230,7 @@ class Pages:
 
 
 def _axes(run: storage.Run, request: Request) -> dict[str, Any]:
-    """Return the names of an array's axes."""
+    """Return the names of the entries along an array's axes."""
     array, record = request.query_params.get("array", ""), run.record(_ref(request))
     if array not in [chunk.array for chunk in record.chunks]:
         raise ValueError(f"found the array {array!r}; required one of {record.ref}")
@@ -242,7 +242,7 @@ def _file(path: Path) -> Answer:
 
 
 def _reporting_errors(answer: Answer) -> Answer:
-    """Wrap a handler to return errors as data, which the page shows in context."""
+    """Wrap a handler so that it returns errors as data, which the page shows in context."""
 
     def handle(request: Request) -> Response:
         try:
@@ -289,7 +289,7 @@ _TOKEN_BYTES = 24
 
 
 def viewer_app(shelf: Shelf, token: str) -> ASGIApp:
-    """Make the server application of the page."""
+    """Return the server application for the page."""
     nothing = f'<!doctype html><p>There is no such page. <a href="/{token}/">All runs</a></p>\n'
     app = Starlette(
         routes=[Mount(f"/{token}", routes=Pages(shelf, plotly_file()).routes())],
@@ -308,7 +308,7 @@ def serve(place: Path, port: int, announce: Callable[[str], None]) -> None:
             listening.bind((ADDRESS, port))
         except OSError as error:
             raise UsageError(
-                f"--port {port}: {error.strerror}; required a free port of {ADDRESS}. 0 selects any free port"
+                f"--port {port}: {error.strerror}; required a free port on {ADDRESS}. 0 selects any free port"
             ) from None
         listening.listen()  # so that the recipient of the address can connect immediately
         announce(f"http://{ADDRESS}:{listening.getsockname()[1]}/{token}/")
@@ -316,9 +316,9 @@ def serve(place: Path, port: int, announce: Callable[[str], None]) -> None:
 
 
 def run_server(app: ASGIApp, listening: socket.socket) -> None:
-    """Serve requests at a socket until Ctrl-C."""
+    """Serve requests on a socket until Ctrl-C."""
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, lifespan="off", ws="none", server_header=False, loop="asyncio"
     )
-    with suppress(KeyboardInterrupt):  # uvicorn raises it again at its end
+    with suppress(KeyboardInterrupt):  # uvicorn raises it again when it ends
         uvicorn.Server(config).run(sockets=[listening])

@@ -1,4 +1,4 @@
-"""Values of stored arrays for the page: a slice of any array, or an episode by step."""
+"""Values of stored arrays for the page: slices of arrays, and episodes over time."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,9 +13,9 @@ from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.records import StoredFile
 
 MOST_NUMBERS = 2_000_000
-"""Maximum values in a picture; of larger slices every second, fourth, ... entry of the longer axis is shown."""
+"""Maximum number of values shown; of larger slices, only every second, fourth, ... entry of the longer axis is."""
 MOST_BYTES = 2**30
-"""Maximum bytes of an array to read: a small file may decompress to gigabytes."""
+"""Maximum size of an array to read in bytes, since a small file may decompress to gigabytes."""
 _BY_STEP = (("task", "episode", "t"), ("task", "episode", "t_with_final"))
 
 
@@ -25,10 +25,10 @@ def slice_of(
     """Read a slice of a stored array.
 
     Args:
-        run: The run.
+        run: Run that contains the array.
         ref: Output that the array belongs to.
         array: Path below `data.zarr`, such as rollouts_0/rewards.
-        at: Index on every axis; ignored on the axes shown.
+        at: Index along each axis; ignored for the axes shown.
         rows: Axis shown from top to bottom; None for a single row.
         columns: Axis shown from left to right.
 
@@ -65,13 +65,11 @@ def slice_of(
 
 
 def episode(run: Run, ref: StageRef, task: int, index: int) -> dict[str, Any]:
-    """Read all stored values of an episode by step, including samples."""
+    """Return all stored values of an episode over time, including processed samples."""
     lengths = run.lengths(ref)
     B, E = lengths.shape
     if not (0 <= task < B and 0 <= index < E and lengths[task, index]):
-        raise UsageError(
-            f"found task {task}, episode {index}; required one that is stored, of {B} tasks x {E} episodes"
-        )
+        raise UsageError(f"found task {task}, episode {index}; required a stored episode of {B} tasks x {E} episodes")
     length = int(lengths[task, index])
     samples = run.stages.in_group("samples", ref.iteration, ref.step)
     signals: list[dict[str, Any]] = []
@@ -95,7 +93,7 @@ def episode(run: Run, ref: StageRef, task: int, index: int) -> dict[str, Any]:
 
 
 def episode_length(run: Run, ref: StageRef, task: int, index: int) -> int:
-    """Return the steps of an episode, thinned or not."""
+    """Return the number of steps in an episode, even if it was thinned."""
     if ref.iteration in run.iterations:
         try:
             found = run.episodes(ref.iteration, ref.step, task=task, episode=index)["length"].to_pylist()
@@ -110,7 +108,7 @@ def episode_length(run: Run, ref: StageRef, task: int, index: int) -> int:
 
 
 def names_along(run: Run, spec: ArraySpec) -> dict[str, list[str]]:
-    """Return the names and units of the entries along an array's axes, if they have any."""
+    """Return the names and units of the entries along an array's axes, keyed by axis, if they have any."""
     found: dict[str, list[str]] = {}
     for dim, entries in zip(spec.dims[1:], spec.shape, strict=True):
         named: Mapping[str, str] = run.components(dim) if dim in ("observation", "action") else {}
@@ -135,7 +133,7 @@ def _signals(run: Run, ref: StageRef, task: int, index: int, length: int) -> lis
         values = run.files.read_row(run.record(ref), chunk, [task])[0][0, index]
         values = values[: length + (spec.dims[3] == "t_with_final")]
         if values.size > MOST_NUMBERS:
-            raise UsageError(f"{name}: found {values.size} values in an episode; the page shows {MOST_NUMBERS}")
+            raise UsageError(f"{name}: found {values.size} values in an episode; the page shows at most {MOST_NUMBERS}")
         flat = values.reshape(len(values), -1).T
         labels = next((names for dim, names in names_along(run, spec).items() if dim == spec.dims[-1]), None)
         found.append(
@@ -151,7 +149,7 @@ def _signals(run: Run, ref: StageRef, task: int, index: int, length: int) -> lis
 
 
 def _read(run: Run, ref: StageRef, chunk: StoredFile, task: int | None) -> Array:
-    """Read an array as float64, of one task or all, with NaN after the ends of episodes."""
+    """Read an array as float64, for one task or all, with NaN after the end of each episode."""
     tasks = None if task is None else [task]
     spec = run.files.spec(chunk.array)
     _require_modest(spec, tasks)
@@ -165,17 +163,17 @@ def _read(run: Run, ref: StageRef, chunk: StoredFile, task: int | None) -> Array
 
 
 def _require_modest(spec: ArraySpec, tasks: Sequence[int] | None) -> None:
-    """Reject reads that would fill the memory: of an array, or of some tasks' parts if it is stored by task."""
+    """Reject reads that would take too much memory; an array stored by task is read only for these tasks."""
     parts = 1 if tasks is None or not spec.sharded else spec.shape[0] // len(tasks)
     if spec.raw_bytes > MOST_BYTES * parts:
         raise UsageError(
-            f"found an array of {spec.raw_bytes} bytes to read; required {MOST_BYTES} at most, for a page. In Python, "
+            f"found an array of {spec.raw_bytes} bytes to read; the page reads at most {MOST_BYTES}. In Python, "
             "metaloom.open_run(...) reads it"
         )
 
 
 def _lengths(run: Run, ref: StageRef, tasks: Sequence[int] | None) -> Array | None:
-    """Return the lengths of an output's episodes; None where they were thinned."""
+    """Return the lengths of an output's episodes; None if they were thinned or there are none."""
     output = run.stages[ref.stage].output
     of = ref if output == "EpisodeBatch" else run.stages.in_group("rollouts", ref.iteration, ref.step)
     if of is None:

@@ -21,7 +21,7 @@ from metaloom.pipeline.types import Array
 from metaloom.storage.errors import system_errors
 
 if mpl.matplotlib_fname() == "matplotlibrc":
-    # Ignore a matplotlibrc in the working folder, which may be somebody else's, but not the user's.
+    # Ignore a matplotlibrc in the working folder, which may be somebody else's, but not the user's own.
     mpl.rcdefaults()
 
 GRID = "#e6e8eb"
@@ -48,9 +48,9 @@ class Drawing(Figure):
 
 
 def draw(chart: Chart, *, titled_elsewhere: bool = False) -> Drawing:
-    """Draw a chart. If its title and note are shown elsewhere, omit the note.
+    """Draw a chart; omit its note if title and note are shown elsewhere.
 
-    Large x values are counted in thousands or millions.
+    Large x values are shown in thousands or millions.
     """
     if titled_elsewhere or chart.kind in ("bars", "layers"):
         chart = replace(chart, note="")
@@ -61,7 +61,7 @@ def draw(chart: Chart, *, titled_elsewhere: bool = False) -> Drawing:
     size = (6.4, max(2.2, 0.36 * len(series) + 1.3)) if chart.kind == "bars" else WIDE if chart.wide else NARROW
     figure = Drawing(figsize=size, layout="constrained")
     axes, note = figure.add_subplot(), _wrapped(chart.note, figure)
-    # parse_math is off wherever a user's text may enter: a "$" in a name is a dollar.
+    # parse_math is off wherever user text may occur, since a "$" in a name must not start mathematics.
     pad = 8 + 12 * (note.count("\n") + 1 if note else 0)
     axes.set_title(chart.title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=pad, parse_math=False)
     if note:
@@ -80,7 +80,7 @@ def _lines(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> None
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # integers only
     axes.margins(x=0.02)
     handles, labels = _legend(axes, series, chart.band)
-    # Omit a legend of one line; a legend of many would cover them.
+    # Omit a legend of one line, and place a legend of many beside them, since it would cover them.
     if len(handles) > MOST_INSIDE:
         plain_legend(axes, handles, labels, **BESIDE)
     elif len(handles) > 1:
@@ -88,7 +88,7 @@ def _lines(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> None
 
 
 def plot_lines(axes: Axes, x: Array, series: Sequence[Series]) -> None:
-    """Plot lines with their bands; few points are marked."""
+    """Plot lines with their bands, with markers if there are few points."""
     marker = "o" if len(x) <= MARKED_POINTS else ""
     for line in series:
         if line.band is not None:
@@ -117,7 +117,7 @@ def _points(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> Non
 
 
 def _panel_chart(chart: Chart) -> Drawing:
-    """Draw panels with the same axes, up to four in a row."""
+    """Draw a chart with several panels that share their axes, up to four in a row."""
     columns = min(len(chart.panels), MOST_COLUMNS)
     rows = -(-len(chart.panels) // columns)
     figure = Drawing(figsize=(max(2.5 * columns, 5.0), 2.3 * rows + 0.9), layout="constrained")
@@ -142,7 +142,7 @@ def _panel_chart(chart: Chart) -> Drawing:
 
 
 def _layers(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> None:
-    """Draw layers that add up to a whole, over iterations."""
+    """Draw stacked layers over iterations."""
     values = [np.nan_to_num(layer.values) for layer in series]
     colors = [layer.color for layer in series]
     if len(x) > 1:
@@ -159,7 +159,7 @@ def _layers(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> Non
 
 
 def _bars(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> None:
-    """Draw horizontal bars from top to bottom, each followed by a note."""
+    """Draw horizontal bars from top to bottom, each followed by its text."""
     values, places = np.concatenate([bar.values for bar in series]), np.arange(len(series))
     axes.barh(places, values, color=[bar.color for bar in series], height=0.66)
     look: dict[str, Any] = {"va": "center", "fontsize": 9, "color": INK}
@@ -168,12 +168,12 @@ def _bars(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> None:
     axes.set_yticks(places, [bar.label for bar in series], parse_math=False)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
-    # Room for the notes.
+    # Leave room for the texts.
     axes.set_xlim(0, max(float(values.max(initial=0)) * 1.28, 1e-6))
 
 
 def plain_legend(owner: Axes | Figure, handles: Sequence[Any], labels: Sequence[str], **look: Any) -> None:
-    """Add a legend that shows every label literally: no "$" starts mathematics, and a leading "_" hides none."""
+    """Add a legend that shows labels literally: "$" does not start mathematics, and a leading "_" hides nothing."""
     legend = owner.legend(handles, [str(place) for place in range(len(labels))], **look)
     for text, label in zip(legend.get_texts(), labels, strict=True):
         text.set_parse_math(False)
@@ -181,7 +181,7 @@ def plain_legend(owner: Axes | Figure, handles: Sequence[Any], labels: Sequence[
 
 
 def style(axes: Axes) -> None:
-    """Apply the common style of charts to axes."""
+    """Apply the common chart style to axes."""
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -192,9 +192,9 @@ def style(axes: Axes) -> None:
 
 
 def rendered(figure: Figure, kind: str, dpi: int = 160) -> bytes:
-    """Render a figure as png, by default sharp on dense screens, as svg, or as pdf with fonts that journals accept."""
+    """Return a figure as PNG (sharp on high-resolution screens), SVG, or PDF with fonts that journals accept."""
     buffer = io.BytesIO()
-    # No date and fixed ids: the same run gives the same file.
+    # Without a date and with fixed ids, the same run gives the same file.
     metadata: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {"Software": None})
     with mpl.rc_context({"svg.hashsalt": "metaloom", "pdf.fonttype": 42}):
         figure.savefig(buffer, format=kind, metadata=metadata, facecolor="white", dpi=dpi)
@@ -202,12 +202,12 @@ def rendered(figure: Figure, kind: str, dpi: int = 160) -> bytes:
 
 
 def svg_data_uri(figure: Figure) -> str:
-    """Render a figure as an SVG data URI: an image that an HTML page can embed and that cannot run scripts."""
+    """Return a figure as an SVG data URI, which an HTML page can embed as an image that cannot run scripts."""
     return "data:image/svg+xml;base64," + base64.b64encode(rendered(figure, "svg")).decode()
 
 
 def _wrapped(note: str, figure: Figure) -> str:
-    """Break a note into lines that fit above the figure's axes."""
+    """Return a note broken into lines that fit above the figure's axes."""
     return textwrap.fill(note, int(14 * figure.get_figwidth()))
 
 
@@ -221,13 +221,13 @@ def _scaled(x: Array) -> tuple[Array, str]:
 
 
 def check_plot_file(path: Path) -> None:
-    """Check that a plot can be written, before any work is done."""
+    """Check that a plot can be written to a file, before any work is done."""
     if path.suffix not in (".png", ".svg", ".pdf") or not path.absolute().parent.is_dir() or path.is_dir():
         raise UsageError(f"found plot file {str(path)!r}; required a .png, .svg or .pdf file in a folder that exists")
 
 
 def write_plot(path: Path, figure: Figure) -> None:
-    """Write a figure as PNG, SVG or PDF, by its suffix."""
+    """Write a figure as PNG, SVG or PDF, depending on the file's suffix."""
     with system_errors(
         path, required="free space and permission to write a plot", action="Free space, or choose another file"
     ):

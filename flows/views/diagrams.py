@@ -1,4 +1,4 @@
-"""Diagrams of a graph's stages: as text, as a Mermaid flowchart, as SVG of stacked boxes and arrows."""
+"""Diagrams of a graph's stages as text, as a Mermaid flowchart, or as an SVG of stacked boxes and arrows."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ _SIDE, _NARROW, _BOX, _GAP, _LINE = 330, 20, 170, 34, 15
 
 @dataclass(frozen=True)
 class Box:
-    """A box of a drawing.
+    """A box in a drawing.
 
     Attributes:
-        title: Title, in bold.
-        lines: Lines below it.
-        link: Link target of a click; empty for none.
+        title: Title, shown in bold.
+        lines: Lines of text below the title.
+        link: URL that a click opens; empty for none.
     """
 
     title: str
@@ -31,7 +31,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Arrow:
-    """An arrow between boxes, drawn on the right if it leads down, on the left if it leads up.
+    """An arrow between boxes, drawn on the right if it leads down and on the left if it leads up.
 
     Attributes:
         source, target: Indices of the boxes.
@@ -51,10 +51,10 @@ class Arrow:
 
 
 def draw(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> str:
-    """Draw boxes from top to bottom, each wide enough for the words of a stage."""
+    """Return an SVG with the boxes from top to bottom, connected by the arrows."""
     height = 10 + _LINE * (1 + max((len(box.lines) for box in boxes), default=0))
     left = _NARROW if all(arrow.leads_down for arrow in arrows) else _SIDE
-    # Without labels, arrows only need room for their apexes.
+    # Arrows without labels need room only for their apexes.
     right = _SIDE if any(arrow.label for arrow in arrows) else max(map(_reach, arrows), default=0) * 3 // 4 + _NARROW
     width = left + _BOX + right
     full = len(boxes) * (height + _GAP) + 20
@@ -68,7 +68,7 @@ def draw(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> str:
     )
     arcs = [_arc(arrow, n, left, height) for n, arrow in enumerate(arrows)]
     drawn = (_box(box, left, n * (height + _GAP) + 10, height) for n, box in enumerate(boxes))
-    # Labels last: no line may cross them.
+    # Draw labels after the lines, so that no line crosses them.
     lines, labels = (line for line, _ in arcs), (label for _, label in arcs if label)
     return "\n".join([head, marker, *lines, *labels, *drawn, "</svg>"]) + "\n"
 
@@ -88,14 +88,14 @@ def _box(box: Box, x: int, y: int, height: int) -> str:
 
 
 def _arc(arrow: Arrow, n: int, left: int, height: int) -> tuple[str, str]:
-    """Draw the line of an arrow and its label, which clears the background around it."""
+    """Return the SVG of an arrow's line, and of its label with a white outline that hides the lines behind it."""
     x, out = (left + _BOX, 1) if arrow.leads_down else (left, -1)
     # Offset the ends, so that arrows at the same box remain distinct.
     inside = height * (0.25 + 0.5 * (n % 4) / 3)
     y0, y1 = (place * (height + _GAP) + 10 + inside for place in (arrow.source, arrow.target))
     reach = x + out * _reach(arrow)
     dashes = ' stroke-dasharray="4 3"' if arrow.dashed else ""
-    # The apex of a cubic curve lies three quarters of the way to its control points.
+    # The apex of a cubic curve is three quarters of the way to its control points.
     apex, anchor = x + 0.75 * (reach - x) + 4 * out, "start" if arrow.leads_down else "end"
     place = f'x="{apex:g}" y="{(y0 + y1) / 2 + 4:g}" text-anchor="{anchor}" fill="#0969da" '
     place += 'stroke="#fff" stroke-width="4" paint-order="stroke"'
@@ -108,7 +108,7 @@ def _arc(arrow: Arrow, n: int, left: int, height: int) -> tuple[str, str]:
 
 
 def _reach(arrow: Arrow) -> int:
-    """Return the horizontal offset of its control points."""
+    """Return the horizontal offset of the arrow's control points."""
     return min(30 + 34 * abs(arrow.target - arrow.source), _SIDE - 100)
 
 
@@ -118,13 +118,13 @@ EVERY_STEP, STEPS, LATEST = "every step", "steps so far", "last iterations"
 
 @dataclass(frozen=True)
 class DrawnEdge:
-    """An input of a stage.
+    """An input of a stage, drawn as an arrow.
 
     Attributes:
-        source: Stage that computes it.
-        target: Stage that reads it.
+        source: Stage that computes the input.
+        target: Stage that reads the input.
         name: Argument name in the target.
-        which: Selection of outputs: one of the constants above.
+        which: Which of the source's outputs are read: one of the constants above.
     """
 
     source: str
@@ -134,7 +134,7 @@ class DrawnEdge:
 
     @property
     def label(self) -> str:
-        """Label in a diagram: name and selection."""
+        """Label in a diagram: the name, and which outputs are read."""
         return f"{self.name}, {self.which}" if self.which else self.name
 
 
@@ -147,9 +147,9 @@ class Diagram:
 
 
 def diagram_of(config: RunConfig) -> Diagram:
-    """Return the diagram of a run with this configuration, without stages that it never reaches."""
+    """Return the diagram of a run with this configuration, without stages that the run never reaches."""
     graph = graph_of(config)
-    # The first iterations and one with an evaluation include every stage.
+    # The first two iterations and one with an evaluation include every stage.
     reached = {ref.stage for i in (0, 1, (config.evaluation.every or 1) - 1) for ref in graph.order(config, i)}
     stages = tuple(stage for stage in graph.stages if stage.name in reached)
     edges = dict.fromkeys(edge for stage in stages for edge in _edges(graph, config, stage) if edge.source in reached)
@@ -157,7 +157,7 @@ def diagram_of(config: RunConfig) -> Diagram:
 
 
 def as_text(diagram: Diagram) -> str:
-    """Format one line per stage: frequency, inputs with their sources, and output."""
+    """Return a text table of the stages: frequency, inputs with their sources, and output."""
     rows = [("stage", "", "reads", "gives")]
     for stage in diagram.stages:
         sources: dict[str, list[str]] = {}
@@ -173,7 +173,7 @@ def as_text(diagram: Diagram) -> str:
 
 
 def as_mermaid(diagram: Diagram) -> str:
-    """Format a Mermaid flowchart; dotted arrows come from earlier iterations."""
+    """Return a Mermaid flowchart; dotted arrows come from earlier iterations."""
     lines = ["flowchart TD"]
     lines += [f'    {stage.name}["{stage.name}<br/><small>{stage.per.words}</small>"]' for stage in diagram.stages]
     for edge in diagram.edges:
@@ -183,7 +183,7 @@ def as_mermaid(diagram: Diagram) -> str:
 
 
 def as_svg(diagram: Diagram) -> str:
-    """Draw the stages from top to bottom. Arcs on the right lead down, on the left from earlier iterations."""
+    """Return an SVG of the stages from top to bottom. Arcs on the left lead up, from earlier iterations."""
     places = {stage.name: n for n, stage in enumerate(diagram.stages)}
     arrows = [
         Arrow(places[edge.source], places[edge.target], edge.label, dashed=edge.which in (BEFORE, ALL_SO_FAR, LATEST))

@@ -1,4 +1,4 @@
-"""Learning history of a run, iteration by iteration, as its charts show it. Needs no torch."""
+"""Per-iteration learning history of a run, as its charts show it. Does not import torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +14,10 @@ from metaloom.storage import Run, StageRef, argument
 from metaloom.storage.progress import Progress, unseen
 
 _BLOCK = 200
-"""Number of iterations whose episodes are in memory at once."""
+"""Number of iterations whose episode tables are in memory at once."""
 STEPS = "environment steps"
 _TOLD_EVERY = 1000
-"""Records between two reports of progress."""
+"""Number of records between two progress reports."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class RunHistory:
 
     Attributes:
         iterations: Iteration indices, [I].
-        metrics: Metrics by name, [I] float64 each; NaN if an iteration lacks a metric.
-        task_returns: Mean episode return by inner step and task, [I, K+1, B].
-        by_class: Returns by class of task and inner step, [I]; empty without classes.
-        task_classes: Class index of every task, [I, B]; None without classes.
+        metrics: Metrics keyed by name, [I] float64 each; NaN if an iteration lacks a metric.
+        task_returns: Mean episode return per inner step and task, [I, K+1, B].
+        by_class: Per-class returns of each inner step, for each of the I iterations; empty without classes.
+        task_classes: Class index of each task, [I, B]; None without classes.
         classes: Task classes of the environment.
     """
 
@@ -52,11 +52,11 @@ class RunHistory:
 
     @property
     def last_step(self) -> int:
-        """The number of inner steps, K."""
+        """Number of inner steps, K."""
         return self.task_returns.shape[1] - 1
 
     def followed_by(self, newer: "RunHistory") -> "RunHistory":
-        """Append the history of later iterations."""
+        """Return this history followed by that of later iterations."""
         both = [(history.metrics, np.full(len(history.iterations), np.nan)) for history in (self, newer)]
         names = {**self.metrics, **newer.metrics}
         return replace(
@@ -72,8 +72,8 @@ class RunHistory:
 
 
 def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progress: Progress = unseen) -> RunHistory:
-    """Read the learning history of a run from its tables, for some complete iterations or all."""
-    # Read once, since a run in training grows meanwhile.
+    """Read a run's learning history from its tables, for the given complete iterations (by default, all)."""
+    # Read once, since a run may grow in the meantime.
     chosen = run.iterations if iterations is None else iterations
     if not chosen:
         raise UsageError(
@@ -81,7 +81,7 @@ def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progre
             f"continue with: metaloom resume {argument(run.path)}"
         )
     classes, history = classes_of(run), None
-    # In blocks, since rows of episodes take far more memory than the result.
+    # Read in blocks, since the episode tables take far more memory than the result.
     for first in range(0, len(chosen), _BLOCK):
         on_progress(first, len(chosen))
         block = chosen[first : first + _BLOCK]
@@ -106,7 +106,7 @@ def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progre
 
 
 def evaluation_after(run: Run, iteration: int, env_steps: float | None = None) -> tuple[float, Evaluation] | None:
-    """Read the environment steps up to an iteration, unless given, and the evaluation after it; None without one."""
+    """Return the environment steps up to an iteration and the evaluation after it; None if there is no evaluation."""
     ref = run.stages.in_group("evaluation", iteration)
     if ref is None or not run.contains(ref):
         return None
@@ -116,8 +116,8 @@ def evaluation_after(run: Run, iteration: int, env_steps: float | None = None) -
 
 
 def stage_seconds(run: Run, num_iterations: int, on_progress: Progress = unseen) -> dict[StageRef, Array]:
-    """Wall seconds of every stage, [I] each, in the order in which stages run; keys are of iteration 0."""
-    # The first learner's stage is not part of an iteration.
+    """Return the wall seconds of each stage, [I] each, in execution order, keyed by its ref in iteration 0."""
+    # The stage that initializes the learner is not part of an iteration.
     refs = [ref for ref in run.refs() if ref.stage != run.stages.first and ref.iteration < num_iterations]
     seconds: dict[StageRef, Array] = {}
     written: dict[StageRef, int] = {}

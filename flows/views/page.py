@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: text, tables, and images or charts drawn by scripts."""
+"""Self-contained HTML pages of text, tables, and images or script-drawn charts."""
 
 import base64
 import gzip
@@ -19,7 +19,7 @@ _REPORT = Path(__file__).parent / "static" / "report.js"
 
 
 def plotly_file() -> Path:
-    """Return the path of plotly.js, without importing its package."""
+    """Return the path of plotly.min.js, without importing plotly."""
     found = importlib.util.find_spec("plotly")
     if found is not None and found.origin is not None:
         file = Path(found.origin).parent / "package_data" / "plotly.min.js"
@@ -45,13 +45,13 @@ RUN --static. </p>
 
 @dataclass(frozen=True)
 class Picture:
-    """An image with a description in words.
+    """An image with a text alternative.
 
     Attributes:
-        source: A data URI.
+        source: Data URI of the image.
         alternative: Text for screen readers.
         caption: Caption; empty for none.
-        enlarged: True if it fills the width of its container.
+        enlarged: True if the image fills the width of its container.
     """
 
     source: str
@@ -65,17 +65,17 @@ Figure = Picture | Chart
 
 @dataclass(frozen=True)
 class Page:
-    """Content of a page, as plain text: everything is escaped when it is rendered.
+    """Content of a page as plain text, which is escaped when the page is rendered.
 
     Attributes:
         title: Heading and window title.
-        subtitle: One line below it.
-        tiles: (name, value) of the figures to see first.
-        main_figure: Figure across the page.
-        sections: (heading, figures) in order.
-        tables: (heading, rows of name and value); folded unless in `unfolded`.
+        subtitle: Line below the title.
+        tiles: Names and values of the key figures at the top.
+        main_figure: Figure that spans the page.
+        sections: Headings and their figures, in order.
+        tables: Tables of names and values, keyed by heading; folded unless in `unfolded`.
         unfolded: Headings of the tables that are shown open.
-        plotly: Source text of plotly.js, which draws the charts; empty for a page of pictures, without scripts.
+        plotly: Source text of plotly.js, which draws the charts; empty for a page with images and no scripts.
     """
 
     title: str
@@ -88,7 +88,7 @@ class Page:
     plotly: str = ""
 
     def html(self) -> str:
-        """Render the page as one HTML document."""
+        """Return the page as an HTML document."""
         tiles = (
             f'<div class="tile"><b>{escape(value)}</b><span>{escape(what)}</span></div>' for what, value in self.tiles
         )
@@ -124,13 +124,13 @@ class Page:
 
 
 def _scripts(charts: Sequence[Chart], plotly: str) -> tuple[str, str]:
-    """Return the Content-Security-Policy of a page with charts, and the HTML of its two scripts and their data."""
+    """Return the Content-Security-Policy for a page with charts, and the HTML of its scripts and chart data."""
     text = (_VIEWER / "traces.js").read_text(encoding="utf-8") + "\n" + _REPORT.read_text(encoding="utf-8")
-    # A page opened from a folder cannot import modules, so join both files in one script.
+    # A page opened from disk cannot import modules, so join both files into one script.
     script = "\n" + re.sub(r"^export ", "", text, flags=re.MULTILINE)
     digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, plotly))
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    # plotly.js saves a chart as a picture through a blob.
+    # plotly.js saves a chart as an image through a blob.
     policy = f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {allowed}"
     # Scripts are not escaped; only "<" could end one.
     data = json.dumps([*map(chart_data, charts)], allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

@@ -1,4 +1,4 @@
-"""Building blocks of commands' tables. Stored text is never passed to rich as markup."""
+"""Building blocks for the commands' tables. Stored text is never passed to rich as markup."""
 
 from collections.abc import Iterable, Sequence
 from copy import copy
@@ -15,15 +15,15 @@ from metaloom.flows.formatting import number
 from metaloom.pipeline.shown import printable
 
 _HEAD = box.Box("    \n    \n -- \n" + "    \n" * 5, ascii=True)
-"""A line below the head and no frame, in ASCII."""
+"""Table style with a line below the header and no frame, in ASCII."""
 
 
 _PROSE_WIDTH = 30
-"""Maximum line length of prose."""
+"""Maximum line length of prose columns."""
 
 
 class FittedTable(Table):
-    """A table that drops columns until it fits the width, so that no word breaks.
+    """A table that drops columns until it fits the width, so that no word is broken.
 
     Attributes:
         drop: Names of columns to drop, the least important first.
@@ -34,7 +34,7 @@ class FittedTable(Table):
     prose: Sequence[str] = ()
 
     def add_row(self, *cells: Any, style: Any = None, end_section: bool = False) -> None:
-        """Add a row of texts and other values, which are formatted."""
+        """Add a row of values, each converted to text."""
         super().add_row(*map(as_text, cells), style=style, end_section=end_section)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -50,7 +50,7 @@ class FittedTable(Table):
         yield self._with_columns(kept, no_wrap=fits, max_width=None)
 
     def _with_columns(self, kept: Sequence[Column], *, no_wrap: bool, max_width: int | None) -> "FittedTable":
-        """Return a table of some columns; `max_width` is the width of prose, which always wraps."""
+        """Return a copy with only these columns; `max_width` is the width of prose columns, which always wrap."""
         table = copy(self)
         table.drop, table.columns = (), []
         for n, column in enumerate(kept):
@@ -63,7 +63,7 @@ class FittedTable(Table):
 def new_table(
     *columns: str, rows: Iterable[Iterable[object]] = (), drop: Sequence[str] = (), prose: Sequence[str] = ()
 ) -> FittedTable:
-    """Make a table without a frame; a column whose name starts with ">" is a number, on the right; see FittedTable."""
+    """Return a table without a frame. Columns whose names start with ">" are right-aligned; see FittedTable."""
     table = FittedTable(box=_HEAD, pad_edge=False, title_justify="left", caption_justify="left")
     table.drop, table.prose = drop, prose
     for name in columns:
@@ -75,7 +75,7 @@ def new_table(
 
 
 def fact_grid(rows: Iterable[tuple[str, object]]) -> Table:
-    """Make a grid of names and values."""
+    """Return a two-column grid of names and values."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")
@@ -85,7 +85,7 @@ def fact_grid(rows: Iterable[tuple[str, object]]) -> Table:
 
 
 def heading(text: str) -> Text:
-    """Format a bold line after an empty one."""
+    """Return a heading: an empty line and a bold line."""
     return Text(f"\n{printable(text)}", "bold")
 
 

@@ -40,7 +40,7 @@ from metaloom.storage import StageRef
 
 ProgressMode = Literal["auto", "plain", "json"]
 
-# Enough for a trend, and fits into 80 columns.
+# Enough for a trend, and still fits into 80 columns.
 SPARKLINE_WIDTH = 24
 SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -52,10 +52,10 @@ def progress(
     """Yield an Observer that reports to `out` during the block.
 
     Args:
-        mode: auto: a short line per iteration above a live panel if `out` is a terminal, otherwise plain; plain: one
-            line per iteration; json: one JSON object per iteration and line.
-        stop: Called before every stage, and shown in the live panel; None for no stop requests.
-        out: Output stream; standard output when None.
+        mode: auto: a short line per iteration above a live panel if `out` is a terminal, otherwise as plain; plain: one
+            line per iteration; json: one JSON object per iteration, each on a line.
+        stop: Stop requests, checked before every stage and shown in the live panel; None to accept none.
+        out: Output stream; standard output if None.
     """
     stream, stop = sys.stdout if out is None else out, stop or Stop()
     console = _PanelConsole(file=stream, highlight=False)
@@ -88,15 +88,15 @@ class _PanelConsole(Console):
 
 
 def is_live(console: Console) -> bool:
-    """Return True if a console can show a panel that changes."""
+    """Return True if a console can show a live panel."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
 @dataclass
 class Pace:
-    """Seconds per iteration, and seconds left at that pace.
+    """Estimates the seconds per iteration and the remaining time.
 
-    Uses the median of the last iterations, since the first one includes setup and times vary.
+    It uses the median of recent iterations, since the first one includes setup and times vary.
     """
 
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=15))
@@ -109,11 +109,11 @@ class Pace:
 
     @property
     def seconds_per_iteration(self) -> float:
-        """Median wall seconds of the last iterations."""
+        """Median wall seconds of recent iterations."""
         return median(self.recent)
 
     def seconds_left(self, report: IterationReport) -> float:
-        """Wall seconds to the end of the run."""
+        """Return the estimated wall seconds until the end of the run."""
         return self.seconds_per_iteration * (report.iterations - report.iteration - 1)
 
 
@@ -130,7 +130,7 @@ class TrainingPanel:
         self._evaluation = ""
 
     def stage_started(self, ref: StageRef, seconds_ago: float = 0.0) -> None:
-        """Show a stage with its elapsed seconds."""
+        """Show a stage as the current one, with its elapsed seconds."""
         self._stage = (ref, self._clock() - seconds_ago)
 
     def iteration_done(self, report: IterationReport) -> None:
@@ -154,7 +154,7 @@ class TrainingPanel:
         return grid
 
     def rows(self) -> Iterator[tuple[str, RenderableType]]:
-        """Yield the names and contents of the rows."""
+        """Yield the name and content of each row."""
         stage, report = self._stage, self._report
         yield "iteration", self._iteration(stage, report)
         if stage is not None and not _finished(report):
@@ -184,7 +184,7 @@ class TrainingPanel:
 
 
 class PlainLines:
-    """One line of text for each iteration."""
+    """Formats iterations as lines of text."""
 
     def __init__(self) -> None:
         self._pace = Pace()
@@ -206,7 +206,7 @@ class PlainLines:
 
 
 def sparkline(values: "deque[float]") -> str:
-    """Draw values as bars of eight heights; empty for fewer than two."""
+    """Return values as a string of bars with eight heights; empty for fewer than two values."""
     if len(values) < 2:
         return ""
     low, high = min(values), max(values)
@@ -229,13 +229,13 @@ def json_line(report: IterationReport) -> str:
 
 
 def iteration_text(report: IterationReport) -> Text:
-    """Format an iteration and its returns in 80 columns."""
+    """Format an iteration and its returns, within 80 columns."""
     counted = f"iteration {report.iteration} ({report.iteration + 1} of {report.iterations})  "
     return Text.assemble(counted, returns_text(report, "return "))
 
 
 def returns_text(report: IterationReport, prefix: str = "") -> Text:
-    """Format an iteration's returns before and after adaptation or at a trial's ends, and success rates if any."""
+    """Format returns before and after adaptation, of a trial's first and last episodes, and success rates, if any."""
     returns = adaptation_returns(report.metrics)
     if not returns:
         return Text(f"{prefix}unknown")
@@ -259,7 +259,7 @@ def _finished(report: IterationReport | None) -> bool:
 def sweep_progress(
     num_runs: int, num_done: int, mode: ProgressMode = "auto", *, stop: Stop | None = None, out: TextIO | None = None
 ) -> Generator[SweepObserver, None, None]:
-    """Yield a SweepObserver that reports to `out`, standard output when None, during the block."""
+    """Yield a SweepObserver that reports to `out` (standard output if None) during the block."""
     stream, stop = sys.stdout if out is None else out, stop or Stop()
     console = Console(file=stream, highlight=False)
     if mode == "auto" and is_live(console):
@@ -279,7 +279,7 @@ def sweep_progress(
 
 
 class _Lines:
-    """Lines of text or JSON."""
+    """Reports the runs of a sweep as lines of text or JSON."""
 
     def __init__(self, stream: TextIO, num_runs: int, num_done: int, *, as_json: bool) -> None:
         self._stream, self._as_json = stream, as_json
@@ -288,16 +288,16 @@ class _Lines:
         self._reports: dict[str, IterationReport] = {}
 
     def begun(self, run: PlannedRun) -> None:
-        """Report that work on a run begins."""
+        """Report that a run begins."""
         self._began[run.name] = time.monotonic()
         self._write({"run": run.name, "state": "training"}, f"{run.name}  begins")
 
     def iteration_done(self, run: PlannedRun, report: IterationReport) -> None:
-        """Store the newest iteration."""
+        """Remember the newest iteration of a run."""
         self._reports[run.name] = report
 
     def ended(self, outcome: RunOutcome) -> None:
-        """Report how a run ended, and the number of ended runs."""
+        """Report how a run ended, and the number of complete runs."""
         name, report = outcome.run.name, self._reports.get(outcome.run.name)
         self._ended += outcome.ending == "complete"
         seconds = time.monotonic() - self._began[name]
@@ -316,7 +316,7 @@ class _Lines:
 
 
 class _Bars:
-    """A bar for the sweep, and one per run in training."""
+    """Shows a progress bar for the sweep and one for each run in training."""
 
     def __init__(self, bars: Progress, num_runs: int, num_done: int) -> None:
         self._bars = bars
@@ -328,14 +328,14 @@ class _Bars:
         self._tasks[run.name] = self._bars.add_task(printable(run.name), total=None, last="")
 
     def iteration_done(self, run: PlannedRun, report: IterationReport) -> None:
-        """Move its bar."""
+        """Advance the bar of a run."""
         returns = adaptation_returns(report.metrics)
         last = f"return {number(returns[-1])}" if returns else ""
         task = self._tasks[run.name]
         self._bars.update(task, total=report.iterations, completed=report.iteration + 1, last=last)
 
     def ended(self, outcome: RunOutcome) -> None:
-        """Remove its bar."""
+        """Remove the bar of a run."""
         self._bars.remove_task(self._tasks.pop(outcome.run.name))
         if outcome.ending == "complete":
             self._bars.advance(self._all)

@@ -1,4 +1,4 @@
-"""The report of a run: a learning curve as an image, and a page of charts and settings."""
+"""A run's report: the learning curve as an image, and a page of charts and settings."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from metaloom.storage.progress import Progress, unseen
 FigureFormat = Literal["svg", "pdf"]
 CLASS_TABLE = "Returns of the last iteration by class of task, ± standard error over tasks"
 ABOUT_ENV = ("components", "task_classes")
-"""Recorded facts about the environment itself, as opposed to the run's settings."""
+"""Names of recorded facts that describe the environment itself."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class ReportFiles:
 def write_report(
     run: Run, out: Path, *, static: bool = False, film: Picture | None = None, on_progress: Progress = unseen
 ) -> ReportFiles:
-    """Write learning_curve.png and report.html into a folder, which is created if needed."""
+    """Write learning_curve.png and report.html to a folder, creating it if needed; return their paths."""
     require_settings(run)
-    # One table of episodes per iteration, and the records of its stages.
+    # Progress counts one table of episodes per iteration, and one record per stage.
     tables, records = len(run.iterations), len(run.refs())
     history = load_history(run, on_progress=lambda done, _: on_progress(done, tables + records))
     seconds = stage_seconds(run, len(history.iterations), lambda done, _: on_progress(tables + done, tables + records))
@@ -61,7 +61,7 @@ def write_report(
 
 
 def write_figures(run: Run, out: Path, kind: FigureFormat) -> list[Path]:
-    """Write every chart of a run into a folder as NAME.svg or NAME.pdf."""
+    """Write each chart of a run to a folder as NAME.svg or NAME.pdf; return the files."""
     require_settings(run)
     files = {out / f"{chart.name}.{kind}": charts.draw(chart) for chart in run_charts(run, load_history(run))}
     out.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def report_page(
     static: bool = False,
     film: Picture | None = None,
 ) -> Page:
-    """Make the page of a run; `seconds` as in `run_charts`, `static` and `film` as in `write_report`."""
+    """Return the report page of a run; `seconds` is as in `run_charts`, `static` and `film` as in `write_report`."""
     seconds = stage_seconds(run, len(history.iterations)) if seconds is None else seconds
     shown = run_charts(run, history, seconds)
 
@@ -102,7 +102,7 @@ def report_page(
     info, facts = run.info, run.info["environment"]
     about_env = {"env": run.config["env"], **{name: facts[name] for name in ABOUT_ENV if facts.get(name)}}
     others = {name: fact for name, fact in facts.items() if name not in ABOUT_ENV}
-    # Each fact once, even if several sources recorded it.
+    # Show each fact only once, even if several sources recorded it.
     made = {"created": info["created"], "configuration digest": info["config_digest"]} | info["versions"] | others
     return Page(
         title=run.path.name,
@@ -165,10 +165,10 @@ def _tiles(run: Run, history: RunHistory, stage_seconds: Mapping[StageRef, Array
 
 
 class Plots:
-    """Draws the charts of `metaloom report`, each as a matplotlib figure that a notebook shows.
+    """Draws the charts of `metaloom report` as matplotlib figures, which notebooks display.
 
-    Each chart is a method of its name, such as `learning_curve()`. A chart that the run does not have raises
-    UsageError, which names the available ones.
+    Each chart has a method of the same name, such as `learning_curve()`. If the run does not have the chart, it raises
+    a UsageError that lists the available charts.
     """
 
     def __init__(self, run: Run) -> None:
@@ -178,11 +178,11 @@ class Plots:
         return f"Plots({self._run.location}: {', '.join(self.names())})"
 
     def names(self) -> list[str]:
-        """List the charts that the run has."""
+        """Return the names of the charts that the run has."""
         return [*self._charts()] if self._run.iterations else []
 
     def draw(self, name: str) -> charts.Drawing:
-        """Draw a chart by its name."""
+        """Draw the chart with this name."""
         known = self._charts()
         if name not in known:
             raise UsageError(f"{self._run.location}: found no chart {name!r}; required one of {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""All charts of a run as data, defined once for the page, the view, files and notebooks."""
+"""All charts of a run as data, defined once for the report, the viewer, files and notebooks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -43,15 +43,13 @@ if TYPE_CHECKING:
     from metaloom.flows.results.comparison import Comparison
 
 
-BAND_NOTE = "line: mean over episodes; band: middle half (25–75 %) of the tasks' means"
+BAND_NOTE = "line: mean over episodes; band: middle half (25–75 %) of the per-task means"
 BAND = "middle half of the tasks"
-BALANCED_NOTE = (
-    "line: mean of the means of all classes of tasks, which count alike; band: ± 1 standard error over tasks"
-)
-INTERVAL_NOTE = "lines: averages over tasks of their mean test return; bands: 95 % bootstrap intervals"
+BALANCED_NOTE = "line: mean of the per-class means, with equal weights; band: ± 1 standard error over tasks"
+INTERVAL_NOTE = "lines: averages over tasks of the mean test return; bands: 95 % bootstrap intervals"
 INTERVAL = "95 % bootstrap interval"
 MOST_ITERATIONS, MOST_POINTS = 100, 20_000
-"""Limits of charts of single tasks: number of iterations, and of points."""
+"""Maximum number of iterations and of points in charts of single tasks."""
 SECTIONS = (
     "Return", "Trials", "By class of task", "Tasks", "Success", "Evaluation", "Optimization", "Time",
 )  # fmt: skip
@@ -59,7 +57,7 @@ SECTIONS = (
 
 
 def run_charts(run: Run, history: RunHistory, seconds: Mapping[StageRef, Array] | None = None) -> list[Chart]:
-    """Return every chart of a run, in page order; `seconds` as from `stage_seconds`, by default read."""
+    """Return all charts of a run, in page order; `seconds` is the result of `stage_seconds`, by default computed."""
     steps = np.full(len(history.iterations), np.nan) if history.env_steps is None else history.env_steps
     each = zip(history.iterations.tolist(), steps.tolist(), strict=True)
     read = ((i, evaluation_after(run, i, env_steps)) for i, env_steps in each)
@@ -73,12 +71,12 @@ def run_charts(run: Run, history: RunHistory, seconds: Mapping[StageRef, Array] 
 
 
 def curves(name: str, history: RunHistory, evaluations: Mapping[int, tuple[float, Evaluation]]) -> list[Chart]:
-    """Return the charts of single panels over training, in page order.
+    """Return the single-panel charts over training, in page order.
 
     Args:
         name: Name of the run.
-        history: Its history.
-        evaluations: Its evaluations, as `evaluation_after` reads them, by the iteration that each follows.
+        history: Learning history of the run.
+        evaluations: Results of `evaluation_after`, keyed by the iteration that each evaluation follows.
     """
     tests = evaluation_lines(name, evaluations, history.classes) if evaluations else ()
     charts = [learning_chart(name, history), *class_lines(history), *metric_lines(history), *tests]
@@ -97,7 +95,7 @@ def _over_training(
     *,
     wide: bool = False,
 ) -> Chart:
-    """Make a chart of lines over training, against `History.axis`."""
+    """Return a line chart over training, with `RunHistory.axis` as its x axis."""
     x, x_label = history.axis
     about = (name, section, "lines", title, x_label, y_label, note, band, x)
     chart = Chart(*about, panels=panels, iterations=history.iterations, wide=wide)
@@ -105,9 +103,9 @@ def _over_training(
 
 
 def learning_chart(name: str, history: RunHistory) -> Chart:
-    """Average episode return before and after adaptation.
+    """Return the chart of the average episode return before and after adaptation.
 
-    With `count_alike`, the average is class-balanced, which removes the effect of the draw of classes.
+    With `count_alike`, the average is class-balanced, so it does not depend on how many tasks of each class were drawn.
     """
     last, is_balanced, series = history.last_step, count_alike(history.by_class), list[Series]()
     for k, color in shown_steps(last).items():
@@ -129,7 +127,7 @@ def learning_chart(name: str, history: RunHistory) -> Chart:
 
 
 def class_lines(history: RunHistory) -> Iterator[Chart]:
-    """Average episode return of each class of task: after adaptation, and before it."""
+    """Yield the charts of the average episode return per task class: after adaptation, and before it."""
     last, names = history.last_step, history.by_class[0][0].names if history.by_class else ()
     for k in sorted({last, 0}, reverse=True) if names else ():
         title = f"Return by class of task, {adaptation_label(k, last)}" if last else "Return by class of task"
@@ -153,17 +151,17 @@ def _class_panels(history: RunHistory) -> Iterator[Chart]:
         ends = ((k, [steps[k].estimates[c] for steps in history.by_class]) for k in (0, last))
         series = (estimates_series(adaptation_label(k, last), colors[k], estimates) for k, estimates in ends)
         panels.append(Panel(name, tuple(series)))
-    title = "Before and after adaptation, each class of task"
+    title = "Before and after adaptation, by class of task"
     about = ("By class of task", "classes", title, "average episode return", tuple(panels), CLASS_NOTE, ERROR_BAND)
     yield _over_training(history, *about, wide=True)
 
 
 def _task_charts(history: RunHistory) -> Iterator[Chart]:
-    """Yield charts with a point per task: after against before adaptation in the last iteration, and over training."""
+    """Yield charts with a point per task: return after against before adaptation, and returns over training."""
     last, num_tasks = history.last_step, history.task_returns.shape[2]
     if num_tasks == 1:
         return
-    # class of every task, [I, B]; one class without task classes
+    # class of each task, [I, B]; a single class if there are no task classes
     names, kinds = ("tasks",), np.zeros((len(history.iterations), num_tasks), int)
     if history.task_classes is not None and history.by_class:
         names, kinds = history.by_class[0][0].names, history.task_classes
@@ -171,10 +169,10 @@ def _task_charts(history: RunHistory) -> Iterator[Chart]:
         before, after = history.task_returns[-1, 0], history.task_returns[-1, last]
         note = (
             f"one point per task of iteration {history.iterations[-1]}: mean return of its episodes before and after "
-            "adaptation; above the line adaptation helped"
+            "adaptation; above the line, adaptation helped"
         )
         yield Chart(
-            "adaptation", "Tasks", "points", "What adaptation did to every task", "return before adaptation",
+            "adaptation", "Tasks", "points", "What adaptation did for each task", "return before adaptation",
             "return after adaptation", note, "", before, _by_kind(names, kinds[-1], after), diagonal=True,
         )  # fmt: skip
     most = min(MOST_ITERATIONS, max(MOST_POINTS // num_tasks, 2))
@@ -183,7 +181,7 @@ def _task_charts(history: RunHistory) -> Iterator[Chart]:
     when = f" {adaptation_label(last, last)}" if last else ""
     x, x_label = history.axis
     yield Chart(
-        "task_returns", "Tasks", "points", f"Return of every task{when}", x_label, "mean episode return",
+        "task_returns", "Tasks", "points", f"Return of each task{when}", x_label, "mean episode return",
         f"one point per task and iteration{shown}: each iteration draws new tasks", "",
         np.repeat(x[rows], num_tasks),
         _by_kind(names, kinds[rows].ravel(), history.task_returns[rows, last].ravel()),
@@ -201,7 +199,7 @@ def _by_kind(names: Sequence[str], kinds: Array, values: Array) -> tuple[Panel, 
 
 
 def metric_lines(history: RunHistory) -> Iterator[Chart]:
-    """Yield the curves of the metrics that the run has: trials, success and updates."""
+    """Yield the charts of the metrics that the run has, about trials, success and updates."""
     metrics, last, shown = history.metrics, history.last_step, steps_note(history.last_step)
 
     def of_steps(metric: str) -> dict[str, tuple[str, str]]:
@@ -210,7 +208,7 @@ def metric_lines(history: RunHistory) -> Iterator[Chart]:
     first, final = (metrics.get(name) for name in TRIAL_RETURNS)
     ends = dict(zip(TRIAL_RETURNS, (("first episode", BEFORE), ("last episode", AFTER)), strict=True))
     if first is None or final is None or np.array_equal(first, final, equal_nan=True):
-        ends = {}  # trials are of one episode
+        ends = {}  # trials have one episode
     gained = "; the gap is what the update gained on them" if "loss_before" in metrics else ""
     norm, noise = (
         "Norm of the meta-gradient",
@@ -218,7 +216,9 @@ def metric_lines(history: RunHistory) -> Iterator[Chart]:
     )
     if "meta_gradient_standard_error" in metrics:
         norm = "Signal and noise of the meta-gradient"
-        noise = "Where the norm is no larger than its standard error, other tasks would have given another direction."
+        noise = (
+            "Where the norm is no larger than its standard error, other tasks would have given a different direction."
+        )
     charts = (
         (
             *("Trials", "trial_returns", "First and last episode of a trial", "average episode return"),
@@ -238,7 +238,7 @@ def metric_lines(history: RunHistory) -> Iterator[Chart]:
         (
             *("Optimization", "entropy", "Policy entropy", "entropy (nats)"),
             of_steps("entropy"),
-            f"Falls as the policy grows certain of its actions{shown}.",
+            f"Falls as the policy becomes more certain of its actions{shown}.",
         ),
         (
             *("Optimization", "loss", "Loss of the update", "surrogate loss"),
@@ -256,7 +256,7 @@ def metric_lines(history: RunHistory) -> Iterator[Chart]:
         (
             *("Optimization", "gradient_norm", "Norm of the gradient", "norm"),
             {"gradient_norm": ("of the loss", AFTER), "q_gradient_norm": ("of the value function's loss", BEFORE)},
-            "Of the updates of an iteration, before any clipping.",
+            "Gradient norms of an iteration's updates, before any clipping.",
         ),
         (
             *("Optimization", "meta_gradient_agreement", "Agreement of two halves of the tasks"),
@@ -279,10 +279,10 @@ def metric_lines(history: RunHistory) -> Iterator[Chart]:
 def evaluation_lines(
     name: str, evaluations: Mapping[int, tuple[float, Evaluation]], classes: Classes | None
 ) -> Iterator[Chart]:
-    """Yield the test returns of evaluations during training, given as for `curves`.
+    """Yield the charts of test returns in evaluations during training; `evaluations` is as in `curves`.
 
-    First their interquartile means, after every number of adaptation steps; then the means of each class of task after
-    the last one, if the environment has classes.
+    The first shows interquartile means after each number of adaptation steps. If the environment has classes, the
+    second shows the mean of each task class after the last step.
     """
     env_steps, found = zip(*(evaluations[i] for i in sorted(evaluations)), strict=True)
     last, summaries, series = found[0].adaptation_steps, [*map(summarize_steps, found)], list[Series]()
@@ -313,13 +313,13 @@ def evaluation_lines(
 
 
 def interquartile_means(steps: list[AdaptationSummary]) -> tuple[Array, tuple[Array, Array]]:
-    """Interquartile means, and the ends of their intervals."""
+    """Return the interquartile means, and the ends of their intervals."""
     low, high = np.array([s.iqm_low for s in steps]), np.array([s.iqm_high for s in steps])
     return np.array([s.iqm_return for s in steps]), (low, high)
 
 
 def per_shot_chart(title: str, evaluation: Evaluation) -> Chart:
-    """Test return against the number of episodes that a task's policy has adapted to."""
+    """Return the chart of the test return against the number of adaptation episodes per task."""
     steps, n = summarize_steps(evaluation), evaluation.episodes_per_step
     note = f"an adaptation step after every {'episode' if n == 1 else f'{n} episodes'}; {INTERVAL_NOTE}"
     series = (
@@ -341,7 +341,7 @@ def _time_charts(run: Run, history: RunHistory, seconds: Mapping[StageRef, Array
     if not seconds:
         return
     layers = [*_layers(seconds, run)]
-    # Medians over iterations, weighted for stages that only some iterations have.
+    # Medians over iterations, but means for stages that only some iterations have.
     missing = [np.isnan(layer.values) for layer in layers]
     typical = np.array(
         [
@@ -365,7 +365,7 @@ def _time_charts(run: Run, history: RunHistory, seconds: Mapping[StageRef, Array
 
 
 def _layers(seconds: Mapping[StageRef, Array], run: Run) -> Iterator[Series]:
-    """Yield a series per stage, joined for stages with too many inner steps to distinguish."""
+    """Yield a series per stage and inner step, or per stage if it has too many inner steps to distinguish."""
     by_stage: dict[str, list[StageRef]] = {}
     for ref in seconds:
         by_stage.setdefault(ref.stage, []).append(ref)
@@ -384,7 +384,7 @@ MOST_PAIRS = 12
 
 
 def comparison_figure(found: "Comparison") -> Figure:
-    """Draw four panels: interquartile means, curves over environment steps, profiles, probabilities of improvement."""
+    """Draw interquartile means, curves over environment steps, profiles, and probabilities of improvement."""
     figure = Figure(figsize=(11, 7.6), layout="constrained")
     figure.suptitle(
         f"{found.conditions}\n{found.intervals}", x=0.01, ha="left", fontsize=9, color="#57606a", parse_math=False

@@ -1,4 +1,4 @@
-"""Facts about stored runs, as plain data for JSON and for `flows/views/tables.py`. Needs no torch."""
+"""Facts about stored runs, as plain data for JSON and for `flows/views/tables.py`. Does not import torch."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ State = Literal["complete", "training", "stopped", "killed", "damaged", "unreada
 
 
 def run_info(run: Run) -> dict[str, Any]:
-    """Describe a run: settings, progress, last metrics and disk usage."""
+    """Return a run's settings, progress, last metrics and disk usage as plain data."""
     done, sizes = len(run.iterations), bytes_by_group(run)
     writer = storage.current_writer(run.path, run.files.remote)
     return {
@@ -59,12 +59,12 @@ def run_info(run: Run) -> dict[str, Any]:
 
 
 def _witness(run: Run) -> dict[str, int] | None:
-    """Count a run's witness episodes and the reproduced ones; None if there are none or it is unreadable."""
+    """Return the numbers of replayed and reproduced witness episodes; None if there are none or they are unreadable."""
     if not (run.config["env"].get("witness") and run.iterations):
         return None
     try:
         table = run.metrics()
-    except storage.StoreError:  # `verify` names it
+    except storage.StoreError:  # `verify` reports it
         return None
     if REPRODUCED not in table.column_names:
         return None
@@ -73,14 +73,14 @@ def _witness(run: Run) -> dict[str, int] | None:
 
 
 def changed_settings(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """List the settings that differ from the algorithm's defaults; all for a custom algorithm."""
+    """Return the settings that differ from the algorithm's defaults; all settings for a custom algorithm."""
     from metaloom.pipeline.algorithms import ALGORITHMS
     from metaloom.pipeline.config.run import build_config
 
     settings, algorithm, env = list(dotted(config)), config["algorithm"]["name"], config["env"]["name"]
     if algorithm not in ALGORITHMS.builtin:  # reading its defaults would run custom code
         return settings
-    # Replace a custom environment by a built-in one, so its code is not run.
+    # Replace a custom environment with a built-in one, so that its code is not run.
     names = {"env": env if env in ENVS else next(iter(ENVS)), "algorithm": algorithm}
     try:
         defaults = dict(dotted(build_config(names).model_dump(mode="json")))
@@ -90,7 +90,7 @@ def changed_settings(config: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def session_changes(run: Run) -> list[dict[str, Any]]:
-    """List the sessions whose code, plug-ins, kernels, devices or packages differ from the previous one's."""
+    """Return the sessions whose code, plug-ins, kernels, devices or packages differ from those of the previous one."""
     known = [(session, {**session.environment, "versions": session.versions}) for session in run.sessions()]
     changes = (
         {"session": session.number, "started": session.started, "changed": changed(before, after)}
@@ -100,7 +100,7 @@ def session_changes(run: Run) -> list[dict[str, Any]]:
 
 
 def iteration_info(run: Run, iteration: int) -> dict[str, Any]:
-    """List the stored stages of an iteration in the order of their writing, and its metrics if it is complete."""
+    """Return an iteration's stored stages, in the order they were written, and its metrics if it is complete."""
     refs = run.refs_of([iteration])
     if not refs:
         run.record(run.last_ref(iteration))  # raises StageMissing, which names the stored stages
@@ -116,7 +116,7 @@ def iteration_info(run: Run, iteration: int) -> dict[str, Any]:
 
 
 def stage_info(run: Run, record: storage.StageRecord) -> dict[str, Any]:
-    """Describe a stored output: time and duration, inputs, size and digest."""
+    """Return a stored output's start time, duration, inputs, size and digest as plain data."""
     return {
         "stage": record.ref.stage,
         "step": record.ref.step,
@@ -126,14 +126,14 @@ def stage_info(run: Run, record: storage.StageRecord) -> dict[str, Any]:
         "bytes": record.stored_bytes,
         "digest": record.digest,
         "thinned": run.is_thinned(record.ref),
-        # A witness may be of a batch that is an input as well, which the record lists twice.
+        # A witness episode may come from a batch that is also an input, which the record then lists twice.
         "inputs": [{**asdict(item.ref), "digest": item.digest} for item in dict.fromkeys(record.inputs)],
         "spans": [item.as_dict() for item in record.spans],
     }
 
 
 def output_info(run: Run, ref: StageRef) -> dict[str, Any]:
-    """Describe a stored output like `stage_info`, with its type and arrays."""
+    """Return the `stage_info` of a stored output, with its type and arrays."""
     stage, record = run.stages[ref.stage], run.record(ref)
     return {
         "run": run.path.name,
@@ -146,7 +146,7 @@ def output_info(run: Run, ref: StageRef) -> dict[str, Any]:
 
 
 def arrays_of(run: Run, record: storage.StageRecord) -> list[dict[str, Any]]:
-    """Describe an output's stored arrays: name, axes, shape, dtype, unit and description, or why one is unreadable."""
+    """Return the name, axes, shape, dtype, unit and description of an output's arrays, or why one is unreadable."""
     found: list[dict[str, Any]] = []
     for chunk in record.chunks:
         group, _, name = chunk.array.partition("/")
@@ -168,9 +168,9 @@ def iteration_metrics(run: Run, iteration: int) -> dict[str, float | None]:
 
 
 def headline_return(run: Run) -> tuple[Sequence[float], str]:
-    """Return the mean returns of a run's last complete iteration by inner step, and their statistic.
+    """Return the mean return per inner step of a run's last complete iteration, and the name of the statistic.
 
-    All views show the last of these as the run's return. If a task table is damaged, this is the plain mean from the
+    All views show the last of these as the run's return. If a table is damaged, they are the plain means from the
     metrics.
     """
     if not (iterations := run.iterations):
@@ -184,14 +184,14 @@ def headline_return(run: Run) -> tuple[Sequence[float], str]:
 
 
 def class_returns_of(run: Run, iteration: int) -> list[dict[str, Any]]:
-    """Compute a complete iteration's returns by inner step and class of task; empty without classes."""
+    """Return JSON rows of a complete iteration's returns per inner step and task class; empty without classes."""
     if iteration not in run.iterations:
         return []
     return class_rows(returns_by_class(run, [iteration], classes_of(run)).get(iteration, ()))
 
 
 def bytes_by_group(run: Run) -> Counter[str]:
-    """Sum up the bytes of a run's files by content: rollouts, samples, learner, ..., tables, records."""
+    """Return the bytes of a run's files by content: rollouts, samples, learner, ..., tables, records."""
     sizes: Counter[str] = Counter()
     for path, num_bytes in run.files.sizes().items():
         match path.split("/"):
@@ -209,8 +209,8 @@ def bytes_by_group(run: Run) -> Counter[str]:
 
 
 def _usage_of(run: Run, disk_bytes: int) -> dict[str, Any] | None:
-    """Return a run's usage, and the estimate from its first iterations; None if not measured."""
-    from metaloom.flows.usage import read_usage  # imports what training needs
+    """Return a run's resource usage, and the prediction from its first iterations; None if not measured."""
+    from metaloom.flows.usage import read_usage  # has slow imports, which training needs
 
     if (usage := read_usage(run.path)) is None:
         return None
@@ -228,7 +228,7 @@ def _usage_of(run: Run, disk_bytes: int) -> dict[str, Any] | None:
 
 
 def list_run_row(folder: Path) -> dict[str, Any]:
-    """Return the row of one run; an unreadable one is listed as damaged, with the reason."""
+    """Return a run's row in `metaloom ls`; a run that cannot be read is listed with the reason."""
     row: dict[str, Any] = {"name": folder.name, "path": storage.location(folder), "bytes": bytes_in(folder)}
     try:
         run = storage.open_run(folder)
@@ -255,17 +255,17 @@ def list_run_row(folder: Path) -> dict[str, Any]:
 
 
 def state_of(run: Run, writer: storage.Writer | None) -> State:
-    """Return the state of a run: in training, complete, or how its writer ended."""
+    """Return the state of a run: training, complete, or how its writer ended."""
     if writer is not None:
         return "training"
     stop, done = run.config.get("stop"), len(run.iterations)
     if done >= run.capacity:
         return "complete"
     if stop is not None:
-        # Only for runs that have criteria: with pydantic it takes a fifth of the time in which `ls` lists runs.
+        # Imported only for runs with stop criteria: it imports pydantic, which takes a fifth of the time of `ls`.
         from metaloom.pipeline.config.sections import StoppingConfig
 
-        # the criteria use the last iterations only
+        # the criteria use only the last iterations
         first = max(0, done - (stop["convergence_window"] or 1))
         if StoppingConfig(**stop).met([run[i].metrics() for i in range(first, done)]):
             return "complete"
@@ -273,5 +273,5 @@ def state_of(run: Run, writer: storage.Writer | None) -> State:
 
 
 def is_complete(folder: Path) -> bool:
-    """Return True if a folder has a run with all its iterations."""
+    """Return True if a folder contains a complete run."""
     return storage.run_exists(folder) and state_of(storage.open_run(folder), None) == "complete"

@@ -1,4 +1,4 @@
-"""Lines of charts as data, and their colours in every chart."""
+"""Charts as data, and the colours shared by all charts."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ BEFORE, AFTER = "#d55e00", "#0072b2"
 INK = "#24292f"
 BETWEEN = ("#cc79a7", "#009e73", "#e69f00", "#56b4e9")
 MOST_STEPS = 2 + len(BETWEEN)
-"""Number of inner steps that a chart can distinguish: PEARL has one for each episode of context."""
+"""Number of inner steps that a chart can distinguish. PEARL has one per context episode."""
 CLASS_COLORS = (*BETWEEN[1::-1], *BETWEEN[2:], "#8250a8", "#57606a")
 CLASS_NOTE = "line: mean over the tasks of a class; band: ± 1 standard error over tasks"
 ERROR_BAND = "± 1 standard error"
@@ -29,8 +29,8 @@ STAGE_COLORS = {
     "learner": "#8250a8",
     "evaluation": "#cc79a7",
 }
-"""Colours of stages, by the group that holds their output."""
-GAP_NOTE = "; no band where a class had one task only, and no line where it had none"
+"""Colours of stages, keyed by the group that contains their output."""
+GAP_NOTE = "; no band where a class had only one task, and no line where it had none"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Series:
         label: Name in the legend.
         color: Color as #rrggbb.
         values: One value per point of the chart's x axis, [n]; NaN leaves a gap.
-        band: Lower and upper edge of a shaded band around the line, each [n].
+        band: Lower and upper edges of a shaded band around the line, [n] each.
     """
 
     label: str
@@ -52,11 +52,11 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines that share their axes.
+    """Lines drawn in the same axes.
 
     Attributes:
         title: Title above the lines; empty if a chart has one panel.
-        series: The lines.
+        series: Lines of the panel.
     """
 
     title: str
@@ -68,19 +68,19 @@ class Chart:
     """A chart as data, independent of how it is drawn.
 
     Attributes:
-        name: Name of its file, and of the method that draws it in Python.
+        name: Name of the chart's file, and of the Python method that draws it.
         section: Heading under which a page shows it.
         kind: Lines over x, points at x, stacked layers over x, or bars with one value per series.
         title: Title of the chart.
         x_label, y_label: Labels of its axes.
         note: Meaning of lines and bands, and what to look for.
         band: Name of the bands in the legend; empty for none.
-        x: Coordinate of every point of every series, [n].
-        panels: The panels, which share their axes.
-        iterations: Iteration of every point, [n]; None if points have no iteration.
+        x: X coordinate of each point, shared by all series, [n].
+        panels: Panels, which share their axes.
+        iterations: Iteration of each point, [n]; None if points have no iteration.
         texts: Text after each bar.
         diagonal: True to draw the line y = x for comparison.
-        wide: True if it takes the width of a page.
+        wide: True if the chart spans the page.
     """
 
     name: str
@@ -100,18 +100,18 @@ class Chart:
 
 
 def alone(series: Iterable[Series]) -> tuple[Panel, ...]:
-    """Return the only panel of a chart."""
+    """Wrap series in a single panel, as a one-element tuple."""
     return (Panel("", tuple(series)),)
 
 
 def estimates_series(label: str, color: str, estimates: Sequence[ClassEstimate]) -> Series:
-    """Return the means with a band of ± 1 standard error."""
+    """Return a series of the mean estimates with a band of ± 1 standard error."""
     means, errors = (np.array(column) for column in zip(*estimates, strict=True))
     return Series(label, color, means, (means - errors, means + errors))
 
 
 def explain_gaps(chart: Chart) -> Chart:
-    """Explain gaps in the bands of returns by class, if there are any."""
+    """Return the chart with a note that explains the gaps in its bands, if there are any."""
     bands = [series.band[0] for panel in chart.panels for series in panel.series if series.band is not None]
     gaps = any(np.isnan(band).any() for band in bands)
     return replace(chart, note=chart.note + GAP_NOTE) if gaps else chart
@@ -137,7 +137,7 @@ def _series_data(series: Series) -> dict[str, Any]:
 
 
 def numbers(values: Array) -> list[float | None]:
-    """Convert values to JSON with the precision of a curve."""
+    """Convert values to JSON numbers with seven digits, enough for a curve; None if not finite."""
     return [finite(float(f"{value:.7g}")) for value in np.asarray(values, np.float64).tolist()]
 
 
@@ -147,32 +147,32 @@ def evenly_spaced(count: int, most: int) -> Array:
 
 
 def shown_steps(last: int) -> dict[int, str]:
-    """Return the inner steps, of 0 to last, that charts show, with their colours.
+    """Return the inner steps among 0 to `last` that charts show, with their colours.
 
-    If there are more steps than colours, these are the first, the last and evenly spaced ones between.
+    If there are more steps than colours, these are the first, the last and evenly spaced ones in between.
     """
     first, *between, end = evenly_spaced(last + 1, MOST_STEPS).tolist() if last else (0, 0)
     return {first: BEFORE, **dict(zip(between, BETWEEN, strict=False)), end: AFTER}
 
 
 def steps_note(last: int) -> str:
-    """Return a note on inner steps without a line; "" if all have one."""
+    """Return a note that some inner steps are not shown; "" if all are."""
     between = MOST_STEPS - 2
     return (
-        f"; of inner steps 0 to {last} the first, the last and {between} between are shown"
+        f"; of inner steps 0 to {last}, the first, the last and {between} in between are shown"
         if last >= MOST_STEPS
         else ""
     )
 
 
 def class_color(c: int) -> str:
-    """Return the colour of the c-th class of tasks, the same in all charts."""
-    # Excludes the colours for before and after adaptation.
+    """Return the colour of the c-th task class, which is the same in all charts."""
+    # Excludes the colours for returns before and after adaptation.
     return CLASS_COLORS[c % len(CLASS_COLORS)]
 
 
 def stage_color(group: str, step: int) -> str:
-    """Return the colour of a stage by the group that keeps its output; later inner steps are lighter."""
+    """Return the colour of a stage whose output is in this group; later inner steps are lighter."""
     color, white = STAGE_COLORS.get(group, INK), min(0.4 * step, 0.8)
     parts = (int(color[n : n + 2], 16) for n in (1, 3, 5))
     return "#" + "".join(f"{round(part + (255 - part) * white):02x}" for part in parts)

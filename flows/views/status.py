@@ -1,6 +1,6 @@
-"""Status line of a command that runs for seconds.
+"""Status line for commands that take several seconds.
 
-Separate from `progress`, which needs NumPy: the status appears before slow imports.
+Separate from `progress`, which imports NumPy, because the status must appear before slow imports.
 """
 
 import sys
@@ -17,7 +17,7 @@ EVERY_SECONDS = 10.0
 
 
 class Status:
-    """The status of the running command; methods do nothing if none is shown."""
+    """Status of the running command; methods do nothing if no status is shown."""
 
     def __init__(self) -> None:
         self._what = self._how_far = ""
@@ -27,7 +27,7 @@ class Status:
 
     @contextmanager
     def shown(self, what: str, console: Console) -> Generator[None]:
-        """Show the current action, at once on a terminal, otherwise as a line on standard error every 10 seconds."""
+        """Show a status during the block: live on a terminal, else as a line on standard error every 10 seconds."""
         self._what, self._how_far, self._began = what, "", time.monotonic()
         ended = self._ended = threading.Event()
         if console.is_terminal and not console.is_dumb_terminal:
@@ -42,7 +42,7 @@ class Status:
             self.end()
 
     def far(self, how_far: str) -> None:
-        """Show the command's progress."""
+        """Show how far the command has progressed."""
         self._how_far = how_far
 
     def counted(self, what: str) -> Callable[[int, int], None]:
@@ -50,7 +50,7 @@ class Status:
         return lambda done, total: self.far(f"{done:,} of {total:,} {what}")
 
     def end(self) -> None:
-        """Remove the status, before a question or other output."""
+        """Remove the status; call this before a question or other output."""
         self._ended.set()
         if self._live is not None:
             live, self._live = self._live, None
@@ -58,7 +58,7 @@ class Status:
 
     @property
     def console(self) -> Console | None:
-        """Console of the status line; its output appears above it."""
+        """Console of the live status line, whose output appears above the line; None if there is none."""
         return None if self._live is None else self._live.console
 
     def __rich__(self) -> Text:

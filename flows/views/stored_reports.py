@@ -1,4 +1,4 @@
-"""Reports of a stored run's iterations, as during training."""
+"""Iteration reports of a stored run, like those during training."""
 
 from metaloom.flows.formatting import seconds_of
 from metaloom.flows.observer import IterationReport, mean_test_returns
@@ -15,7 +15,7 @@ class StoredReports:
         self._base: float | None = None
 
     def of(self, iteration: int) -> IterationReport:
-        """Return the report of a complete iteration. Elapsed time counts from the first requested one."""
+        """Return the report of a complete iteration. Elapsed time is counted from the first iteration requested."""
         run = self._run
         records = [run.record(ref) for ref in run.refs_of([iteration]) if ref.stage != run.stages.first]
         first = min(seconds_of(record.started, 0.0) for record in records)

@@ -21,7 +21,7 @@ Row = Mapping[str, Any]
 
 
 def sweep_rows(sweep: Sweep, trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """Return one row per run: settings, progress, last return and state, `waiting` before it begins.
+    """Return one row per run: settings, progress, last return, and state (`waiting` before the run begins).
 
     Rows of a search also have the trial's number and score.
     """
@@ -42,7 +42,7 @@ def sweep_rows(sweep: Sweep, trials: Sequence[Trial]) -> list[dict[str, Any]]:
 
 
 def sweep_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
-    """Show every run of a sweep, and the number of runs in each state."""
+    """Return a table of a sweep's runs, with the number of runs in each state."""
     scored = [] if sweep.search is None else [f">score: {sweep.search.metric}"]
     columns = ("run", *sweep.keys, ">seed", ">iterations", ">last return", *scored, "state")
     table = new_table(*columns, drop=("seed", "iterations", *sweep.keys), prose=("state",))
@@ -62,13 +62,13 @@ def sweep_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
 
 
 def counted(rows: Sequence[Row], unknown: int) -> str:
-    """Count runs by state: "10 runs: 7 complete, 3 waiting". Runs of future trials are waiting."""
+    """Return the number of runs by state, such as "10 runs: 7 complete, 3 waiting". Future trials are waiting."""
     states = Counter(row["state"] for row in rows) + Counter(waiting=unknown)
     return f"{plural(len(rows) + unknown, 'run')}: {', '.join(f'{n} {state}' for state, n in states.most_common())}"
 
 
 def search_info(sweep: Sweep, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Describe the search and its best trial; empty for a sweep that is not a search."""
+    """Return the search and its best trial as plain data; empty for a sweep that is not a search."""
     if sweep.search is None:
         return {}
     best = best_of(trials)
@@ -77,12 +77,12 @@ def search_info(sweep: Sweep, trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 def best_lines(sweep: Sweep, trials: Sequence[Trial]) -> list[str]:
-    """Return the best trial of a search and the command that tests it; no lines for a sweep over a grid."""
+    """Return lines that show a search's best trial and the command that tests it; none for a grid."""
     if sweep.search is None:
         return []
     best = best_of(trials)
     if best is None or best.score is None:
-        return [f"no trial has a score: {sweep.search.metric} of the last tenth of the iterations of all its runs"]
+        return [f"no trial has a score yet: {sweep.search.metric} over the last tenth of the iterations of all runs"]
     words = [word for key, text in _settings(best).items() for word in ("--set", f"{key}={text}")]
     done = sum(trial.score is not None for trial in trials)
     best_line = f"best: trial {best.number} of {done} with a score, {sweep.search.metric} {number(best.score)}"
@@ -90,7 +90,7 @@ def best_lines(sweep: Sweep, trials: Sequence[Trial]) -> list[str]:
     fresh = ",".join(str(seed) for seed in range(max(sweep.seeds) + 1, max(sweep.seeds) + 6))
     given = [word for assignment in sweep.settings for word in ("--set", assignment)]
     command = ["metaloom", "sweep", sweep.recipe, "--name", f"{sweep.name[:55]}-best", "--seeds", fresh]
-    return [f"{best_line}: {shlex.join(words)}", f"try it with other seeds: {shlex.join([*command, *given, *words])}"]
+    return [f"{best_line}: {shlex.join(words)}", f"test it with other seeds: {shlex.join([*command, *given, *words])}"]
 
 
 def _settings(trial: Trial) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Output of the commands, as rich renderables and as plain data for `--json`. Nothing here prints."""
+"""Output of commands, as rich renderables and as plain data for `--json`. Nothing here prints."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ from metaloom.pipeline.types import Params
 from metaloom.storage import Run, argument, location, url_of
 
 if TYPE_CHECKING:
-    # Listing runs should not wait for torch.
+    # Listing runs must not wait for torch.
     from metaloom.flows.results.comparison import Comparison
     from metaloom.flows.results.counterfactual import Counterfactual
     from metaloom.flows.results.diff import RunDiff
@@ -64,7 +64,7 @@ DIGEST_PREFIX = 12
 
 
 def runs_view(rows: "Rows") -> RenderableType:
-    """`metaloom ls`: the runs, or why there are none."""
+    """Return the output of `metaloom ls`: a table of runs, or why there are none."""
     if not rows:
         return as_text(rows.nothing)
     # A column for success, if any environment reports it.
@@ -86,9 +86,9 @@ def runs_view(rows: "Rows") -> RenderableType:
 
 
 def run_view(run: Run, *, path: str | None = None, everything: bool = False) -> RenderableType:
-    """`metaloom show RUN`; `path` is the user's path if the run was opened elsewhere.
+    """Return the output of `metaloom show RUN`; `path` is the path to show if the run was opened elsewhere.
 
-    Without `everything`, only settings that differ from the defaults are shown, and only the total size.
+    Without `everything`, it shows only the settings that differ from the defaults, and only the total size.
     """
     require_settings(run)
     info = run_info(run)
@@ -143,7 +143,7 @@ def _usage_line(usage: Mapping[str, Mapping[str, Any] | None]) -> str:
     taken, said = usage["taken"] or {}, usage["predicted"]
     shown = (("memory", "memory_bytes", size), ("disk", "disk_bytes", size), ("time", "seconds", duration))
     parts = [f"{what} {text(taken[name])}{f' ({text(said[name])})' if said else ''}" for what, name, text in shown]
-    after = f"; in brackets the prediction made after {said['after_iterations']} iterations" if said else ""
+    after = f"; in brackets, the prediction made after {said['after_iterations']} iterations" if said else ""
     return ", ".join(parts) + after
 
 
@@ -159,7 +159,7 @@ def _sessions_table(sessions: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def iteration_view(run: Run, iteration: int) -> RenderableType:
-    """`metaloom show RUN@ITERATION`."""
+    """Return the output of `metaloom show RUN@ITERATION`."""
     info = iteration_info(run, iteration)
     state = "" if info["complete"] else " (not complete)"
     table = _stage_table(info["stages"], iteration)
@@ -195,7 +195,7 @@ def _stage_row(stage: Mapping[str, Any], iteration: int) -> Sequence[str]:
 
 
 def output_view(info: Mapping[str, Any]) -> RenderableType:
-    """`metaloom show RUN@ITERATION --stage STAGE`: an output's origin and arrays."""
+    """Return the output of `metaloom show RUN@ITERATION --stage STAGE`: a stage's inputs and arrays."""
     table, arrays = _stage_table([info], info["iteration"]), new_table("array", "axes", "dtype", "unit", "meaning")
     for array in info["arrays"]:
         if "problem" in array:
@@ -208,12 +208,12 @@ def output_view(info: Mapping[str, Any]) -> RenderableType:
 
 
 def fork_view(fork: "Fork", parent: Path) -> RenderableType:
-    """`metaloom fork`."""
+    """Return the output of `metaloom fork`: what was shared and copied."""
     shared, place = f"{plural(fork.shared_files, 'file')}, {size(fork.shared_bytes)}", location(fork.path)
     facts = {
         "run": place,
         "begins with": f"{plural(fork.iteration, 'iteration')} of {location(parent)}",
-        # Object storage has no links; only the cache shares files.
+        # Object storage has no hard links; only the cache shares files.
         "shared with it": shared if url_of(fork.path) is None else f"{shared} in the cache; all was uploaded",
     }
     if fork.copied_files:
@@ -223,13 +223,13 @@ def fork_view(fork: "Fork", parent: Path) -> RenderableType:
 
 
 _UNSEALED = (
-    "\nThe session that wrote last was killed, is still writing, or is of an earlier version: a loss of its newest "
-    "records would not be detected. The next session that ends seals them."
+    "\nThe last session to write the run was killed, is still writing, or used an earlier version, so a loss of its "
+    "newest records would not be detected. The next session that ends seals them."
 )
 
 
 def verification_view(found: "Verification") -> RenderableType:
-    """`metaloom verify`: damage and remedies."""
+    """Return the output of `metaloom verify`: damage and remedies."""
     from metaloom.flows.results.verification import what_helps
 
     if found.intact:
@@ -243,14 +243,14 @@ def verification_view(found: "Verification") -> RenderableType:
 
 
 def export_view(done: "Export") -> RenderableType:
-    """`metaloom export`: skipped iterations, and the result."""
+    """Return the output of `metaloom export`: skipped iterations, and the result."""
     lines = [f"iteration {i} skipped: {reason}" for i, reason in done.skipped]
     lines.append(f"{plural(done.iterations, 'iteration')}, {plural(done.rows, 'row')}  {done.path}")
     return as_text("\n".join(lines))
 
 
 def replay_line(outcome: "StageReplay") -> Text:
-    """Format one stage of `metaloom replay`."""
+    """Return the line of `metaloom replay` for one stage."""
     word, style = (outcome.proved, "green") if outcome.identical else ("different", "bold red")
     where = f"  iteration {outcome.ref.iteration}  {stage_name(outcome.ref)}"
     arrays = "" if outcome.identical else f"  ({plural(len(outcome.differences), 'array')})"
@@ -261,7 +261,7 @@ def replay_line(outcome: "StageReplay") -> Text:
 def difference_table(
     differences: Sequence["ArrayDifference"], sides: tuple[str, str] = ("stored", "replayed")
 ) -> Table:
-    """Show arrays that differ between stored and replayed outputs, or between two named `sides`."""
+    """Return a table of arrays that differ between stored and replayed outputs, or between two named `sides`."""
     columns = (">iteration", "stage", "array", "first differs at", *sides, ">max abs", ">max ulp", ">elements")
     table = new_table(*columns, drop=("elements", "max ulp", *sides, "first differs at"))
     for difference in differences:
@@ -278,7 +278,7 @@ def difference_table(
 
 
 def recipe_rows() -> list[dict[str, Any]]:
-    """Return one row per recipe: name, task, sizes and origin, or its error."""
+    """Return one row per recipe: name, environment, algorithm, sizes and summary, or its error."""
     from metaloom.flows.recipes import RECIPES, Recipe
 
     rows: list[dict[str, Any]] = []
@@ -296,7 +296,7 @@ def recipe_rows() -> list[dict[str, Any]]:
 
 
 def recipes_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """`metaloom recipes`."""
+    """Return the output of `metaloom recipes`."""
     columns = ("recipe", "environment", "algorithm", "sizes", "about")
     table = new_table(*columns, drop=("sizes", "algorithm", "environment"), prose=("sizes", "about"))
     for row in rows:
@@ -308,7 +308,7 @@ def recipes_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def parameters_table(fitted: Mapping[str, Params]) -> Table:
-    """`metaloom show RUN@N --stage process_samples`: one row per parameter of a baseline, over all tasks."""
+    """Return the table of `metaloom show RUN@N --stage process_samples`: baseline parameters over all tasks."""
     rows = (
         (baseline, name, " x ".join(map(str, v.shape)), *map(number, (v.mean(), v.min(), v.max())))
         for baseline, params in fitted.items()
@@ -318,7 +318,7 @@ def parameters_table(fitted: Mapping[str, Params]) -> Table:
 
 
 def evaluation_table(outcome: "EvaluationOutcome") -> Table:
-    """`metaloom evaluate`: the return after every number of adaptation steps."""
+    """Return the main table of `metaloom evaluate`: the returns after each number of adaptation steps."""
     table = new_table(
         *(">adaptation steps", ">episodes", ">average return", "95 % interval"),
         *(">interquartile mean", "its 95 % interval", "middle half of tasks"),
@@ -346,19 +346,19 @@ def evaluation_table(outcome: "EvaluationOutcome") -> Table:
 
 
 def evaluation_view(outcome: "EvaluationOutcome") -> RenderableType:
-    """`metaloom evaluate`: returns, and with classes also by class of task."""
+    """Return the output of `metaloom evaluate`: returns, also by task class if the environment has classes."""
     rows = class_rows(outcome.by_class())
     labels = [plural(k, "adaptation step") for k in range(outcome.evaluation.adaptation_steps + 1)]
     success = success_view(success_rows(outcome.evaluation, outcome.classes))
     steps = outcome.summary()
-    # The environment's facts for test episodes, steps side by side.
+    # The environment's facts for test episodes, with steps side by side.
     cells = ((name.replace("_", " "), *(number(step.facts[name]) for step in steps)) for name in steps[0].facts)
     facts = [new_table("of test episodes", *(f">{label}" for label in labels), rows=cells)] if steps[0].facts else []
     return Group(evaluation_table(outcome), *facts, *_classes_view(rows, labels), *success)
 
 
 def success_view(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
-    """Show `success_rows` after the last adaptation step; empty if there are none."""
+    """Return a table of `success_rows` after the last adaptation step, in a list; empty if there are none."""
     if not rows:
         return []
     last = rows[-1]["adaptation_steps"]
@@ -370,14 +370,14 @@ def success_view(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
         table.add_row(row["class"], row["num_tasks"], *map(number, rates))
     if OFFICIAL in rows[0]:
         table.caption = (
-            "success rate: of all test episodes; official: of the first three of a class to finish, where success ends "
-            "an episode, which is too high"
+            "success rate: over all test episodes; official: over the first three of a class to finish; it is biased "
+            "upwards, since success ends an episode"
         )
     return [heading(f"success by class of task, after {plural(last, 'adaptation step')}"), table]
 
 
 def doctor_view(checks: Sequence["Check"]) -> RenderableType:
-    """`metaloom doctor`: a table, followed by failures in full width."""
+    """Return the output of `metaloom doctor`: a table, followed by failures at full width."""
     rows = (
         (
             *(check.name, Text(check.status, CHECK_STYLES[check.status])),
@@ -413,7 +413,7 @@ def _sizes(config: Mapping[str, Any]) -> str:
 
 
 def _metrics_view(metrics: Mapping[str, float | None]) -> RenderableType:
-    """Show metrics by inner step in columns, followed by other metrics."""
+    """Return a table of metrics with a column per inner step, followed by the other metrics."""
     by_step: dict[str, dict[int, str]] = {}
     others: list[tuple[str, str]] = []
     for name, value in metrics.items():
@@ -426,21 +426,21 @@ def _metrics_view(metrics: Mapping[str, float | None]) -> RenderableType:
     last = max((k for values in by_step.values() for k in values), default=-1)
     table = new_table("by inner step", *(f">{adaptation_label(k, last)}" for k in range(last + 1)))
     table.columns[0].no_wrap = True
-    # Returns first.
+    # Show returns first.
     for name in sorted(by_step, key=lambda name: (name != "average_return", name)):
         table.add_row(name, *(by_step[name].get(k, "") for k in range(last + 1)))
     return Group(table, fact_grid(others)) if by_step else fact_grid(others)
 
 
 def meaning(name: str, value: float | None) -> str:
-    """Explain a loss that is zero by construction."""
+    """Return an explanation for a loss that is zero by construction; "" for other metrics."""
     if name != "loss_before" or not value or abs(value) > 1e-6:
         return ""
-    return "(0 but for rounding: advantages have mean 0)"
+    return "(0 except for rounding: advantages have mean 0)"
 
 
 def _classes_view(rows: Sequence[Mapping[str, Any]], labels: Sequence[str] | None = None) -> list[RenderableType]:
-    """Show returns by class of task, with a labelled column per step; empty without classes."""
+    """Return a table of per-class returns, with a labelled column per step, in a list; empty without classes."""
     if not rows:
         return []
     last = rows[-1]["step"]
@@ -453,7 +453,7 @@ def _classes_view(rows: Sequence[Mapping[str, Any]], labels: Sequence[str] | Non
         returns = ((row["average_return"], row["standard_error"]) for row in of_class)
         cells = (optional(mean) if error is None else f"{number(mean)} ± {number(error)}" for mean, error in returns)
         table.add_row(first["class"], first["num_tasks"], *cells)
-    table.caption = "mean over tasks ± its standard error; balanced: every class counts alike"
+    table.caption = "mean over tasks ± its standard error; balanced: every class has the same weight"
     return [heading("return by class of task"), table]
 
 
@@ -469,7 +469,7 @@ def _quarantine_table(entries: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def diff_view(diff: "RunDiff") -> RenderableType:
-    """`metaloom diff`."""
+    """Return the output of `metaloom diff`."""
     parts: list[RenderableType] = []
     for title, rows in (("settings", diff.settings), ("code, packages, machine", diff.environment)):
         if rows:
@@ -486,7 +486,7 @@ def diff_view(diff: "RunDiff") -> RenderableType:
 
 
 def disk_view(usage: DiskUsage) -> RenderableType:
-    """`metaloom du`: a row for each run, and with `details` its contents."""
+    """Return the output of `metaloom du`: a row per run, and with `details` the contents of each."""
     uses, paths, leftovers = usage.uses, usage.paths, usage.leftovers
     if not uses and not leftovers:
         return "no runs"
@@ -513,7 +513,7 @@ def disk_view(usage: DiskUsage) -> RenderableType:
 
 
 def counterfactual_table(result: "Counterfactual") -> Table:
-    """`metaloom optimize`: both outcomes side by side."""
+    """Return the output of `metaloom optimize`: both outcomes side by side."""
     table = new_table("", ">as in the run", ">changed", "")
     table.title = f"iteration {result.ref.iteration}, {stage_name(result.ref)}: {_settings(result)}"
     for name, (stored, changed) in result.quantities().items():
@@ -530,13 +530,13 @@ def counterfactual_table(result: "Counterfactual") -> Table:
         reach = f"the first stage that changes is {stage_name(result.first_changed)}"
     elif result.changed.settings:
         computed = ", ".join(map(stage_name, result.changed.digests))
-        reach = f"of the recomputed stages ({computed}), none is affected by the changed settings"
+        reach = f"none of the recomputed stages ({computed}) is affected by the changed settings"
     table.caption = "; ".join(filter(None, (same, reach, _stored_words(result))))
     return table
 
 
 def grid_table(results: Sequence["Counterfactual"]) -> Table:
-    """`metaloom optimize --grid`: a row per combination. Columns with one value throughout are omitted."""
+    """Return the output of `metaloom optimize --grid`: a row per combination, without constant columns."""
     rows = [{name: c for name, (_, c) in result.quantities().items()} for result in results]
     stored = {name: s for name, (s, _) in results[0].quantities().items()}
     names = [name for name in {**stored, **{n: None for row in rows for n in row}} if name != "seconds"]
@@ -570,7 +570,7 @@ _MOST_COMPONENTS = 4
 
 
 def minibatch_info(run: Run, iteration: int, update: int, rows: slice, *, context: bool) -> dict[str, Any]:
-    """Describe some transitions of a gradient step as plain data, each with its origin."""
+    """Return selected transitions of a gradient step as plain data, each with its origin."""
     table = run[iteration].transitions(update, context=context, rows=rows)
     batches = run[iteration].minibatches()
     numbers = batches.context_rows if context else batches.rows
@@ -612,7 +612,7 @@ def minibatch_view(info: Mapping[str, Any]) -> Table:
 
 
 def _numbers(value: Any) -> str:
-    """Format a scalar, or the first components of a vector."""
+    """Format a number, or the first components of a vector."""
     if not isinstance(value, list):
         return "-" if value is None else number(value)
     shown = ", ".join(_numbers(component) for component in value[:_MOST_COMPONENTS])
@@ -620,11 +620,11 @@ def _numbers(value: Any) -> str:
 
 
 def comparison_view(found: "Comparison") -> RenderableType:
-    """`metaloom compare`: groups, pairs, and the conclusions on their order."""
+    """Return the output of `metaloom compare`: groups, pairs, and conclusions about which are higher."""
     parts: list[RenderableType] = [_groups_table(found)]
     if found.pairs:
         parts += [heading("pairs"), _pairs_table(found)]
-    parts += [heading("order"), *(as_text(line) for line in found.verdicts)]
+    parts += [heading("ranking"), *(as_text(line) for line in found.verdicts)]
     if found.notes:
         parts += [heading("notes"), *(as_text(line) for line in found.notes)]
     return Group(*parts)

@@ -22,16 +22,16 @@ from metaloom.flows.views.stored_reports import StoredReports
 from metaloom.storage import StageRef, argument
 
 LOOK_SECONDS, REMOTE_LOOK_SECONDS, WEIGH_SECONDS = 0.5, 5.0, 10.0
-"""Intervals between checks of a run, of a run in object storage, and of file sizes."""
+"""Seconds between checks of a local run, of a run in object storage, and of file sizes."""
 WARNINGS = 3
 
 
 @dataclass(frozen=True)
 class Ending:
-    """State of a run that no process writes.
+    """State of a run that is no longer being written.
 
     Attributes:
-        how: Kind of ending: complete, or its writer stopped, failed or was killed.
+        how: complete, or whether the writer stopped, failed or was killed.
         message: Description of the ending.
     """
 
@@ -45,13 +45,13 @@ class Ending:
 
 
 class Watch:
-    """Follows a run from outside.
+    """Follows a run that another process writes.
 
     Attributes:
-        run: The run.
-        writer: Process that writes it, or None.
-        stage: Current stage and its start in seconds since 1970, if in the log.
-        workers: Description of the backend, if in the log.
+        run: Run that is followed.
+        writer: Process that is writing the run, or None.
+        stage: Current stage and its start in seconds since 1970, if logged.
+        workers: Description of the rollout backend, if logged.
         warnings: Newest warnings of the session.
         num_bytes: Size of the run's files when last measured.
     """
@@ -70,10 +70,10 @@ class Watch:
         self._weighed = float("-inf")
 
     def look(self) -> list[IterationReport]:
-        """Read new outputs; return newly completed iterations, at first the last few."""
+        """Read new outputs; return reports of newly completed iterations. The first call returns the last few."""
         if (remote := self.run.files.remote) is not None:
             remote.pull()
-        # First, so that outputs of a writer that has ended are seen below.
+        # Check the writer first, so that its last outputs are read below if it has ended.
         self.writer = storage.current_writer(self.run.path, remote)
         for line in self._log.new_lines():
             if "workers" in line.fields:  # a session begins
@@ -106,12 +106,12 @@ class Watch:
         if self._error:
             return Ending("failed", f"failed after {how}: {self._error}; {again}")
         if state_of(run, None) == "killed":
-            return Ending("killed", f"its writer was killed after {how}; nothing stored is lost, {again}")
+            return Ending("killed", f"its writer was killed after {how}; nothing stored is lost; {again}")
         return Ending("stopped", f"stopped after {how}; {again}")
 
 
 class WatchPanel(TrainingPanel):
-    """Live panel of a run that another process trains."""
+    """Live panel for a run that another process trains."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__(time.time)
@@ -143,7 +143,7 @@ class WatchPanel(TrainingPanel):
 
 
 def watch_run(path: Path, *, mode: ProgressMode, out: TextIO | None = None, wait: Callable[[float], None]) -> Ending:
-    """Show a run until no process writes it: a live panel in a terminal, otherwise a line per iteration."""
+    """Show a run until its training ends: as a live panel in a terminal, otherwise with a line per iteration."""
     watch, stream = Watch(path), sys.stdout if out is None else out
     console = Console(file=stream, highlight=False)
     pause = LOOK_SECONDS if watch.run.files.remote is None else REMOTE_LOOK_SECONDS

@@ -119,10 +119,10 @@ def test_batches_of_a_plug_in_that_has_changed_since_are_thinned_only_on_request
         assert cli.run(f"thin first --keep-last 1{dry}".split()) == 2
         message = capsys.readouterr().err
         assert f"the source of own_scale had the SHA-256 {DIGESTS[0][:12]}..., found {DIGESTS[1][:12]}..." in message
-        assert "1 iteration, the first 0, could not be recomputed; required the original sources" in message
+        assert "1 iteration, starting at 0, could not be recomputed. Restore the original sources" in message
     assert storage.open_run("runs/first").thinned_iterations() == []
     warnings = say("resume first --iterations 4 --set retention.keep_last=1 --workers 0")[1]
-    assert any("2 iterations computed with it, the first 0, will not be thinned" in warning for warning in warnings)
+    assert any("2 iterations computed with it, starting at 0, will not be thinned" in warning for warning in warnings)
     assert storage.open_run("runs/first").thinned_iterations() == [2]
     say("thin first --keep-every 2 --anyway")
     assert storage.open_run("runs/first").thinned_iterations() == [1, 2, 3]

@@ -137,8 +137,11 @@ def test_every_command_has_a_help_text_with_an_example(name, capsys):
         (["recipes", "--format", "json"], "found --format without a recipe; add a recipe, or remove --format"),
         (["recipes", "promp", "--schema"], "found --schema with a recipe"),
         (["doctor", "--set", "env.options.reward=dense"], "found --set without --env"),
-        (["doctor", "--env", "point-corner", "--set", "iterations=3"], "found settings of iterations; required"),
-        (["doctor", "--env", "point-corner", "--set", "env.speed=3"], "required settings of env, such as options.NAME"),
+        (
+            ["doctor", "--env", "point-corner", "--set", "iterations=3"],
+            "found settings of iterations; only env settings are allowed",
+        ),
+        (["doctor", "--env", "point-corner", "--set", "env.speed=3"], "required env settings such as env.options.NAME"),
         (["sweep", "promp-point-corner", "--metric", "x"], "found --metric without --optuna"),
         (["sweep", "promp-point-corner", "--search", "algorithm.inner_lr=0.1..0.2"], "found --search without --optuna"),
     ],

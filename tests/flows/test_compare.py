@@ -219,9 +219,9 @@ def test_what_groups_of_other_algorithms_differ_in_besides_is_told(make, runs):
 def test_too_few_seeds_are_said_plainly(runs):
     found = compare(runs)
     (verdict,) = found.verdicts
-    assert verdict.startswith("too few seeds to order algorithm.inner_lr=")
-    assert verdict.endswith("with 2 and 2 runs the smallest possible p is 0.33; 4 runs of each could decide")
-    assert compare(runs[:1]).verdicts == ("one group: nothing to order",)
+    assert verdict.startswith("too few seeds to rank algorithm.inner_lr=")
+    assert verdict.endswith("with 2 and 2 runs the smallest possible p-value is 0.33; 4 runs per group could suffice")
+    assert compare(runs[:1]).verdicts == ("only one group: nothing to compare",)
     assert np.isnan(compare(runs[:1]).groups[0].iqm.low)
 
 
@@ -256,7 +256,7 @@ def test_the_command_prints_says_and_plots(runs, tmp_path, capsys):
         assert cli.run(["compare", *folders, "--plot", str(tmp_path / name)]) == 0
         assert (tmp_path / name).stat().st_size > 10_000
     told = capsys.readouterr().out
-    assert "too few seeds to order" in told
+    assert "too few seeds to rank" in told
     assert "2,000 bootstrap resamples of whole runs, seed 0" in told
     assert cli.run(["compare", *folders, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

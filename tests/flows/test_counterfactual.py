@@ -119,7 +119,7 @@ def test_the_first_stage_that_a_setting_changes_is_named(stored, capsys, setting
 def test_a_setting_that_no_stage_computed_again_reads_is_said_to_have_no_effect(stored, capsys):
     assert cli.run(["optimize", f"{stored}@1", "--set", "algorithm.outer_lr=0.5", "--stage", "adapt"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "of the recomputed stages (process_samples k=0, adapt k=0), none is affected by the changed settings" in said
+    assert "none of the recomputed stages (process_samples k=0, adapt k=0) is affected by the changed settings" in said
     assert optimize(stored, 1, ["seed=9"]).as_dict()["first_changed"] is None
     assert optimize(stored, 1).first_changed is None
 
@@ -153,8 +153,8 @@ def test_an_algorithm_that_needs_more_than_is_stored_is_refused_by_what_is_missi
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["num_tasks=8"], "found changes of num_tasks, which affect sampling"),
-        (["policy.hidden_sizes=[4]", "env=point"], "found changes of env, policy"),
+        (["num_tasks=8"], "found changes to num_tasks, which affect sampling"),
+        (["policy.hidden_sizes=[4]", "env=point"], "found changes to env, policy"),
         (["algorithm.trainable_inner_lr=true"], r"found none under \S+log_inner_lr"),
         (["algorithm.inner_steps=2"], "reads the episodes of inner step 2, which are not stored"),
     ],
@@ -214,7 +214,7 @@ def test_the_command_prints_both_outcomes(stored, capsys):
     ):
         assert word in printed
     (loss_before,) = (line for line in printed.splitlines() if line.strip().startswith("loss_before"))
-    assert "(0 but for rounding: advantages have mean 0)" in loss_before
+    assert "(0 except for rounding: advantages have mean 0)" in loss_before
 
 
 def test_the_grid_command_prints_one_table_and_json(stored, capsys):

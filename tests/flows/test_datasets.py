@@ -122,6 +122,9 @@ def test_what_there_is_not_is_refused(run, tmp_path, copy_tiny_run):
         run.dataset("steps")
     with pytest.raises(IndexError, match="required 0 to 11: there are 12 items"):
         run.dataset("trials")[12]
+    for indices, first in (([-1, 3], -1), ([3, 12, -1], 12)):
+        with pytest.raises(IndexError, match=f"found index {first}; required 0 to 11"):
+            run.dataset("trials")[indices]
     with pytest.raises(storage.StageMissing, match="no episodes of these"):
         run.dataset("episodes", steps=5)
     with pytest.raises(UsageError, match="found pool=0"):

@@ -122,7 +122,7 @@ def test_of_two_exports_of_a_run_at_once_one_is_refused_and_nothing_is_there_twi
         write(*arguments, **options)
 
     monkeypatch.setattr(delta, "write_deltalake", write_second)
-    with pytest.raises(UsageError, match="another export of the same run at the same time"):
+    with pytest.raises(UsageError, match="another export of the same run was writing at the same time"):
         export(run, tmp_path / "lake", "delta")
     export(run, tmp_path / "lake", "delta")
     for name in delta.TABLES:

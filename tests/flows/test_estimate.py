@@ -215,7 +215,7 @@ def test_a_run_keeps_what_its_first_iterations_predicted_and_what_all_of_its_ses
     assert second["taken"]["seconds"] > first["taken"]["seconds"] > 0
     assert second["predicted"]["seconds"] > first["predicted"]["seconds"]  # of eight iterations, by the same three
     assert main(["show", "run"]) == 0
-    assert "in brackets the prediction made after 3 iterations" in " ".join(capsys.readouterr().out.split())
+    assert "in brackets, the prediction made after 3 iterations" in " ".join(capsys.readouterr().out.split())
     usage = tmp_path / "run" / "_operator" / "usage.json"
     usage.write_text(usage.read_text().replace("sample", "x"))
     assert show() is None  # it is no part of the run, and whoever can write there may have put anything

@@ -317,7 +317,7 @@ def test_tasks_come_from_a_file(plain, tmp_path, kind):
     [
         ("tasks.json", "[[0.25, 1]]", r"task 0 \[0.25, 1\].*1 finite numbers \['velocity'\]"),
         ("tasks.json", '[{"speed": 1}]', r"task 0 has the fields \['speed'\]; required \['velocity'\]"),
-        ("tasks.json", "[]", "required a list of one task or more"),
+        ("tasks.json", "[]", "required a list of at least one task"),
         ("tasks.json", "{}", "found dict; required a list"),
         ("tasks.json", "[[true]]", "found task 0"),
         ("tasks.json", f"[[1{400 * '0'}]]", "required 1 finite numbers"),

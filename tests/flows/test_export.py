@@ -182,7 +182,7 @@ def test_places_without_an_episode_are_no_rows_of_a_history(tmp_path):
 @pytest.mark.parametrize(
     ("to", "options", "message"),
     [
-        ("parquet", {"by": "task"}, "found --by with --to parquet, which does not take it"),
+        ("parquet", {"by": "task"}, "found --by with --to parquet, which does not support it"),
         ("tensorboard", {"steps": (0,)}, "remove it"),
         ("delta", {"iterations": 1}, "found --iterations with --to delta"),
         ("parquet", {"steps": (5,)}, "found --step 5; required one of 0, 1"),
@@ -249,7 +249,7 @@ def csv_format(request, tmp_path, monkeypatch):
 def test_a_users_format_writes_and_refuses_the_options_it_does_not_take(csv_format, stored, tmp_path, capsys):
     command = ["export", str(stored.path), "--to", csv_format, "--out", str(tmp_path / "out")]
     assert cli.run([*command, "--step", "0"]) == 2
-    assert f"found --step with --to {csv_format}, which does not take it" in capsys.readouterr().err
+    assert f"found --step with --to {csv_format}, which does not support it" in capsys.readouterr().err
     assert cli.run([*command, "--iterations", "1:"]) == 0
     rows = (tmp_path / "out" / "metrics.csv").read_text().splitlines()
     assert len(rows) == 2
@@ -297,7 +297,7 @@ def test_a_format_that_does_not_exist_is_refused_with_those_that_do(stored, tmp_
 def test_every_option_is_honoured_or_refused(stored, tmp_path, to, option):
     (name,) = option
     if not exports.format_of(to).takes(name):
-        with pytest.raises(UsageError, match="does not take it"):
+        with pytest.raises(UsageError, match="does not support it"):
             export(stored, tmp_path / "out", to, **option)
         return
     rows = export(stored, tmp_path / "out", to, **option).rows

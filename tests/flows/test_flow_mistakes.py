@@ -957,7 +957,7 @@ def test_a_fork_to_a_graph_with_other_stages_is_refused(flow, tiny_config):
     train(tiny_config(iterations=1), Path("run"), backend=SERIAL)
     with pytest.raises(
         ConfigError,
-        match=r"the parent has no stage halve, which the graph own has\. A fork continues the iterations of its parent",
+        match=r"has no stage halve, which the graph own requires\. A fork continues the iterations of its parent",
     ):
         fork(Path("run"), 1, Path("new"), ["algorithm=own_flow:Halved", "iterations=2"])
     assert not Path("new").exists()
@@ -1170,7 +1170,7 @@ def test_a_learner_with_hidden_state_replays_as_different_though_all_iterations_
     ]
     assert cli.run(["replay", "run"]) == 1
     told = capsys.readouterr().out.replace("\n", " ")
-    assert "nothing that is recorded; own_flow:CountingLater, own_flow:CountingLaterLearner may keep values" in told
+    assert "nothing that is recorded; own_flow:CountingLater, own_flow:CountingLaterLearner may keep state" in told
     assert cli.run(["optimize", "run@3"]) == 0
     assert "with the run's own settings the stage does NOT reproduce the stored bits" in capsys.readouterr().out
     before = storage.open_run("run").refs()
@@ -1188,7 +1188,7 @@ def test_state_in_a_class_is_found_by_the_iterations_that_are_replayed_again(flo
     assert cli.run(["replay", "run"]) == 1
     told = " ".join(capsys.readouterr().out.split())
     assert "all identical" not in told
-    assert "meta_optimize(i=2, k=0) was identical at first and differs when it is computed after other iter" in told
+    assert "meta_optimize(i=2, k=0) was identical at first but differs when it is computed after other iter" in told
     flow.Kept.n = 2
     assert [outcome.identical for outcome in replay(Path("run"), stage="meta_optimize")] == [True] * 3 + [False]
 

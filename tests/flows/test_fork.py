@@ -58,7 +58,7 @@ def test_settings_that_do_not_change_the_form_of_a_batch_can_change(parent, tmp_
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ("num_tasks=5", "num_tasks cannot change from 4 to 5: every array of a run has one shape"),
+        ("num_tasks=5", "num_tasks cannot change from 4 to 5: array shapes are fixed within a run"),
         ("max_episode_steps=11", "max_episode_steps cannot change"),
         ("algorithm.inner_steps=2", "adaptation steps cannot change from 1 to 2"),
         ("policy.hidden_sizes=[8]", "the learner of the parent would lose"),

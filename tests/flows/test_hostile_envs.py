@@ -324,7 +324,7 @@ def test_replay_finds_an_environment_that_does_not_do_the_same_twice(hostile, tm
 @pytest.mark.parametrize(
     ("fault", "statuses", "found"),
     [
-        ("none", ["ok", "ok"], "twice the same"),
+        ("none", ["ok", "ok"], "identical in two runs"),
         ("random", ["fail"], "two new copies (observations at step 2 of episode 0) gave different results"),
         ("wrong_shape", ["fail"], "required numbers of shape (2,)"),
         ("raise_in_constructor", ["fail"], "the licence server is away"),

@@ -20,7 +20,7 @@ from metaloom.flows.views.run_charts import evaluation_lines, run_charts
 from metaloom.flows.views.series import AFTER, BEFORE, BETWEEN, MOST_STEPS, evenly_spaced, shown_steps, steps_note
 from metaloom.pipeline.types import Evaluation
 
-NOTE = "; of inner steps 0 to 7 the first, the last and 4 between are shown"
+NOTE = "; of inner steps 0 to 7, the first, the last and 4 in between are shown"
 SHOWN = [0, 1, 3, 4, 6, 7]
 """Of steps 0 to 7: 1.4, 2.8, 4.2 and 5.6 are a fifth of the way apart."""
 LABELS = [
@@ -59,7 +59,7 @@ def test_every_inner_step_has_its_colour_up_to_as_many_as_there_are():
 
 def test_of_more_inner_steps_the_first_the_last_and_those_between_have_six_colours():
     assert shown_steps(45) == dict(zip((0, 9, 18, 27, 36, 45), (BEFORE, *BETWEEN, AFTER), strict=True))
-    assert steps_note(45) == "; of inner steps 0 to 45 the first, the last and 4 between are shown"
+    assert steps_note(45) == "; of inner steps 0 to 45, the first, the last and 4 in between are shown"
     assert [*shown_steps(7)] == SHOWN
 
 

@@ -210,7 +210,7 @@ def test_an_update_is_computed_again_under_other_settings(whole, recipe):
         ("sac", "algorithm.num_init_memory_steps=6", "algorithm.num_init_memory_steps, which affect sampling"),
         ("dql", "algorithm.eps_init=0.5", "algorithm.eps_init, which affect sampling"),
         ("pearl-sparse-point-robot", "algorithm.num_steps_prior=5", "algorithm.num_steps_prior, which affect"),
-        ("sac", "algorithm.name=promp", "required an algorithm whose iterations have the stages of sac"),
+        ("sac", "algorithm.name=promp", "required an algorithm with the same stages as sac"),
     ],
 )
 def test_an_update_is_not_computed_again_under_settings_that_decide_the_episodes(whole, recipe, change, message):

@@ -93,7 +93,7 @@ def test_what_cannot_be_run_again_is_refused_with_what_there_is(failed, tmp_path
         (
             "run@1",
             "--quarantine",
-        ): "found 0 failures of iteration 1 in the quarantine that match; required one",
+        ): "found 0 matching failures of iteration 1 in the quarantine; required exactly one",
         ("run@0", "--quarantine", "--step", "1"): "it holds --stage collect_rollouts --step 0",
         ("run", "--quarantine"): "--quarantine requires one iteration",
         ("run@0", "--quarantine", "--materialise"): "found --materialise with --quarantine",
@@ -108,6 +108,6 @@ def test_what_cannot_be_run_again_is_refused_with_what_there_is(failed, tmp_path
         run, StageRef(0, "process_samples"), message="advantages holds nan", about={}, arrays={"a": np.zeros(1)}
     )
     assert command(["replay", "run@0", "--quarantine"]) == 2
-    assert "found 2 failures of iteration 0" in capsys.readouterr().err
+    assert "found 2 matching failures of iteration 0" in capsys.readouterr().err
     assert command(["replay", "run@0", "--quarantine", "--stage", "process_samples"]) == 2
     assert "--stage process_samples --step 0 --pdb" in capsys.readouterr().err

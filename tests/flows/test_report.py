@@ -89,11 +89,11 @@ def test_the_page_of_a_fork_tells_from_where_on_its_settings_hold(run, tmp_path)
 
 TITLES = {
     "learning_curve": "Learning curve",
-    "classes": "Before and after adaptation, each class of task",
+    "classes": "Before and after adaptation, by class of task",
     "returns_by_class": "Return by class of task, after adaptation",
     "returns_by_class_before": "Return by class of task, before adaptation",
-    "adaptation": "What adaptation did to every task",
-    "task_returns": "Return of every task after adaptation",
+    "adaptation": "What adaptation did for each task",
+    "task_returns": "Return of each task after adaptation",
     "kl_divergence": "KL divergence",
     "entropy": "Policy entropy",
     "loss": "Loss",

@@ -304,7 +304,7 @@ def test_a_comparison_says_whose_return_of_training_is_that_of_whole_trials(made
     found = metaloom.compare([str(made("robot")), str(made("lstm")), str(tmp_path / "promp")], metric="return")
     (verdict,) = found.verdicts
     # One run of each: of two runs and two groups there are two ways to divide them, both as extreme.
-    assert verdict.startswith("too few seeds to order any two of 3 groups: with 3 pairs the smallest possible p is 1;")
+    assert verdict.startswith("too few seeds to rank any two of 3 groups: with 3 pairs the smallest possible p-value")
 
 
 @pytest.mark.parametrize("recipe", ["rl2", "rl2-trpo", "varibad"])

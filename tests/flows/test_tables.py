@@ -164,7 +164,7 @@ def test_show_run_has_the_settings_that_differ_from_the_defaults_unless_all_are_
 def test_a_loss_that_is_zero_by_construction_is_explained(complete):
     for value, explained in ((-1.154e-08, True), (0.2, False)):
         shown = text_of(tables._metrics_view({"loss_before": value}))
-        assert ("0 but for rounding" in shown) == explained
+        assert ("0 except for rounding" in shown) == explained
 
 
 def test_show_iteration_lists_stages_in_the_order_of_writing_with_their_inputs(complete):

@@ -94,7 +94,7 @@ def test_a_longer_run_starts_with_the_stages_of_the_shorter_one(reference, tmp_p
 
 
 def test_fewer_iterations_than_are_stored_are_refused(reference):
-    with pytest.raises(ConfigError, match="3 are stored already"):
+    with pytest.raises(ConfigError, match="3 are already stored"):
         resume(reference, iterations=2, backend=SERIAL)
 
 

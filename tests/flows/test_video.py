@@ -316,7 +316,7 @@ def test_flat_drawing_covers_what_opengl_draws(tmp_path):
     [
         ({"task": 3}, "found task 3; required one from 0 to 2"),
         ({"episode": 2}, "found episode 2 of task 0; required one from 0 to 1"),
-        ({"steps": [2]}, "found inner step 2; required one of those stored: 0, 1"),
+        ({"steps": [2]}, "found inner step 2; required one of the stored ones: 0, 1"),
         ({"out": "film.mpg"}, "found .mpg; required one of .gif"),
         ({"out": "nowhere/film.gif"}, "found no folder"),
     ],

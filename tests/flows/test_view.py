@@ -184,14 +184,14 @@ def test_an_array_that_would_fill_the_memory_is_refused_before_it_is_read(viewer
     monkeypatch.setattr("metaloom.storage.read.committed.decode_parts", None)
     answer = viewer.api("run", "tiny", "values", 2, *ROLLOUTS, array="rollouts_1/observations", at="0,0,0,0", columns=2)
     assert answer.status_code == 422
-    assert "required 100 at most" in answer.json()["problem"]
+    assert "the page reads at most 100" in answer.json()["problem"]
 
 
 def test_an_episode_of_more_numbers_than_a_page_shows_says_so(viewer, monkeypatch):
     monkeypatch.setattr("metaloom.flows.viewer.values.MOST_NUMBERS", 1)
     found = viewer.get("run", "tiny", "episode", 2, *ROLLOUTS, task=3, episode=1)
     assert found["signals"] == []
-    assert "values in an episode; the page shows 1" in found["problems"][0]
+    assert "values in an episode; the page shows at most 1" in found["problems"][0]
 
 
 def test_padding_is_left_out_of_slices_and_episodes(tmp_path, tiny_config):

@@ -355,7 +355,7 @@ def test_a_complete_run_is_told_at_once(trained, capsys):
     assert told[0].startswith("iteration 2 (3 of 3)")
     assert told[-1] == "complete: 3 of 3 iterations"
     assert cli.run(["cancel", str(trained)]) == 0
-    assert capsys.readouterr().out == "no process writes it: complete: 3 of 3 iterations\n"
+    assert capsys.readouterr().out == "no process is writing it: complete: 3 of 3 iterations\n"
 
 
 def test_what_is_watched_of_the_store_agrees_with_what_the_trainer_told(tmp_path, tiny_config):
