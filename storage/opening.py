@@ -1,4 +1,4 @@
-"""Opening of new and existing runs for writing."""
+"""Opening new and existing runs for writing."""
 
 import logging
 from collections.abc import Mapping

@@ -116,7 +116,7 @@ class Iteration(Shown):
 
         Args:
             k: Inner step.
-            task: Task indices; only the array parts of these tasks are read. None for all.
+            task: Task indices; only these tasks are read from the arrays. None for all.
         """
         return self._load("rollouts", k, EpisodeBatch, task)
 

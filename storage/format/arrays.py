@@ -98,7 +98,7 @@ class ArraySpec:
         return f"{self.path}/c.{row}" + ".0" * len(self.shape)
 
     def with_rows(self, rows: int) -> "ArraySpec":
-        """Return the spec with another capacity."""
+        """Return a copy of the spec with another capacity."""
         return replace(self, rows=rows)
 
     def document(self) -> dict[str, Any]:

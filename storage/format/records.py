@@ -101,7 +101,7 @@ class StageRecord:
         sequence: Index in the run's history, from 0; it alone defines the order.
         session: Number of the writing session; `token` identifies it permanently.
         inputs: References to the outputs that it was computed from, with their digests.
-        spans: Further inputs, each of which is all outputs of some stages up to an iteration.
+        spans: Further inputs, each covering all outputs of some stages up to an iteration.
         seed_position: Iteration, inner step, ... from which its random streams are derived.
         config_digest: Digest of the settings that affect results.
         chunks, tables: Files that contain the output, and tables derived from the iteration.

@@ -1,4 +1,4 @@
-"""Unpacking of damaged segments, so that intact outputs can be used and the rest repaired."""
+"""Unpacking damaged segments, so that intact outputs can be used and the rest repaired."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress

@@ -1,1 +1,1 @@
-"""Reading of committed data: history, tables, datasets, verification."""
+"""Reading committed data: history, tables, datasets, verification."""

@@ -1,4 +1,4 @@
-"""Packing of many iterations' outputs into segments.
+"""Packing many iterations' outputs into segments.
 
 The order of the steps makes an interruption at any moment safe:
 
