@@ -1,4 +1,4 @@
-"""Static checks of a graph, before anything is created."""
+"""Static checks of a run's graph before anything is created."""
 
 from collections.abc import Iterator
 from dataclasses import is_dataclass
@@ -22,7 +22,7 @@ from metaloom.storage.format.stages import LEARNER, METRICS_GROUP
 
 
 def check_graph(config: RunConfig) -> None:
-    """Reject a custom graph whose stages could not be computed, stored or loaded.
+    """Reject a custom graph whose stages cannot be computed, stored or loaded.
 
     Raises:
         ConfigError: names the stage, its declaration and the requirement.
@@ -108,17 +108,17 @@ def _problems_of(graph: Graph, config: RunConfig, ref: StageRef, done: set[Stage
         given = refs if isinstance(refs, tuple | list) else (refs,)
         if late := [one for one in given if one.iteration == ref.iteration and one not in done]:
             yield (
-                f"{ref} reads {name} from {late[0]}, which is computed after it; required an output of an earlier "
-                "iteration, or of a stage that stands before it in the graph"
+                f"{ref} reads {name} from {late[0]}, which is computed later; required an output of an earlier "
+                "iteration, or of a stage that precedes it in the graph"
             )
         elif problem := _problem_of_type(graph, ref, name, wanted):
             yield f"{ref} reads {name} from {problem}"
 
 
 def _problem_of_type(graph: Graph, ref: StageRef, name: str, wanted: Input) -> str | None:
-    """Return why an input does not match its parameter's annotation; None if it does.
+    """Return why an input does not match its parameter's annotation, or None if it matches.
 
-    Only checks annotations that are classes of outputs, tuples of them, or SpanOutputs.
+    Only annotations that are output classes, tuples of output classes, or SpanOutputs are checked.
     """
     hint: Any = graph[ref.stage].annotations.get(name)
     allowed = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)

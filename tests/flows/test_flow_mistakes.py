@@ -701,11 +701,11 @@ STRUCTURAL = {
     ),
     "an input from the future": (
         of("NoSuchStep"),
-        r"from adapt\(i=0, k=0\), which is computed after it; required an outp",
+        r"from adapt\(i=0, k=0\), which is computed later; required an outp",
     ),
     "stages in a wrong order": (
         of("Order"),
-        r"halve\(i=0, k=0\) reads samples from .*, which is computed after it; requir",
+        r"halve\(i=0, k=0\) reads samples from .*, which is computed later; requir",
     ),
     "a group of two stages": (
         of("Group"),
