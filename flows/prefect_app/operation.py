@@ -1,4 +1,4 @@
-"""`serve`: the flows under Prefect."""
+"""The operation `serve`, which runs the flows under Prefect."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,7 +36,7 @@ def serve(
     """
     if find_spec("matplotlib") is None:  # the page shows learning curves
         raise ExtraMissing("view", "matplotlib")
-    # Child processes import Prefect, this one does not.
+    # Imported only here, since other commands do not need it.
     from metaloom.flows.prefect_app.serve import serve as serve_flows
 
     serve_flows(Path.cwd(), port, host=host, database=database, trust=trust)

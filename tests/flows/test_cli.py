@@ -139,8 +139,8 @@ def test_every_command_has_a_help_text_with_an_example(name, capsys):
         (["doctor", "--set", "env.options.reward=dense"], "found --set without --env"),
         (["doctor", "--env", "point-corner", "--set", "iterations=3"], "found settings of iterations; required"),
         (["doctor", "--env", "point-corner", "--set", "env.speed=3"], "required settings of env, such as options.NAME"),
-        (["sweep", "promp-point-corner", "--metric", "x"], "found --metric without --optuna"),
-        (["sweep", "promp-point-corner", "--search", "algorithm.inner_lr=0.1..0.2"], "found --search without --optuna"),
+        (["sweep", "promp-point-corner", "--metric", "x"], "--metric requires --optuna"),
+        (["sweep", "promp-point-corner", "--search", "algorithm.inner_lr=0.1..0.2"], "--search requires --optuna"),
     ],
 )
 def test_wrong_usage_exits_with_2_says_why_and_creates_nothing(tokens, found, runs, tmp_path, capsys):

@@ -233,7 +233,7 @@ def test_a_sweep_that_there_is_not_is_told_with_those_that_there_are_in_order(ru
     (runs_folder / "sweeps").mkdir(parents=True)
     for name in ("b", "d", "a", "c"):
         (runs_folder / "sweeps" / f"{name}.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"found no sweep 'e' .*There are: a, b, c, d$"):
+    with pytest.raises(UsageError, match=r"found no sweep 'e' .*available sweeps: a, b, c, d$"):
         require_sweep("e")
 
 
