@@ -1,4 +1,4 @@
-"""Prometheus metrics of a training run, served to this machine while the process trains."""
+"""Prometheus metrics for a training run, served to this machine while the process trains."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class TrainingMetrics:
-    """Prometheus metrics of one run, in a separate registry."""
+    """Prometheus metrics for one run, in a separate registry."""
 
     def __init__(self, run: str) -> None:
         self.registry: CollectorRegistry = CollectorRegistry()
@@ -41,14 +41,14 @@ class TrainingMetrics:
         self._running: str | None = None
 
     def stage_started(self, ref: StageRef) -> None:
-        """Record the current stage."""
+        """Record the stage that is running."""
         if self._running is not None:
             self._stage.labels(self._run, self._running).set(0)
         self._running = ref.stage
         self._stage.labels(self._run, ref.stage).set(1)
 
     def iteration_done(self, report: IterationReport) -> None:
-        """Add an iteration's duration and record its returns."""
+        """Record a completed iteration's durations, metrics and traffic."""
         self._done.labels(self._run).set(report.iteration + 1)
         self._planned.labels(self._run).set(report.iterations)
         self._ended.labels(self._run).set(time.time())
@@ -94,7 +94,7 @@ def metrics_at(port: int, run: str, observer: Observer) -> Iterator[Observer]:
         return [f"{REQUIRED_HOST}\n".encode()]
 
     try:
-        # It listens immediately, but has no metrics before the block.
+        # The server listens immediately, but has no metrics before the block.
         server, thread = start_http_server(port, LOOPBACK, registry=metrics.registry)
         server.set_app(answer)
     except OSError as error:

@@ -119,7 +119,7 @@ def test_what_no_rehearsal_can_find_the_witness_of_an_iteration_names_once(
 
 def test_strict_training_ends_where_the_stages_of_a_run_leave_nothing_to_play_again():
     for metrics, words in (
-        ({}, "found no episode to play again"),
+        ({}, "found no episode to replay"),
         ({"witness_reproduced": 0.0}, "differently"),
     ):
         with pytest.raises(StageFault, match=words):
