@@ -33,7 +33,7 @@ class TrainingMetrics:
         self._stage = self._gauge("stage_running", "1 for the running stage, 0 for others.", "stage")
         self._metric = self._gauge("metric", "Metrics of the last iteration and the last evaluation.", "name")
         self._threads = self._gauge("worker_threads", "Threads of all connected workers.")
-        self._seconds = self._counter("stage_seconds", "Wall seconds by stage.", "stage", "step")
+        self._seconds = self._counter("stage_seconds", "Wall-clock seconds by stage.", "stage", "step")
         self._steps = self._counter("environment_steps", "Environment steps sampled.")
         self._shards = self._counter("shards", "Shards sent to workers; again: after a worker died.", "attempt")
         self._bytes = self._counter("worker_bytes", "Bytes sent between trainer and workers.", "direction")

@@ -68,8 +68,8 @@ class Run(storage.Run):
         """
         if (classes := classes_of(self)) is None:
             raise UsageError(
-                f"{self.location}: its environment declared no classes of tasks; required one with task_classes. A run "
-                "of an earlier version gets them at its next `metaloom resume`"
+                f"{self.location}: its environment declared no task classes; required one with task_classes. A run "
+                "from an earlier version gets them at its next `metaloom resume`"
             )
         return class_table(self, self.select(iterations), classes)
 
@@ -197,7 +197,7 @@ def open_runs(pattern: str | Path) -> Runs:
     folders = (folder for folder in folders if not any((above / "run.json").exists() for above in folder.parents))
     found = sorted(filter(storage.run_exists, folders))
     if not found:
-        raise UsageError(f"found no run {str(root / pattern)!r}; required a pattern that the path of a run matches")
+        raise UsageError(f"found no run {str(root / pattern)!r}; required a pattern that matches the path of a run")
     return Runs([Run.open(path) for path in found])
 
 

@@ -77,7 +77,7 @@ class RunLog(logging.Handler):
             self._file = _LogFile(operator_folder(path) / NAME)
         except (OSError, StoreError) as error:
             self._early = []
-            logging.getLogger(__name__).warning("%s: keeps no log: %s", path, error)
+            logging.getLogger(__name__).warning("%s: cannot write a log: %s", path, error)
             return
         early, self._early = self._early, []
         for record in early:

@@ -65,7 +65,7 @@ def require_iteration(run: storage.Run, iteration: int) -> None:
         done, more = len(run.iterations), f" --iterations {iteration + 1}" if iteration >= run.capacity else ""
         raise storage.StageMissing(
             run.path,
-            found=f"nothing of iteration {iteration} is stored; {done} are complete",
+            found=f"no output of iteration {iteration} is stored; complete iterations: {done}",
             required=f"an iteration from 0 to {done - 1}" if done else "an iteration that has begun",
             action=f"`metaloom resume {storage.argument(run.path)}{more}` computes it",
         )

@@ -82,7 +82,7 @@ def _problems_of_inputs(graph: Graph, config: RunConfig) -> Iterator[str]:
         for n, ref in enumerate(order):
             if ref.step and not graph[ref.stage].stepped:
                 problems.append(
-                    f"stage {ref.stage} has several steps in an iteration and the group {graph[ref.stage].group!r}; "
+                    f"stage {ref.stage} runs several times per iteration, but its group is {graph[ref.stage].group!r}; "
                     "required a group that ends in _{step}"
                 )
             problems += _problems_of(graph, config, ref, {*order[:n]})

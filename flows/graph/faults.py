@@ -109,7 +109,7 @@ def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value)
     second = run_checked(again, ref, again.load_inputs(ref, outputs, witness=False))
     if name := first_differing(first, array_digests(second)):
         raise StageFault(
-            f"{ref.where}: two computations of the same inputs differ, first in {name}; required the same bits of "
+            f"{ref.where}: two computations of the same inputs differ, first in {name}; required the same bits from "
             f"{', '.join(stages.own)}. Draw from {SEEDED}, not from a generator without a seed, and keep state in "
             "LearnerState.extra, not in a class or a module"
         )
@@ -143,7 +143,7 @@ def first_differing(stored: Mapping[str, ArrayDigest], again: Mapping[str, Array
 
 @contextmanager
 def explained(run: Path, ref: StageRef, seed_position: Sequence[int] | None = None) -> Iterator[None]:
-    """Extend the message of a stage's error raised in the block with its location and how to reproduce it.
+    """Within the block, add to the message of a stage's error where it failed and how to reproduce it.
 
     If `seed_position` is given, quarantine the failing stage's data.
 
@@ -180,7 +180,7 @@ def _keep(error: Exception, run: Path, ref: StageRef, seed_position: Sequence[in
             run, ref, message=str(error), about=about, arrays=getattr(error, "arrays", {})
         )
     except storage.StoreError as problem:
-        return f"The details of the failure could not be kept ({problem})"
+        return f"The details of the failure could not be stored ({problem})"
     command = debug_command(run, ref).removesuffix("--pdb") + "--quarantine"
     again = f". To run that episode again: {command}" if "env" in about else ""
     return f"The message and arrays of the failure are kept in {folder}{again}"

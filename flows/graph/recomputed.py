@@ -97,7 +97,7 @@ def require_resumable(run: Run, stages: RunStages) -> None:
             where = f"{run.location}: {ref.where}"
             raise StageFault(
                 f"{where}, computed again before the run is resumed, differs from what is stored, first in {name}, "
-                f"and no source has changed; required the same bits of {', '.join(runner.own)}. State kept in a "
+                f"and no source has changed; required the same bits from {', '.join(runner.own)}. State kept in a "
                 "learner, a class or a module is lost in a new process: keep it in LearnerState.extra"
             )
     stages.renew_learners()

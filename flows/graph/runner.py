@@ -144,8 +144,8 @@ class Runner:
         graph.check(config, context.env)
         if context.measures.of_steps and not any(stage.output is Samples for stage in graph.stages):
             raise ConfigError(
-                f"metrics: found {', '.join(context.measures.of_steps)}, of a Step, but {config.algorithm.name} has no "
-                "samples; required functions of an EpisodeBatch"
+                f"metrics: found {', '.join(context.measures.of_steps)}, which take a Step, but "
+                f"{config.algorithm.name} has no samples; required functions that take an EpisodeBatch"
             )
         if config.task_sampling == "balanced":
             require_classes(context.env, "task_sampling")

@@ -29,7 +29,7 @@ def graph_of(config: RunConfig) -> Graph:
     if not isinstance(graph, Graph):
         raise ConfigError(
             f"algorithm.name is {config.algorithm.name}, whose graph is {name!r}; required one of {', '.join(GRAPHS)}, "
-            "or module:NAME of a Graph, as graph = ... in the class of its settings"
+            "or module:NAME for a Graph, as in graph = ... in the settings class of the algorithm"
         )
     return graph
 

@@ -161,7 +161,7 @@ class _Loggers:
                 if isinstance(error, StageMissing) and not is_last_chance:
                     return
                 self._renderer = None
-                log.warning("%s: no films are logged: %s", location(self._folder), error)
+                log.warning("%s: no videos are logged: %s", location(self._folder), error)
             else:
                 self._call_each(lambda logger: logger.film(file, report))
         self._to_film = None

@@ -66,7 +66,7 @@ class Part:
         return ServeError(f"{self.name} {problem}" + "\n".join(where))
 
     def require(self) -> None:
-        """Raise ServeError if the process has ended; the remedy is to restart all parts."""
+        """Raise ServeError if the process has ended; all parts must then be restarted."""
         if (code := self.code) is not None:
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             raise self.explain(

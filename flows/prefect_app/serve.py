@@ -207,7 +207,7 @@ def _prepare(folder: Path, address: Address, found: Mapping[str, Any], password:
     ignored = [key for key in found if key not in ("api", "plugins")]
     ignored += [name for name in variables if name.startswith("PREFECT_") and name not in (API, AUTH)]
     if ignored:
-        here += f"not followed     {', '.join(ignored)} among Prefect's settings in this folder; required variables\n"
+        here += f"ignored          {', '.join(ignored)} in Prefect's settings here; use environment variables\n"
     return f"""
 Prefect's page   {address.page}{opened}
 reports          {reports}

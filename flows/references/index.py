@@ -85,7 +85,7 @@ class Reference:
 
 
 def shipped() -> Path:
-    """Return the folder with the references of a checkout; a wheel contains none."""
+    """Return the folder of the references in a checkout of the repository; a wheel contains none."""
     return Path(metaloom.__file__).resolve().parent.parent / "references"
 
 

@@ -189,8 +189,8 @@ class DaskSession:
         places = [recording.place for recording in recordings]
         at, stop = shard.position, shard.position.first_task + len(shard.tasks)
         return WorkersError(
-            f"iteration {at.iteration}, inner step {at.step}: several workers in a row died in the "
-            f"same shard, tasks {at.first_task} to {stop - 1}, but not at one point (first task, first episode, step, "
+            f"iteration {at.iteration}, inner step {at.step}: several workers in a row died in the same "
+            f"shard, tasks {at.first_task} to {stop - 1}, but at different points (first task, first episode, step, "
             f"row: {places}): they may lack memory, or were killed from outside. Stored data is safe; continue with "
             "`metaloom resume`"
         )

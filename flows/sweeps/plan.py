@@ -73,7 +73,7 @@ def plan_search(
     chosen = _seeds(seeds, base.seed)
     _check_count(search.trials * len(chosen), many=many)
     if search.metric == "evaluation" and base.evaluation.every is None:
-        raise UsageError("found --metric evaluation of runs that are not evaluated; add --set evaluation.every=10")
+        raise UsageError("--metric evaluation requires runs that are evaluated; add --set evaluation.every=10")
     sweep = Sweep(name, root, recipe, tuple(settings), {}, chosen, (), search)
     digests = map(digest_of, probe_configs(sweep, search))
     _refuse_equal("--search", zip(search.probes(), digests, strict=True))
@@ -155,7 +155,7 @@ def _place(recipe: str, name: str | None) -> tuple[Path, str]:
     if len(check_run_name(name)) > _LONGEST_NAME:
         raise UsageError(f"found a sweep name of {len(name)} characters; required at most {_LONGEST_NAME}")
     if storage.run_exists(root / name):
-        raise UsageError(f"{name} is the name of a run in {root}; required another one, by --name")
+        raise UsageError(f"{name} is the name of a run in {root}; required another name: --name NAME")
     return root, name
 
 
@@ -182,7 +182,7 @@ def _seeds(seeds: int | Sequence[int], first: int) -> tuple[int, ...]:
         return tuple(check_seed(first + n) for n in range(count))
     chosen = tuple(check_seed(seed) for seed in seeds)
     if not chosen or len({*chosen}) < len(chosen):
-        raise UsageError(f"found seeds {', '.join(map(str, chosen)) or 'none'}; required one or more, each once")
+        raise UsageError(f"found seeds {', '.join(map(str, chosen)) or 'none'}; required one or more different seeds")
     return chosen
 
 

@@ -162,7 +162,7 @@ def _dimension(key: str, text: str) -> Dimension:
     if not whole and bounds.high - bounds.low < _NARROWEST * max(abs(bounds.low), abs(bounds.high)):
         raise UsageError(f"{found}, too narrow a range; required bounds that differ in their first nine digits")
     if log and bounds.low <= 0:
-        raise UsageError(f"{found}, the logarithm of {low}; required a lower bound above 0, or no :log")
+        raise UsageError(f"{found}, which needs the logarithm of {low}; required a lower bound above 0, or no :log")
     return bounds
 
 

@@ -158,8 +158,8 @@ def find_sweep(name: str) -> Sweep | None:
     except (ValueError, DamagedRun) as error:
         why = f": it {error.found}" if isinstance(error, DamagedRun) else ""
         raise UsageError(
-            f"{file}: found no sweep of the format {FORMAT}{why}; required one that `metaloom sweep` wrote. Its runs "
-            "are beside it, and do not need it"
+            f"{file}: found no sweep in the format {FORMAT}{why}; required one that `metaloom sweep` wrote. Its runs "
+            "are beside it and can be used without it"
         ) from None
 
 

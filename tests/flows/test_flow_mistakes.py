@@ -638,7 +638,7 @@ def global_draw(who: str, generator: str) -> str:
     return rf"{who}, line \d+ drew from the global generator of {generator}, .*; required draws from"
 
 
-TWICE = "two computations of the same inputs differ, first in .*; required the same bits of own_flow:"
+TWICE = "two computations of the same inputs differ, first in .*; required the same bits from own_flow:"
 NAN = r"\(\d+ of \d+ values are not finite\); required finite numbers"
 STRUCTURAL = {
     "a learner that is missing": (

@@ -324,7 +324,7 @@ def test_a_file_with_other_trials_than_its_search_has_is_refused():
     wrong += [{"runs": [], "search": search | part} for part in ({"trials": 0}, {"space": {}})]
     for part in wrong:
         file.write_text(json.dumps(document | part))
-        with pytest.raises(UsageError, match="found no sweep of the format"):
+        with pytest.raises(UsageError, match="found no sweep in the format"):
             find_sweep("lr")
 
 
