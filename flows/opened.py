@@ -57,10 +57,10 @@ class Run(storage.Run):
         return Plots(self)
 
     def class_returns(self, iterations: Iterations = None) -> pa.Table:
-        """Return one row per iteration, inner step and task class, with the mean return and standard error over tasks.
+        """Return a table with one row per iteration, inner step and task class: mean return and standard error.
 
-        The class `balanced` is the mean over classes. The mean of a class without tasks is null, as is the standard
-        error of a single task.
+        Standard errors are over tasks. The class `balanced` is the mean over classes. The mean of a class without tasks
+        is null, as is the standard error of a single task.
 
         Raises:
             UsageError: the run recorded no task classes.

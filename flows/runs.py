@@ -213,7 +213,7 @@ class RunAt:
 
 
 def require_one_iteration(run: RunLike, iteration: int | None) -> tuple[Path, int]:
-    """Return a run's folder and the requested iteration, which is required."""
+    """Return a run's folder and the requested iteration; reject a run without an iteration."""
     at = RunAt.of(run, iteration)
     if at.iteration is None:
         raise UsageError(f"{at.path}: found no iteration; required RUN@ITERATION, such as {at.path.name}@0")

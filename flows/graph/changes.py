@@ -33,7 +33,7 @@ def warn_changed_sources(
 
 
 def machine_changes(run: Run, ref: StageRef) -> Iterator[str]:
-    """Yield bit-relevant differences between this process and the one that computed an output."""
+    """Yield differences from the process that computed an output, as far as they can change the output's bits."""
     then, now = run.info.get("system", {}), system()
     for name in _DECIDES_BITS:
         before, today = str(then.get(name, "absent")), now[name]

@@ -14,7 +14,7 @@ from metaloom.storage.keep.thinner import changed_versions, require_same
 
 
 class Recomputed:
-    """A run's outputs. Thinned ones are recomputed and checked against their digests, but not stored."""
+    """A run's outputs. Thinned outputs are recomputed and checked against their digests, but not stored."""
 
     def __init__(self, run: Run, stages: RunStages) -> None:
         self._run = run
@@ -52,7 +52,7 @@ class Recomputed:
             return self.load(ref).lengths
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
-        """Return a batch of episodes, of which behavior and reward terms may be missing; raises like `load`."""
+        """Return an episode batch, possibly without behavior-policy data and reward terms; raises like `load`."""
         try:
             return self._run.experience(ref)
         except storage.StageThinned:
@@ -104,7 +104,7 @@ def require_resumable(run: Run, stages: RunStages) -> None:
 
 
 def nearest_learner(run: Run, iteration: int) -> int:
-    """Return the last iteration up to this one whose initial learner is stored."""
+    """Return the last iteration, up to and including this one, whose initial learner is stored."""
     while run.is_thinned(run.learner_ref(iteration)):
         iteration -= 1
     return iteration

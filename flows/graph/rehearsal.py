@@ -75,7 +75,7 @@ def rehearse(stages: Runner, should_stop: Callable[[], bool] = lambda: False) ->
 
 
 def _fault(stages: Runner, should_stop: Callable[[], bool] = lambda: False) -> tuple[StageRef, Exception] | None:
-    """Return the stage that fails both in small iterations and with the run's own sizes, with its error, or None."""
+    """Return the stage that fails in both small and full-size iterations, with its error; None if there is none."""
     if found := _first_fault(stages, _small(stages), SECONDS, should_stop):
         # The small sizes may be the cause, for example if an average needs more steps than there are.
         ref, error = found

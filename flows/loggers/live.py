@@ -28,7 +28,7 @@ _ACCESS = re.compile(r"//[^/\s]+@")
 
 
 class RunLogger(Protocol):
-    """Logger of one run."""
+    """Logger for a single run."""
 
     def iteration(self, report: IterationReport, ended: float) -> None:
         """Log an iteration that ended at `ended`, in seconds since 1970."""

@@ -145,7 +145,7 @@ def flow_runs(client: SyncPrefectClient, *states: str, since: datetime | None = 
 
 
 def state_of(run: FlowRun) -> State:
-    """Return the state of a flow run, which is known because the run was selected by state."""
+    """Return the state of a flow run; it is never None for a flow run that was selected by state."""
     assert run.state is not None
     return run.state
 

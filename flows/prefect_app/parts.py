@@ -129,7 +129,7 @@ class StopRequest(Event):
 
 @contextmanager
 def alone(folder: Path, home: Path) -> Iterator[None]:
-    """Lock the folder: another `metaloom serve` would mistake running flow runs for abandoned ones and restart them."""
+    """Lock the folder during the block, since another `metaloom serve` would take running flow runs for abandoned."""
     deadline = time.monotonic() + _LOOKED_AT_SECONDS
     with _opened(home / LOCK) as file:
         while not _locked(file, fcntl.LOCK_EX):

@@ -119,7 +119,7 @@ def unpack(raw: bytes, archive: Path, folder: Path) -> None:
 
 
 def _require_plain(archive: Path, opened_archive: ZipFile) -> None:
-    """Reject archives that `pack` cannot have written: by outside paths, duplicate names, or sizes."""
+    """Reject archives with outside paths, duplicate names or excessive sizes, which `pack` never writes."""
     entries, names = opened_archive.infolist(), opened_archive.namelist()
     for entry in entries:
         name = PurePosixPath(entry.filename)

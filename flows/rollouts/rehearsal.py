@@ -31,7 +31,7 @@ class Settled(NamedTuple):
 
 
 def settled(config: EnvConfig, max_episode_steps: int, timeout_seconds: float = 60, *, always: bool = False) -> Settled:
-    """Determine whether to scale actions and whether a copy of the environment may play several episodes.
+    """Return the configuration with a decision on action scaling and on reusing environment copies across episodes.
 
     If the environment cannot be built or fails, it is returned unchanged, and training reports where the error occurs.
 

@@ -37,7 +37,7 @@ class Range:
         return str(int(value)) if self.whole else repr(float(value))
 
     def value(self, text: str) -> float:
-        """Return the value that `text` has formatted."""
+        """Parse the output of `text` and return the value."""
         value = int(text) if self.whole else float(text)
         if not self.low <= value <= self.high:
             raise ValueError(f"{text} is not from {self.low} to {self.high}")

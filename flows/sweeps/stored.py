@@ -34,7 +34,7 @@ _FIELDS = ("recipe", "settings", "grid", "seeds", "runs", "search")
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of a sweep.
+    """A run in a sweep.
 
     Attributes:
         name: Run name, made from the settings.
