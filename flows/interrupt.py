@@ -97,7 +97,7 @@ def stop_on_interrupt(again: Callable[[], str]) -> Iterator[Stop]:
     """
     stop, lock = Stop(), threading.RLock()
     asking = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as under nohup
         asking.remove(signal.SIGHUP)
     # An uninterruptible call, for example in a simulator, must not delay the end either.
     end = threading.Timer(STAGE_SECONDS + _CLOSING_SECONDS, lambda: stop.end_at_once(again()))

@@ -25,7 +25,7 @@ def kept_from_children(*numbers: signal.Signals) -> Iterator[None]:
 def _start_tracker() -> None:
     """Start Python's resource tracker for semaphores, which locks need, with signals blocked.
 
-    The tracker is started without its warning about semaphores that an immediately ended process leaves.
+    The tracker's warning is disabled: it would appear when a process ends immediately and leaves semaphores.
     """
     options = [*sys.warnoptions]
     sys.warnoptions.append("ignore:resource_tracker:UserWarning")

@@ -25,7 +25,7 @@ def check_graph(config: RunConfig) -> None:
     """Reject a custom graph whose stages cannot be computed, stored or loaded.
 
     Raises:
-        ConfigError: names the stage, its declaration and the requirement.
+        ConfigError: a check failed; the message names the stage, its declaration and the requirement.
     """
     graph = graph_of(config)
     if graph in GRAPHS.values():

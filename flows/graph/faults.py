@@ -37,7 +37,7 @@ def run_checked(stages: Runner, ref: StageRef, inputs: Mapping[str, Any]) -> Val
     """Compute a stage's output from its inputs, keyed by name, and check that all values are finite.
 
     Raises:
-        metaloom.stages.faults.NotFinite: names the index of the first non-finite value.
+        metaloom.stages.faults.NotFinite: a value is not finite; the message names the index of the first one.
         StageFault: a plug-in modified an input, or its output cannot be stored.
     """
     declared, read = stages.graph.inputs(stages.config, ref), dict[StageRef, tuple[Value, dict[str, int]]]()
@@ -97,7 +97,7 @@ def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value)
     Stages that run environments are not recomputed; instead, the witness replays one of their episodes.
 
     Raises:
-        StageFault: names the missing counter, or the first array that differs or was modified by the recomputation.
+        StageFault: a counter is missing, or an array differs or was modified by the recomputation.
     """
     stage = stages.graph[ref.stage]
     if stages.own and stage.ends_iteration:
@@ -122,7 +122,7 @@ def require_unchanged(ref: StageRef, given: StageRef, sums: Mapping[str, int], v
     Input arrays are read-only, but memory that they share with a tensor or a buffer remains writable.
 
     Raises:
-        StageFault: names the first array that changed.
+        StageFault: an array changed; the message names the first one.
     """
     if changed := [name for name, found in checksums(value).items() if found != sums[name]]:
         raise StageFault(

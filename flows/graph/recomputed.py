@@ -74,11 +74,11 @@ class Recomputed:
 def require_resumable(run: Run, stages: RunStages) -> None:
     """Refuse to resume if plug-ins recompute the newest iteration differently although no source has changed.
 
-    Such plug-ins keep state outside their outputs, which was lost when its process ended. Outputs whose inputs cannot
+    Such plug-ins keep state outside their outputs, which was lost when their process ended. Outputs whose inputs cannot
     be read are not compared.
 
     Raises:
-        StageFault: names the first array that differs.
+        StageFault: an array differs; the message names the first one.
     """
     for ref in (ref for i in run.iterations[-1:] for ref in stages.order(i) if run.contains(ref)):
         record = run.record(ref)

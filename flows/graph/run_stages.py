@@ -46,7 +46,7 @@ def rollout_workers(config: RunConfig, backend: Backend) -> Iterator[RolloutWork
         finally:
             close_samplers()
         return
-    # Imported when needed: it takes half a second, and sampling in this process does not need it.
+    # Imported only when needed, since the import takes half a second.
     from metaloom.flows.rollouts.dask import DaskWorkers
 
     with DaskWorkers.started(spec, backend) as workers:
@@ -190,7 +190,7 @@ def require_stored_sizes(run: Run, learner: Learner[Any, Any]) -> None:
     """Reject settings under which the learner's array shapes differ from the stored ones.
 
     Raises:
-        storage.IncompatibleFormat: names the first array that differs.
+        storage.IncompatibleFormat: a shape differs; the message names the first such array.
     """
     ref = run.learner_ref(0)
     if not run.contains(ref):
@@ -213,7 +213,7 @@ def require_stored_outputs(run: Run, graph: Graph) -> None:
     """Reject a graph in which a stage's output type differs from the stored one.
 
     Raises:
-        storage.IncompatibleFormat: names the first such stage and the difference.
+        storage.IncompatibleFormat: a type differs; the message names the first such stage and the difference.
     """
     for stage in (stage for stage in table_of(graph).stages if stage.name in run.stages):
         stored = run.stages[stage.name]

@@ -37,7 +37,7 @@ def pinned(config: RunConfig, *, step_timeout_seconds: float | None = None) -> R
 
     Raises:
         EnvError: the environment is not reproducible.
-        UsageError: the source run has had fewer updates.
+        UsageError: the source run has fewer updates than requested.
         ConfigError: with these settings, the source run's parameters would define a different policy or value function.
         storage.StoreError: the source run does not exist.
     """

@@ -50,9 +50,9 @@ ITERATION_DONE = "metaloom.iteration.done"
 
 
 class TrainingPage:
-    """The artifacts of a training flow run.
+    """Publishes the artifacts of a flow run that trains.
 
-    Artifact keys are derived from the run's name, so a run that continues in another flow run updates the same ones.
+    Their keys are derived from the run's name, so a run that continues in another flow run updates the same artifacts.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:

@@ -292,7 +292,7 @@ def _end_runs(
 def _refuse(listening: socket.socket) -> None:
     """Close connections on behalf of the ended server, so that no client waits for an answer."""
     listening.setblocking(True)
-    with suppress(OSError):  # closed
+    with suppress(OSError):  # the socket was closed
         while True:
             listening.accept()[0].close()
 

@@ -71,7 +71,7 @@ def require_answer(url: str) -> None:
     """Reject a database that refuses connections, before starting anything."""
     try:
         asyncio.run(_connect(url.replace("+asyncpg", "", 1)))
-    except ValueError:  # its message may contain the password
+    except ValueError:  # the error's message may contain the password
         raise UsageError(
             f"--database: {without_password(url)} cannot be read; required postgresql://USER@HOST:PORT/DATABASE, and "
             'in a password %XX for anything but letters and digits, such as %2F for "/"'
@@ -192,7 +192,7 @@ def _prepare(folder: Path, address: Address, found: Mapping[str, Any], password:
     if not found and not (folder / TEMPLATE.name).exists():
         text = TEMPLATE.read_text("utf-8").replace(Address(4200).api, address.api)
         write(folder / TEMPLATE.name, text)
-        say("wrote prefect.toml, by which `prefect` commands in this folder find the server")
+        say("wrote prefect.toml, with which `prefect` commands in this folder find the server")
         found = tomllib.loads(text)
     plugins = found.get("plugins", {})
     has_plugin = plugins.get("enabled") is True and "metaloom" in plugins.get("allow", ["metaloom"])

@@ -47,7 +47,7 @@ def lock_at_once() -> None:
     ) -> AsyncIterator[AsyncSessionTransaction]:
         del with_for_update
         async with begin(self, session, with_for_update=True) as transaction:
-            await session.connection()  # begins
+            await session.connection()  # begins the transaction
             # Nested transactions must not lock: a request that reads through another session would wait for itself.
             mode = SQLITE_BEGIN_MODE.set(None)
             try:

@@ -90,7 +90,7 @@ _DEEPEST = 16
 _ENTRY = b"PK\x01\x02"  # signature of entries in a zip's central directory
 _NO_ARCHIVE = (BadZipFile, OSError, RuntimeError, ValueError, EOFError, zlib.error, struct.error)
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE)
-_BEGINNING = (1980, 1, 1, 0, 0, 0)  # of time, to zip
+_BEGINNING = (1980, 1, 1, 0, 0, 0)  # the earliest time that zip can store
 
 
 def pack(folder: Path, archive: Path) -> Path:

@@ -19,8 +19,8 @@ class Backend:
 
     A run with one task uses two workers if `step_timeout_seconds` or `retries` is set. Each Dask worker has one physics
     thread. If an environment exceeds the timeout, its worker is killed and the run ends. Sampling in this process has
-    no timeout, so that it can be debugged. For a running scheduler, set `distributed.scheduler.allowed-failures` there
-    instead of `retries`.
+    no timeout, so that it can be debugged. With a running scheduler, configure its
+    `distributed.scheduler.allowed-failures` instead of `retries`.
 
     Attributes:
         workers: Number of Dask worker processes on this machine; 0 samples in this process. The default is 0 for

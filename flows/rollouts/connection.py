@@ -311,7 +311,7 @@ def _require_same_code(client: Client, spec: SamplerSpec) -> None:
     answers = cast(dict[str, Any], client.run(check_worker, spec, on_error="return"))
     here, machine_code = fingerprint(spec), dict[str, tuple[str, ...]]()
     for worker, answer in answers.items():
-        if isinstance(answer, OSError):  # it left during the call
+        if isinstance(answer, OSError):  # the worker left during the call
             continue
         if isinstance(answer, ImportError):
             raise _cannot_import(answer) from None

@@ -33,7 +33,7 @@ class Settled(NamedTuple):
 def settled(config: EnvConfig, max_episode_steps: int, timeout_seconds: float = 60, *, always: bool = False) -> Settled:
     """Return the configuration with a decision on action scaling and on reusing environment copies across episodes.
 
-    If the environment cannot be built or fails, it is returned unchanged, and training reports where the error occurs.
+    If the environment cannot be built or fails, its configuration stays unchanged, and training reports the error.
 
     Args:
         config: Environment configuration. Built-in environments and explicit settings stay unchanged.

@@ -216,12 +216,12 @@ class Shard:
 
 @dataclass(frozen=True)
 class CollectedShard:
-    """A shard's episodes.
+    """A shard's episodes and the time that collecting them took.
 
     Attributes:
         episodes: Episodes of the shard's tasks.
-        seconds: Wall-clock time.
-        processor_seconds: Processor time of the collecting thread.
+        seconds: Wall-clock time, in seconds.
+        processor_seconds: Processor time of the collecting thread, in seconds.
     """
 
     episodes: EpisodeBatch
@@ -230,7 +230,7 @@ class CollectedShard:
 
     @property
     def cost(self) -> float:
-        """Estimated seconds on an otherwise idle machine."""
+        """Estimated collection time on an otherwise idle machine, in seconds."""
         # A simulator in another process or on another machine uses little of this thread's time.
         return self.processor_seconds if self.processor_seconds > self.seconds / 10 else self.seconds
 

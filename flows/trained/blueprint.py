@@ -71,7 +71,7 @@ class Blueprint:
         return action_map(self.actions, self.config.env.action_scale)
 
     def flattened(self, observation: Any) -> Any:
-        """Return a composite observation as the flat array that the policy expects; others are unchanged.
+        """Return a composite observation as the flat array that the policy expects, and other observations unchanged.
 
         Raises:
             EnvError: the observation is not in the environment's observation space.

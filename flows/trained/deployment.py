@@ -246,7 +246,7 @@ def _head(blueprint: Blueprint, latent_size: int) -> Head:
 def save_program(policy: DeployedPolicy, path: Path) -> None:
     """Write a torch.export program that accepts any number of observations; see TrainedPolicy.save."""
     program = _program(policy)
-    program.example_inputs = None  # it would be pickled
+    program.example_inputs = None  # they would be pickled
     torch.export.save(program, path)
 
 

@@ -181,8 +181,8 @@ class TrainedPolicy(Acting):
         """Return actions in the environment's action space.
 
         Args:
-            observations: As for `act`.
-            deterministic: As for `act`.
+            observations: Observations, as for `act`.
+            deterministic: True returns the most likely actions; False samples actions as in training.
         """
         actions = self.blueprint.action_map(self.act(observations, deterministic=deterministic))
         return actions.astype(self.blueprint.actions.dtype)
