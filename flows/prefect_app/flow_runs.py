@@ -39,8 +39,7 @@ POOL = "local"
 QUEUE, TRAININGS = "training", 1
 # Longer stages are aborted, so that a cancelled flow run ends within 15 s.
 STAGE_SECONDS = 10.0
-# A worker may report the end of a process late, after another process has started. It also learns of a cancellation
-# first.
+# A worker may report the end of a process after another process has started. It also learns of cancellations first.
 SETTLED_SECONDS = 5.0
 # Maximum number of crashes within CRASH_SECONDS.
 CRASHES, CRASH_SECONDS = 3, 600.0

@@ -23,8 +23,7 @@ def serve(
 
     This starts a Prefect server with its page, the deployments and a worker. Runs are stored in this folder.
 
-    If the server or the worker ends, the command exits with code 1. Flow runs continue from stored data when it is
-    started again.
+    If the server or the worker ends, the command exits with code 1. Flow runs continue when it is started again.
 
     Example: `metaloom serve --port 4300`
 
@@ -32,8 +31,7 @@ def serve(
         port: Port for the server and its page; reports are served on the next port.
         host: Address to listen on; any address except this machine's own requires a password in
             PREFECT_SERVER_API_AUTH_STRING.
-        database: PostgreSQL database for Prefect, `postgresql://USER@HOST/DATABASE`; if omitted, a SQLite file in
-            .prefect.
+        database: PostgreSQL database for Prefect, `postgresql://USER@HOST/DATABASE`; default: SQLite in .prefect.
         trust: Use this folder even if others can write to it, and the database in .prefect regardless of who made it.
     """
     if find_spec("matplotlib") is None:  # the page shows learning curves

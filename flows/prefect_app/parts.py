@@ -114,8 +114,7 @@ class StopRequest(Event):
     """Request to stop, set by a signal.
 
     Attributes:
-        for_good: True if the user requested it with Ctrl-C or by closing the terminal. Service managers send SIGTERM
-            and restart later.
+        for_good: True if the user pressed Ctrl-C or closed the terminal. Service managers send SIGTERM and restart.
     """
 
     for_good = False

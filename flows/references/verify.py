@@ -114,8 +114,7 @@ class TableCheck:
         Args:
             ref: Reference to the output.
             value: Computed output.
-            identical: False if the output differs from its record. Its tables then only need the same columns and
-                units.
+            identical: False if the output differs from its record; its tables then only need equal columns and units.
         """
         if isinstance(value, TaskBatch):
             self._tasks = value

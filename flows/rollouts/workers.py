@@ -135,8 +135,7 @@ class RolloutWorkers(ABC):
     ) -> Self:
         """Return a collector of `episodes_per_task` episodes per task, with or without action noise.
 
-        `actor` overrides the algorithm's actor. With `one_trial`, a task's episodes form one trial: they run in
-        sequence and share the actor's memory.
+        `actor` overrides the algorithm's actor. With `one_trial`, episodes run in sequence and share its memory.
         """
         spec = self.spec.sampling(episodes_per_task, deterministic=deterministic, actor=actor, one_trial=one_trial)
         return replace(self, spec=spec)
