@@ -173,7 +173,7 @@ def collect_shard(
         raise StageFault(f"{place}: {draw}")
     if draw is not None:  # drawn by an installed package
         random_watch.stop()
-        log.warning("env.name is %s: %s. Its episodes may differ when they are played again", spec.env.name, draw)
+        log.warning("env.name is %s: %s. Its episodes may differ when they are replayed", spec.env.name, draw)
     return episodes
 
 
