@@ -90,8 +90,8 @@ def _require_kept(folder: Path) -> None:
     else:
         return
     raise UsageError(
-        f"{folder} {fault}, who can put a .prefect there that runs programs as you; required a folder that only you "
-        "can write to. Start it in another folder, or add --trust if you trust them"
+        f"{folder} {fault}, who can put a .prefect there that runs programs under your account; required a folder "
+        "that only you can write to. Start it in another folder, or add --trust if you trust them"
     )
 
 

@@ -107,7 +107,7 @@ def pack(folder: Path, archive: Path) -> Path:
 def unpack(raw: bytes, archive: Path, folder: Path) -> None:
     """Unpack an archive's bytes, which may be malicious, into a folder."""
     if raw.count(_ENTRY) > _MOST_FILES:
-        raise broken(archive, f"holds more than {_MOST_FILES} files, more than any reference does")
+        raise broken(archive, f"contains more than {_MOST_FILES} files, more than any reference does")
     try:
         with ZipFile(io.BytesIO(raw)) as opened_archive:
             _require_plain(archive, opened_archive)
@@ -127,11 +127,11 @@ def _require_plain(archive: Path, opened_archive: ZipFile) -> None:
         # Other compression methods may expand a kilobyte to gigabytes.
         is_known = entry.compress_type in (ZIP_STORED, ZIP_DEFLATED)
         if not (is_within and is_known and len(name.parts) <= _DEEPEST):
-            raise broken(archive, f"holds {entry.filename[:80]!r}, which no reference does")
+            raise broken(archive, f"contains {entry.filename[:80]!r}, which no reference does")
     if len({*names}) < len(names):
-        raise broken(archive, "holds several files of the same name")
+        raise broken(archive, "contains several files of the same name")
     if (size := sum(entry.file_size for entry in entries)) > _LARGEST_RUN:
-        raise broken(archive, f"holds {size} bytes, more than any reference does")
+        raise broken(archive, f"contains {size} bytes, more than any reference does")
 
 
 _LEFT_OUT = ("_operator", "_quarantine", "writer.lock")
@@ -223,11 +223,11 @@ def extract(folder: Path, reference: Reference, path: Path) -> Path:
             try:
                 found = _described(run)
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-                raise broken(archive, f"holds no complete run ({type(error).__name__}: {error})") from None
+                raise broken(archive, f"contains no complete run ({type(error).__name__}: {error})") from None
             differing = [name for name, value in found.items() if value != getattr(reference, name)]
             differing += ["learners"] if _thinned_learners(run, reference.learners) else []
             if differing:
-                raise broken(archive, f"holds a run that differs from its entry in the index: {', '.join(differing)}")
+                raise broken(archive, f"contains a run that differs from its index entry: {', '.join(differing)}")
         try:
             part.rename(path)
         except OSError:

@@ -107,7 +107,7 @@ def read_index(folder: Path) -> list[Reference]:
         for reference in references:
             check_run_name(reference.name)
             if reference.archive != f"{reference.name}.zip" or reference.learners < 1:
-                raise ValueError(f"archive {reference.archive!r}, learners of every {reference.learners}")
+                raise ValueError(f"archive {reference.archive!r}, learners every {reference.learners} iterations")
         if len({reference.name for reference in references}) < len(references):
             raise ValueError("several references of the same name")
         return references

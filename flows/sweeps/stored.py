@@ -209,20 +209,20 @@ def _parsed(text: bytes, root: Path, name: str) -> Sweep:
     for run in sweep.runs:  # a run's name must not lead outside the runs folder
         check_run_name(run.name)
     if len({run.name for run in sweep.runs}) < len(sweep.runs):
-        raise ValueError("a run twice")
+        raise ValueError("a repeated run")
     if sweep.search is None:
         return sweep
     # The runs must belong to trials of the search, and each trial must have all seeds.
     each = len(sweep.seeds)
     if sweep.search.trials < 1 or not sweep.search.dimensions:
-        raise ValueError("a search of nothing")
+        raise ValueError("an empty search")
     if not each or len(sweep.runs) % each or len(sweep.runs) > sweep.num_runs:
-        raise ValueError("a part of a trial")
+        raise ValueError("an incomplete trial")
     for first in range(0, len(sweep.runs), each):
         runs = sweep.runs[first : first + each]
         sweep.search.values(runs[0].settings)
         if any(run.settings != runs[0].settings for run in runs) or tuple(run.seed for run in runs) != sweep.seeds:
-            raise ValueError("a trial of several settings")
+            raise ValueError("a trial with several settings")
     return sweep
 
 

@@ -140,7 +140,7 @@ def _contents(path: str | Path) -> tuple[Mapping[str, str], Mapping[str, Array]]
             "`policy.save` writes it"
         )
     if metadata.get("sha256") != digest_of(metadata, arrays):
-        raise UsageError(f"{path}: found contents other than `policy.save` wrote; save the policy again")
+        raise UsageError(f"{path}: the contents differ from what `policy.save` wrote; save the policy again")
     return metadata, arrays
 
 
@@ -155,8 +155,8 @@ class DeployedPolicy(nn.Module):
         super().__init__()
         if blueprint.config.algorithm.trial is not None:
             raise UsageError(
-                f"found {blueprint.config.algorithm.name}, whose policy keeps a memory from step to step, which such a "
-                "module cannot; required .safetensors, which `metaloom.load_policy` reads"
+                f"found {blueprint.config.algorithm.name}, whose policy keeps a memory from step to step; such a "
+                "module cannot do this; required .safetensors, which `metaloom.load_policy` reads"
             )
         self.observation_shape: tuple[int, ...] = blueprint.spaces.observation_shape
         self._normalizes = MEAN in params

@@ -231,7 +231,7 @@ class TrainedPolicy(Acting):
             return self._adapted_to(to)
         if self.num_tasks != 1:
             raise UsageError(
-                f"found a policy of {self.num_tasks} tasks to adapt to one environment; use `policy.task(b).adapt`"
+                f"found a policy for {self.num_tasks} tasks to adapt to one environment; use `policy.task(b).adapt`"
             )
         episodes = EvaluationPlan.of(config).episodes if episodes is None else episodes
         max_episode_steps = config.max_episode_steps if max_episode_steps is None else max_episode_steps
@@ -286,7 +286,7 @@ class TrainedPolicy(Acting):
             UsageError: the policy has several tasks.
         """
         if self.num_tasks != 1:
-            raise UsageError(f"found a policy of {self.num_tasks} tasks; required one: `policy.task(b)`")
+            raise UsageError(f"found a policy for {self.num_tasks} tasks; required one task: `policy.task(b)`")
         latent = self.latent
         params = {name: value[0] for name, value in self.params.items()}
         return DeployedPolicy(self.blueprint, params, None if latent is None else latent[0]).eval()
@@ -294,7 +294,7 @@ class TrainedPolicy(Acting):
     def _adapted_to(self, batch: EpisodeBatch) -> TrainedPolicy:
         B = len(batch.lengths)
         if self.num_tasks not in (1, B):
-            raise UsageError(f"found episodes of {B} tasks for a policy of {self.num_tasks}; required the same number")
+            raise UsageError(f"found episodes of {B} tasks for a policy for {self.num_tasks} tasks; required the same number")
         self._check_like_ours(batch)
         config, setup = self.blueprint.config, self.blueprint.setup()
         learner, params = config.algorithm.build(setup), self._params

@@ -389,7 +389,7 @@ def test_what_does_not_fit_is_refused_in_words(made, tmp_path):
         policy.save(tmp_path / "there.onnx")
     with pytest.raises(UsageError, match=r"found the suffix '.pkl'; required one of .safetensors, .onnx, .pt2"):
         policy.save(tmp_path / "policy.pkl")
-    with pytest.raises(UsageError, match=r"policy of 3 tasks; required one: `policy.task\(b\)`"):
+    with pytest.raises(UsageError, match=r"policy for 3 tasks; required one task: `policy.task\(b\)`"):
         policy.adapt(run[0].rollouts(0)).save(tmp_path / "policy.pt2")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["there.onnx"]
 
