@@ -294,7 +294,7 @@ class TrainedPolicy(Acting):
     def _adapted_to(self, batch: EpisodeBatch) -> TrainedPolicy:
         B = len(batch.lengths)
         if self.num_tasks not in (1, B):
-            raise UsageError(f"found episodes of {B} tasks for a policy for {self.num_tasks} tasks; required the same number")
+            raise UsageError(f"found episodes of {B} tasks and a policy for {self.num_tasks}; required equal numbers")
         self._check_like_ours(batch)
         config, setup = self.blueprint.config, self.blueprint.setup()
         learner, params = config.algorithm.build(setup), self._params

@@ -424,7 +424,7 @@ def test_a_file_that_is_no_policy_is_told_in_one_line(tmp_path):
         metadata, arrays = {"format": "metaloom-policy-1", "policy": policy}, {"a": np.zeros(1)}
         metadata["sha256"] = digest_of(metadata, arrays)
         safetensors.numpy.save_file(arrays, foreign, metadata)
-        with pytest.raises(UsageError, match="a description that is damaged"):
+        with pytest.raises(UsageError, match="the description of the policy is damaged"):
             metaloom.load_policy(foreign)
     with pytest.raises(UsageError, match="found no such file"):
         metaloom.load_policy(tmp_path / "nowhere.safetensors")
@@ -441,7 +441,7 @@ def test_a_file_of_other_bits_is_refused_and_so_are_numbers_that_are_no_policy_o
         flipped = bytearray(whole)
         flipped[place] ^= 1
         path.write_bytes(flipped)
-        with pytest.raises(UsageError, match=r"^[^\n]*(other contents than|no safetensors file|with format)[^\n]*$"):
+        with pytest.raises(UsageError, match=r"^[^\n]*(contents differ from|no safetensors file|with format)[^\n]*$"):
             metaloom.load_policy(path)
 
     name = "mean_network.output.kernel"
