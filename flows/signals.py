@@ -25,7 +25,7 @@ def kept_from_children(*numbers: signal.Signals) -> Iterator[None]:
 def _start_tracker() -> None:
     """Start Python's resource tracker for semaphores, which locks need, with signals blocked.
 
-    The tracker's warning is disabled: it would appear when a process ends immediately and leaves semaphores.
+    The tracker's warning is disabled, since it would appear if a process ended immediately and left semaphores behind.
     """
     options = [*sys.warnoptions]
     sys.warnoptions.append("ignore:resource_tracker:UserWarning")

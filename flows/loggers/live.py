@@ -140,7 +140,7 @@ class _Loggers:
             self._to_film = report
 
     def close(self, *, failed: bool) -> None:
-        """Log the pending video and finish."""
+        """Log the pending video and close all loggers."""
         if not failed:
             self._film(is_last_chance=True)
         self._call_each(lambda logger: logger.close(failed))

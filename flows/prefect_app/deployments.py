@@ -54,7 +54,7 @@ from metaloom.storage.format.settings import changed
 
 @contextmanager
 def finishing_the_stage() -> Iterator[tuple[Event, Any]]:
-    """Yield an event, which is set when Prefect sends SIGTERM, and Prefect's own signal handler.
+    """Yield an event that is set when Prefect sends SIGTERM, together with Prefect's own signal handler.
 
     If the current stage then takes too long, the signal is passed to Prefect's handler, which aborts the stage.
     """

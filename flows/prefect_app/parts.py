@@ -33,7 +33,7 @@ _END_WITH_PARENT = (
 
 
 class ServeError(RuntimeError):
-    """Raised if a part did not start or has ended; names the part and its log."""
+    """Raised if a part failed to start or has ended; the message names the part and its log."""
 
 
 class Interrupted(Exception):

@@ -259,7 +259,7 @@ async def _require_answer(address: str) -> None:
 
 
 async def _fetch_from_workers(client: Client, workers: Sequence[str]) -> None:
-    """Fetch episodes directly from workers, unless only the scheduler is reachable, as through a gateway."""
+    """Fetch episodes directly from workers, unless only the scheduler is reachable, for example through a gateway."""
     dask = cast(Any, client)
     asked = [dask.rpc(worker).identity() for worker in workers]
     try:

@@ -1177,7 +1177,7 @@ def test_a_learner_with_hidden_state_replays_as_different_though_all_iterations_
     assert cli.run(["resume", "run", "--iterations", "5", "--workers", "0"]) == 1
     told = " ".join(capsys.readouterr().err.split())
     assert "iteration 3, meta_optimize k=0, computed again before the run is resumed, differs from what is st" in told
-    assert "same bits of own_flow:CountingLater, own_flow:CountingLaterLearner. State kept in a learner" in told
+    assert "same bits from own_flow:CountingLater, own_flow:CountingLaterLearner. State kept in a learner" in told
     assert storage.open_run("run").refs() == before
 
 

@@ -291,10 +291,10 @@ class TestLog:
         count = len(reader.new_lines())
         with kept_log() as log, storage.open_writer(path) as writer, log.of(writer, "x"):
             for n in range(10):
-                log.tell(logging.INFO, f"{n} {'x' * 500}")
+                log.log_event(logging.INFO, f"{n} {'x' * 500}")
                 count += len(reader.new_lines())
             for _ in range(20):
-                log.tell(logging.INFO, "y" * 20_000)
+                log.log_event(logging.INFO, "y" * 20_000)
         assert count >= 11
         sizes = [file.stat().st_size for file in (path / "_operator").glob("log.jsonl*")]
         assert len(sizes) == 5
