@@ -1,1 +1,1 @@
-"""Execution of stages: their order, where they run, and which are skipped because they are already stored."""
+"""Execution of stages: in which order and where they run, and which are skipped because they are already stored."""

@@ -1,7 +1,7 @@
 """Checks of function arguments against their annotations.
 
-Pydantic's `validate_call` does the same, but importing it takes a tenth of a command's allowed start-up time, and
-annotations with types of heavy modules would have to import them.
+Pydantic's `validate_call` does the same, but importing it takes a tenth of a command's allowed start-up time, and types
+in annotations would have to be imported from heavy modules.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ _found.maxstring = _found.maxother = 60
 
 
 def checked(function: F) -> F:
-    """Make a function reject arguments that its annotations do not allow."""
+    """Return a function that rejects arguments which the annotations of `function` do not allow."""
     described = signature(function)
 
     @cache
@@ -51,7 +51,7 @@ def checked(function: F) -> F:
 
 
 def fits(value: object, annotation: Any) -> bool:
-    """Return True if a value matches an annotation; text is not a list, and True is not a number."""
+    """Return True if a value matches an annotation. A string is not a list, and True is not a number."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return fits(value, args[0]) and all(_within(value, limit) for mark in args[1:] for limit in limits_of(mark))
@@ -59,7 +59,7 @@ def fits(value: object, annotation: Any) -> bool:
         return any(fits(value, kind) for kind in args)
     if origin is Literal:
         return any(isinstance(value, type(choice)) and value == choice for choice in args)
-    if origin is Sequence:  # or an array, although not a subclass
+    if origin is Sequence:  # also accepts an array, although that is not a subclass
         indexed = hasattr(value, "__getitem__") and hasattr(value, "__len__")
         listed = indexed and not isinstance(value, str | bytes | Mapping)
         return listed and all(fits(item, args[0]) for item in cast(Sequence[Any], value))
@@ -70,7 +70,7 @@ def fits(value: object, annotation: Any) -> bool:
         return items is not None and all(fits(key, args[0]) and fits(item, args[1]) for key, item in items)
     if origin is Callable:
         return callable(value)
-    if isinstance(annotation, ForwardRef):  # a module that is imported if there is such a value
+    if isinstance(annotation, ForwardRef):  # if there is such a value, its module has been imported
         return any(kind.__name__ == annotation.__forward_arg__ for kind in type(value).__mro__)
     if annotation in (int, float):
         return type(value) is not bool and isinstance(value, Integral if annotation is int else Real)
@@ -80,7 +80,7 @@ def fits(value: object, annotation: Any) -> bool:
 
 
 def required(annotation: Any) -> str:
-    """Describe the values that an annotation allows."""
+    """Return a description of the values that an annotation allows."""
     *others, last = dict.fromkeys(_kinds(annotation))
     return f"{', '.join(others)} or {last}" if others else last
 
@@ -116,7 +116,7 @@ def _kind(annotation: Any) -> str:
 
 
 def limits_of(mark: object) -> list[Number]:
-    """Return the limits of a number in an annotation's mark."""
+    """Return the numeric limits in the metadata of an Annotated type."""
     validators = mark.validator if isinstance(mark, Parameter) else ()
     listed = validators if isinstance(validators, tuple) else (validators,)
     return [validator for validator in listed if isinstance(validator, Number)]

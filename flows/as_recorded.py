@@ -1,7 +1,7 @@
-"""Use of the machine code with which stored outputs were computed, as far as this processor supports it.
+"""Recomputation with the machine code that computed stored outputs, as far as this processor supports it.
 
-BLAS, torch and NumPy choose their code on import. A command that needs other code has to restart with other environment
-variables.
+BLAS, torch and NumPy select their machine code on import. A command that needs different code must restart with other
+environment variables.
 """
 
 import os
@@ -22,11 +22,11 @@ class Arithmetic:
     """Machine code of this process, compared with a run's.
 
     Attributes:
-        used: Machine code of this process, by library.
-        wanted: Machine code of the run, by library.
-        unrecorded: Libraries whose code the run does not record; its processor's default is assumed.
-        missed: Reasons why the wanted code was not used, with a remedy, by library.
-        mixed: True if iterations were computed by different code; a process can only use that of the last.
+        used: Machine code that this process uses, keyed by library.
+        wanted: Machine code that computed the run, keyed by library.
+        unrecorded: Libraries whose code the run does not record; the default for the run's processor is assumed.
+        missed: Reason why the wanted code was not used, with a remedy, keyed by library.
+        mixed: True if different code computed some iterations; a process can only use the code of the last iteration.
     """
 
     used: Mapping[str, str]
@@ -36,7 +36,7 @@ class Arithmetic:
     mixed: bool
 
     def __str__(self) -> str:
-        """Describe the code by library, and why it is not the recorded code."""
+        """Return a description of each library's code and, if it is not the recorded code, the reason."""
         used = ", ".join(f"{name} {self.used[library]} ({self._origin(library)})" for library, name in _NAMES.items())
         mixed = ". Other iterations record different code, and a process can use only one" if self.mixed else ""
         return f"Computed by the machine code {used}{mixed}"
@@ -61,7 +61,7 @@ def start_as_recorded(run: Run, iterations: Collection[int]) -> None:
 
 
 def arithmetic_of(run: Run, iterations: Collection[int]) -> Arithmetic:
-    """Compare this process's machine code with the code that computed some iterations."""
+    """Compare this process's machine code with the code that computed the given iterations."""
     wanted, unrecorded, mixed = _recorded(run, iterations)
     used, flags = _acting(), _flags(system())
     missed: dict[str, str] = {}
@@ -80,7 +80,7 @@ def arithmetic_of(run: Run, iterations: Collection[int]) -> Arithmetic:
 
 
 def _acts(wanted: Mapping[str, str]) -> bool:
-    """Return True if this process uses the machine code; imports torch only if needed."""
+    """Return True if this process uses the wanted machine code; torch is only imported if needed."""
     without_torch = code_facts()
     if any(without_torch.get(library, code) != code for library, code in wanted.items()):
         return False
@@ -98,9 +98,9 @@ def _flags(about: Mapping[str, object]) -> frozenset[str]:
 
 
 def _recorded(run: Run, iterations: Collection[int]) -> tuple[dict[str, str], tuple[str, ...], bool]:
-    """Return the last iteration's code, its unrecorded libraries, and True if other iterations differ.
+    """Return the last iteration's code, its unrecorded libraries, and whether other iterations used different code.
 
-    Earlier versions recorded no code, or not NumPy's; the recorded processor's default is then assumed.
+    Earlier versions recorded no code, or not NumPy's; the default for the recorded processor is then assumed.
     """
     facts = [mapping(run.environment_of(ref).get("arithmetic")) for ref in run.refs_of(iterations)]
     default = code_for(_flags(mapping(run.info.get("system"))))

@@ -1,4 +1,4 @@
-"""Work in a copy of this process, which leaves nothing in its memory."""
+"""Running work in a forked copy of this process, so that this process's memory does not change."""
 
 import logging
 import math
@@ -19,22 +19,22 @@ _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
 
 def passes_in_copy(work: Callable[[], bool], seconds: float, should_stop: Callable[[], bool]) -> bool:
-    """Return the result of work in a copy of this process; True after a request to stop.
+    """Return the result of `work` in a forked copy of this process, or True after a request to stop.
 
-    The copy has one thread, so work must use no pool, event loop or GPU of this process.
+    The copy has one thread, so the work must not use a pool, event loop or GPU of this process.
 
     Args:
-        work: The work. False if it raises an error or ends its process.
-        seconds: Time after which the system ends the copy, whatever it does.
-        should_stop: Asked meanwhile.
+        work: Function to call. The result is False if it raises an error or ends its process.
+        seconds: Time after which the system ends the copy, whatever the copy is doing.
+        should_stop: Function called while waiting; if it returns True, the copy is ended.
     """
     receiver, sender = Pipe(duplex=False)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, ValueError, OSError):  # it may be closed
-            stream.flush()  # otherwise both processes write it
+        with suppress(AttributeError, ValueError, OSError):  # the stream may be closed
+            stream.flush()  # otherwise both processes would write the buffered text
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, in a process with threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns in a process with threads
         pid = os.fork()
     if pid == 0:
         _send(work, seconds, sender, before)
@@ -51,20 +51,20 @@ def passes_in_copy(work: Callable[[], bool], seconds: float, should_stop: Callab
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         receiver.close()
-    for record in records if passed else ():  # otherwise the work is done again here
+    for record in records if passed else ():  # after a failure, the work is repeated in this process
         logging.getLogger(record.name).handle(record)
     return passed
 
 
 def _send(work: Callable[[], bool], seconds: float, sender: Connection, mask: Iterable[int]) -> Never:
     try:
-        for number in _HANDLED:  # they end the copy: handlers are for the first process
+        for number in _HANDLED:  # these signals must end the copy; the handlers are for the first process
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.alarm(math.ceil(seconds))
         records = SimpleQueue[logging.LogRecord]()
         logging.getLogger().handlers[:] = [QueueHandler(records)]
-        warnings.showwarning = lambda *_: None  # they are shown when the work is done in the first process
+        warnings.showwarning = lambda *_: None  # warnings are shown when the first process does the work
         passed = work()
         sender.send((passed, [records.get() for _ in range(records.qsize())]))
     finally:

@@ -1,4 +1,4 @@
-"""Expected errors, which commands report in one line with an exit code. Others are bugs and show a traceback."""
+"""Expected errors, which commands report in one line with an exit code. Other errors are bugs and show a traceback."""
 
 import re
 import traceback
@@ -6,11 +6,11 @@ from importlib.metadata import PackageNotFoundError, distribution
 
 
 class UsageError(ValueError):
-    """Raised for an impossible request; the message names what is possible."""
+    """Raised for an impossible request; the message states what is possible."""
 
 
 class ExtraMissing(UsageError):
-    """Raised for a missing package of one of Metaloom's extras."""
+    """Raised if a package from one of Metaloom's extras is not installed."""
 
     def __init__(self, extra: str, package: str | None = None) -> None:
         super().__init__(f"{package or extra} is not installed; `pip install 'metaloom[{extra}]'` installs it")
@@ -24,11 +24,11 @@ _EXTRAS = {
     "minari": "minari",
     "deltalake": "delta",
 }
-"""Extras by the module they install."""
+"""Extra that installs a module, keyed by module name."""
 
 
 def explained(error: Exception) -> Exception:
-    """Return ExtraMissing for a missing module of an extra, otherwise the error."""
+    """Return ExtraMissing if the error is about a missing module of an extra, otherwise the error itself."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return error
     module = error.name.partition(".")[0]
@@ -36,7 +36,7 @@ def explained(error: Exception) -> Exception:
         return ExtraMissing(_EXTRAS[module], "pillow" if module == "PIL" else module)
     try:
         required = distribution("metaloom").requires or ()
-    except PackageNotFoundError:  # only found on the path, as in a checkout
+    except PackageNotFoundError:  # Metaloom is not installed, only found on the path, as in a checkout
         return error
     if all(map(_is_installed, required)):
         return error
@@ -46,7 +46,7 @@ def explained(error: Exception) -> Exception:
 
 
 def _is_installed(requirement: str) -> bool:
-    """Return True if a requirement's package is installed, or belongs to an extra."""
+    """Return True if a requirement's package is installed or belongs to an extra."""
     try:
         return "extra ==" in requirement or bool(distribution(re.split(r"[^\w.-]", requirement, maxsplit=1)[0]))
     except PackageNotFoundError:
@@ -54,7 +54,7 @@ def _is_installed(requirement: str) -> bool:
 
 
 def exit_text(ended: SystemExit) -> str:
-    """Describe the exit that a plug-in asked for: the program would end as if it had succeeded."""
+    """Describe an exit requested by a plug-in, with which the program would end as if it had succeeded."""
     last = traceback.extract_tb(ended.__traceback__)[-1]
     return (
         f"{last.filename}, line {last.lineno}, in {last.name} asked Python to exit "
@@ -67,10 +67,10 @@ class WorkersError(ConnectionError):
 
 
 class StartAgain(Exception):
-    """Raised to restart a command with other environment variables, since libraries choose their code on import.
+    """Raised to restart a command with other environment variables, since libraries select machine code on import.
 
     Attributes:
-        environment: Environment variables to start with.
+        environment: All environment variables for the new process.
     """
 
     def __init__(self, environment: dict[str, str]) -> None:
@@ -80,7 +80,7 @@ class StartAgain(Exception):
 
 USAGE, FAILURE, EXIT_INTERRUPTED = 2, 1, 130
 
-# By name, because importing them takes seconds and a failing command needs few of them.
+# Keyed by name, because importing the classes takes seconds and a failing command needs few of them.
 EXIT_CODES = {
     "metaloom.flows.errors.UsageError": USAGE,
     "metaloom.flows.errors.WorkersError": FAILURE,
@@ -100,8 +100,8 @@ EXIT_CODES = {
 
 
 def exit_code(error: Exception) -> int | None:
-    """Return the exit code of an expected error; None for others, such as errors of a user's environment."""
-    # Dask reads the user's configuration files on import, and names the faulty one.
+    """Return an expected error's exit code; None for other errors, such as those raised by a user's environment."""
+    # Dask reads the user's configuration files on import, and its message names the invalid one.
     if isinstance(error, ValueError) and str(error).startswith("A dask config file at "):
         return USAGE
     names = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__)

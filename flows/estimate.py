@@ -1,6 +1,7 @@
 """Rejection of sizes that cannot fit into this machine's memory, before anything is created.
 
-Counts only indispensable arrays at their minimum size. `metaloom train RECIPE --dry-run --probe` measures actual use.
+Estimates only count necessary arrays at their minimum size. `metaloom train RECIPE --dry-run --probe` measures actual
+use.
 """
 
 import logging
@@ -24,13 +25,13 @@ _LOG = logging.getLogger(__name__)
 
 
 def check_sizes(config: RunConfig, *, evaluation_alone: bool = False) -> None:
-    """Reject a run, or one evaluation, that does not fit into memory; warn if it takes half of it."""
+    """Reject a run, or a single evaluation, that does not fit into memory; warn if it needs more than half of it."""
     if refusal := refusal_of(config, evaluation_alone=evaluation_alone):
         raise ConfigError(refusal)
 
 
 def refusal_of(config: RunConfig, *, evaluation_alone: bool = False) -> str | None:
-    """Return why a run, or one evaluation, cannot fit into this machine's memory; None if it may.
+    """Return why a run, or a single evaluation, cannot fit into this machine's memory, or None if it may fit.
 
     Raises:
         ConfigError, EnvError: settings and environment are incompatible, or the learner is too large.
@@ -56,7 +57,7 @@ def refusal_of(config: RunConfig, *, evaluation_alone: bool = False) -> str | No
 
 
 def most_steps(config: RunConfig) -> int:
-    """Return the environment steps of an iteration if no episode ends early."""
+    """Return the number of environment steps in an iteration if no episode ends early."""
     if isinstance(config.algorithm, OffPolicySettings):
         episodes = sum(part.episodes for part in plan_of(config).rounds)
     else:
@@ -67,7 +68,7 @@ def most_steps(config: RunConfig) -> int:
 
 
 def _training_arrays(config: RunConfig, spaces: Spaces, train_tasks: int, of_step: int) -> dict[str, int]:
-    """Return the minimum bytes of arrays that an iteration holds in memory at once, by name."""
+    """Return the minimum sizes in bytes of the arrays that an iteration keeps in memory at once, keyed by name."""
     B, T, spec = config.num_tasks, config.max_episode_steps, SamplerSpec.of(config, 1)
     arrays: dict[str, int] = {}
     if isinstance(config.algorithm, OffPolicySettings):
@@ -90,7 +91,7 @@ def _training_arrays(config: RunConfig, spaces: Spaces, train_tasks: int, of_ste
 
 
 def _evaluation_arrays(config: RunConfig, test_tasks: int, of_step: int) -> dict[str, int]:
-    """Return the minimum bytes of arrays that an evaluation holds in memory at once, by name."""
+    """Return the minimum sizes in bytes of the arrays that an evaluation keeps in memory at once, keyed by name."""
     plan, asked = EvaluationPlan.of(config), config.evaluation
     given = test_tasks if isinstance(asked.tasks, str) else len(asked.tasks)
     tasks = asked.num_tasks or (1 if asked.evenly_by is not None else given or config.num_tasks)
@@ -103,7 +104,7 @@ def _evaluation_arrays(config: RunConfig, test_tasks: int, of_step: int) -> dict
 
 
 def _refusal(config: RunConfig, least: Callable[[RunConfig], int], memory: int, what: str) -> str:
-    """Describe the refusal, naming the setting whose reduction saves the most memory."""
+    """Return the error message, which names the setting whose reduction saves the most memory."""
     numbers = {name: n for name, n in dotted(config.model_dump()) if type(n) is int and n > 1}
     path = min(numbers, key=lambda path: least(_with(config, path, 1)))
     fits, too_large = 0, numbers[path]
@@ -121,6 +122,6 @@ def _with(settings: Any, path: str, value: int) -> Any:
     name, _, rest = path.partition(".")
     inner = settings[name] if isinstance(settings, Mapping) else getattr(settings, name)
     changed = {name: _with(inner, rest, value) if rest else value}
-    if isinstance(settings, Mapping):  # options of an environment or a network
+    if isinstance(settings, Mapping):  # options of an environment or network
         return {**cast(Mapping[str, Any], settings), **changed}
     return settings.model_copy(update=changed)

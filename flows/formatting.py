@@ -1,4 +1,4 @@
-"""Formatting of values, times, sizes and stages, and conversion of values to JSON."""
+"""Formatting values, times, sizes and stages as text, and converting values to JSON."""
 
 import json
 import math
@@ -18,27 +18,27 @@ from metaloom.storage.format import settings
 from metaloom.storage.format.stages import EARLIER
 
 TRIAL_RETURNS = ("first_episode_return", "last_episode_return")
-"""Metrics of algorithms that learn from trials; equal if a trial is one episode."""
+"""Metrics of algorithms that learn from trials; the two are equal if a trial is a single episode."""
 _ONCE = {stage.name for table in EARLIER.values() for stage in table.stages if not stage.stepped}
 
 
 def stage_name(ref: StageRef) -> str:
-    """Format a stage without its iteration: "adapt k=0", "meta_optimize"."""
+    """Format a stage reference without its iteration, such as "adapt k=0" or "meta_optimize"."""
     return stage_label(ref.stage, ref.step)
 
 
 def stage_label(stage: str, step: int) -> str:
-    """Format a stage by name and inner step: "adapt k=0"; one that no built-in graph repeats: "meta_optimize"."""
+    """Format a stage's name and inner step, "adapt k=0"; the step is omitted if built-in graphs never repeat it."""
     return stage if stage in _ONCE and not step else f"{stage} k={step}"
 
 
 def adaptation_returns(metrics: Mapping[str, float]) -> list[float]:
-    """Return the average episode return of every inner step."""
+    """Return the average episode return at each inner step."""
     return by_inner_step(metrics, "average_return")
 
 
 def by_inner_step(metrics: Mapping[str, float], name: str) -> list[float]:
-    """Return a metric of every inner step; empty if there is none."""
+    """Return a metric's value at each inner step; empty if the metric does not exist."""
     values: list[float] = []
     while (key := f"step_{len(values)}.{name}") in metrics:
         values.append(metrics[key])
@@ -52,18 +52,18 @@ def last_return(metrics: Iterable[str]) -> str | None:
 
 
 def trial_length(config: Mapping[str, Any]) -> int:
-    """Return the number of episodes per trial from a stored configuration; 1 without a memory across episodes."""
+    """Return the number of episodes per trial from a stored configuration; 1 if memory does not span episodes."""
     return int(config["algorithm"].get("episodes_per_trial", 1))
 
 
 def trial_returns(metrics: Mapping[str, float]) -> Sequence[float]:
-    """Return the average returns of trials' first and last episodes; empty if trials have one episode."""
+    """Return the average returns of the first and last episodes of trials; empty if a trial is a single episode."""
     found = [metrics[name] for name in TRIAL_RETURNS if name in metrics]
     return found if len(set(found)) == len(TRIAL_RETURNS) else ()
 
 
 def adaptation_label(k: int, last: int) -> str:
-    """Return the label of inner step k of `last` in legends and tables."""
+    """Return the label for inner step k in legends and tables; `last` is the last inner step."""
     if last == 0:
         return "return"
     if k == 0:
@@ -74,14 +74,14 @@ def adaptation_label(k: int, last: int) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """Format a number with a noun: 1 step, 2,000 steps."""
+    """Format a number with a noun, such as "1 step" or "2,000 steps"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def number(value: float) -> str:
-    """Format with four significant digits or two decimals, whichever is more precise: −20.13, 0.0001234, 100, 1e+18.
+    """Format a number with four significant digits or two decimals, whichever is more precise.
 
-    Uses a true minus sign, which standard output keeps only in a terminal.
+    Examples: −20.13, 0.0001234, 100, 1e+18. The minus sign is U+2212, which standard output only keeps in a terminal.
     """
     if not math.isfinite(value):
         return str(value)
@@ -100,12 +100,12 @@ def number(value: float) -> str:
 
 
 def interval(low: float, high: float, missing: str = "-") -> str:
-    """Format an interval, "1.2 to 3.4", or `missing` if undefined."""
+    """Format an interval as "1.2 to 3.4"; return `missing` if it is undefined."""
     return missing if math.isnan(low) else f"{number(low)} to {number(high)}"
 
 
 def count(value: float) -> str:
-    """Format a large count in at most four characters and a letter: 950, 39.2 k, 1.92 M."""
+    """Format a large count with three significant digits and a unit letter, such as 950, 39.2 k or 1.92 M."""
     for scale, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if abs(value) >= scale:
             return f"{value / scale:.3g}{letter}"
@@ -113,23 +113,23 @@ def count(value: float) -> str:
 
 
 def speed(steps_per_second: float | None) -> str:
-    """Format a sampling speed, "39.2 k steps/s"; None if nothing had to be sampled."""
+    """Format a sampling speed, such as "39.2 k steps/s"; None means that nothing had to be sampled."""
     return "rollouts were stored" if steps_per_second is None else f"{count(steps_per_second)} steps/s"
 
 
 def duration(seconds: float) -> str:
-    """Format hours, minutes and seconds: 0:01:03."""
+    """Format a duration as hours, minutes and seconds, such as 0:01:03."""
     whole = round(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
 def short_time(seconds: float) -> str:
-    """Format a short time: 1.93 s, 17.2 ms."""
+    """Format a short duration, such as 1.93 s or 17.2 ms."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def seconds_of(moment: object, otherwise: float = -math.inf) -> float:
-    """Return a stored time in seconds since 1970; `otherwise` if invalid, as a foreign run's may be."""
+    """Return a stored time in seconds since 1970, or `otherwise` if it is invalid, as in somebody else's run."""
     try:
         return datetime.fromisoformat(str(moment)).timestamp()
     except (ValueError, OverflowError):
@@ -137,7 +137,7 @@ def seconds_of(moment: object, otherwise: float = -math.inf) -> float:
 
 
 def age(moment: object) -> str:
-    """Format the age of a stored time: 40 s ago, 2 h ago, 3 d ago; empty if invalid."""
+    """Format the age of a stored time, such as "40 s ago" or "2 h ago"; empty if the time is invalid."""
     began = seconds_of(moment)
     if began == -math.inf:
         return ""
@@ -153,7 +153,7 @@ def finite(value: float) -> float | None:
 
 
 def as_json(value: Any) -> Any:
-    """Convert lists and mappings to JSON data, with None for non-finite numbers."""
+    """Return nested lists and mappings as JSON data, with None for non-finite numbers."""
     if isinstance(value, Mapping):
         return {name: as_json(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -162,7 +162,7 @@ def as_json(value: Any) -> Any:
 
 
 def dotted(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the settings of a nested configuration as names and values for `--set`."""
+    """Return the settings in a nested configuration as pairs of name and value for `--set`."""
     return (
         (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
         for name, value in settings.dotted(config)
@@ -170,10 +170,10 @@ def dotted(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def program(name: str) -> str:
-    """Return the command of a program in this environment: its name if found on PATH, otherwise its path."""
+    """Return the command for a program in this environment: its name if PATH leads to it, otherwise its path."""
     ours = Path(sys.executable).with_name(name)
     found = shutil.which(name)
-    # Do not resolve links, whose target may not be accessible to others.
+    # Do not resolve links, since their targets may not be accessible to others.
     if not os.path.lexists(ours) or (found and Path(found).parent == ours.parent):
         return name
     return os.path.relpath(ours)

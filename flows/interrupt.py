@@ -1,7 +1,7 @@
 """Signals that stop a training run, which `metaloom resume` can continue.
 
-Ctrl-C finishes and commits the current stage; pressed again, it stops immediately. After SIGTERM and SIGHUP, a
-scheduler or terminal kills the process soon, so a stage that takes longer is abandoned.
+After Ctrl-C, the current stage is finished and committed; a second Ctrl-C stops the run immediately. After SIGTERM or
+SIGHUP, a scheduler or terminal soon kills the process, so a stage that takes too long is abandoned.
 """
 
 import os
@@ -21,14 +21,14 @@ from metaloom.flows.errors import EXIT_INTERRUPTED
 from metaloom.flows.rollouts.guard import note_requested_end
 
 STAGE_SECONDS = 10.0
-"""Time for the current stage after SIGTERM or SIGHUP: Slurm kills after 30 s, Docker after 10 by default."""
+"""Time limit for the current stage after SIGTERM or SIGHUP. By default, Slurm kills after 30 s, Docker after 10 s."""
 _CLOSING_SECONDS = 6.0
 _LOOK_EVERY_SECONDS = 0.2
 _SHOW_CURSOR = "\x1b[?25h"
 
 
 class StageAbandoned(KeyboardInterrupt):
-    """Raised in a stage that takes too long after a request to end."""
+    """Raised in a stage that takes too long after a stop request."""
 
 
 _can_be_abandoned = False
@@ -36,7 +36,7 @@ _can_be_abandoned = False
 
 @contextmanager
 def abandonable() -> Generator[None, None, None]:
-    """Allow `StageAbandoned` in the block, which must have no side effects."""
+    """Allow `StageAbandoned` to be raised in the block, which must have no side effects."""
     global _can_be_abandoned
     _can_be_abandoned = True
     try:
@@ -47,11 +47,11 @@ def abandonable() -> Generator[None, None, None]:
 
 @dataclass
 class Stop:
-    """A stop request. Calling it returns True after a request. A live panel shows it.
+    """State of a stop request. A call returns True once the user has requested a stop; a live panel can render it.
 
     Attributes:
-        how: Effect on the current stage, in words; empty before a request.
-        panel: Console of the live panel; nothing else may write while it is shown.
+        how: What happens to the current stage, in words; empty before a request.
+        panel: Console of the live panel; nothing else may write while the panel is shown.
     """
 
     how: str = ""
@@ -62,7 +62,7 @@ class Stop:
         return bool(self.how)
 
     def __rich__(self) -> RenderableType:
-        """Render the request, or nothing."""
+        """Return a line about the request, or nothing before a request."""
         return Text(f"stopping after this stage; {self.how}", "bold") if self.how else Group()
 
     @contextmanager
@@ -75,7 +75,7 @@ class Stop:
             self.panel = None
 
     def end_at_once(self, again: str) -> None:
-        """End the process immediately. Committed outputs are kept; the rest will be recomputed."""
+        """End the process immediately. Committed outputs are kept; the others will be recomputed."""
         note_requested_end()
         text = f"\nstopped at once; {again}\n"
         with suppress(OSError):  # the terminal may be gone
@@ -90,21 +90,21 @@ class Stop:
 
 @contextmanager
 def stop_on_interrupt(again: Callable[[], str]) -> Iterator[Stop]:
-    """Yield a `Stop` that reacts to signals.
+    """Yield a `Stop` that reacts to signals during the block.
 
     Args:
-        again: Function that returns advice on how to continue, for an immediate end.
+        again: Function that returns advice on how to continue, printed if the process ends immediately.
     """
     stop, lock = Stop(), threading.RLock()
     asking = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as under nohup
         asking.remove(signal.SIGHUP)
-    # An uninterruptible call, such as of a simulator, must not delay the end either.
+    # An uninterruptible call, for example in a simulator, must not delay the end either.
     end = threading.Timer(STAGE_SECONDS + _CLOSING_SECONDS, lambda: stop.end_at_once(again()))
     end.daemon = True
 
     def receive(number: int, received: list[int]) -> None:
-        """Handle a signal, called by the listening thread, or by the handler if the thread was replaced."""
+        """Handle a signal. Called by the listening thread, or by the signal handler if the thread was replaced."""
         with lock:
             received.append(number)
             if number == signal.SIGINT and len(received) > 1:
@@ -143,7 +143,7 @@ def stop_on_interrupt(again: Callable[[], str]) -> Iterator[Stop]:
 
 @contextmanager
 def _listening(receive: Callable[[int], None]) -> Iterator[None]:
-    """Forward signals from a thread, since handlers wait while the main thread is in a long call."""
+    """Call `receive` for signals in a thread, since Python's handlers wait while the main thread is in a long call."""
     listener, ours = socket.socketpair()
     ours.setblocking(False)
 
@@ -164,5 +164,5 @@ def _listening(receive: Callable[[int], None]) -> Iterator[None]:
         listener.close()
 
 
-# Ignore signals to forked copies of this process, which a simulator may have made.
+# Ignore signals to forked copies of this process, which a simulator may have created.
 os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a training run, served to this machine while the process trains."""
+"""Prometheus metrics for a training run, served to this machine while the process trains."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class TrainingMetrics:
-    """Prometheus metrics of one run, in a separate registry."""
+    """Prometheus metrics for one run, in a separate registry."""
 
     def __init__(self, run: str) -> None:
         self.registry: CollectorRegistry = CollectorRegistry()
@@ -33,7 +33,7 @@ class TrainingMetrics:
         self._stage = self._gauge("stage_running", "1 for the running stage, 0 for others.", "stage")
         self._metric = self._gauge("metric", "Metrics of the last iteration and the last evaluation.", "name")
         self._threads = self._gauge("worker_threads", "Threads of all connected workers.")
-        self._seconds = self._counter("stage_seconds", "Wall seconds by stage.", "stage", "step")
+        self._seconds = self._counter("stage_seconds", "Wall-clock seconds by stage.", "stage", "step")
         self._steps = self._counter("environment_steps", "Environment steps sampled.")
         self._shards = self._counter("shards", "Shards sent to workers; again: after a worker died.", "attempt")
         self._bytes = self._counter("worker_bytes", "Bytes sent between trainer and workers.", "direction")
@@ -41,14 +41,14 @@ class TrainingMetrics:
         self._running: str | None = None
 
     def stage_started(self, ref: StageRef) -> None:
-        """Record the current stage."""
+        """Record the stage that is running."""
         if self._running is not None:
             self._stage.labels(self._run, self._running).set(0)
         self._running = ref.stage
         self._stage.labels(self._run, ref.stage).set(1)
 
     def iteration_done(self, report: IterationReport) -> None:
-        """Add an iteration's duration and record its returns."""
+        """Record a completed iteration's durations, metrics and traffic."""
         self._done.labels(self._run).set(report.iteration + 1)
         self._planned.labels(self._run).set(report.iterations)
         self._ended.labels(self._run).set(time.time())
@@ -94,7 +94,7 @@ def metrics_at(port: int, run: str, observer: Observer) -> Iterator[Observer]:
         return [f"{REQUIRED_HOST}\n".encode()]
 
     try:
-        # It listens immediately, but has no metrics before the block.
+        # The server listens immediately, but has no metrics before the block.
         server, thread = start_http_server(port, LOOPBACK, registry=metrics.registry)
         server.set_app(answer)
     except OSError as error:

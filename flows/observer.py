@@ -1,4 +1,4 @@
-"""Events of a training run for observers."""
+"""Observers of a training run, and the reports that they receive."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,22 +13,23 @@ from metaloom.storage import StageRef
 
 @dataclass(frozen=True)
 class IterationReport:
-    """Report of a completed iteration, for progress displays.
+    """Report about a completed iteration, for progress displays.
 
     Attributes:
         iteration: Index of the completed iteration, from 0.
-        iterations: Total number of iterations of the run.
+        iterations: Target number of iterations in the run.
         metrics: Metrics of the iteration, as stored.
-        stage_seconds: Seconds by stage, for example collect_rollouts.1; stages that were already stored are missing.
-        elapsed_seconds: Seconds since this process began training.
-        steps_per_second: Environment steps of the iteration per second since the previous one; None if its rollouts
-            were already stored.
-        evaluation_returns: Mean test return by number of adaptation steps, if this iteration was evaluated.
-        class_returns: Returns by class of task, per inner step; empty without classes or if the episodes were not
-            available.
-        task_returns: Mean return of every task, [B] per inner step; empty if the episodes were not available.
-        steps: Environment steps sampled for the iteration by this process.
-        traffic: Traffic with worker processes since the process began; None without workers.
+        stage_seconds: Duration of each stage in seconds, keyed for example by collect_rollouts.1; stages that were
+            already stored are missing.
+        elapsed_seconds: Time since this process began training, in seconds.
+        steps_per_second: Environment steps in the iteration, divided by the time since the previous one; None if the
+            rollouts were already stored.
+        evaluation_returns: Mean test returns by number of adaptation steps, if this iteration was evaluated.
+        class_returns: Returns by task class, one item per inner step; empty if there are no classes or the episodes
+            were not available.
+        task_returns: Per-task mean returns, [B] for each inner step; empty if the episodes were not available.
+        steps: Number of environment steps that this process sampled for the iteration.
+        traffic: Traffic with worker processes since this process began; None without workers.
     """
 
     iteration: int
@@ -46,11 +47,11 @@ class IterationReport:
 
 @dataclass(frozen=True)
 class Observer:
-    """Callbacks during the training of a run; by default they do nothing and never stop it.
+    """Callbacks during the training of a run. The defaults do nothing and never stop the training.
 
     Attributes:
-        stage_started, iteration_done: Called before a stage and after an iteration.
-        should_stop: Called before every stage; True stops the training.
+        stage_started, iteration_done: Functions called before each stage and after each iteration.
+        should_stop: Function called before each stage; training stops if it returns True.
         reads: True if `iteration_done` reads the run; training then waits until the iteration is stored.
     """
 
@@ -61,16 +62,16 @@ class Observer:
 
 
 def strict(observer: Observer) -> Observer:
-    """Return an observer that also ends training if an iteration's witness differs or is missing.
+    """Return an observer that also ends the training if an iteration's witness differs or is missing.
 
-    The iteration is stored before, and `resume` continues after it.
+    The iteration is stored first, and `resume` continues after it.
     """
 
     def iteration_done(report: IterationReport) -> None:
         observer.iteration_done(report)
         if REPRODUCED not in report.metrics:
             raise StageFault(
-                f"iteration {report.iteration}: --strict found no episode to play again, since the stages of the run "
+                f"iteration {report.iteration}: --strict found no episode to replay, since the stages of the run "
                 "output no tasks or no rollouts; remove --strict"
             )
         if not report.metrics[REPRODUCED]:
@@ -83,6 +84,6 @@ def strict(observer: Observer) -> Observer:
 
 
 def mean_test_returns(outputs: Iterable[object]) -> list[float]:
-    """Return the mean test returns by number of adaptation steps from an iteration's evaluation, if any."""
+    """Return the mean test returns by number of adaptation steps, if an iteration's outputs contain an evaluation."""
     found = (output for output in outputs if isinstance(output, Evaluation))
     return [mean for evaluation in found for mean in evaluation.test_returns.mean(axis=(0, 2)).tolist()]

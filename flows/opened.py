@@ -1,4 +1,4 @@
-"""Stored runs in the Python API. Opening one needs neither torch nor a simulator."""
+"""Stored runs in the Python API. Opening a run requires neither torch nor a simulator."""
 
 from __future__ import annotations
 
@@ -34,42 +34,42 @@ class Run(storage.Run):
     """A stored run, with its policies, charts and datasets."""
 
     def policy(self, iteration: int = -1, *, seed: int = 0) -> TrainedPolicy:
-        """Return the policy that an iteration starts from, that is, after `iteration` updates; see TrainedPolicy.
+        """Return the policy with which an iteration starts, that is, after `iteration` updates; see TrainedPolicy.
 
         Args:
-            iteration: Number of updates: 0 is the untrained policy, -1 the newest.
-            seed: Seed of the policy's random draws.
+            iteration: Number of updates: 0 selects the untrained policy, -1 the newest.
+            seed: Seed for the policy's random draws.
 
         Raises:
             storage.StageMissing: the run has fewer updates.
-            EnvError: the run's environment cannot be made.
+            EnvError: the run's environment cannot be built.
         """
-        # Imported here: a policy needs torch and the environment, reading a run neither.
+        # Imported here because a policy needs torch and the environment, but reading a run needs neither.
         from metaloom.flows.trained.policy import policy_of
 
         return policy_of(self, iteration, seed=seed)
 
     @property
     def plot(self) -> Plots:
-        """The charts of the run; `run.plot.learning_curve()` draws one."""
+        """Charts of the run, for example `run.plot.learning_curve()`."""
         from metaloom.flows.views.report import Plots  # matplotlib takes a second to import
 
         return Plots(self)
 
     def class_returns(self, iterations: Iterations = None) -> pa.Table:
-        """Read one row per iteration, inner step and class of task: mean return and standard error over tasks.
+        """Return a table with one row per iteration, inner step and task class: mean return and standard error.
 
-        The class `balanced` is the mean over classes. Means of classes without tasks and standard errors of single
-        tasks are null.
+        Standard errors are over tasks. The class `balanced` is the mean over classes. The mean of a class without tasks
+        is null, as is the standard error of a single task.
 
         Raises:
-            UsageError: the run recorded no classes of tasks.
+            UsageError: the run recorded no task classes.
             storage.StageMissing: an iteration is not complete.
         """
         if (classes := classes_of(self)) is None:
             raise UsageError(
-                f"{self.location}: its environment declared no classes of tasks; required one with task_classes. A run "
-                "of an earlier version gets them at its next `metaloom resume`"
+                f"{self.location}: its environment declared no task classes; required one with task_classes. A run "
+                "from an earlier version gets them at its next `metaloom resume`"
             )
         return class_table(self, self.select(iterations), classes)
 
@@ -77,9 +77,9 @@ class Run(storage.Run):
         """Return the stored episodes as a torch Dataset; see RunDataset.
 
         Args:
-            unit: Unit of an item: "transitions", "episodes" or "trials".
-            iterations: Iterations; None for all complete ones.
-            steps: Inner steps k to include; None for all.
+            unit: What each item contains: "transitions", "episodes" or "trials".
+            iterations: Iterations to include; None for all complete iterations.
+            steps: Inner steps k to include; None for all inner steps.
         """
         from metaloom.flows.datasets import RunDataset
 
@@ -95,9 +95,9 @@ class FinishedIteration(storage.Iteration):
     """An iteration that has just been trained, with its stored batches.
 
     Attributes:
-        run: The run, open for reading.
+        run: Run that is being trained, open for reading.
         index: Index of the iteration, from 0.
-        report: Metrics, returns by task and class, and durations.
+        report: Report with metrics, returns by task and by class, and durations.
     """
 
     run: Run
@@ -105,7 +105,7 @@ class FinishedIteration(storage.Iteration):
 
     @property
     def refs(self) -> list[storage.StageRef]:
-        """Return references to the outputs of the iteration."""
+        """References to the iteration's outputs."""
         return [ref for ref in self.run.refs() if ref.iteration == self.index]
 
     def metrics(self) -> Metrics:
@@ -114,9 +114,9 @@ class FinishedIteration(storage.Iteration):
 
 
 class Runs(Sequence[Run]):
-    """Several runs with joint tables, in which a column `run` has the run's name, or its path if names repeat.
+    """Several runs with joint tables. The column `run` contains the run's name, or its path if names repeat.
 
-    Runs without data for a table add no rows; if no run has any, storage.StageMissing is raised.
+    A run without data for a table adds no rows; if no run has data, storage.StageMissing is raised.
     """
 
     def __init__(self, runs: Sequence[Run]) -> None:
@@ -140,19 +140,19 @@ class Runs(Sequence[Run]):
         return Runs(self._runs[index]) if isinstance(index, slice) else self._runs[index]
 
     def metrics(self, iterations: Iterations = None) -> pa.Table:
-        """Read one row per run and iteration; null if a run lacks a metric."""
+        """Return a table with one row per run and iteration; a metric that a run lacks is null."""
         return self._together(lambda run: run.metrics(iterations))
 
     def episodes(self, iterations: Iterations = None) -> pa.Table:
-        """Read one row per episode of every run; null if a run lacks a column."""
+        """Return a table with one row per episode of each run; a column that a run lacks is null."""
         return self._together(lambda run: run.episodes(iterations))
 
     def class_returns(self, iterations: Iterations = None) -> pa.Table:
-        """Read one row per run, iteration, inner step and class of task; see Run.class_returns."""
+        """Return a table with one row per run, iteration, inner step and task class; see Run.class_returns."""
         return self._together(lambda run: run.class_returns(iterations))
 
     def evaluations(self, iterations: Iterations = None) -> pa.Table:
-        """Read one row per evaluation episode of every run."""
+        """Return a table with one row per evaluation episode of each run."""
         return self._together(lambda run: run.evaluations(iterations))
 
     def _together(self, table_of: Callable[[Run], pa.Table]) -> pa.Table:
@@ -171,7 +171,7 @@ class Runs(Sequence[Run]):
 
 
 def open_run(run: RunLike) -> Run:
-    """Open a run for reading, by name in the runs folder, path or URL. The run may still be in progress.
+    """Open a run for reading by its name in the runs folder, path or URL. The run may still be in progress.
 
     Raises:
         storage.StoreError: the run does not exist or cannot be read.
@@ -193,16 +193,16 @@ def open_runs(pattern: str | Path) -> Runs:
     root = Path() if isinstance(pattern, Path) or "/" in pattern else runs_root()
     pattern = Path(pattern).expanduser()
     folders = (root / path for path in glob(f"{pattern}/", root_dir=root, recursive=True))
-    # A run has a copy of its run.json in a subfolder.
+    # Skip subfolders of runs, one of which contains a copy of run.json.
     folders = (folder for folder in folders if not any((above / "run.json").exists() for above in folder.parents))
     found = sorted(filter(storage.run_exists, folders))
     if not found:
-        raise UsageError(f"found no run {str(root / pattern)!r}; required a pattern that the path of a run matches")
+        raise UsageError(f"found no run {str(root / pattern)!r}; required a pattern that matches the path of a run")
     return Runs([Run.open(path) for path in found])
 
 
 def _facts(run: storage.Run) -> dict[str, str]:
-    """Return facts about a run for display. Settings of a foreign run may be anything."""
+    """Return facts about a run to display, keyed by label. The settings of somebody else's run may be anything."""
     done = len(run.iterations)
     metrics = run.metrics(-1).to_pylist()[0] if done else {}
     last, statistic = headline_return(run)

@@ -1,4 +1,4 @@
-"""Grouping of runs by their settings, without importing modules named in them."""
+"""Grouping runs by their settings, without importing the modules that the settings name."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from metaloom.pipeline.shown import ConfigError, suggestion
 from metaloom.storage import Run
 
 BESIDE = ("seed", "iterations", "stop", "evaluation", "retention", "replay")
-"""Settings that do not distinguish groups: seed, length, evaluation, storage."""
+"""Settings that do not distinguish groups: seed, run length, evaluation and storage."""
 ENVIRONMENT = ("env", "max_episode_steps")
 """Sections of settings that define the meaning of a return."""
 OF_THE_POLICY = ("env.action_scale", "env.diagnostics")
-"""Settings in these sections that do not: the mapping of a policy's actions, which depends on the algorithm, and
-additional measurements."""
+"""Settings in these sections that do not affect the meaning of a return: the mapping of a policy's actions, which
+depends on the algorithm, and additional measurements."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class RunGroup:
     """Runs that differ only in their seed.
 
     Attributes:
-        settings: Settings that differ from other groups: setting -> value.
-        runs: Runs in the order of their seeds.
+        settings: Values of the settings that distinguish the group, keyed by setting.
+        runs: Runs ordered by seed.
     """
 
     settings: Mapping[str, str]
@@ -34,10 +34,10 @@ class RunGroup:
 
 
 def settings_of(run: Run) -> dict[str, str]:
-    """Return a run's settings as names and values. Settings unknown to its version get their old defaults."""
-    # The current number of iterations, since `resume --iterations` does not change stored settings.
+    """Return a run's settings as text, keyed by name. Settings that its version did not have get their old defaults."""
+    # Use the current number of iterations, since `resume --iterations` does not change the stored settings.
     config = {**run.config, "iterations": run.capacity}
-    # Reading a run imports none of the modules it names.
+    # Reading a run must not import the modules that its settings name.
     if names_of_run(run):
         return dict(dotted(config))
     try:
@@ -52,7 +52,7 @@ def section(setting: str) -> str:
 
 
 def environment_settings(run: Run) -> dict[str, str]:
-    """Return the settings that define a run's environment, and so the meaning of its returns."""
+    """Return the settings that define a run's environment, and therefore the meaning of its returns."""
     return {name: value for name, value in sorted(settings_of(run).items()) if _of_environment(name)}
 
 
@@ -61,12 +61,12 @@ def _of_environment(setting: str) -> bool:
 
 
 def environment_of(run: Run) -> str:
-    """Return the environment settings as one text."""
+    """Return a run's environment settings as a single string."""
     return " ".join(f"{name}={value}" for name, value in environment_settings(run).items())
 
 
 def check_comparable(runs: Sequence[Run], *, mixed: bool) -> None:
-    """Reject runs with incomparable scores, or duplicate runs."""
+    """Reject duplicate runs, and runs whose scores cannot be compared."""
     if not runs:
         raise UsageError("found no runs to compare; required one or more, by name, path, pattern or sweep")
     paths = [str(run.path.resolve()) for run in runs]
@@ -85,12 +85,13 @@ def check_comparable(runs: Sequence[Run], *, mixed: bool) -> None:
 
 
 def grouped(runs: Sequence[Run], by: Sequence[str], *, mixed: bool) -> dict[str, RunGroup]:
-    """Group runs that differ only in their seed, or that have equal values of some settings. Return groups by name.
+    """Return groups of runs that only differ in their seed, or that have equal values for the settings `by`.
 
-    A group is named after the settings in which groups differ; a single group after algorithm and environment.
+    Groups are keyed by name. The name lists the settings in which groups differ; for a single group, it contains the
+    algorithm and the environment.
 
     Raises:
-        UsageError: no run has such a setting, a group has duplicate runs, or groups are not comparable.
+        UsageError: no run has one of the settings, a group contains duplicate runs, or groups cannot be compared.
     """
     settings = {run.path: settings_of(run) for run in runs}
     known = {name: None for found in settings.values() for name in found}
@@ -125,7 +126,7 @@ def grouped(runs: Sequence[Run], by: Sequence[str], *, mixed: bool) -> dict[str,
 def _distinguishing(keys: Sequence[str], groups: Sequence[tuple[str, ...]]) -> list[str]:
     """Return the settings in which groups differ.
 
-    Returns only settings that differ within one algorithm.
+    If groups have several algorithms, only settings that differ within one algorithm are returned.
     """
     differ = [n for n in range(len(keys)) if len({values[n] for values in groups}) > 1]
     names = [keys[n] for n in differ]
@@ -150,7 +151,7 @@ def _refuse_repeated(groups: Iterable[Sequence[Run]], settings: Mapping[Path, Ma
 
 
 def _examples(by_name: Mapping[str, str]) -> str:
-    """Return one name per distinct value."""
+    """Return text that gives one name as an example of each distinct value."""
     first: dict[str, str] = {}
     for name, value in by_name.items():
         first.setdefault(value, name)
@@ -158,7 +159,7 @@ def _examples(by_name: Mapping[str, str]) -> str:
 
 
 def difference_notes(groups: Collection[RunGroup]) -> Iterator[str]:
-    """Yield differences between groups of several algorithms that their names do not show."""
+    """Yield a note on settings in which the groups differ but that their names do not show."""
     settings = [settings_of(group.runs[0]) for group in groups]
     named = {name for group in groups for name in group.settings}
     shared = (name for name in settings[0] if all(name in found for found in settings))
@@ -173,7 +174,7 @@ def difference_notes(groups: Collection[RunGroup]) -> Iterator[str]:
 
 
 def fork_notes(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a note on every fork, which began with its parent's settings."""
+    """Yield a note on each fork, since its first iterations used its parent's settings."""
     for run in runs:
         parent = run.info.get("parent")
         if parent is not None and parent["iteration"]:
@@ -182,7 +183,7 @@ def fork_notes(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def kin_notes(groups: Mapping[str, RunGroup]) -> Iterator[str]:
-    """Yield a note on runs of a group that are not independent, since they begin with the same policy."""
+    """Yield a note on runs in a group that are not independent because they begin with the same policy."""
     for group in groups.values():
         kin: dict[str, list[str]] = {}
         for run in group.runs:

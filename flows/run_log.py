@@ -1,7 +1,7 @@
-"""The log of a run, written by its trainer: one JSON object per line in `_operator/log.jsonl` of its folder.
+"""A run's log, which its trainer writes to `_operator/log.jsonl` in the run's folder, one JSON object per line.
 
-It has records of Python's logging and warnings, also from Dask workers, and events of the trainer. It is not part of
-the run's content and may be deleted.
+The log contains records from Python's logging and warnings, including those from Dask workers, and trainer events. It
+is not part of the run's content and may be deleted.
 """
 
 import json
@@ -25,17 +25,17 @@ from metaloom.storage.write.holder import FOLDER, operator_folder
 
 NAME = "log.jsonl"
 MOST_BYTES, OLDER_FILES = 1_000_000, 4
-"""Maximum bytes of a log file before it is rotated, and maximum number of rotated files."""
+"""Maximum size of a log file in bytes before it is rotated, and maximum number of rotated files."""
 _LONGEST_MESSAGE = 10_000
 _EARLY_RECORDS = 100
 _CHATTY = ("distributed", "bokeh", "asyncio")
-"""Libraries that log every connection; only their warnings are stored."""
+"""Libraries that log every connection; only their warnings and errors are stored."""
 _MOST_READ = 16 * MOST_BYTES
 LEVELS = ("debug", "info", "warning", "error")
 
 
 class RunLog(logging.Handler):
-    """Handler that writes a run's log; earlier records are buffered until the run is known."""
+    """Logging handler that writes a run's log. Records are buffered until the run is known."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,8 +45,8 @@ class RunLog(logging.Handler):
         self._logged: BaseException | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line, and show the record on the console if no other handler does."""
-        # A root handler disables Python's last resort, which shows warnings.
+        """Write the record to the log, and show it on the console if no other handler does."""
+        # A handler at the root logger disables Python's handler of last resort, which shows warnings.
         if logging.lastResort is not None and record.levelno >= logging.lastResort.level and self._shows(record):
             logging.lastResort.handle(record)
         if record.levelno >= logging.WARNING or record.name.partition(".")[0] not in _CHATTY:
@@ -54,17 +54,17 @@ class RunLog(logging.Handler):
 
     @contextmanager
     def of(self, writer: RunWriter, workers: object) -> Iterator[None]:
-        """Write to the log of the writer's run during the block, including an error that ends it."""
+        """Within the block, write to the log of the writer's run, including an error that ends the block."""
         self._open(writer, workers)
         try:
             yield
         except BaseException as error:
-            # Before releasing the run, so that waiting processes find it.
+            # Log the end before releasing the run, so that waiting processes find it.
             self.log_end(error)
             raise
 
     def log_end(self, error: BaseException) -> None:
-        """Log once why the training ended."""
+        """Log why the training ended, unless this error is already logged."""
         if error is not self._logged:
             self._logged = error
             kind = type(error).__name__
@@ -77,7 +77,7 @@ class RunLog(logging.Handler):
             self._file = _LogFile(operator_folder(path) / NAME)
         except (OSError, StoreError) as error:
             self._early = []
-            logging.getLogger(__name__).warning("%s: keeps no log: %s", path, error)
+            logging.getLogger(__name__).warning("%s: cannot write a log: %s", path, error)
             return
         early, self._early = self._early, []
         for record in early:
@@ -85,13 +85,13 @@ class RunLog(logging.Handler):
         self.log_event(logging.INFO, f"session {writer.session} begins; rollouts in {workers}", workers=str(workers))
 
     def log_event(self, level: int, message: str, **facts: Any) -> None:
-        """Log an event of the trainer, without showing it on the console."""
+        """Log a trainer event without showing it on the console."""
         record = logging.LogRecord("metaloom.trainer", level, "", 0, message, None, None)
         record.facts = facts
         self._write(record)
 
     def observing(self, observer: Observer, writer: RunWriter) -> Observer:
-        """Return an observer that also logs events, and stops on requests to the writer."""
+        """Return an observer that also logs events, and that stops training when the writer receives a request."""
 
         def stage_started(ref: StageRef) -> None:
             self._place |= {"iteration": ref.iteration, "stage": ref.stage, "step": ref.step}
@@ -114,14 +114,14 @@ class RunLog(logging.Handler):
         return replace(observer, stage_started=stage_started, iteration_done=iteration_done, should_stop=should_stop)
 
     def close(self) -> None:
-        """Stop writing."""
+        """Close the log file; later records are buffered."""
         if self._file is not None:
             self._file.close()
             self._file = None
         super().close()
 
     def _shows(self, record: logging.LogRecord) -> bool:
-        """Return True if this handler is the first or only one of its kind that a record reaches."""
+        """Return True if only handlers of this class receive the record, and this one receives it first."""
         logger: logging.Logger | None = logging.getLogger(record.name)
         handlers: list[logging.Handler] = []
         while logger is not None:
@@ -138,7 +138,7 @@ class RunLog(logging.Handler):
 
 
 class _LogFile(RotatingFileHandler):
-    """Files of the log. If they cannot be written, lines are lost without an error."""
+    """Rotating log files. If they cannot be written, lines are lost without an error."""
 
     def __init__(self, path: Path) -> None:
         if path.is_symlink():
@@ -152,7 +152,7 @@ class _LogFile(RotatingFileHandler):
         self.setFormatter(_JsonLines())
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Skip the line. A full disk will stop the run itself, with a better message."""
+        """Skip the line. A full disk stops the run itself, with a better message."""
 
 
 class _JsonLines(logging.Formatter):
@@ -171,7 +171,7 @@ class _JsonLines(logging.Formatter):
 
 @contextmanager
 def kept_log() -> Iterator[RunLog]:
-    """Collect log records and warnings in the block; `RunLog.of` selects the run."""
+    """Yield a RunLog that collects log records and warnings during the block; `RunLog.of` selects the run."""
     log, root = RunLog(), logging.getLogger()
     level, show = root.level, warnings.showwarning
     if not root.handlers and level == logging.WARNING:
@@ -200,11 +200,11 @@ def kept_log() -> Iterator[RunLog]:
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line of a log, with printable text.
+    """A line in a log, with printable text.
 
     Attributes:
-        time, level, message: Its time, level and message.
-        fields: All fields.
+        time, level, message: Time, level and message of the record.
+        fields: All fields of the line's JSON object.
     """
 
     time: str
@@ -214,7 +214,7 @@ class LogLine:
 
     @classmethod
     def parse(cls, raw: str) -> "LogLine | None":
-        """Parse a line; None if it is truncated or invalid."""
+        """Parse a line; return None if it is truncated or invalid."""
         try:
             fields = json.loads(raw)
             time, level, message = (printable(fields[name]) for name in ("time", "level", "message"))
@@ -224,28 +224,28 @@ class LogLine:
 
     @property
     def ref(self) -> StageRef | None:
-        """Current stage; None before the first."""
+        """Stage that was running; None before the first stage."""
         try:
             return StageRef(int(self.fields["iteration"]), str(self.fields["stage"]), int(self.fields["step"]))
         except (KeyError, TypeError, ValueError):
             return None
 
     def is_at_least(self, level: str) -> bool:
-        """Return True if the line has at least this level."""
+        """Return True if the line's level is at least this level, or unknown."""
         return self.level not in LEVELS or LEVELS.index(self.level) >= LEVELS.index(level)
 
 
 class LogLines(Shown, list[LogLine]):
-    """Lines of a log, the oldest first."""
+    """Lines of a log, oldest first."""
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return time, level and message of the newest lines; see pipeline.shown."""
+        """Return a title, and the time, level and message of the newest lines; see pipeline.shown."""
         rows = [(line.time[:19].replace("T", " "), line.level, line.message) for line in self[-MOST_ROWS:]]
         return f"{plural(len(self), 'line')}{f', the last {len(rows)}' if len(rows) < len(self) else ''}", rows
 
 
 class LogReader:
-    """Reads a run's log from its oldest line, and then new lines."""
+    """Reads a run's log, starting at the oldest line and continuing with new lines."""
 
     def __init__(self, run: Path) -> None:
         self._path = run / FOLDER / NAME
@@ -253,7 +253,7 @@ class LogReader:
         self._is_followed = False
 
     def new_lines(self) -> Sequence[LogLine]:
-        """Return new complete lines."""
+        """Return the complete lines written since the last call."""
         raw = self._rest_of_older()
         self._inode, new = _read(self._path, self._offset)
         whole = new[: new.rfind(b"\n") + 1]
@@ -262,7 +262,7 @@ class LogReader:
         return [line for text in lines if (line := LogLine.parse(text)) is not None]
 
     def _rest_of_older(self) -> bytes:
-        """Return the unread part of rotated files."""
+        """Return the unread content of rotated files."""
         older = [self._path.with_name(f"{NAME}.{n}") for n in range(OLDER_FILES, 0, -1)]
         if not self._is_followed:
             self._is_followed = True
@@ -275,7 +275,7 @@ class LogReader:
 
 
 def _read(path: Path, offset: int = 0) -> tuple[int, bytes]:
-    """Return the inode of a regular file and its bytes after an offset; 0 and no bytes if there is none."""
+    """Return a regular file's inode and its bytes after an offset, or 0 and no bytes if there is no such file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

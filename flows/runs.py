@@ -1,4 +1,4 @@
-"""Locations of runs. A user names a run by its name in the runs folder or by a path, optionally with `@ITERATION`."""
+"""Locations of runs. Users refer to a run by its name in the runs folder or by a path, optionally with `@ITERATION`."""
 
 import os
 import re
@@ -14,19 +14,19 @@ from metaloom.flows.formatting import last_return
 from metaloom.pipeline.types import LearnerState, Update
 
 RunLike = str | Path | storage.Run
-"""A run, its path or URL, or its name in the runs folder."""
+"""Opened run, or a run's path, URL or name in the runs folder."""
 
 
 def runs_root() -> Path:
-    """Return the runs folder: $METALOOM_RUNS, or `runs` in the working folder if that is empty or not set.
+    """Return the runs folder: $METALOOM_RUNS, or `runs` in the working folder if the variable is empty or not set.
 
-    For a URL, this is its cache folder.
+    If the variable is a URL, this is the URL's cache folder.
     """
     return storage.folder_of(os.environ.get("METALOOM_RUNS") or "runs")
 
 
 def run_folder(name_or_path: str | Path) -> Path:
-    """Return the folder of a name or path; it need not exist."""
+    """Return the folder that a name or path refers to; it need not exist."""
     return storage.run_path(name_or_path, runs_root())
 
 
@@ -36,15 +36,12 @@ def folder_of(run: RunLike) -> Path:
 
 
 def report_path(run: Path) -> Path:
-    """Return the path of a run's report, which is beside the run.
-
-    For a run in object storage it is in the working folder.
-    """
+    """Return the path of a run's report, beside the run or, for object storage, in the working folder."""
     return (Path("reports") if storage.url_of(run) else run.parent / "reports") / run.name
 
 
 def report_folder(run: Path) -> Path:
-    """Return the folder for a run's report."""
+    """Return the folder for a run's report, which must not contain symbolic links."""
     folder = report_path(run)
     for path in (folder.parent, folder, *(folder.iterdir() if folder.is_dir() else ())):
         if path.is_symlink():  # the target would be overwritten
@@ -56,26 +53,26 @@ def report_folder(run: Path) -> Path:
 
 
 def new_run_name(recipe: str) -> str:
-    """Return an unused name for a new run, from recipe and time."""
+    """Return an unused name for a new run, made from the recipe's name and the current time."""
     stem = f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
     names = [stem, *(f"{stem}-{n}" for n in range(2, 100))]
     return next(name for name in names if not run_folder(name).exists())
 
 
 def require_iteration(run: storage.Run, iteration: int) -> None:
-    """Reject an iteration without stored outputs, with the command that computes it."""
+    """Reject an iteration without stored outputs; the message names the command that computes it."""
     if all(ref.iteration != iteration for ref in run.refs()):
         done, more = len(run.iterations), f" --iterations {iteration + 1}" if iteration >= run.capacity else ""
         raise storage.StageMissing(
             run.path,
-            found=f"nothing of iteration {iteration} is stored; {done} are complete",
+            found=f"no output of iteration {iteration} is stored; complete iterations: {done}",
             required=f"an iteration from 0 to {done - 1}" if done else "an iteration that has begun",
             action=f"`metaloom resume {storage.argument(run.path)}{more}` computes it",
         )
 
 
 def require_settings(run: storage.Run) -> None:
-    """Reject a run whose settings name no environment or algorithm."""
+    """Reject a run whose settings have no environment name, algorithm name or seed."""
     for section in ("env", "algorithm"):
         settings = run.config.get(section)
         if not isinstance(settings, dict) or not isinstance(settings.get("name"), str):
@@ -95,7 +92,7 @@ def require_settings(run: storage.Run) -> None:
 
 
 def updates_at(run: storage.Run, iteration: int | None) -> int:
-    """Return the number of updates of the learner that an iteration starts from; the newest for None and -1."""
+    """Return the number of updates of the learner with which an iteration starts; None and -1 select the newest."""
     newest = len(run.iterations)
     iteration = None if iteration is None else index(iteration)
     updates = newest if iteration is None else iteration if iteration >= 0 else newest + 1 + iteration
@@ -105,7 +102,7 @@ def updates_at(run: storage.Run, iteration: int | None) -> int:
 
 
 def learner_after(run: storage.Run, updates: int) -> LearnerState:
-    """Read a stored learner by its number of updates."""
+    """Return the stored learner after this number of updates."""
     ref = run.learner_ref(updates)
     if not run.contains(ref):
         raise UsageError(
@@ -129,7 +126,7 @@ def check_seed(seed: int) -> int:
 
 
 def parse_span(option: str, text: str) -> slice | int:
-    """Parse an option `7` or `A:B`, counted like Python slices."""
+    """Parse an option's value `7` or `A:B`, which has the meaning of a Python index or slice."""
     if re.fullmatch(r"-?\d{1,8}", text):
         return int(text)
     if not re.fullmatch(r"(-?\d{1,8})?:(-?\d{1,8})?", text):
@@ -141,7 +138,7 @@ def parse_span(option: str, text: str) -> slice | int:
 def best_iteration(run: storage.Run) -> int:
     """Return the first iteration with the highest mean return, after adaptation if there is any.
 
-    The learner that the iteration starts from is the policy with this return.
+    The learner with which the iteration starts is the one that achieved this return.
 
     Raises:
         storage.StageMissing: no iteration is complete.
@@ -156,10 +153,10 @@ def best_iteration(run: storage.Run) -> int:
 
 
 def from_start(folder: Path, iteration: int, *, learner: bool = False) -> int:
-    """Resolve an iteration that may be counted from the end.
+    """Return an iteration's index from the start; a negative iteration is counted from the end.
 
     Raises:
-        UsageError: a negative number is out of range.
+        UsageError: a negative iteration is out of range.
         storage.StoreError: the run does not exist.
     """
     if iteration >= 0:
@@ -174,14 +171,14 @@ def from_start(folder: Path, iteration: int, *, learner: bool = False) -> int:
 
 @dataclass(frozen=True)
 class RunAt:
-    """A run, or an iteration of it, as given by a user."""
+    """A run, or one of its iterations, as specified by a user."""
 
     path: Path
     iteration: int | None
 
     @classmethod
     def of(cls, run: RunLike, iteration: int | None = None, *, learner: bool = False) -> "RunAt":
-        """Resolve a run and an iteration; text may be RUN@ITERATION, see `parse`."""
+        """Resolve a run and an optional iteration; a string may be RUN@ITERATION, see `parse`."""
         if iteration is None and isinstance(run, str):
             return cls.parse(run, learner=learner)
         folder = folder_of(run)
@@ -189,14 +186,14 @@ class RunAt:
 
     @classmethod
     def parse(cls, text: str, *, learner: bool = False) -> "RunAt":
-        """Parse RUN or RUN@ITERATION: a number, negative from the end, `latest` for -1, or `best`.
+        """Parse RUN or RUN@ITERATION, where ITERATION is a number, `latest` or `best`.
 
-        RUN@best is the iteration with the highest return.
+        Negative numbers count from the end, `latest` is -1, and `best` is the iteration with the highest return.
 
         Args:
-            text: Name, path or URL of a run, perhaps with an iteration.
-            learner: True to count learners instead of iterations. There is one more: N is the learner after N updates,
-                from which iteration N starts.
+            text: Name, path or URL of a run, optionally with an iteration.
+            learner: True to count learners instead of iterations. There is one more learner: N is the learner after N
+                updates, with which iteration N starts.
 
         Raises:
             UsageError: the text after the "@" is not an iteration.
@@ -216,7 +213,7 @@ class RunAt:
 
 
 def require_one_iteration(run: RunLike, iteration: int | None) -> tuple[Path, int]:
-    """Return a run and its one requested iteration."""
+    """Return a run's folder and the requested iteration; reject a run without an iteration."""
     at = RunAt.of(run, iteration)
     if at.iteration is None:
         raise UsageError(f"{at.path}: found no iteration; required RUN@ITERATION, such as {at.path.name}@0")
@@ -224,5 +221,5 @@ def require_one_iteration(run: RunLike, iteration: int | None) -> tuple[Path, in
 
 
 def folders_of(runs: RunLike | Sequence[RunLike]) -> list[Path]:
-    """Return the folders of one or several runs."""
+    """Return the folders of one or more runs."""
     return [folder_of(run) for run in ([runs] if isinstance(runs, RunLike) else runs)]

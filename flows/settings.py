@@ -1,4 +1,4 @@
-"""Settings as text: changes for `--set`, and files of settings for `metaloom train`."""
+"""Settings as text: changes for `--set`, and settings files for `metaloom train`."""
 
 import json
 import re
@@ -18,14 +18,14 @@ from metaloom.storage.format.settings import dotted
 
 
 def assignments(settings: Mapping[str, Any]) -> list[str]:
-    """Return changes of settings as KEY=VALUE for `--set`, with a key for every field of a section."""
-    # Skip a section without changes; as a value, {} would replace it.
+    """Return changes to settings as KEY=VALUE for `--set`, with one key per field in a section."""
+    # Skip a section without changes, since the value {} would replace the whole section.
     changes = {name: value for name, value in settings.items() if value != {}}
     return [f"{key}={json.dumps(value, default=plain)}" for key, value in dotted(changes)]
 
 
 def plain(value: Any) -> Any:
-    """Convert NumPy numbers and paths to JSON values."""
+    """Return a NumPy value or a path as a JSON value; reject anything else."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if isinstance(value, Path):
@@ -39,7 +39,7 @@ SettingsFormat = Literal["yaml", "toml", "json"]
 
 
 def settings_file(config: RunConfig, form: SettingsFormat) -> str:
-    """Return a file with all settings of a run, for `metaloom train`."""
+    """Return the text of a file with all settings of a run, for `metaloom train`."""
     settings = config.model_dump(mode="json")
     write, read = _FORMATS[form]
     text = write(settings)
@@ -53,13 +53,13 @@ def settings_file(config: RunConfig, form: SettingsFormat) -> str:
 
 
 def _toml_lines(settings: Mapping[str, Any], *sections: str) -> Iterator[str]:
-    """Yield a line for every setting, named as in `--set`. TOML has no null, so null settings are skipped."""
+    """Yield one TOML line per setting, named as in `--set`. TOML has no null, so null settings are skipped."""
     for name, value in settings.items():
         path = (*sections, name)
         if isinstance(value, Mapping) and value:
             yield from _toml_lines(value, *path)
         elif value is not None:
-            # JSON scalars, strings and lists of them are valid TOML.
+            # JSON numbers, booleans, strings and lists are also valid TOML.
             keys = (key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key) for key in path)
             yield f"{'.'.join(keys)} = {json.dumps(value)}"
 

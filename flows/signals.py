@@ -1,4 +1,4 @@
-"""Signals to all processes of a terminal or service, which only the main process should handle."""
+"""Signals sent to all processes of a terminal or service, which only the main process should handle."""
 
 import signal
 import sys
@@ -9,23 +9,23 @@ from multiprocessing import resource_tracker
 
 @contextmanager
 def kept_from_children(*numbers: signal.Signals) -> Iterator[None]:
-    """Block signals in this thread during the block, and in all processes started from it.
+    """During the block, mask signals in this thread and in all processes that it starts.
 
-    Signals received meanwhile are delivered to this process at the end.
+    Signals that arrive meanwhile are delivered to this process at the end.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         _start_tracker()
-        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # starting it unblocks SIGINT and SIGTERM
+        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # starting the tracker unblocks SIGINT and SIGTERM
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start_tracker() -> None:
-    """Start Python's semaphore tracker, which locks need, with signals blocked.
+    """Start Python's resource tracker for semaphores, which locks need, with signals blocked.
 
-    It cleans up without a warning after a process that exited immediately.
+    The tracker's warning is disabled, since it would appear if a process ended immediately and left semaphores behind.
     """
     options = [*sys.warnoptions]
     sys.warnoptions.append("ignore:resource_tracker:UserWarning")

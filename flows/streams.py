@@ -1,4 +1,4 @@
-"""Standard streams that may fail: full disk, closed terminal, closed descriptor."""
+"""Standard streams that tolerate a full disk, a closed terminal or a closed file descriptor."""
 
 import io
 import os
@@ -13,20 +13,20 @@ _reported = False
 def keep_streams() -> None:
     """Make standard output raise BrokenPipeError for all errors, and standard error ignore errors.
 
-    Also replaces closed descriptors, which the next opened file would otherwise get.
+    Closed file descriptors are replaced, since the next opened file would otherwise get their numbers.
     """
     for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, mode)  # gets the lowest free number; a closed standard output is not written
+            os.open(os.devnull, mode)  # gets the lowest free number; nothing is written to a closed standard output
     sys.stdout = _stream(_Output(1, "w", closefd=False), cast(TextIO | None, sys.stdout))
     sys.stderr = _stream(_Errors(2, "w", closefd=False), cast(TextIO | None, sys.stderr), line_buffering=True)
 
 
 @cache
 def print_to_errors() -> None:
-    """Redirect this process's output to standard error, including non-Python output, and ignore errors."""
+    """Redirect this process's standard output to standard error, including non-Python output, and ignore errors."""
     sys.stdout.flush()
     os.dup2(2, 1)
     sys.stdout = _stream(_Errors(1, "w", closefd=False), sys.stdout, line_buffering=True)
@@ -34,13 +34,13 @@ def print_to_errors() -> None:
 
 
 class _Output(io.FileIO):
-    """Stream that reports its first error."""
+    """Output stream that reports the first error and converts every error to BrokenPipeError."""
 
     def write(self, data: "bytes | bytearray | memoryview") -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         global _reported
         try:
             return super().write(data)
-        except BrokenPipeError:  # its reader has closed it
+        except BrokenPipeError:  # the reader has closed the pipe
             raise
         except OSError as error:
             if not _reported:

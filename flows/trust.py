@@ -1,10 +1,10 @@
 """Trust in stored runs: permission to import the modules named in their settings.
 
-Settings name classes as module:Class, and importing a module runs its code. Settings of a stored run may have been
-written by anyone, so they become a RunConfig only in `run_stages.config_of`, and a policy's only in
-`trained.deployment`; both check trust first. Trust is remembered per user by the hash of a run.json or policy, so
-changes revoke it. It also requires that modules are found at the same paths. Names without a module, which Metaloom or
-installed packages provide, and names given by the user need no trust.
+Settings name classes as module:Class, and importing a module runs its code. Anyone may have written the settings of a
+stored run, so only `run_stages.config_of` converts them to a RunConfig, and only `trained.deployment` converts a saved
+policy's settings; both check trust first. Trust is remembered per user for the hash of a run.json or policy, so changes
+revoke it. Modules must also be found at the same paths. Names without a module, which Metaloom or installed packages
+provide, and names that the user typed need no trust.
 """
 
 import hashlib
@@ -27,10 +27,10 @@ from metaloom.storage.read.info import mapping
 log: logging.Logger = logging.getLogger(__name__)
 
 Places = dict[str, str | None]
-"""Import location by top-level module name."""
+"""Import locations, keyed by top-level module name."""
 
 _trusted_here: dict[str, Places] = {}
-"""Trust given in this process, if the configuration folder cannot be written."""
+"""Trust given in this process, for use if the configuration folder cannot be written."""
 
 
 class UntrustedRun(ConfigError):
@@ -44,9 +44,9 @@ class StoredSettings:
     Attributes:
         where: Location of the settings, for messages.
         sha256: Hash of the stored document.
-        names: Names of modules and classes in the settings.
-        remedy: Advice for trusting them.
-        starts: Warm starts (`init_from.run`) outside of the run's runs folder.
+        names: Names in the settings that may refer to modules.
+        remedy: Advice on how to trust the names.
+        starts: Warm starts (`init_from.run`) from outside the run's runs folder.
     """
 
     where: str
@@ -66,16 +66,16 @@ class StoredSettings:
 
     @classmethod
     def of_policy(cls, path: str | Path, described: str) -> "StoredSettings":
-        """Return the settings in a policy's file, from its JSON description."""
+        """Return the settings in a policy file, from the policy's JSON description."""
         sha256 = hashlib.sha256(described.encode()).hexdigest()
         names = sorted({*names_in(json.loads(described))})
         return cls(str(path), sha256, names, f"metaloom.load_policy({str(path)!r}, trust=True)")
 
     def trust(self) -> None:
-        """Trust the named modules and runs, now and later."""
+        """Trust the named modules and runs, in this process and later commands."""
         if not (self.names or self.starts):
             return
-        # A module that is not found now may be anything later.
+        # A module that is not found now could be anything later.
         places: Places = {name: place for name, place in _places(self.names).items() if place is not None}
         _trusted_here[self.sha256] = places
         try:
@@ -115,7 +115,7 @@ def trust_run(run: Run | str | Path) -> None:
     """Trust the modules named in a stored run's settings, now and in this user's later commands.
 
     Args:
-        run: A run, its path or URL, or its name in the runs folder.
+        run: Opened run, or a run's path, URL or name in the runs folder.
 
     Raises:
         storage.StoreError: the run does not exist.
@@ -127,7 +127,7 @@ def require_trust(run: Run) -> None:
     """Reject a run whose settings name modules, unless the user trusts it.
 
     Raises:
-        UntrustedRun: names the modules and their locations.
+        UntrustedRun: the message names the modules and their locations.
     """
     StoredSettings.of_run(run).require_trust()
 
@@ -148,9 +148,9 @@ def _starts_elsewhere(run: Run) -> Iterator[str]:
 
 
 def names_in(settings: object) -> Iterator[str]:
-    """Yield texts in settings that may be names in modules: all with a colon.
+    """Yield all strings in settings that contain a colon, since they may name an object in a module.
 
-    Only the named classes know which are imported. A warm start from a URL also needs trust.
+    Only the named classes know which strings are imported. A warm start from a URL also needs trust.
     """
     if isinstance(settings, str) and ":" in settings:
         yield settings
@@ -173,9 +173,9 @@ def _location(place: str | None) -> str:
 
 
 def _folder() -> Path:
-    """Return the folder of trusted hashes, with one file per hash."""
+    """Return the folder that stores trusted hashes, one file per hash."""
     chosen = os.environ.get("XDG_CONFIG_HOME", "")
-    # The XDG specification ignores relative paths, which would depend on the working folder.
+    # By the XDG specification, relative paths are ignored; they would depend on the working folder.
     return Path(chosen if os.path.isabs(chosen) else os.path.expanduser("~/.config")) / "metaloom" / "trusted"
 
 
@@ -184,12 +184,12 @@ def _file(sha256: str) -> Path:
 
 
 def remember(sha256: str, where: str, places: Places) -> None:
-    """Record that this user trusts settings by their hash.
+    """Record that this user trusts the settings with this hash.
 
     Args:
-        sha256: The hash.
-        where: Location of the settings, for readers of the file.
-        places: Import locations of its modules.
+        sha256: Hash of the stored document.
+        where: Location of the settings, for people who read the file.
+        places: Import locations of the modules that the settings name.
 
     Raises:
         OSError: the configuration folder cannot be written.
@@ -202,7 +202,7 @@ def remember(sha256: str, where: str, places: Places) -> None:
 
 
 def remembered(sha256: str) -> Places | None:
-    """Return the import locations of trusted settings; None if they are not trusted."""
+    """Return the trusted import locations of the modules in settings; None if the settings are not trusted."""
     file = _file(sha256)
     try:
         # Ignore files owned by another user.

@@ -1,4 +1,4 @@
-"""Memory, disk and time of a run: estimates from its first iterations, and recorded usage."""
+"""A run's memory, disk space and time: estimates from the first iterations, and recorded usage."""
 
 import json
 import os
@@ -23,20 +23,20 @@ NAME = "usage.json"
 _LARGEST = 4096
 _WRITE_EVERY_SECONDS = 5.0
 _RECORDS_PACKED = 6
-"""Size of records in a segment relative to separate files; packed tables are negligible."""
+"""Factor by which packing shrinks records; packed tables are negligible."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Measurements of the first iterations of a run.
+    """Measurements from the first iterations of a run.
 
     Attributes:
-        iterations: Number of iterations.
+        iterations: Number of measured iterations.
         memory_bytes: Peak memory of the process.
-        first_seconds: Seconds of the first iteration, including imports and setup.
-        iteration_seconds: Median seconds of the other iterations.
-        start_bytes: Bytes stored once.
-        array_bytes, table_bytes, record_bytes, log_bytes: Bytes per iteration.
+        first_seconds: Duration of the first iteration in seconds, including imports and setup.
+        iteration_seconds: Median duration of the other iterations in seconds.
+        start_bytes: Number of bytes stored once per run.
+        array_bytes, table_bytes, record_bytes, log_bytes: Number of bytes stored per iteration.
     """
 
     iterations: int
@@ -50,11 +50,11 @@ class Sample:
     log_bytes: int
 
     def seconds(self, iterations: int) -> float:
-        """Return the estimated seconds of a run of this length, without evaluations."""
+        """Return the estimated duration in seconds of a run with this many iterations, without evaluations."""
         return self.first_seconds + (iterations - 1) * self.iteration_seconds
 
     def disk_bytes(self, iterations: int) -> int:
-        """Return the estimated disk usage of a run of this length before thinning, with old iterations packed."""
+        """Return the estimated disk usage of a run with this many iterations, packed but not thinned."""
         packed = SIZE * max(0, (iterations - MARGIN) // SIZE)
         arrays = self.start_bytes + iterations * self.array_bytes
         records = packed * self.record_bytes // _RECORDS_PACKED + (iterations - packed) * self.record_bytes
@@ -69,18 +69,18 @@ class UsageSampler:
         self._ends, self._first = [0.0], (0, Counter[str]())
 
     def add(self, run: Run, report: IterationReport) -> None:
-        """Measure after an iteration."""
+        """Add the measurements of a completed iteration."""
         self._ends.append(report.elapsed_seconds)
         if self.iterations == 1:
             self._first = report.iteration, _sizes(run)
 
     @property
     def iterations(self) -> int:
-        """Number of iterations measured."""
+        """Number of measured iterations."""
         return len(self._ends) - 1
 
     def sample(self, run: Run) -> Sample:
-        """Return the measurements, after at least two iterations."""
+        """Return the measurements; requires at least two iterations."""
         (iteration, first), last = self._first, _sizes(run)
         each = Counter({kind: max(0, last[kind] - first[kind]) // (self.iterations - 1) for kind in last})
         arrays, tables, log = each.pop("data.zarr", 0), each.pop("tables", 0), each.pop(FOLDER, 0)
@@ -101,7 +101,7 @@ class UsageSampler:
 
 
 def _sizes(run: Run) -> Counter[str]:
-    """Return the bytes of a run by top-level folder."""
+    """Return the sizes of a run's top-level folders in bytes, keyed by name."""
     sizes = Counter[str]()
     for path, num_bytes in run.files.sizes().items():
         sizes[path.partition("/")[0]] += num_bytes
@@ -110,12 +110,12 @@ def _sizes(run: Run) -> Counter[str]:
 
 @dataclass(frozen=True)
 class Usage:
-    """Resources used by a run in all its sessions.
+    """Resources that a run has used in all its sessions.
 
     Attributes:
-        memory_bytes: Peak memory of its training processes.
-        seconds: Seconds of training.
-        sample: Measurements of its first iterations; None if too few were measured.
+        memory_bytes: Peak memory of the training processes.
+        seconds: Training time in seconds.
+        sample: Measurements from the first iterations; None if too few were measured.
     """
 
     memory_bytes: int = 0
@@ -124,7 +124,7 @@ class Usage:
 
 
 def read_usage(path: Path) -> Usage | None:
-    """Return the usage of a run; None if it was not recorded, as in earlier versions."""
+    """Return a run's recorded usage, or None if it was not recorded, as in earlier versions."""
     try:
         document = json.loads(read_file(path / FOLDER / NAME, limit=_LARGEST))
         found = document["sample"]
@@ -136,11 +136,11 @@ def read_usage(path: Path) -> Usage | None:
 
 @contextmanager
 def kept_usage(run: Run, iterations: int, observer: Observer) -> Iterator[Observer]:
-    """Yield an observer that also records the usage of a run of this length during the block.
+    """Yield an observer that also records a run's usage during the block.
 
-    Errors in writing the file are ignored.
+    Errors while writing the file are ignored. `iterations` is the target number of iterations.
     """
-    if iterations >= SIZE + MARGIN:  # packing imports it later: include it in the measurement
+    if iterations >= SIZE + MARGIN:  # packing imports this module later, so include it in the measured memory
         import metaloom.storage.write.packed_tables  # noqa: F401 # pyright: ignore[reportUnusedImport]
     before, sampler, began = read_usage(run.path) or Usage(), UsageSampler(), time.perf_counter()
     enough = max(2, min(10, iterations // 2))
@@ -174,5 +174,5 @@ def kept_usage(run: Run, iterations: int, observer: Observer) -> Iterator[Observ
 
 
 def most_memory(who: int) -> int:
-    """Return the peak memory of this process (RUSAGE_SELF), or of its largest ended child."""
+    """Return the peak memory in bytes of this process (RUSAGE_SELF) or of its largest ended child."""
     return resource.getrusage(who).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

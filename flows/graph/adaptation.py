@@ -1,4 +1,4 @@
-"""Adaptation after training, by the adaptation stages of a graph."""
+"""Adaptation after training with a graph's adaptation stages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from metaloom.pipeline.types import EpisodeBatch, LearnerState, TaskParams, Upda
 
 @dataclass(frozen=True)
 class GraphAdaptation:
-    """Adapts a learner as its runs do; see `metaloom.stages.tools.Adaptation`."""
+    """Adapts a learner as in training; see `metaloom.stages.tools.Adaptation`."""
 
     graph: Graph
     config: RunConfig
@@ -22,10 +22,10 @@ class GraphAdaptation:
     def adapt(
         self, state: LearnerState, params: TaskParams, rounds: Sequence[EpisodeBatch], *, run_seed: int
     ) -> TaskParams:
-        """Return the parameters of every task after the adaptation step on the last rollout batch.
+        """Return the per-task parameters after the adaptation step on the last rollout batch.
 
         Raises:
-            GraphError: a stage needs an input or tool that exists only in training.
+            GraphError: a stage needs an input or tool that exists only during training.
         """
         if self.graph.adaptation is None:
             return params
@@ -47,5 +47,5 @@ class GraphAdaptation:
                     f"which is not available when a learner adapts after training; required {', '.join(tools)} only"
                 )
             outputs[stage.at(0, k)] = call(stage, tools, given, self.tools["parallel"])
-        # Parameters that a stage does not return, such as PEARL's besides the posterior, stay the same.
+        # Parameters that a stage does not return stay the same. PEARL's stages return only the posterior.
         return TaskParams({**params.params, **outputs[adapted.at(0, k)].params})

@@ -1,4 +1,4 @@
-"""Changes since a stored output was computed: sources of plug-ins, processor, arithmetic."""
+"""Changes since a stored output was computed: plug-in sources, processor, arithmetic."""
 
 import logging
 from collections.abc import Collection, Iterator, Mapping
@@ -15,7 +15,7 @@ _DECIDES_BITS = ("cpu", "cpu_flags", "libc")
 
 
 def changes_of(run: Run, ref: StageRef, now: Mapping[str, str]) -> list[str]:
-    """List the sources that have changed since a stored output was computed."""
+    """List the plug-in sources that have changed since a stored output was computed."""
     return changed_sources(now, mapping(run.environment_of(ref).get("plugins")))
 
 
@@ -23,7 +23,7 @@ def warn_changed_sources(
     run: Run, ref: StageRef, now: Mapping[str, str], warned: Collection[str] = frozenset()
 ) -> set[str]:
     """Warn once about plug-ins whose sources changed since a stored output was computed."""
-    if not now:  # most runs, for which nothing must be read
+    if not now:  # as in most runs; nothing needs to be read then
         return set()
     session = run.record(ref).session
     lines = {f"{run.location}, session {session}: {change}; results may differ" for change in changes_of(run, ref, now)}
@@ -33,7 +33,7 @@ def warn_changed_sources(
 
 
 def machine_changes(run: Run, ref: StageRef) -> Iterator[str]:
-    """Yield changes of this process that affect bits since an output was computed."""
+    """Yield differences from the process that computed an output, as far as they can change the output's bits."""
     then, now = run.info.get("system", {}), system()
     for name in _DECIDES_BITS:
         before, today = str(then.get(name, "absent")), now[name]

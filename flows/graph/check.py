@@ -1,4 +1,4 @@
-"""Static checks of a graph, before anything is created."""
+"""Static checks of a run's graph before anything is created."""
 
 from collections.abc import Iterator
 from dataclasses import is_dataclass
@@ -22,10 +22,10 @@ from metaloom.storage.format.stages import LEARNER, METRICS_GROUP
 
 
 def check_graph(config: RunConfig) -> None:
-    """Reject a custom graph whose stages could not be computed, stored or loaded.
+    """Reject a custom graph whose stages cannot be computed, stored or loaded.
 
     Raises:
-        ConfigError: names the stage, its declaration and the requirement.
+        ConfigError: a check failed; the message names the stage, its declaration and the requirement.
     """
     graph = graph_of(config)
     if graph in GRAPHS.values():
@@ -82,7 +82,7 @@ def _problems_of_inputs(graph: Graph, config: RunConfig) -> Iterator[str]:
         for n, ref in enumerate(order):
             if ref.step and not graph[ref.stage].stepped:
                 problems.append(
-                    f"stage {ref.stage} has several steps in an iteration and the group {graph[ref.stage].group!r}; "
+                    f"stage {ref.stage} runs several times per iteration, but its group is {graph[ref.stage].group!r}; "
                     "required a group that ends in _{step}"
                 )
             problems += _problems_of(graph, config, ref, {*order[:n]})
@@ -108,17 +108,17 @@ def _problems_of(graph: Graph, config: RunConfig, ref: StageRef, done: set[Stage
         given = refs if isinstance(refs, tuple | list) else (refs,)
         if late := [one for one in given if one.iteration == ref.iteration and one not in done]:
             yield (
-                f"{ref} reads {name} from {late[0]}, which is computed after it; required an output of an earlier "
-                "iteration, or of a stage that stands before it in the graph"
+                f"{ref} reads {name} from {late[0]}, which is computed later; required an output of an earlier "
+                "iteration, or of a stage that precedes it in the graph"
             )
         elif problem := _problem_of_type(graph, ref, name, wanted):
             yield f"{ref} reads {name} from {problem}"
 
 
 def _problem_of_type(graph: Graph, ref: StageRef, name: str, wanted: Input) -> str | None:
-    """Return why an input does not match its parameter's annotation; None if it does.
+    """Return why an input does not match its parameter's annotation, or None if it matches.
 
-    Only checks annotations that are classes of outputs, tuples of them, or SpanOutputs.
+    Only annotations that are output classes, tuples of output classes, or SpanOutputs are checked.
     """
     hint: Any = graph[ref.stage].annotations.get(name)
     allowed = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)

@@ -1,4 +1,4 @@
-"""Faults of stages: detection, quarantine of their data, and instructions to reproduce them."""
+"""Stage faults: detecting them, quarantining their data, and explaining how to reproduce them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,15 +30,15 @@ from metaloom.storage.format.codec import Value, array_digests, differing, flatt
 from metaloom.storage.format.records import ArrayDigest
 
 FAULTS = (StageFault, NumericalError, BaselineError)
-"""Errors of stages caused by data and environments, rather than bugs."""
+"""Stage errors caused by data or environments rather than by bugs."""
 
 
 def run_checked(stages: Runner, ref: StageRef, inputs: Mapping[str, Any]) -> Value:
-    """Compute a stage's output from its inputs by name and check that all values are finite.
+    """Compute a stage's output from its inputs, keyed by name, and check that all values are finite.
 
     Raises:
-        metaloom.stages.faults.NotFinite: names the index of the first non-finite value.
-        StageFault: a plug-in wrote into an input, or its output cannot be stored.
+        metaloom.stages.faults.NotFinite: a value is not finite; the message names the index of the first one.
+        StageFault: a plug-in modified an input, or its output cannot be stored.
     """
     declared, read = stages.graph.inputs(stages.config, ref), dict[StageRef, tuple[Value, dict[str, int]]]()
     for name, value in inputs.items() if stages.own else ():
@@ -61,19 +61,19 @@ def run_checked(stages: Runner, ref: StageRef, inputs: Mapping[str, Any]) -> Val
         raise StageFault(f"{ref.where}: {problem}")
     arrays = flatten(value)
     for name, array in arrays.items():
-        if type(array) is not np.ndarray:  # further data, such as a mask, would not be stored
+        if type(array) is not np.ndarray:  # a subclass's extra data, such as a mask, would not be stored
             raise StageFault(f"{ref.where}: {name} is {type(array).__name__}; required a plain NumPy array")
     require_finite(ref, value, arrays)
     return value
 
 
 def _mistake(error: BaseException, stages: Runner) -> str | None:
-    """Describe a plug-in's mistake and its line, if an error is known to be one; otherwise None."""
+    """Return a description of a plug-in's mistake and its source line, or None for an unrecognized error."""
     if isinstance(error, SystemExit):  # would end the program as if the run were complete
         return f"the stage asked Python to exit ({error}); required a result or an error"
     if not stages.own:
         return None
-    device, places = stages.config.device, list[str]()  # innermost first; empty for lines of libraries and Metaloom
+    device, places = stages.config.device, list[str]()  # innermost first; empty for frames in libraries and Metaloom
     for frame, line in reversed([*walk_tb(error.__traceback__)]):
         module, code = str(frame.f_globals.get("__name__")), frame.f_code
         is_ours = module.startswith("metaloom.") or is_installed(code.co_filename)
@@ -92,12 +92,12 @@ def _mistake(error: BaseException, stages: Runner) -> str | None:
 
 
 def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value) -> None:
-    """Reject an update of plug-ins without counters, and an output that they compute differently with a new learner.
+    """Reject a plug-in's update without counters, and an output that differs when recomputed with a new learner.
 
-    Stages that run environments are not recomputed; the witness replays one of their episodes.
+    Stages that run environments are not recomputed; instead, the witness replays one of their episodes.
 
     Raises:
-        StageFault: names the counter, or the first array that differs or that the second computation changed.
+        StageFault: a counter is missing, or an array differs or was modified by the recomputation.
     """
     stage = stages.graph[ref.stage]
     if stages.own and stage.ends_iteration:
@@ -109,7 +109,7 @@ def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value)
     second = run_checked(again, ref, again.load_inputs(ref, outputs, witness=False))
     if name := first_differing(first, array_digests(second)):
         raise StageFault(
-            f"{ref.where}: two computations of the same inputs differ, first in {name}; required the same bits of "
+            f"{ref.where}: two computations of the same inputs differ, first in {name}; required the same bits from "
             f"{', '.join(stages.own)}. Draw from {SEEDED}, not from a generator without a seed, and keep state in "
             "LearnerState.extra, not in a class or a module"
         )
@@ -117,12 +117,12 @@ def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value)
 
 
 def require_unchanged(ref: StageRef, given: StageRef, sums: Mapping[str, int], value: Value) -> None:
-    """Reject a stage that wrote into an output that it or another stage returned.
+    """Reject a stage that modified an output after it or another stage had returned it.
 
-    Arrays that stages read are read-only, but not the memory that they share with a tensor or with a buffer.
+    Input arrays are read-only, but memory that they share with a tensor or a buffer remains writable.
 
     Raises:
-        StageFault: names the first array that changed.
+        StageFault: an array changed; the message names the first one.
     """
     if changed := [name for name, found in checksums(value).items() if found != sums[name]]:
         raise StageFault(
@@ -132,23 +132,23 @@ def require_unchanged(ref: StageRef, given: StageRef, sums: Mapping[str, int], v
 
 
 def checksums(value: Value) -> dict[str, int]:
-    """Return a checksum of every array of a value, by name."""
+    """Return the CRC-32C checksums of a value's arrays, keyed by array name."""
     return {name: crc32c(array.tobytes()) for name, array in sorted(flatten(value).items())}
 
 
 def first_differing(stored: Mapping[str, ArrayDigest], again: Mapping[str, ArrayDigest]) -> str | None:
-    """Return the name of the first array that differs from a recomputation without a witness, or None."""
+    """Return the name of the first array that differs in a recomputation without a witness, or None."""
     return next((name for name in differing(stored, again) if name != f"metrics.{REPRODUCED}"), None)
 
 
 @contextmanager
 def explained(run: Path, ref: StageRef, seed_position: Sequence[int] | None = None) -> Iterator[None]:
-    """Add to a stage's error in the block where it failed and how to reproduce it.
+    """Within the block, add to the message of a stage's error where it failed and how to reproduce it.
 
     If `seed_position` is given, quarantine the failing stage's data.
 
     Raises:
-        StageFault, NumericalError, BaselineError: the error of the block, of the same type.
+        StageFault, NumericalError, BaselineError: the block's error, with the same type and the extended message.
     """
     debug = f"To look at it in a debugger: {debug_command(run, ref)}"
     try:
@@ -162,7 +162,7 @@ def explained(run: Path, ref: StageRef, seed_position: Sequence[int] | None = No
 
 
 def reworded(error: Exception, message: str) -> Exception:
-    """Return an error with the same class and attributes, whatever its constructor takes, and another message."""
+    """Return an error with the same class and attributes but another message, without calling its constructor."""
     again = type(error).__new__(type(error), message)
     vars(again).update(vars(error))
     return again
@@ -180,7 +180,7 @@ def _keep(error: Exception, run: Path, ref: StageRef, seed_position: Sequence[in
             run, ref, message=str(error), about=about, arrays=getattr(error, "arrays", {})
         )
     except storage.StoreError as problem:
-        return f"The details of the failure could not be kept ({problem})"
+        return f"The details of the failure could not be stored ({problem})"
     command = debug_command(run, ref).removesuffix("--pdb") + "--quarantine"
     again = f". To run that episode again: {command}" if "env" in about else ""
     return f"The message and arrays of the failure are kept in {folder}{again}"

@@ -14,7 +14,7 @@ from metaloom.storage.keep.thinner import changed_versions, require_same
 
 
 class Recomputed:
-    """A run's outputs. Thinned ones are recomputed and checked against their digests, but not stored."""
+    """A run's outputs. Thinned outputs are recomputed and checked against their digests, but not stored."""
 
     def __init__(self, run: Run, stages: RunStages) -> None:
         self._run = run
@@ -22,18 +22,18 @@ class Recomputed:
         self._values: dict[StageRef, Value] = {}
 
     def load(self, ref: StageRef) -> Any:
-        """Return an output.
+        """Return an output, recomputed if it was thinned.
 
         Raises:
-            storage.StageMissing: it is not stored.
-            storage.DigestMismatch: it was thinned, and recomputing it gives other bits.
+            storage.StageMissing: the output is not stored.
+            storage.DigestMismatch: recomputing a thinned output gives other bits.
         """
         if ref in self._values:
             return self._values[ref]
         try:
             return self._run.load(ref)
         except storage.StageThinned:
-            # The learners up to the iteration's, in order, since each needs the previous one.
+            # Recompute the learners in order, since each needs the previous one.
             first = ref.iteration
             while (start := self._run.learner_ref(first)) not in self._values and self._run.is_thinned(start):
                 first -= 1
@@ -45,25 +45,25 @@ class Recomputed:
         return value
 
     def lengths(self, ref: StageRef) -> Array:
-        """Return the number of steps of each episode of a batch, [B, E]; raises like `load`."""
+        """Return the number of steps in each episode of a batch, shape [B, E]; raises like `load`."""
         try:
             return self._run.lengths(ref)
         except storage.StageThinned:
             return self.load(ref).lengths
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
-        """Return a batch of episodes, of which behavior and reward terms may be missing; raises like `load`."""
+        """Return an episode batch, possibly without behavior-policy data and reward terms; raises like `load`."""
         try:
             return self._run.experience(ref)
         except storage.StageThinned:
             return self.load(ref)
 
     def changes(self, ref: StageRef) -> list[str]:
-        """List changes other than versions since an output was computed."""
+        """List source and machine changes since an output was computed."""
         return [*self._stages.changes(ref), *machine_changes(self._run, ref)]
 
     def remember(self, ref: StageRef, value: Value) -> None:
-        """Cache an output known to equal the stored one, and drop those of other iterations."""
+        """Cache an output known to equal the stored one, and drop cached outputs of other iterations."""
         start = self._run.learner_ref(ref.iteration)
         self._values = {
             known: v for known, v in self._values.items() if known.iteration == ref.iteration or known == start
@@ -72,13 +72,13 @@ class Recomputed:
 
 
 def require_resumable(run: Run, stages: RunStages) -> None:
-    """Refuse to resume if plug-ins compute the newest iteration differently although no source has changed.
+    """Refuse to resume if plug-ins recompute the newest iteration differently although no source has changed.
 
-    They keep state outside of their outputs, which was lost with its process. Outputs with unreadable inputs are not
-    compared.
+    Such plug-ins keep state outside their outputs, which was lost when their process ended. Outputs whose inputs cannot
+    be read are not compared.
 
     Raises:
-        StageFault: names the first array that differs.
+        StageFault: an array differs; the message names the first one.
     """
     for ref in (ref for i in run.iterations[-1:] for ref in stages.order(i) if run.contains(ref)):
         record = run.record(ref)
@@ -97,14 +97,14 @@ def require_resumable(run: Run, stages: RunStages) -> None:
             where = f"{run.location}: {ref.where}"
             raise StageFault(
                 f"{where}, computed again before the run is resumed, differs from what is stored, first in {name}, "
-                f"and no source has changed; required the same bits of {', '.join(runner.own)}. State kept in a "
+                f"and no source has changed; required the same bits from {', '.join(runner.own)}. State kept in a "
                 "learner, a class or a module is lost in a new process: keep it in LearnerState.extra"
             )
     stages.renew_learners()
 
 
 def nearest_learner(run: Run, iteration: int) -> int:
-    """Return the last iteration up to this one whose initial learner is stored."""
+    """Return the last iteration, up to and including this one, whose initial learner is stored."""
     while run.is_thinned(run.learner_ref(iteration)):
         iteration -= 1
     return iteration

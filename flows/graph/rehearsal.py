@@ -1,4 +1,4 @@
-"""The rehearsal of a run with plug-ins: small iterations in memory, before the run has a folder."""
+"""Rehearsal of a run with plug-ins: small in-memory iterations before the run's folder is created."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 _Fault = tuple[StageRef, Exception]
 ITERATIONS = 2
-"""In the second iteration, a learner may have state."""
+"""Number of rehearsed iterations: two, since a learner may only have state from the second one on."""
 _OWN_SECONDS = 5 * SECONDS
 _SMALL = {
     "evaluation.every": 1,
@@ -45,15 +45,15 @@ _SMALL = {
     "algorithm.num_initial_steps": 40,
     "algorithm.num_updates": 2,
 }
-"""Settings that decide the duration of an iteration, with their maximum in a rehearsal."""
+"""Settings that determine how long an iteration takes, with their maxima in a rehearsal."""
 _OPEN = ("evaluation.num_tasks", "algorithm.num_init_memory_steps", "algorithm.num_updates_per_step")
-"""Settings whose null means a large number."""
+"""Settings for which null stands for a large number."""
 
 
 def rehearse(stages: Runner, should_stop: Callable[[], bool] = lambda: False) -> None:
-    """Reject plug-ins that fail in small iterations and again in iterations of the run itself.
+    """Reject plug-ins that fail in small iterations and again in iterations with the run's own sizes.
 
-    Faults of environments are left to the run itself, which quarantines them.
+    Environment faults are ignored, since the run itself quarantines them.
 
     Raises:
         Exception: the error that training would raise.
@@ -62,7 +62,7 @@ def rehearse(stages: Runner, should_stop: Callable[[], bool] = lambda: False) ->
     if {*stages.own} <= {*acting_paths(config.env, config.policy)}:
         return
     alone = replace(stages, context=replace(stages.context, rollouts=local, parallel=map))
-    # A copy cannot use the GPU that this process uses. In this process, an error has its own class and traceback.
+    # A copy cannot use this process's GPU. A failure is repeated here, where the error keeps its class and traceback.
     if config.device == "cpu" and passes_in_copy(lambda: not _fault(alone), 20 * _OWN_SECONDS, should_stop):
         return
     if (found := _fault(stages, should_stop)) is None:
@@ -75,9 +75,9 @@ def rehearse(stages: Runner, should_stop: Callable[[], bool] = lambda: False) ->
 
 
 def _fault(stages: Runner, should_stop: Callable[[], bool] = lambda: False) -> tuple[StageRef, Exception] | None:
-    """Return the stage that fails in small iterations and in the run's own, with its error."""
+    """Return the stage that fails in both small and full-size iterations, with its error; None if there is none."""
     if found := _first_fault(stages, _small(stages), SECONDS, should_stop):
-        # The small sizes may be the cause, for example of an average over more steps than there are.
+        # The small sizes may be the cause, for example if an average needs more steps than there are.
         ref, error = found
         log.warning(
             "rehearsal: %s failed in a small iteration (%s); rehearsing with the run's own sizes, for at most %g s, "
@@ -87,19 +87,19 @@ def _fault(stages: Runner, should_stop: Callable[[], bool] = lambda: False) -> t
             10 * _OWN_SECONDS,
         )
         found = _first_fault(stages, stages.config, _OWN_SECONDS, should_stop, last=ref)
-    close_samplers()  # of sizes that the run does not have
+    close_samplers()  # their sizes differ from the run's
     return found
 
 
 class _Memory(dict[StageRef, Any], Outputs):
-    """Outputs of the iterations so far."""
+    """In-memory outputs of the iterations so far."""
 
     def load(self, ref: StageRef) -> Any:
         return self[ref]
 
 
 def _small(stages: Runner) -> RunConfig:
-    """Return the configuration with reduced sizes, as far as settings and plug-ins accept them."""
+    """Return the configuration with its sizes reduced wherever the settings and plug-ins accept it."""
     config, env = stages.config, stages.context.env
     for name, size in {**_SMALL, "episodes_per_task": config.algorithm.trial or 2}.items():
         with suppress(Exception):  # plug-ins may raise anything at other sizes
@@ -118,14 +118,14 @@ def _small(stages: Runner) -> RunConfig:
 def _first_fault(
     stages: Runner, config: RunConfig, seconds: float, should_stop: Callable[[], bool], last: StageRef | None = None
 ) -> _Fault | None:
-    """Return the first stage that fails, with its error; None if none does in time.
+    """Return the first stage that fails, with its error, or None if no stage fails within the time limit.
 
     Args:
-        stages: The run's own stages, for the workers.
-        config: Settings of the iterations.
-        seconds: Limit of processor time, or of a tenth of the elapsed time, after which no stage begins.
-        should_stop: Asked before every stage.
-        last: Last stage, in this iteration or in the first later one that has it; None: two iterations.
+        stages: Runner with the run's own settings, whose workers are used.
+        config: Configuration of the rehearsed iterations.
+        seconds: Time limit after which no stage begins, of processor time or of a tenth of the elapsed time.
+        should_stop: Function called before each stage; if it returns True, the rehearsal ends.
+        last: Last stage to compute, in its iteration or the first later one that has it. None: all of ITERATIONS.
     """
     memory, first, spent = _Memory(), dict[StageRef, Mapping[str, int]](), stopwatch()
     workers = stages.context.rollouts

@@ -1,4 +1,4 @@
-"""The stages of a stored run, with the settings of each output."""
+"""The stages of a run with their workers, and the settings that determine each stored output."""
 
 import json
 from collections import defaultdict
@@ -38,7 +38,7 @@ from metaloom.storage.read.info import mapping
 
 @contextmanager
 def rollout_workers(config: RunConfig, backend: Backend) -> Iterator[RolloutWorkers]:
-    """Yield the workers for a run; local processes end with the block."""
+    """Yield the rollout workers for a run; local worker processes end with the block."""
     spec, backend = SamplerSpec.of(config, backend.threads), backend.for_tasks(config.num_tasks)
     if backend.scheduler is None and backend.workers == 0:
         try:
@@ -46,7 +46,7 @@ def rollout_workers(config: RunConfig, backend: Backend) -> Iterator[RolloutWork
         finally:
             close_samplers()
         return
-    # Imported when needed: it takes half a second, and sampling in this process does not need it.
+    # Imported only when needed, since the import takes half a second.
     from metaloom.flows.rollouts.dask import DaskWorkers
 
     with DaskWorkers.started(spec, backend) as workers:
@@ -55,19 +55,19 @@ def rollout_workers(config: RunConfig, backend: Backend) -> Iterator[RolloutWork
 
 @contextmanager
 def stages_of(config: RunConfig, backend: Backend, check: Callable[[], object] = lambda: None) -> Iterator[Runner]:
-    """Yield the stages of a run with their workers, during the block.
+    """Yield the stages of a run; their workers end with the block.
 
-    `check` may reject the settings after workers, which can survive a hanging environment, have tried it.
-
-    Uses one BLAS and one torch thread per Python thread; more would make bits depend on the number of cores.
+    `check` may reject the settings. It is called after workers have tried the environment, since a hang kills only a
+    worker. Each Python thread uses one BLAS thread and one torch thread; more would make bits depend on the number of
+    cores.
 
     Raises:
-        ConfigError: the graph of the run cannot be computed.
+        ConfigError: the run's graph cannot be computed.
         StageFault: a plug-in asked Python to exit.
     """
     try:
         check_graph(config)
-        torch.set_num_threads(1)  # not reset between stages: this changed the bits of a VariBAD run
+        torch.set_num_threads(1)  # only once: setting it between stages changed the bits of a VariBAD run
         with (
             threadpool_limits(1),
             ThreadPoolExecutor(usable_cores(), "metaloom-math", _prepare_thread) as pool,
@@ -83,13 +83,13 @@ def stages_of(config: RunConfig, backend: Backend, check: Callable[[], object] =
 
 
 def _prepare_thread() -> None:
-    """Restrict torch to this thread, and silence NumPy: non-finite values are detected later, with a better message."""
+    """Limit torch to one thread and silence NumPy: non-finite values are detected later, with a better message."""
     torch.set_num_threads(1)
     np.seterr(over="ignore", invalid="ignore", divide="ignore")
 
 
 class RunStages:
-    """The stages of a run, each with the settings that decide its output.
+    """The stages of a run, with the settings that determine each output.
 
     In a fork, outputs shared with the parent use the parent's settings. Workers start on first use.
     """
@@ -118,11 +118,11 @@ class RunStages:
         return graph_of(config).order(config, iteration)
 
     def config(self, ref: StageRef) -> RunConfig:
-        """Return the settings that decide an output."""
+        """Return the configuration that determines an output."""
         return self._configured(ref)[1]
 
     def of(self, ref: StageRef) -> Runner:
-        """Return the stages that compute an output."""
+        """Return the runner that computes an output, after checking it against the stored run."""
         key, config = self._configured(ref)
         if key not in self._known:
             self._known[key] = self._stack.enter_context(
@@ -135,24 +135,24 @@ class RunStages:
         return self._known[key]
 
     def renew_learners(self) -> None:
-        """Replace all learners by new ones."""
+        """Replace all learners with new ones."""
         self._known = {
             key: replace(stages, context=stages.context.with_new_learner()) for key, stages in self._known.items()
         }
 
     def changes(self, ref: StageRef) -> Sequence[str]:
-        """List the sources that changed since an output was stored."""
+        """List the plug-in sources that have changed since an output was stored."""
         return changes_of(self._run, ref, self.plugins(ref))
 
     def plugins(self, ref: StageRef) -> Mapping[str, str]:
-        """Return the digests of the plug-in sources that compute an output, by name."""
+        """Return the digests of the plug-in sources that compute an output, keyed by name."""
         key, config = self._configured(ref)
         if key not in self._sources:
             self._sources[key] = plugin_sources(config)
         return self._sources[key]
 
     def own(self) -> Runner:
-        """Return the stages that compute the run's own, unshared outputs."""
+        """Return the runner for the run's own outputs, which it does not share with a parent."""
         return self.of(self._run.last_ref(self._own.iterations))
 
     def _configured(self, ref: StageRef) -> tuple[str, RunConfig]:
@@ -167,19 +167,19 @@ class RunStages:
 def stages_of_run(
     run: Run, backend: Backend, config: RunConfig | None = None, check: Callable[[], object] = lambda: None
 ) -> Iterator[RunStages]:
-    """Yield the stages of a stored run with their workers, during the block."""
+    """Yield the stages of a stored run; their workers end with the block."""
     with ExitStack() as stack:
         yield RunStages(run, backend, stack, config, check)
 
 
 def config_of(run: Run, ref: StageRef | None = None) -> RunConfig:
-    """Return a stored run's configuration with its newest iteration target, or the one that decides `ref`, if given.
+    """Return a stored run's configuration, or the one that determined `ref`, with the newest iteration target.
 
-    They differ only in a fork, whose shared outputs have the parent's settings. All stored settings that name modules
-    are read through this function, since reading them may import the modules.
+    The two differ only in a fork, where shared outputs have the parent's settings. All stored settings that name
+    modules are read through this function, since reading them may import the modules.
 
     Raises:
-        UntrustedRun: they name modules that the user has not trusted.
+        UntrustedRun: the settings name modules that the user has not trusted.
     """
     require_trust(run)
     settings = run.config if ref is None else run.config_of(ref)
@@ -187,33 +187,33 @@ def config_of(run: Run, ref: StageRef | None = None) -> RunConfig:
 
 
 def require_stored_sizes(run: Run, learner: Learner[Any, Any]) -> None:
-    """Reject settings whose learner has arrays of other shapes than the stored one.
+    """Reject settings under which the learner's array shapes differ from the stored ones.
 
     Raises:
-        storage.IncompatibleFormat: names the first array that differs.
+        storage.IncompatibleFormat: a shape differs; the message names the first such array.
     """
     ref = run.learner_ref(0)
     if not run.contains(ref):
         return
     arrays, state = run.record(ref).arrays, learner.initialize(run_seed=0)
-    # Other arrays of learners may be missing in runs of earlier versions.
+    # Runs of earlier versions may lack some extra arrays.
     kept = {name: value for name, value in state.extra.items() if f"learner.extra.{name}" in arrays}
     for part, name, value in [*(("params", *p) for p in state.params.items()), *(("extra", *e) for e in kept.items())]:
         stored = arrays.get(f"learner.{part}.{name}")
         if stored is None or stored.shape != value.shape:
             raise IncompatibleFormat(
                 run.path / "run.json",
-                found=f"settings with which {part}.{name} of the learner has the shape {list(value.shape)}",
+                found=f"settings that give the learner's {part}.{name} the shape {list(value.shape)}",
                 required=f"{list(stored.shape) if stored else 'no such array'}, as stored with {ref}",
                 action="Restore run.json from a copy of the run",
             )
 
 
 def require_stored_outputs(run: Run, graph: Graph) -> None:
-    """Reject a graph with a stage whose output differs in type from the stored one.
+    """Reject a graph in which a stage's output type differs from the stored one.
 
     Raises:
-        storage.IncompatibleFormat: names the first such stage and the difference.
+        storage.IncompatibleFormat: a type differs; the message names the first such stage and the difference.
     """
     for stage in (stage for stage in table_of(graph).stages if stage.name in run.stages):
         stored = run.stages[stage.name]
@@ -232,13 +232,13 @@ def require_stored_outputs(run: Run, graph: Graph) -> None:
 
 
 def changed_since(run: Run, refs: Iterable[StageRef]) -> dict[str, set[int]]:
-    """Return the iterations computed from sources that have changed since, by change.
+    """Map each source change to the iterations that were computed before it.
 
-    Imports nothing for a run without plug-ins.
+    Nothing is imported for a run without plug-ins.
 
     Raises:
         UntrustedRun: the settings name modules that the user has not trusted.
-        ConfigError: a module can no longer be imported, or does not fit the settings.
+        ConfigError: a module can no longer be imported, or is incompatible with the settings.
     """
     first = [run.info, *run.info.get("ancestors", [])]
     environments = [

@@ -1,7 +1,7 @@
-"""Computation of a run's stages, and the tools that they share.
+"""Computation of a run's stages, and the tools that the stages share.
 
-Training, resuming and replaying all call `Runner.compute`; they differ only in the source of inputs and the use of the
-output.
+Training, resuming and replaying all call `Runner.compute`; they differ only in where inputs come from and how the
+output is used.
 """
 
 import logging
@@ -45,7 +45,7 @@ _ADAPTING = ("config", "setup", "learner", "env", "rollouts", "parallel")
 
 @dataclass(frozen=True)
 class Context:
-    """Tools of a run's stages, by name, as `metaloom.pipeline.dataflow.stage.TOOLS` describes them."""
+    """Tools available to a run's stages; `metaloom.pipeline.dataflow.stage.TOOLS` describes each of them."""
 
     graph: Graph
     config: RunConfig
@@ -68,18 +68,18 @@ class Context:
         return cls(graph_of(config), config, setup, learner, env, rollouts, parallel, measures_of(config, env))
 
     def under(self, config: RunConfig) -> Self:
-        """Return the context with other settings. The environment must stay the same."""
+        """Return a copy of the context with other settings for the same environment."""
         setup = setup_of(config, self.env)
         learner, measures = config.algorithm.build(setup), measures_of(config, self.env)
         return replace(self, config=config, setup=setup, learner=learner, measures=measures, _shared={})
 
     def try_learner(self) -> None:
-        """Initialize a learner as a check: optimizers reject options only when they have parameters.
+        """Check that a learner can be initialized, since optimizers reject options only once they have parameters.
 
         Raises:
             ConfigError: an option is rejected, a network's outputs are not float32, or the policy cannot act with the
-                parameters.
-            StageFault: the learner returns no valid state.
+                initial parameters.
+            StageFault: the learner's initial state is invalid.
         """
         # Imported here: reading runs does not need torch.
         from metaloom.pipeline.nn.modules import float32_alone
@@ -98,7 +98,7 @@ class Context:
                 ) from problem
 
     def with_new_learner(self) -> Self:
-        """Return the context with a new learner, as in a new process.
+        """Return a copy of the context with a new learner, as in a new process.
 
         Shared objects of custom graphs are also rebuilt. Built-in ones are kept, since they only cache stored outputs.
         """
@@ -107,7 +107,7 @@ class Context:
         return replace(self, learner=self.config.algorithm.build(self.setup), _shared=shared)
 
     def tool(self, name: str) -> Any:
-        """Return a tool by name."""
+        """Return the tool with this name; a shared object is built on first use."""
         if name in self.graph.shared:
             if name not in self._shared:
                 make = self.graph.shared[name]
@@ -144,8 +144,8 @@ class Runner:
         graph.check(config, context.env)
         if context.measures.of_steps and not any(stage.output is Samples for stage in graph.stages):
             raise ConfigError(
-                f"metrics: found {', '.join(context.measures.of_steps)}, of a Step, but {config.algorithm.name} has no "
-                "samples; required functions of an EpisodeBatch"
+                f"metrics: found {', '.join(context.measures.of_steps)}, which take a Step, but "
+                f"{config.algorithm.name} has no samples; required functions that take an EpisodeBatch"
             )
         if config.task_sampling == "balanced":
             require_classes(context.env, "task_sampling")
@@ -162,21 +162,21 @@ class Runner:
 
     @property
     def graph(self) -> Graph:
-        """The stages."""
+        """Graph of the run's stages."""
         return self.context.graph
 
     @property
     def config(self) -> RunConfig:
-        """The run's settings."""
+        """Configuration of the run."""
         return self.context.config
 
     @cached_property
     def own(self) -> list[str]:
-        """Paths of its plug-ins that neither Metaloom nor gymnasium provides."""
+        """Import paths of the run's plug-ins that come with neither Metaloom nor gymnasium."""
         return own_paths(plugin_paths(self.config))
 
     def under(self, config: RunConfig) -> Self:
-        """Return the stages with other settings. The environment must stay the same."""
+        """Return a copy of the runner with other settings for the same environment."""
         return replace(self, context=self.context.under(config))
 
     def order(self, iteration: int) -> list[StageRef]:
@@ -184,43 +184,43 @@ class Runner:
         return self.graph.order(self.config, iteration)
 
     def inputs(self, ref: StageRef) -> list[StageRef | Span]:
-        """Return a stage's inputs for its record."""
+        """Return references to a stage's inputs, as its record lists them."""
         declared, found = self.graph.inputs(self.config, ref), list[StageRef | Span]()
         for name, wanted in declared.items():
             given = wanted if isinstance(wanted, tuple) else (wanted,)
-            # The learner may be two inputs, and a witness's inputs are listed separately.
+            # A learner passed as two inputs is listed once; a witness's inputs are always listed.
             found += [one for one in given if name in WITNESS or one not in found]
         return found
 
     def upstream(self, ref: StageRef) -> list[StageRef]:
-        """Return references to a stage's inputs; for a span, only of its last iteration."""
+        """Return references to a stage's inputs; for a span, only the outputs of its last iteration."""
         found: list[StageRef] = []
         for wanted in self.inputs(ref):
             found += self.graph.within(self.config, wanted, wanted.last) if isinstance(wanted, Span) else [wanted]
         return list(dict.fromkeys(found))
 
     def seed_position(self, ref: StageRef) -> tuple[int, ...]:
-        """Return the position in the run's random streams at which a stage draws."""
+        """Return the position in the run's random streams from which a stage draws."""
         return self.graph[ref.stage].seed_position(self.config, ref.iteration, ref.step)
 
     def load_inputs(self, ref: StageRef, outputs: Outputs, *, witness: bool = True) -> dict[str, Any]:
-        """Return a stage's inputs by argument name, with or without those of a witness."""
+        """Return a stage's inputs keyed by argument name, with or without the witness's inputs."""
         loaded: dict[StageRef, Any] = {}
         inputs = self.graph.inputs(self.config, ref).items()
         return {name: self._bring(wanted, outputs, loaded) for name, wanted in inputs if witness or name not in WITNESS}
 
     def compute(self, ref: StageRef, outputs: Outputs) -> Value:
-        """Compute a stage's output from stored ones."""
+        """Compute a stage's output from stored outputs."""
         inputs = self.load_inputs(ref, outputs)
         return self.witnessed(ref, self.run(ref, inputs), inputs)
 
     def run(self, ref: StageRef, inputs: Mapping[str, Any]) -> Value:
-        """Compute a stage's output from its inputs by name, without those of a witness."""
+        """Compute a stage's output from its inputs, keyed by name; the witness's inputs are ignored."""
         declared = {name: value for name, value in inputs.items() if name not in WITNESS}
         return self._compute(self.graph[ref.stage], At(self.config.seed, ref.iteration, ref.step), declared, ref.where)
 
     def witnessed(self, ref: StageRef, value: Value, inputs: Mapping[str, Any]) -> Value:
-        """Add the result of the witness to an update; return other outputs unchanged."""
+        """Return an update with the witness's result added to its metrics; return other outputs unchanged."""
         if WITNESS[0] not in inputs:
             return value
         batch = self.graph.inputs(self.config, ref)[WITNESS[1]]
@@ -255,7 +255,7 @@ class Runner:
         return found
 
     def _compute(self, stage: Stage, at: At, inputs: Mapping[str, Any], where: str, **tools: Any) -> Any:
-        """Call a stage's function with normalized numerics, watching global random generators."""
+        """Call a stage's function with normalized numerics, watching for draws from global random generators."""
         watch, work = self.watches[stage.samples], partial(_call, stage, at, inputs, tools)
         with normal_numerics(self.config.device):
             found, draw = watch.draw_of(
@@ -263,7 +263,7 @@ class Runner:
                 stage.name,
                 partial(work, replace(self.context, parallel=map)),
             )
-        if draw is not None and draw.in_env:  # a sampling stage watches itself, with exceptions
+        if draw is not None and draw.in_env:  # sampling stages check their own draws and allow some
             watch.stop()
         elif draw is not None:
             raise StageFault(f"{where}: {draw}")

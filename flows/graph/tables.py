@@ -1,4 +1,4 @@
-"""Graphs by name, and their stages as seen by the store."""
+"""The built-in graphs, and descriptions of their stages for the store."""
 
 from functools import cache
 
@@ -19,7 +19,7 @@ GRAPHS = {graph.name: graph for graph in (ON_POLICY, OFF_POLICY, TASK_INFERENCE,
 
 
 def graph_of(config: RunConfig) -> Graph:
-    """Return the graph of a configuration.
+    """Return the graph of a configuration's algorithm.
 
     Raises:
         ConfigError: the algorithm's graph does not exist.
@@ -29,26 +29,26 @@ def graph_of(config: RunConfig) -> Graph:
     if not isinstance(graph, Graph):
         raise ConfigError(
             f"algorithm.name is {config.algorithm.name}, whose graph is {name!r}; required one of {', '.join(GRAPHS)}, "
-            "or module:NAME of a Graph, as graph = ... in the class of its settings"
+            "or module:NAME for a Graph, as in graph = ... in the settings class of the algorithm"
         )
     return graph
 
 
 @cache
 def table_of(graph: Graph) -> StageTable:
-    """Return the stage table of a graph for the store.
+    """Return the table that describes a graph's stages to the store.
 
     Raises:
-        ValueError: the store cannot represent them.
+        ValueError: the store cannot represent the stages.
     """
     return StageTable(map(stored_stage, graph.stages))
 
 
 def stored_stage(stage: Stage) -> StoredStage:
-    """Convert a stage for the store.
+    """Return the store's description of a stage.
 
     Raises:
-        OutputError: its output cannot be stored.
+        OutputError: the stage's output cannot be stored.
     """
     schema = None if stage.output in KINDS.values() else OutputSchema.of(stage.output)
     name = schema.name if schema else stage.output.__name__

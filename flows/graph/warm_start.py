@@ -1,4 +1,4 @@
-"""Warm starts: a learner of another run, found by name and pinned by digest."""
+"""Warm starts: another run's learner, found by the run's name and pinned by digest."""
 
 import logging
 from collections.abc import Mapping
@@ -37,9 +37,9 @@ def pinned(config: RunConfig, *, step_timeout_seconds: float | None = None) -> R
 
     Raises:
         EnvError: the environment is not reproducible.
-        UsageError: the run it starts from has fewer updates.
-        ConfigError: its policy is another function of the same parameters.
-        storage.StoreError: that run does not exist.
+        UsageError: the source run has fewer updates than requested.
+        ConfigError: with these settings, the source run's parameters would define a different policy or value function.
+        storage.StoreError: the source run does not exist.
     """
     env, notes = settled(config.env, config.max_episode_steps, step_timeout_seconds or 60)
     for note in notes:
@@ -63,7 +63,7 @@ def pinned(config: RunConfig, *, step_timeout_seconds: float | None = None) -> R
 
 
 def as_pinned(asked: RunConfig, stored: RunConfig) -> RunConfig:
-    """Return the configuration with a stored run's pinned warm start, if both are equal before pinning."""
+    """Return the requested configuration, with the stored run's pinned warm start if both name the same learner."""
     start, found = asked.init_from, stored.init_from
     if start is None or found is None:
         return asked
@@ -92,7 +92,7 @@ def read_learner(start: WarmStart) -> LearnerState:
 
 
 def _require_same_function(config: RunConfig, stored: Mapping[str, Any], where: str) -> None:
-    """Reject settings under which a stored run's parameters would be another policy; shapes are checked later."""
+    """Reject settings under which stored parameters would define a different policy; shapes are checked later."""
     given, algorithm = PolicyConfig.model_validate(stored.get("policy", {})), stored["algorithm"]["name"]
     actor = config.algorithm.actor
     # Only built-in classes are checked, since importing others requires trust.

@@ -1,8 +1,8 @@
 """Live loggers: a run's metrics in TensorBoard, Weights & Biases, MLflow or a function while it trains.
 
-The first three are modules of this package with a function `open_logger`, each with an extra of its name. A custom
-function, or one of an installed package (entry points `metaloom.loggers`), is called with each `FinishedIteration`. An
-error ends the logger, never the training.
+The first three are modules of this package with a function `open_logger`; each requires the extra of the same name. A
+custom function, or one from an installed package (entry points `metaloom.loggers`), is called with each
+`FinishedIteration`. An error ends the logger, never the training.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,23 +19,23 @@ MODULES = ("mlflow", "tensorboard", "wandb")
 
 
 def check_loggers(names: Sequence[str], film_every: int | None) -> None:
-    """Reject loggers that would fail after the run has begun."""
+    """Reject loggers that would only fail after the run has begun."""
     for name in names:
         if name not in MODULES:
             function_named(name)
             continue
-        for package, module in ((name, name), ("pillow", "PIL")):  # which draws videos
+        for package, module in ((name, name), ("pillow", "PIL")):  # Pillow draws videos
             if find_spec(module) is None:
                 raise ExtraMissing(name, package)
     if film_every is not None and not names:
-        raise UsageError("found a request for videos without a logger; name a logger")
+        raise UsageError("found a request for videos without a logger; required at least one logger")
 
 
 def function_named(name: str) -> "Callable[[FinishedIteration], Any]":
-    """Return a logger function by name.
+    """Return the logger function with this name.
 
     Args:
-        name: module:function, or an entry point of the group `metaloom.loggers`.
+        name: Path module:function, or the name of an entry point in the group `metaloom.loggers`.
     """
     from metaloom.pipeline.lazy import installed
     from metaloom.pipeline.plugins import load

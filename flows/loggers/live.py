@@ -1,4 +1,4 @@
-"""Live loggers: opened with the run, and called with every iteration until they fail."""
+"""Live loggers: opened with the run, and called after every iteration until they fail."""
 
 import logging
 import re
@@ -24,14 +24,14 @@ log: logging.Logger = logging.getLogger(__name__)
 _Open = Callable[[Run, Path], "RunLogger"]
 FILM_SIZE = (320, 240)
 _ACCESS = re.compile(r"//[^/\s]+@")
-"""User and password in a URL, removed from logged errors, which are stored with the run."""
+"""Credentials in a URL. They are removed from logged errors, which are stored with the run."""
 
 
 class RunLogger(Protocol):
-    """Logger of one run."""
+    """Logger for a single run."""
 
     def iteration(self, report: IterationReport, ended: float) -> None:
-        """Log an iteration; `ended` is its end in seconds since 1970."""
+        """Log an iteration that ended at `ended`, in seconds since 1970."""
         ...
 
     def film(self, file: Path, report: IterationReport) -> None:
@@ -44,7 +44,7 @@ class RunLogger(Protocol):
 
 
 def opener(name: str) -> _Open:
-    """Return the function that begins or resumes logging of a run."""
+    """Return the function that starts or resumes logging a run."""
     if name in MODULES:
         return import_module(f"metaloom.flows.loggers.{name}").open_logger
     return partial(_Function, function_named(name))
@@ -67,7 +67,7 @@ class _Function:
 
 
 def log_folder(run: Path) -> Path:
-    """Return the folder for local files of loggers, beside the run."""
+    """Return the folder for loggers' local files, which is beside the run."""
     return Path("logs") if url_of(run) else run.parent / "logs"
 
 
@@ -78,10 +78,10 @@ def logging_to(
     """Yield an observer that also logs iterations.
 
     Args:
-        names: Names of loggers, or module:function; with none, the observer itself is yielded.
+        names: Names of loggers, or paths module:function; if empty, `observer` itself is yielded.
         folder: Folder of the run, which need not exist yet.
-        observer: Next observer.
-        film_every: Film every N-th iteration, besides the last.
+        observer: Observer that also receives all events.
+        film_every: Interval in iterations between videos; the last iteration is always filmed.
     """
     check_loggers(names, film_every)
     if not names:
@@ -140,14 +140,14 @@ class _Loggers:
             self._to_film = report
 
     def close(self, *, failed: bool) -> None:
-        """Log the pending video and finish."""
+        """Log the pending video and close all loggers."""
         if not failed:
             self._film(is_last_chance=True)
         self._call_each(lambda logger: logger.close(failed))
         self._open.clear()
 
     def _film(self, *, is_last_chance: bool) -> None:
-        """Log a video if one is due and its iteration is already published."""
+        """Log a video if one is due and its iteration has already been published."""
         report = self._to_film
         if report is None or self._renderer is None or not self._open:
             return
@@ -161,7 +161,7 @@ class _Loggers:
                 if isinstance(error, StageMissing) and not is_last_chance:
                     return
                 self._renderer = None
-                log.warning("%s: no films are logged: %s", location(self._folder), error)
+                log.warning("%s: no videos are logged: %s", location(self._folder), error)
             else:
                 self._call_each(lambda logger: logger.film(file, report))
         self._to_film = None

@@ -1,4 +1,4 @@
-"""Logger for MLflow, in a database beside the runs unless MLFLOW_TRACKING_URI is set. Needs the extra `mlflow`."""
+"""Logger for MLflow. Writes a database beside the runs unless MLFLOW_TRACKING_URI is set. Needs the extra `mlflow`."""
 
 import logging
 import os
@@ -21,15 +21,15 @@ _ID = "metaloom.id"
 
 
 class _MlflowRun:
-    """The run in MLflow, whose database and files are in the folder."""
+    """Logger that writes to an MLflow run. Without a server, the database and files are in the folder."""
 
     def __init__(self, run: Run, folder: Path) -> None:
-        # Set before the import, which would report usage to the vendor.
+        # Set before importing MLflow, which would otherwise report usage to the vendor.
         for name, value in {**_PATIENCE, "MLFLOW_DISABLE_TELEMETRY": "true"}.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
 
-        # It logs every table that it creates.
+        # MLflow logs every table that it creates.
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
         server = os.environ.get("MLFLOW_TRACKING_URI")
         if not server:
@@ -41,7 +41,7 @@ class _MlflowRun:
         from mlflow.entities import Metric
 
         numbers = {**scalars(report), **timings(report)}
-        # MLflow has no histograms: log five statistics of each.
+        # MLflow has no histograms, so log five statistics of each distribution.
         for name, returns in distributions(report).items():
             quantiles = np.quantile(returns, [*_QUARTILES.values()]).tolist()
             numbers |= {f"{name}.{which}": value for which, value in zip(_QUARTILES, quantiles, strict=True)}
@@ -59,13 +59,13 @@ class _MlflowRun:
         self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
 
     def _run_of(self, run: Run, folder: Path) -> str:
-        """Return the id of the MLflow run. Resumed training uses the same run."""
+        """Return the id of the MLflow run, which resumed training continues."""
         name, identity = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "metaloom", run.info["id"]
         known = self._client.get_experiment_by_name(name)
         if known is not None:
             experiment = known.experiment_id
         else:
-            # A server stores files itself.
+            # A server determines where it stores files.
             own = os.environ.get("MLFLOW_TRACKING_URI")
             place = None if own else (folder / "mlflow").resolve().as_uri()
             experiment = self._client.create_experiment(name, artifact_location=place)
@@ -80,7 +80,7 @@ class _MlflowRun:
         params = [
             Param(_allowed(name), str(value)[:_LONGEST_PARAM]) for name, value in dict(dotted(run.config)).items()
         ]
-        for start in range(0, len(params), 100):  # the limit of one request
+        for start in range(0, len(params), 100):  # the maximum per request
             self._client.log_batch(made.info.run_id, params=params[start : start + 100])
         return made.info.run_id
 

@@ -1,4 +1,4 @@
-"""Metrics of an iteration with grouped names, for loggers and exports."""
+"""An iteration's metrics with grouped names, for loggers and exports."""
 
 import math
 
@@ -11,10 +11,10 @@ from metaloom.pipeline.types import Array
 
 
 def scalars(report: IterationReport) -> dict[str, float]:
-    """Return all metrics of an iteration by name.
+    """Return all metrics of an iteration, keyed by grouped name.
 
-    Groups are inner steps (`step_1/average_return`), `update`, returns by class in `by_class`
-    (`by_class/step_1.forward`), and test returns in `evaluation` (`evaluation/after_2_steps`).
+    Groups are inner steps (`step_1/average_return`), `update`, `by_class` with returns per task class
+    (`by_class/step_1.forward`), and `evaluation` with test returns (`evaluation/after_2_steps`).
     """
     by_class: dict[str, float] = {}
     for k, returns in enumerate(report.class_returns):
@@ -28,13 +28,13 @@ def scalars(report: IterationReport) -> dict[str, float]:
 
 
 def timings(report: IterationReport) -> dict[str, float]:
-    """Return the seconds of an iteration's stages, and its sampling speed."""
+    """Return the duration of each of an iteration's stages in seconds, and the sampling speed."""
     seconds = {f"time/{stage}": value for stage, value in report.stage_seconds.items()}
     return seconds if report.steps_per_second is None else seconds | {"time/steps_per_second": report.steps_per_second}
 
 
 def distributions(report: IterationReport) -> dict[str, Array]:
-    """Return tasks' mean returns, [B], of every inner step, by name."""
+    """Return the tasks' mean returns at each inner step, [B] each, keyed by name."""
     return {f"step_{k}/task_returns": np.asarray(returns) for k, returns in enumerate(report.task_returns)}
 
 

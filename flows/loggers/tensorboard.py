@@ -13,7 +13,7 @@ from metaloom.storage.format.settings import dotted
 
 
 class EventFile:
-    """Writes a run's TensorBoard data to a new file of a folder."""
+    """Writes a run's TensorBoard data to a new file in a folder."""
 
     def __init__(self, run: Run, folder: Path) -> None:
         try:
@@ -22,7 +22,7 @@ class EventFile:
         except ImportError:
             raise ExtraMissing("tensorboard") from None
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
-        # The table of hyperparameters only supports floats and text.
+        # TensorBoard's table of hyperparameters only supports numbers and text.
         self._settings = {
             name: value if isinstance(value, bool | int | float | str) else str(value)
             for name, value in dotted(run.config)
@@ -31,7 +31,7 @@ class EventFile:
         self._begun, self._ended = False, 0.0
 
     def iteration(self, report: IterationReport, ended: float) -> int:
-        """Write an iteration's metrics and histograms; return the number of metrics."""
+        """Write an iteration's metrics and histograms, and return the number of metrics."""
         from torch.utils.tensorboard.summary import histogram, hparams
 
         self._ended = ended
@@ -48,7 +48,7 @@ class EventFile:
         return len(numbers)
 
     def film(self, file: Path, report: IterationReport) -> None:
-        """Write a GIF, which TensorBoard shows with the images."""
+        """Write a GIF, which TensorBoard shows among the images."""
         with Image.open(file) as picture:
             width, height = picture.size
         image = self._summary.Image(width=width, height=height, colorspace=3, encoded_image_string=file.read_bytes())
@@ -64,5 +64,5 @@ class EventFile:
 
 
 def open_logger(run: Run, folder: Path) -> EventFile:
-    """Begin a new file of the run's events in FOLDER/tensorboard/RUN."""
+    """Start a new event file for the run in FOLDER/tensorboard/RUN."""
     return EventFile(run, folder / "tensorboard" / run.path.name)

@@ -12,10 +12,10 @@ from metaloom.storage import Run
 
 
 class _WandbRun:
-    """The run at Weights & Biases, whose files are in the folder."""
+    """Logger that writes to a Weights & Biases run, with its local files in the folder."""
 
     def __init__(self, run: Run, folder: Path) -> None:
-        # Set before the import, which would report errors to the vendor.
+        # Set before importing wandb, which would otherwise report errors to the vendor.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
@@ -25,13 +25,13 @@ class _WandbRun:
         self._run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "metaloom",
             name=run.path.name,
-            # The run's own id, so that resumed training is the same run there.
+            # Use the run's own id, so that resumed training continues the same W&B run.
             id=run.info["id"].replace("-", ""),
             resume="allow",
             dir=os.environ.get("WANDB_DIR") or str(folder),
             config=dict(run.config),
-            allow_val_change=True,  # of iterations and retention, when training resumes
-            # Nothing but what is logged: neither the console, nor the code, nor the machine's load.
+            allow_val_change=True,  # the iterations and retention may change when training resumes
+            # Send only what is logged, not the console output, the code or the machine's load.
             settings=wandb.Settings(
                 mode=os.environ.get("WANDB_MODE") or "offline",  # pyright: ignore[reportArgumentType]
                 console="off",
@@ -52,7 +52,7 @@ class _WandbRun:
         self._run.log({**scalars(report), **timings(report), **histograms}, step=report.iteration)
 
     def film(self, file: Path, report: IterationReport) -> None:
-        # It rejects data for a step before the last one.
+        # W&B rejects data for a step before the last one.
         step = max(self._step, report.iteration)
         self._run.log(
             {"film": self._wandb.Video(str(file), format="gif"), "film_iteration": report.iteration}, step=step

@@ -1,1 +1,1 @@
-"""Prefect: deployments, artifacts, the server and its plugin."""
+"""Prefect integration: deployments, artifacts, the server and its plugin."""

@@ -1,4 +1,4 @@
-"""Artifacts on Prefect's page: progress, metrics and the run's location."""
+"""Artifacts shown on Prefect's page: progress, metrics and the run's location."""
 
 import base64
 import math
@@ -35,24 +35,24 @@ from metaloom.flows.views.charts import rendered
 from metaloom.flows.views.history import load_history
 from metaloom.flows.views.report import ReportFiles, learning_curve, write_report
 
-# Training waits for answers; a server that exceeds the first limit is left alone for the second.
+# Training waits for the server's answers. A server that exceeds the first limit receives nothing for the second.
 ANSWER_SECONDS, QUIET_SECONDS = 10.0, 30.0
 
 Cell = str | int | float | None
 
 # Writing an artifact blocks training for about 10 ms, and every update of a table adds a version. Drawing a curve takes
-# longer, growing with the number of iterations.
+# longer, and increasingly so as the number of iterations grows.
 PROGRESS_SECONDS = 5.0
 METRICS_SECONDS = 30.0
 CURVE_SECONDS = 60.0
 ITERATION_DONE = "metaloom.iteration.done"
-"""Name of an iteration's event, for automations."""
+"""Name of the event emitted after each iteration, for automations."""
 
 
 class TrainingPage:
-    """The artifacts of a training flow run.
+    """Publishes the artifacts of a flow run that trains.
 
-    Keys derive from the run's name, so a run that continues in another flow run updates the same artifacts.
+    Their keys are derived from the run's name, so a run that continues in another flow run updates the same artifacts.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -74,7 +74,7 @@ class TrainingPage:
         self._report(show)
 
     def iteration_done(self, report: IterationReport) -> None:
-        """Show an iteration; an Observer's callback."""
+        """Log and show a completed iteration; callback for an Observer."""
         self._logger.info(iteration_line(report))
         name, metrics = self._folder.name, {name: finite(value) for name, value in report.metrics.items()}
         key = f"metaloom.run.{artifact_key('run', name)[4:]}"
@@ -84,7 +84,7 @@ class TrainingPage:
         self._report(lambda: self._show(report))
 
     def close(self) -> None:
-        """Show the curve and the report of the finished run."""
+        """Publish the learning curve and the report of the finished run."""
         run = storage.open_run(self._folder)
         if not run.iterations:
             return
@@ -97,7 +97,7 @@ class TrainingPage:
         self._report(show, always=True)
 
     def _report(self, show: Callable[[], None], *, always: bool = False) -> None:
-        """Report something to the server. Warn once about failures; training continues."""
+        """Call `show` to publish something. Warn once about failures; training continues."""
         if self._clock() < self._quiet_until and not always:
             return
         try:
@@ -123,7 +123,7 @@ class TrainingPage:
                 description=f"Metrics of iteration {report.iteration}, "
                 f"{duration(report.elapsed_seconds)} after the start",
             )
-        # An iteration becomes visible a moment after it is done, so there may be none yet; `close` draws the last.
+        # An iteration becomes visible shortly after it is done, so there may be none yet; `close` draws the last one.
         if not last and storage.open_run(self._folder).iterations and self._is_due("curve", CURVE_SECONDS):
             self._publish_curve()
 
@@ -188,14 +188,14 @@ def publish_replay(folder: Path, outcomes: Sequence[StageReplay]) -> None:
             }
             for difference in outcome.differences
         )
-    # All rows need the same columns: the page shows only the columns of the first row.
+    # All rows need the same columns, since the page only shows the columns of the first row.
     columns = list(dict.fromkeys(name for row in rows for name in row))
     table = [{name: row.get(name) for name in columns} for row in rows]
     create_table_artifact(table, key=artifact_key("replay", folder.name), description=f"Replay of {folder}")
 
 
 def publish_evaluation(folder: Path, outcome: EvaluationOutcome) -> None:
-    """Publish returns by number of adaptation steps."""
+    """Publish a table of returns by number of adaptation steps."""
     create_table_artifact(
         [{name: shown(value) for name, value in row.columns.items()} for row in outcome.summary()],
         key=artifact_key("evaluation", folder.name),
@@ -204,7 +204,7 @@ def publish_evaluation(folder: Path, outcome: EvaluationOutcome) -> None:
 
 
 def iteration_line(report: IterationReport) -> str:
-    """Format an iteration in one line: returns before and after adaptation, speed."""
+    """Format an iteration as one line with the returns before and after adaptation, and the speed."""
     returns, statistic = headline_returns(adaptation_returns(report.metrics), report.class_returns)
     labels = ("before", "after") if len(returns) > 1 else ("return",)
     shown = zip(labels, (returns[0], returns[-1]) if len(returns) > 1 else returns, strict=True)
@@ -220,12 +220,12 @@ def iteration_line(report: IterationReport) -> str:
 
 
 def table_of(metrics: Mapping[str, float]) -> list[dict[str, Cell]]:
-    """Return metrics as rows."""
+    """Return metrics as table rows."""
     return [{"metric": name, "value": shown(value), "standard error": None} for name, value in metrics.items()]
 
 
 def _class_table(report: IterationReport) -> list[dict[str, Cell]]:
-    """Return the rows below the metrics: mean returns by class of task."""
+    """Return the table rows shown below the metrics: mean returns per task class."""
     return [
         {
             "metric": f"step_{k}.average_return, class {name}",
@@ -238,14 +238,14 @@ def _class_table(report: IterationReport) -> list[dict[str, Cell]]:
 
 
 def shown(value: float) -> Cell:
-    """Return a number with six significant digits, or as text if it is not finite."""
+    """Return a number rounded to six significant digits, or as text if it is not finite."""
     if not math.isfinite(value):
         return str(value)
     return int(value) if value == round(value) else float(f"{value:.6g}")
 
 
 def curve_of(run: storage.Run) -> str:
-    """Draw the learning curve so far as a data URI, which works in any browser."""
+    """Return the learning curve so far as a PNG image in a data URI, which works in any browser."""
     picture = rendered(learning_curve(run.path.name, load_history(run)), "png", dpi=80)
     return "data:image/png;base64," + base64.b64encode(picture).decode()
 
@@ -263,5 +263,5 @@ def summary(folder: Path, report: ReportFiles | None) -> str:
 
 
 def artifact_key(what: str, run: str) -> str:
-    """Return a key for Prefect: lower-case letters, digits and dashes."""
+    """Return a Prefect artifact key, which consists of lower-case letters, digits and dashes."""
     return f"{what}-{re.sub('[^a-z0-9]+', '-', run.lower()).strip('-')}"

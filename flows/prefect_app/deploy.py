@@ -1,8 +1,8 @@
 """Updates the work pool, deployments and flow runs of `metaloom serve`, and reports the changes.
 
-Creates missing objects from prefect.yaml. In existing ones, updates only what depends on the version: the flow's
-location, its parameters and its start command. Users' changes stay: limits, job variables, descriptions, default
-parameters, tags, schedules and pauses. Restarts abandoned flow runs.
+Missing objects are created from prefect.yaml. In existing ones, only what depends on the version is updated: the flow's
+location, its parameters and its start command. Users' changes are kept: limits, job variables, descriptions, default
+parameters, tags, schedules and pauses. Abandoned flow runs are restarted.
 """
 
 import os
@@ -27,12 +27,12 @@ from metaloom.flows.prefect_app.flow_process import MODULE
 from metaloom.flows.prefect_app.flow_runs import POOL, QUEUE, TRAININGS, restart_left_over
 
 FILE = Path(__file__).parent / "prefect.yaml"
-# Command of earlier versions, with which Prefect imported modules of the folder before installed ones.
+# Step used by earlier versions, with which Prefect imported modules in the folder before installed ones.
 _EARLIER_STEP = "prefect.deployments.steps.set_working_directory"
 
 
 def deploy(client: SyncPrefectClient) -> Iterator[str]:
-    """Update everything; yield the changes."""
+    """Update the work pool and all deployments; yield a message for each change."""
     yield from _make_pool(client)
     for wanted in yaml.safe_load(FILE.read_text("utf-8"))["deployments"]:
         yield from _deploy(client, wanted, import_object(wanted["entrypoint"]))
@@ -102,7 +102,7 @@ def _deploy(client: SyncPrefectClient, wanted: dict[str, Any], flow: Flow[..., A
 
 
 def _is_ours(command: str | None) -> bool:
-    """Return True for a command written by this module, for any interpreter, or a missing one."""
+    """Return True if the command is missing or was written by this module, for any interpreter."""
     try:
         return command is None or shlex.split(command)[1:] == ["-P", "-m", MODULE]
     except ValueError:  # an unterminated quotation
@@ -110,7 +110,7 @@ def _is_ours(command: str | None) -> bool:
 
 
 def main() -> None:
-    """Update the server in Prefect's settings."""
+    """Update the server that Prefect's settings name, and print the changes."""
     with get_client(sync_client=True) as client:
         for words in chain(restart_left_over(client, Path(os.environ["PREFECT_HOME"])), deploy(client)):
             sys.stdout.write(f"{words}\n")

@@ -1,10 +1,10 @@
-"""The Prefect flows `meta-train`, `replay` and `evaluate`, wrappers of the functions below.
+"""The Prefect flows `meta-train`, `meta-train-custom`, `replay` and `evaluate`.
 
-Prefect's state is only a view. Outputs are in the run's store, and a restarted flow run continues at the first missing
+Prefect only displays state. Outputs are in the run's store, and a restarted flow run continues at the first missing
 stage.
 
-This module must not import annotations from __future__: Prefect makes a deployment's form from the annotations
-themselves.
+This module must not import annotations from __future__, because Prefect builds a deployment's form from the annotation
+objects.
 """
 
 import functools
@@ -54,9 +54,9 @@ from metaloom.storage.format.settings import changed
 
 @contextmanager
 def finishing_the_stage() -> Iterator[tuple[Event, Any]]:
-    """Yield an event that SIGTERM, as Prefect sends it, sets, and Prefect's own handler.
+    """Yield an event that is set when Prefect sends SIGTERM, together with Prefect's own signal handler.
 
-    If the stage takes too long, that handler gets the signal and aborts it.
+    If the current stage then takes too long, the signal is passed to Prefect's handler, which aborts the stage.
     """
     asked, is_late, before = Event(), Event(), signal.getsignal(signal.SIGTERM)
     if current_thread() is not main_thread():  # a flow called from a thread; its caller handles signals
@@ -89,8 +89,8 @@ def finishing_the_stage() -> Iterator[tuple[Event, Any]]:
 def _ended(break_off: Any, done: str) -> State:
     """Return the state of a flow run that has stopped after a stage because it was cancelled.
 
-    If it was not cancelled, as when its worker or the machine shuts down, the signal is passed to Prefect. The flow run
-    is then Crashed, and continues elsewhere.
+    If the flow run was not cancelled, for example because its worker or the machine shuts down, the signal is passed to
+    Prefect. The flow run then becomes Crashed and continues elsewhere.
     """
     state = None
     try:
@@ -103,7 +103,7 @@ def _ended(break_off: Any, done: str) -> State:
     return Cancelled(message=f"cancelled after {done}")
 
 
-# The defaults of the form train a small run that shows adaptation. For an existing run they mean "as stored".
+# The form's defaults train a small run that shows adaptation. For an existing run, they mean "as stored".
 DEFAULT_RECIPE, DEFAULT_SEED = "first-steps", 1
 
 RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*RECIPES]})]
@@ -115,9 +115,9 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 def run_name() -> str:
-    """Return the name of the current flow run's run, which is also the flow run's name.
+    """Return the name of the run that the current flow run trains, which is also the flow run's name.
 
-    By default made from the flow run's id, so that a retry finds its run.
+    The default name contains the flow run's id, so that a retry finds the same run.
     """
     parameters = flow_run.get_parameters()
     if parameters.get("run"):
@@ -138,22 +138,22 @@ def meta_train(
     trust: bool = False,
     overrides: list[str] = [],  # noqa: B006
 ) -> State:
-    """Meta-train a policy by named settings, or continue an existing run.
+    """Meta-train a policy with a named recipe, or continue an existing run.
 
     Args:
-        recipe: Named settings, most of them from a paper; first-steps takes a minute. An existing run keeps its own.
-        iterations: Meta-updates in the run; 0 for the number in the recipe or in the existing run. A larger number
+        recipe: Recipe, usually with the settings of a paper; first-steps takes a minute. An existing run keeps its own.
+        iterations: Number of meta-updates; 0 uses the number in the recipe or in the existing run. A larger number
             extends an existing run.
-        seed: Seed of the run. An existing run keeps its own.
-        run: Name under the runs folder, or a path; made from recipe and flow run if empty. An existing run continues
-            where it stopped.
-        workers: Dask worker processes for rollouts here; 0 samples in the flow's own process, as a run of one task
-            always does.
+        seed: Random seed. An existing run keeps its own.
+        run: Name in the runs folder, or a path; if empty, made from the recipe and the flow run. An existing run
+            continues where it stopped.
+        workers: Number of Dask worker processes for rollouts on this machine; 0 samples in the flow's own process, as a
+            run with one task always does.
         scheduler: Address of a running Dask scheduler, tcp://host:port, used instead of starting workers.
-        log: Additional loggers, each of which needs Metaloom's extra: tensorboard, wandb (offline) or mlflow;
-            or module:function, called with each iteration.
+        log: Additional loggers: tensorboard, wandb (offline) or mlflow, each of which needs Metaloom's extra of that
+            name; or module:function, called after each iteration.
         trust: Import the modules named in an existing run's settings, now and later.
-        overrides: Any other settings to change, as KEY=VALUE: algorithm.inner_lr=0.05.
+        overrides: Other settings to change, as KEY=VALUE, for example algorithm.inner_lr=0.05.
     """
     asked = Asked(
         None if recipe == DEFAULT_RECIPE else recipe,
@@ -177,19 +177,19 @@ def meta_train_custom(
     film_every: Natural = 0,
     trust: bool = False,
 ) -> State:
-    """Meta-train a policy by custom settings, or continue an existing run with the same settings.
+    """Meta-train a policy with custom settings, or continue an existing run with the same settings.
 
     Args:
         config: All settings. An omitted setting has its default value.
-        run: Name under the runs folder, or a path; made from the flow run if empty. An existing run continues where it
+        run: Name in the runs folder, or a path; if empty, made from the flow run. An existing run continues where it
             stopped.
-        workers: Dask worker processes for rollouts here; 0 samples in the flow's own process, as a run of one task
-            always does.
+        workers: Number of Dask worker processes for rollouts on this machine; 0 samples in the flow's own process, as a
+            run with one task always does.
         scheduler: Address of a running Dask scheduler, tcp://host:port, used instead of starting workers.
-        step_timeout: Seconds a worker waits for one call of an environment before it gives up.
-        retries: Maximum number of retries of work whose worker process died.
-        log: Additional loggers, each of which needs Metaloom's extra: tensorboard, wandb (offline) or mlflow;
-            or module:function, called with each iteration.
+        step_timeout: Timeout in seconds for a single environment call.
+        retries: Maximum number of retries for work whose worker process died.
+        log: Additional loggers: tensorboard, wandb (offline) or mlflow, each of which needs Metaloom's extra of that
+            name; or module:function, called after each iteration.
         film_every: Log a video of every N-th iteration; 0 for only the last.
         trust: Import the modules named in an existing run's settings, now and later.
     """
@@ -209,7 +209,7 @@ class Asked:
 
     @property
     def named(self) -> Mapping[str, Any]:
-        """Return requested settings, whose modules the user trusts."""
+        """Requested settings; the user trusts the modules that they name."""
         if self.config is not None:
             return self.config.model_dump(mode="json")
         return override(load_settings(self.recipe) if self.recipe else {}, self.overrides)
@@ -218,10 +218,10 @@ class Asked:
 def backend_of(
     workers: int, scheduler: str, step_timeout: float = DEFAULT_STEP_TIMEOUT_SECONDS, retries: int = DEFAULT_RETRIES
 ) -> Backend:
-    """Return the backend, at the scheduler if one is given.
+    """Return the rollout backend, which uses the scheduler if one is given.
 
-    Defaults of the form count as not set: a run of one task then has no workers, and rollouts in this process are not
-    rejected.
+    The form's default values count as not set: a run with one task then has no workers, and rollouts in this process
+    are not rejected.
     """
     return Backend(
         workers=None if scheduler or workers == DEFAULT_WORKERS else workers,
@@ -248,7 +248,7 @@ def _train(
                 result = train(settings, folder, **how)
             else:
                 result = resume(folder, iterations=settings.iterations, **how)
-    # After the block, which ends the deadline of the stage: Prefect may take longer to answer.
+    # Only after the block, which cancels the stage's deadline, since Prefect may take longer to answer.
     if result.stopped and asked_to_end.is_set():
         return _ended(break_off, plural(result.iterations_done, "iteration"))
     page.close()
@@ -278,16 +278,16 @@ evaluate: Flow[..., Any] = make_flow(operations()["evaluate"], _evaluated)
 
 
 class StageTasks:
-    """Runs every stage as a Prefect task, linked to the tasks of its inputs."""
+    """Runs each stage as a Prefect task, linked to the tasks that computed its inputs."""
 
     def __init__(self) -> None:
-        # Prefect identifies task results by identity. Keep all of them: another object could get the same
+        # Prefect looks up task results by object identity. Keep all of them, since another object could get the same
         # address.
         self._done: dict[StageRef, object] = {}
 
     def __call__(self, ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], StageRef]) -> StageRef:
-        """Run one stage; a StageCall."""
-        # Inputs stored by another flow run have no task here.
+        """Run one stage as a Prefect task; implements StageCall."""
+        # Inputs that another flow run stored have no task here.
         upstream = [self._done[i] for i in inputs if i in self._done]
         name = f"{ref.stage} i={ref.iteration} k={ref.step}"
         self._done[ref] = _stage_task(ref.stage)(name, upstream, compute)
@@ -295,13 +295,13 @@ class StageTasks:
 
 
 def stored_config(run: storage.Run, parameters: Mapping[str, Any], *, trust: bool) -> RunConfig:
-    """Return the settings of a run to continue.
+    """Return the configuration of a run that is about to continue.
 
     Args:
-        run: The run.
-        parameters: The flow run's settings, whose names the user trusts, so that a retry on another machine can
-            continue the run.
-        trust: True if the user trusts the names in the run's settings.
+        run: Run to continue.
+        parameters: Settings of the flow run. The user trusts the modules that they name, so that a retry on another
+            machine can continue the run.
+        trust: True if the user trusts the modules that the run's settings name.
     """
     if trust or {*names_of_run(run)} <= {*names_in(parameters)}:
         trust_run(run)
@@ -309,7 +309,7 @@ def stored_config(run: storage.Run, parameters: Mapping[str, Any], *, trust: boo
 
 
 def settings_for(folder: Path, stored: RunConfig | None, asked: Asked) -> RunConfig:
-    """Return the settings for training."""
+    """Return the configuration to train with, from the requested and the stored settings."""
     config = asked.config
     if config is None:
         named = asked.recipe is not None or stored is None
@@ -322,7 +322,7 @@ def settings_for(folder: Path, stored: RunConfig | None, asked: Asked) -> RunCon
     wanted = build_config(override(changed_settings, asked.overrides))
     if stored is None:
         return wanted
-    # A stored run has environment options written out and a pinned warm start.
+    # A stored run lists all environment options explicitly and has a pinned warm start.
     stored, wanted = (
         c.model_copy(update={"env": with_all_options(c.env)}) for c in (stored, as_pinned(wanted, stored))
     )
@@ -342,10 +342,10 @@ def _differences(stored: RunConfig, asked: RunConfig) -> Iterator[str]:
 
 @functools.cache
 def _stage_task(stage: str) -> Task[..., object]:
-    # The store is cache and result; keeping them in Prefect as well costs time.
+    # The store already caches and keeps results; doing so in Prefect as well costs time.
     @task(name=stage, task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)
     def execute(name: str, inputs: list[object], compute: Callable[[], StageRef]) -> object:
-        del name, inputs  # give the task run its name and links
+        del name, inputs  # only Prefect uses them, for the task run's name and links
         compute()
         return object()
 

@@ -1,8 +1,8 @@
 """The process of a flow run under `metaloom serve`: Prefect's engine without the folder's settings.
 
-Prefect reads `prefect.toml`, `pyproject.toml` and `.env` of its working folder, and Python imports modules there before
-installed ones. Both may be somebody else's. So this is started by `python -P` and enters the folder after importing
-Prefect; modules there are found last, for plug-ins (metaloom/pipeline/plugins.py).
+Prefect reads `prefect.toml`, `pyproject.toml` and `.env` in its working folder, and Python imports modules there before
+installed ones. Both may belong to somebody else. Therefore, this process is started with `python -P` and enters the
+folder only after importing Prefect. Modules in the folder are found last, for plug-ins (metaloom/pipeline/plugins.py).
 """
 
 import os
@@ -16,14 +16,14 @@ MODULE = "metaloom.flows.prefect_app.flow_process"
 
 
 class NoSettings(InitSettingsSource):
-    """Settings source that replaces one reading a file of the folder."""
+    """Empty settings source, which replaces the sources that read files in the folder."""
 
     def __init__(self, settings_cls: type[BaseSettings], **_: Any) -> None:
         super().__init__(settings_cls, {})
 
 
 def ignore_folder_settings() -> None:
-    """Make Prefect read its settings only from the environment and the profile."""
+    """Make Prefect read its settings only from environment variables and the profile."""
     os.chdir("/")
     from prefect.settings import base
 
@@ -38,9 +38,9 @@ def ignore_folder_settings() -> None:
 
 
 def main() -> None:
-    """Execute the flow run given in the environment."""
+    """Execute the flow run that the environment variables name."""
     ignore_folder_settings()
-    # Files of `metaloom serve` in the folder where flows run.
+    # PREFECT_HOME is in the folder where flows run.
     os.chdir(Path(os.environ["PREFECT_HOME"]).parent)
     runpy.run_module("prefect.engine", run_name="__main__")
 

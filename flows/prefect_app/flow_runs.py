@@ -1,7 +1,7 @@
-"""The running `metaloom serve`: its parts, and the restart of flow runs whose process is gone.
+"""The running `metaloom serve`: supervises its parts, and restarts flow runs whose process is gone.
 
-Prefect leaves such flow runs alone: one whose process was killed stays Crashed, and one whose worker or server ended
-before stays Running forever. This imports Prefect, which must not happen in a foreign folder.
+Prefect does not restart such flow runs: if the process was killed, the flow run stays Crashed, and if its worker or
+server ended first, it stays Running forever. This module imports Prefect, which must not happen in a foreign folder.
 """
 
 import os
@@ -35,25 +35,24 @@ from metaloom.storage import argument
 from metaloom.storage.write.holder import LOCK_NAME
 
 POOL = "local"
-# Work queue of training runs. A deployment's concurrency limit would be a lease: a flow that cannot renew it is ended.
+# Work queue for training runs. A deployment's concurrency limit would be a lease: a flow that cannot renew it is ended.
 QUEUE, TRAININGS = "training", 1
-# Longer stages are aborted: a cancelled flow run ends within 15 s.
+# Longer stages are aborted, so that a cancelled flow run ends within 15 s.
 STAGE_SECONDS = 10.0
-# A worker may report the end of a process late, after another one was started. It
-# is also the first to hear that a flow run is cancelled.
+# A worker may report the end of a process after another process has started. It also learns of cancellations first.
 SETTLED_SECONDS = 5.0
-# Limit of crashes in a short time.
+# Maximum number of crashes within CRASH_SECONDS.
 CRASHES, CRASH_SECONDS = 3, 600.0
 UNFINISHED = ("PENDING", "RUNNING", "CANCELLING")
 LOOK_SECONDS = 1.0
-# Longer than the 30 s that Prefect leaves a cancelled flow run to end by itself.
+# Longer than the 30 s that Prefect gives a cancelled flow run to end by itself.
 CANCEL_SECONDS = 40.0
 # Errors of Prefect's client for a server that is unreachable or too busy.
 _AWAY = (HTTPError, PrefectException, RuntimeError)
 
 
 class Caretaker:
-    """Supervises the flow runs of the pool, whose only worker belongs to `metaloom serve`."""
+    """Supervises the flow runs in the work pool, whose only worker belongs to `metaloom serve`."""
 
     def __init__(self, home: Path, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._home, self._say, self._clock = home, say, clock
@@ -63,7 +62,7 @@ class Caretaker:
         self._asked: set[UUID] = set()
 
     def look(self, client: SyncPrefectClient) -> None:
-        """Restart crashed flow runs, and stop cancelled ones that their worker has not stopped."""
+        """Restart crashed flow runs, and stop cancelled flow runs that their worker has not stopped."""
         processes = flow_processes(self._home)
         for run in [*flow_runs(client, "CANCELLING"), *flow_runs(client, "CRASHED", "CANCELLED", since=self._began)]:
             state = state_of(run)
@@ -98,10 +97,7 @@ class Caretaker:
 
 
 def restart_left_over(client: SyncPrefectClient, home: Path) -> Iterator[str]:
-    """Restart flow runs left unfinished by an earlier server and worker.
-
-    Yields a message for each.
-    """
+    """Restart flow runs that an earlier server and worker left unfinished; yield a message for each."""
     end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
     for run in flow_runs(client, *UNFINISHED):
         if state_of(run).is_cancelling():
@@ -124,12 +120,13 @@ def cancel_all(client: SyncPrefectClient, seconds: float) -> None:
 
 
 def leave_all(client: SyncPrefectClient, home: Path, stop_worker: Callable[[], None]) -> None:
-    """End flow runs after their stage, so that the next worker continues them."""
-    # Also flow runs that crashed just now, as when their worker dies: the caretaker has not restarted them yet.
+    """End flow runs after their current stage, and mark them so that the next worker continues them."""
+    # This includes flow runs that have just crashed, for example because their worker died: the caretaker has not
+    # restarted them yet.
     began = datetime.now(UTC) - timedelta(minutes=1)
     end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
     stop_worker()
-    # Flow runs started while the others ended.
+    # End flow runs that started while the others ended.
     end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
     for run in [*flow_runs(client, *UNFINISHED), *flow_runs(client, "CRASHED", since=began)]:
         if not state_of(run).is_cancelling():
@@ -138,7 +135,7 @@ def leave_all(client: SyncPrefectClient, home: Path, stop_worker: Callable[[], N
 
 
 def flow_runs(client: SyncPrefectClient, *states: str, since: datetime | None = None) -> list[FlowRun]:
-    """Return the pool's flow runs in one of the states that, if `since` is given, ended after it."""
+    """Return the work pool's flow runs that are in one of the states and, if `since` is given, ended after it."""
     ended = {"end_time": {"after_": since}} if since else {}
     return client.read_flow_runs(
         flow_run_filter=FlowRunFilter.model_validate({"state": {"type": {"any_": [*states]}}, **ended}),
@@ -147,27 +144,27 @@ def flow_runs(client: SyncPrefectClient, *states: str, since: datetime | None = 
 
 
 def state_of(run: FlowRun) -> State:
-    """Return the state of a flow run that was selected by state."""
+    """Return the state of a flow run; it is never None for a flow run that was selected by state."""
     assert run.state is not None
     return run.state
 
 
 def flow_processes(home: Path) -> dict[UUID, psutil.Process]:
-    """Return the local processes that execute flow runs of a folder's server, by flow run id."""
+    """Return the local processes that execute flow runs for a folder's server, keyed by flow run id."""
     found: dict[UUID, psutil.Process] = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError, KeyError, ValueError):
             if MODULE not in process.cmdline() or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             environment: Mapping[str, str] = process.environ()
-            # Not by the server's address, which has several spellings.
+            # Not compared by the server's address, which can be spelled in several ways.
             if environment["PREFECT_HOME"] == str(home):
                 found[UUID(environment["PREFECT__FLOW_RUN_ID"])] = process
     return found
 
 
 def runs_of(processes: Iterable[psutil.Process]) -> list[Path]:
-    """Return the folders of runs written by processes, according to their locks."""
+    """Return the folders of the runs that processes are writing, according to the lock files that they hold."""
     found: list[Path] = []
     for process in processes:
         with suppress(psutil.Error, OSError):
@@ -176,13 +173,13 @@ def runs_of(processes: Iterable[psutil.Process]) -> list[Path]:
 
 
 def ask_to_end(process: psutil.Process) -> None:
-    """Ask a flow run's process to finish its stage and end."""
+    """Ask a flow run's process to finish its current stage and then end."""
     with suppress(psutil.Error):
         process.send_signal(signal.SIGTERM)
 
 
 def end_processes(processes: Iterable[psutil.Process], seconds: float) -> None:
-    """End flow runs' processes, after their stage if it ends within `seconds`."""
+    """End the processes of flow runs; each may finish its current stage if that takes at most `seconds`."""
     found = [*processes]
     for process in found:
         ask_to_end(process)
@@ -198,7 +195,7 @@ def _set_cancelled(client: SyncPrefectClient, run: FlowRun) -> None:
 
 
 def serve_parts(home: Path, address: Address, listening: socket.socket, stop: StopRequest, ready: str) -> None:
-    """Start the parts, wait for Ctrl-C or the end of one of them, and end them all."""
+    """Start the parts, wait until one of them ends or the user stops `metaloom serve`, and end all parts."""
     with ExitStack() as stack:
         say("starting the Prefect server ...")
         number = listening.fileno()
@@ -219,8 +216,8 @@ def serve_parts(home: Path, address: Address, listening: socket.socket, stop: St
 
 
 def _keep_running(stop: Event, server: Part, worker: Part, home: Path) -> None:
-    """Restart flow runs that lose their process, until Ctrl-C or the end of a part."""
-    # Prefect's client would ask a server that has ended for minutes.
+    """Restart flow runs that lose their process, until `stop` is set; raise if a part ends."""
+    # By default, Prefect's client keeps asking a server that has ended for minutes.
     at_once: dict[Any, Any] = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: 10.0}
     caretaker, database = Caretaker(home, _print_line), home / "prefect.db"
     opened = _identity(database)
@@ -234,13 +231,13 @@ def _keep_running(stop: Event, server: Part, worker: Part, home: Path) -> None:
             )
         server.require()
         worker.require()
-        # a busy server is asked again shortly
+        # A busy server is asked again shortly.
         with suppress(*_AWAY), temporary_settings(at_once), get_client(sync_client=True) as client:
             caretaker.look(client)
 
 
 def _identity(database: Path) -> tuple[int, int] | None:
-    """Return device and inode of the SQLite file; None if it is missing or the server has another database."""
+    """Return the device and inode of the SQLite file; None if it is missing or the server has another database."""
     if DATABASE not in os.environ:
         with suppress(OSError):
             found = database.stat()
@@ -251,7 +248,7 @@ def _identity(database: Path) -> tuple[int, int] | None:
 def _wait(
     stop: Event, part: Part, is_ready: Callable[[], bool], seconds: float = START_SECONDS, needs: Part | None = None
 ) -> None:
-    """Return when a part is ready; a part may also end with exit code 0. Raise if one that it needs ends."""
+    """Wait until a part is ready or has ended with exit code 0. Raise if it fails, `needs` ends, or `stop` is set."""
     deadline = time.monotonic() + seconds
     while True:
         if needs is not None:
@@ -268,7 +265,7 @@ def _wait(
 
 
 def _answers(address: Address) -> bool:
-    # Without the proxy that the environment may name: it cannot reach this machine's loopback interface.
+    # Bypass any proxy in the environment, since a proxy cannot reach this machine's loopback interface.
     try:
         with build_opener(ProxyHandler({})).open(f"{address.api}/health", timeout=2) as answer:
             return answer.status == 200
@@ -287,18 +284,18 @@ def _end_runs(
                 cancel_all(client, CANCEL_SECONDS)
             else:
                 leave_all(client, home, stop_worker)
-    # flow runs that could not be checked
+    # End the processes of flow runs that the server could not report.
     end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
 
 
 def _refuse(listening: socket.socket) -> None:
-    """Close connections in place of the ended server, so that no client waits for an answer."""
+    """Close connections on behalf of the ended server, so that no client waits for an answer."""
     listening.setblocking(True)
-    with suppress(OSError):  # closed
+    with suppress(OSError):  # the socket was closed
         while True:
             listening.accept()[0].close()
 
 
 def _print_line(words: str) -> None:
-    """Print what has happened since the last call."""
+    """Print a line with the current time."""
     say(f"{datetime.now():%Y-%m-%d %H:%M:%S} | metaloom serve: {words}")

@@ -1,6 +1,6 @@
 """Prefect flows generated from operations, as lazy attributes `flow_NAME` of this module.
 
-This module must not import annotations from __future__: Prefect makes a form from the annotations themselves.
+This module must not import annotations from __future__, because Prefect builds a form from the annotation objects.
 """
 
 import logging
@@ -33,8 +33,8 @@ from metaloom.flows.operations.options import (
 from metaloom.flows.rollouts.backend import Backend
 
 _WORKERS = (
-    "    workers: Dask worker processes for rollouts here, two by default, none for a replay, an evaluation or a run "
-    "of one task; 0 samples in the flow's own process."
+    "    workers: Number of Dask worker processes for rollouts on this machine; 0 samples in the flow's own process. "
+    "The default is 0 for a replay, an evaluation or a run with one task, otherwise 2."
 )
 
 
@@ -46,12 +46,12 @@ def __getattr__(name: str) -> Flow[..., Any]:
 
 
 def make_flow(operation: Operation, ended: Callable[[Any, Any], State] | None = None, **types: Any) -> Flow[..., Any]:
-    """Make the flow of an operation.
+    """Build the Prefect flow for an operation.
 
     Args:
-        operation: The operation.
-        ended: Function of the result and the run that publishes the result and returns the flow run's state.
-        **types: More specific types of parameters for the form.
+        operation: Operation to wrap.
+        ended: Function that receives the run and the result, publishes the result and returns the flow run's state.
+        **types: More specific parameter types for the form, keyed by parameter name.
     """
     declared = parameters_of(operation.function)
     parameters = [
@@ -59,7 +59,7 @@ def make_flow(operation: Operation, ended: Callable[[Any, Any], State] | None = 
         for p in declared
         if p.annotation is Iteration or not is_python_only(p.annotation)
     ]
-    # Positional parameters, so required ones come first.
+    # The parameters are positional, so required ones must come first.
     form = Signature(sorted(parameters, key=lambda p: p.default is not P.empty))
 
     def work(*args: Any, **options: Any) -> State:
@@ -85,7 +85,7 @@ def make_flow(operation: Operation, ended: Callable[[Any, Any], State] | None = 
 
 
 def form_parameter(parameter: P, annotation: Any) -> P:
-    """Convert an operation's parameter for a form."""
+    """Convert an operation's parameter to a parameter for the form."""
     kind = P.POSITIONAL_OR_KEYWORD
     if is_backend(parameter.annotation):
         workers = Annotated[int | None, Field(ge=0)]
@@ -107,7 +107,7 @@ def form_type(annotation: Any) -> Any:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Silence log lines about successful stages, which the page shows, and Dask connections."""
+    """Within the block, silence log lines about Dask connections and about successful stages, which the page shows."""
     loggers = [logging.getLogger(name) for name in ("prefect.task_runs", distributed.__name__)]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

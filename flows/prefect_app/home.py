@@ -1,7 +1,7 @@
-"""Files of `metaloom serve` in `.prefect` of a folder, for itself and for Prefect's commands.
+"""Files that `metaloom serve` keeps in a folder's `.prefect`, for itself and for `prefect` commands.
 
-`metaloom serve` ignores Prefect's settings in a folder (`prefect.toml`, `pyproject.toml`, `.env`), which can name
-programs and may be somebody else's. It only checks that commands typed there find its server.
+`metaloom serve` ignores Prefect's settings in the folder (`prefect.toml`, `pyproject.toml`, `.env`), which can name
+programs to run and may belong to somebody else. It only checks that commands typed there find its server.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 API, AUTH = "PREFECT_API_URL", "PREFECT_API_AUTH_STRING"
 ENVIRONMENT = Path(".prefect") / "environment"
-"""File with the server's address for shells; plugin.py reads it for `prefect` commands in the folder."""
+"""File with the server's address for shells to source; plugin.py reads it for `prefect` commands in the folder."""
 OPEN = "/open"
 """Path of the login page. The password follows `#` in its address, so it is never sent or logged."""
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -44,27 +44,27 @@ class Address:
 
     @property
     def is_private(self) -> bool:
-        """True if only this machine can reach the address."""
+        """True if the address can be reached only from this machine."""
         return self.host in LOOPBACK
 
     @property
     def page(self) -> str:
-        """Address of the page, as this machine reaches it."""
-        # Not as `localhost`: that may also be ::1, where somebody else can listen.
+        """URL at which this machine reaches the page."""
+        # Not `localhost`, which may also be ::1, where somebody else can listen.
         return f"http://{HOST if self.is_private or self.host == EVERYWHERE else self.host}:{self.port}"
 
     @property
     def api(self) -> str:
-        """Address of the API, as this machine reaches it."""
+        """URL at which this machine reaches the API."""
         return f"{self.page}/api"
 
 
 def make_home(folder: Path, *, trust: bool) -> tuple[Path, str]:
-    """Make the folder of the server's files; return it and the password.
+    """Create the folder for the server's files; return its path and the password.
 
     Args:
         folder: Parent folder.
-        trust: True to use existing files, except a `.prefect` that others own or can write.
+        trust: True to use existing files, except in a `.prefect` that others own or can write to.
     """
     home = folder / ENVIRONMENT.parent
     try:
@@ -90,13 +90,13 @@ def _require_kept(folder: Path) -> None:
     else:
         return
     raise UsageError(
-        f"{folder} {fault}, who can put a .prefect there that runs programs as you; required a folder that only you "
-        "can write to. Start it in another folder, or add --trust if you trust them"
+        f"{folder} {fault}, who can put a .prefect there that runs programs under your account; required a folder "
+        "that only you can write to. Start it in another folder, or add --trust if you trust them"
     )
 
 
 def _require_own(home: Path) -> None:
-    """Require that no other user can write a folder, and make it unreadable for others."""
+    """Require that no other user can write to a folder, and make it unreadable for others."""
     found = home.lstat()
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISDIR(found.st_mode):
@@ -137,14 +137,14 @@ def _password(home: Path, *, trust: bool) -> str:
 
 
 def write_environment(folder: Path, api: str, password: str | None) -> None:
-    """Write the file with the server's address for shells, without a user-defined password."""
+    """Write the file with the server's address for shells, and the password if one is given."""
     values = {API: api, **({AUTH: password} if password else {}), **unproxied(os.environ, api)}
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in values.items()]
     write(folder / ENVIRONMENT, "".join(lines))
 
 
 def read_environment(folder: Path) -> dict[str, str]:
-    """Return the variables for reaching a folder's server; empty if none was started."""
+    """Return the environment variables for reaching a folder's server; empty if none was started."""
     with suppress(OSError, ValueError):
         file = folder / ENVIRONMENT
         words = shlex.split(file.read_text("utf-8")) if file.is_file() else []
@@ -153,20 +153,20 @@ def read_environment(folder: Path) -> dict[str, str]:
 
 
 def unproxied(environment: Mapping[str, str], api: str) -> dict[str, str]:
-    """Return the variables that exclude the server from proxies."""
+    """Return the environment variables that exclude the server from proxying."""
     before = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
     hosts = dict.fromkeys([*filter(None, before.split(",")), *LOOPBACK, urlsplit(api).hostname or LOOPBACK[0]])
     return dict.fromkeys(("NO_PROXY", "no_proxy"), ",".join(hosts))
 
 
 def is_same_api(one: str | None, other: str | None) -> bool:
-    """Return True if two addresses belong to the same server, under any name of this machine."""
+    """Return True if two URLs refer to the same server, under any name of this machine."""
     one, other = (f"{url or ''}/".replace("://localhost:", "://127.0.0.1:").rstrip("/") for url in (one, other))
     return one == other
 
 
 def folder_settings(folder: Path) -> dict[str, Any]:
-    """Return Prefect's settings in a folder; prefect.toml takes precedence."""
+    """Return the Prefect settings found in a folder; prefect.toml takes precedence."""
     found: dict[str, Any] = {}
     for name, path in (("pyproject.toml", ("tool", "prefect")), (TEMPLATE.name, ())):
         file = folder / name
@@ -202,10 +202,9 @@ def _hash(password: str) -> str:
     return hashlib.sha256(password.encode()).hexdigest()
 
 
-# Exceptions of a flow run that was cancelled or whose `serve` was stopped, which Prefect takes for
-# unexpected.
+# Exceptions raised in a flow run that was cancelled or whose `serve` was stopped; Prefect treats them as unexpected.
 ENDED = ("CancelledRun", "TerminationSignal")
-# Ended by `serve`, before or after training has installed its signal handler.
+# Start of the message if `serve` ends a flow run while training's signal handler is not installed.
 ABORTED = "Crash detected! Execution was aborted by a termination signal"
 
 
@@ -213,13 +212,13 @@ class WithoutFalseAlarms(logging.Filter):
     """Log filter that drops misleading messages."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return True if a record is shown."""
+        """Return True if a record should be shown."""
         kind = record.exc_info[0] if record.exc_info else None
         return not (record.getMessage().startswith(ABORTED) or (kind is not None and kind.__name__ in ENDED))
 
 
 def write_settings(home: Path) -> Path:
-    """Write Prefect's log settings with the filter added, and return the file for Prefect to read."""
+    """Write Prefect's logging settings with the filter added, and return the file's path."""
     import yaml
 
     # find_spec does not import Prefect, which would read the folder's settings files.

@@ -1,4 +1,4 @@
-"""`serve`: the flows under Prefect."""
+"""The operation `serve`, which runs the flows under Prefect."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,24 +19,24 @@ def serve(
     database: str | None = None,
     trust: Annotated[bool, Parameter(negative=None)] = False,
 ) -> None:
-    """Run the flows under Prefect, until Ctrl-C.
+    """Run the flows under Prefect until Ctrl-C.
 
-    It starts a server, its page, deployments and a worker. Runs go to this folder.
+    This starts a Prefect server with its page, the deployments and a worker. Runs are stored in this folder.
 
-    It ends, with exit code 1, when its server or worker ends. Flow runs continue from what is stored at its next start.
+    If the server or the worker ends, the command exits with code 1. Flow runs continue when it is started again.
 
     Example: `metaloom serve --port 4300`
 
     Args:
-        port: Port of the server and its page; reports have the next one.
-        host: Address to listen on; any other than this machine's own needs a password in
+        port: Port for the server and its page; reports are served on the next port.
+        host: Address to listen on; any address except this machine's own requires a password in
             PREFECT_SERVER_API_AUTH_STRING.
-        database: PostgreSQL database for Prefect, `postgresql://USER@HOST/DATABASE`; a SQLite file in .prefect if none.
-        trust: Use this folder even if others can write to it, and the database in .prefect whoever made it.
+        database: PostgreSQL database for Prefect, `postgresql://USER@HOST/DATABASE`; default: SQLite in .prefect.
+        trust: Use this folder even if others can write to it, and the database in .prefect regardless of who made it.
     """
     if find_spec("matplotlib") is None:  # the page shows learning curves
         raise ExtraMissing("view", "matplotlib")
-    # Child processes import Prefect, this one does not.
+    # Imported only here, since other commands do not need it.
     from metaloom.flows.prefect_app.serve import serve as serve_flows
 
     serve_flows(Path.cwd(), port, host=host, database=database, trust=trust)

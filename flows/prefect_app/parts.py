@@ -1,4 +1,4 @@
-"""The processes of `metaloom serve`: Prefect commands. All end when one of them ends."""
+"""The processes that `metaloom serve` starts, which run Prefect commands. If one ends, all end."""
 
 import ctypes
 import fcntl
@@ -22,7 +22,7 @@ START_SECONDS = 600.0
 STOP_SECONDS = 15.0
 
 LOCK = "serve.lock"
-# `prefect` commands hold it briefly to check it.
+# `prefect` commands hold the lock briefly to check it.
 _LOOKED_AT_SECONDS = 0.5
 
 _PR_SET_PDEATHSIG = 1
@@ -33,21 +33,21 @@ _END_WITH_PARENT = (
 
 
 class ServeError(RuntimeError):
-    """Raised if a part did not start or ended; names the part and its log."""
+    """Raised if a part failed to start or has ended; the message names the part and its log."""
 
 
 class Interrupted(Exception):
-    """Raised if Ctrl-C comes while the parts are being started."""
+    """Raised if the user presses Ctrl-C while the parts are starting."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A process that runs a command of Prefect.
+    """A process that runs a Prefect command.
 
     Attributes:
         name: Name in messages.
-        process: The process.
-        log: File for its output; None for this process's output.
+        process: Running process.
+        log: File for the part's output; None for this process's output.
     """
 
     name: str
@@ -56,17 +56,17 @@ class Part:
 
     @property
     def code(self) -> int | None:
-        """Exit code; None while it runs."""
+        """Exit code of the process; None while it runs."""
         return self.process.poll()
 
     def explain(self, problem: str) -> ServeError:
-        """Build the error for a problem, with the end of the log."""
+        """Build the error for a problem, including the end of the part's log."""
         tail = [] if self.log is None else self.log.read_text(errors="replace").splitlines()[-15:]
         where = [f"; the end of {self.log}:", *tail] if tail else []
         return ServeError(f"{self.name} {problem}" + "\n".join(where))
 
     def require(self) -> None:
-        """Raise if it has ended; the remedy is to restart all parts."""
+        """Raise ServeError if the process has ended; all parts must then be restarted."""
         if (code := self.code) is not None:
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             raise self.explain(
@@ -79,12 +79,12 @@ class Part:
 def running(
     name: str, arguments: Sequence[str], log: Path | None = None, inherits: tuple[int, ...] = ()
 ) -> Iterator[Part]:
-    """Run a part for as long as the context lasts; then end it and whatever it has started.
+    """Yield a running part; after the block, end it and all processes that it has started.
 
     Args:
         name: Name in messages.
-        arguments: Arguments of Python: a module and its arguments.
-        log: File for its output; None for this process's output.
+        arguments: Module for Python to run, followed by the module's arguments.
+        log: File for the part's output; None for this process's output.
         inherits: File descriptors that the process inherits unchanged.
     """
     with nullcontext() if log is None else _opened(log) as output:
@@ -93,7 +93,7 @@ def running(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
-            # A separate group: Ctrl-C in a terminal only reaches this process, which stops the parts in order.
+            # A separate session, so that Ctrl-C in a terminal only reaches this process, which stops parts in order.
             start_new_session=True,
             preexec_fn=_END_WITH_PARENT,
             pass_fds=inherits,
@@ -104,7 +104,7 @@ def running(
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_SECONDS)
-            # Remaining processes of the group.
+            # Kill the remaining processes of the group.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -114,13 +114,13 @@ class StopRequest(Event):
     """Request to stop, set by a signal.
 
     Attributes:
-        for_good: True if a user requested it (Ctrl-C, closed terminal). Service managers send SIGTERM and restart.
+        for_good: True if the user pressed Ctrl-C or closed the terminal. Service managers send SIGTERM and restart.
     """
 
     for_good = False
 
     def heard(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal; the first one decides."""
+        """Handle a signal; the first one determines `for_good`."""
         if not self.is_set():
             self.for_good: bool = number != signal.SIGTERM
         self.set()
@@ -128,7 +128,7 @@ class StopRequest(Event):
 
 @contextmanager
 def alone(folder: Path, home: Path) -> Iterator[None]:
-    """Lock the folder: another `metaloom serve` would mistake running flow runs for abandoned ones and restart them."""
+    """Lock the folder during the block, since another `metaloom serve` would take running flow runs for abandoned."""
     deadline = time.monotonic() + _LOOKED_AT_SECONDS
     with _opened(home / LOCK) as file:
         while not _locked(file, fcntl.LOCK_EX):
@@ -142,7 +142,7 @@ def alone(folder: Path, home: Path) -> Iterator[None]:
 
 
 def is_served(home: Path) -> bool:
-    """Return True if a `metaloom serve` of this user holds this `.prefect` folder now."""
+    """Return True if a `metaloom serve` process of this user currently holds this `.prefect` folder."""
     try:
         with open(os.open(home / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             is_own = os.fstat(file.fileno()).st_uid == os.geteuid()
@@ -174,6 +174,6 @@ def _locked(file: BinaryIO, kind: int) -> bool:
 
 
 def say(words: str) -> None:
-    """Print a line at once."""
+    """Print a line and flush it immediately."""
     sys.stdout.write(words + "\n")
     sys.stdout.flush()

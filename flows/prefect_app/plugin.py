@@ -1,10 +1,11 @@
 """Prefect plugin that lets `prefect deployment run meta-train` find the folder's server and the deployment.
 
-It gives Prefect the password stored in the folder by `metaloom serve`, only for this server and while it runs.
+The plugin gives Prefect the password that `metaloom serve` stored in the folder, only for that server and only while
+it runs.
 
-Prefect requires deployment names of the form FLOW/DEPLOYMENT; this plugin reads NAME as NAME/NAME. Prefect loads it
-through the entry point group `prefect.plugins` on every import if plugins are enabled, as in the prefect.toml written
-by `metaloom serve`, so nothing heavy belongs here. It wraps private methods of Prefect's deployment clients;
+Prefect requires deployment names of the form FLOW/DEPLOYMENT; this plugin reads NAME as NAME/NAME. If plugins are
+enabled, as in the prefect.toml that `metaloom serve` writes, Prefect loads the plugin on every import through the entry
+point group `prefect.plugins`, so it must be cheap to import. It wraps private methods of Prefect's deployment clients;
 `tests/flows/test_prefect_server.py` runs the real command against a real server.
 """
 
@@ -24,7 +25,7 @@ _METHOD = "read_deployment_by_name"
 
 @register_hook
 def setup_environment(*, ctx: HookContext) -> SetupResult | None:
-    """Set Prefect's variables; called by Prefect on import."""
+    """Return the environment variables for Prefect, which calls this on import."""
     try:
         from prefect.client.orchestration._deployments.client import DeploymentAsyncClient, DeploymentClient
 
@@ -40,25 +41,25 @@ def setup_environment(*, ctx: HookContext) -> SetupResult | None:
     served = read_environment(Path())
     if ctx.api_url is None or API not in served or not is_same_api(ctx.api_url, served[API]):
         return None
-    # A user-defined password is not stored; the user exports it.
+    # A password that the user chose is not stored; the user exports it.
     password = {AUTH: served[AUTH]} if AUTH in served else {}
     if password and not is_served(ENVIRONMENT.parent):
         ctx.logger_factory(__name__).warning(
-            "no `metaloom serve` runs in this folder: its password is not sent to %s, where anybody can listen now",
+            "no `metaloom serve` runs in this folder: its password is not sent to %s, where anybody could be listening",
             ctx.api_url,
         )
         password = {}
-    # By address rather than `localhost`, which may resolve to another one where somebody else listens.
+    # Use the address instead of `localhost`, which may resolve to another address where somebody else listens.
     return SetupResult(env={API: served[API], **password, **unproxied(os.environ, served[API])})
 
 
 def accept_bare_names(client: type) -> None:
-    """Make the client read NAME as NAME/NAME. Idempotent."""
+    """Make a client class read the deployment name NAME as NAME/NAME. Idempotent."""
     read: Callable[..., Any] = getattr(client, _METHOD)
     if hasattr(read, "__wrapped__"):
         return
 
-    # One wrapper for both clients: it returns the result of one and the coroutine of the other.
+    # One wrapper serves both clients: it returns a result for the first and a coroutine for the second.
     @functools.wraps(read)
     def read_by_name(self: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         return read(self, full_name(name), *args, **kwargs)
@@ -67,5 +68,5 @@ def accept_bare_names(client: type) -> None:
 
 
 def full_name(name: str) -> str:
-    """Return FLOW/DEPLOYMENT for a deployment with the name of its flow."""
+    """Return a deployment's full name, FLOW/DEPLOYMENT; a bare name stands for both."""
     return name if "/" in name else f"{name}/{name}"

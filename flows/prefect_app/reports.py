@@ -1,4 +1,4 @@
-"""Serving of run reports over HTTP, for links on Prefect's page, which cannot open file:// URLs."""
+"""Serving run reports over HTTP, for links on Prefect's page, which cannot open file:// URLs."""
 
 import os
 import socket
@@ -22,17 +22,17 @@ from metaloom.flows.viewer.gate import Gate, refusal_of_other_pages
 from metaloom.storage import url_of
 
 VARIABLE = "METALOOM_REPORTS_URL"
-"""Environment variable with the URL of served reports, for flows."""
+"""Environment variable that tells flows the URL of the served reports."""
 
 
 def reports_root() -> Path:
-    """Return the folder of the reports of all runs under the runs folder."""
+    """Return the folder with the reports of all runs in the runs folder."""
     root = runs_root()
     return Path("reports") if url_of(root) else root / "reports"
 
 
 def address_of(run: Path, file: str) -> str | None:
-    """Return the URL of a file of a run's report; None if it is not served."""
+    """Return the URL of a file in a run's report, or None if it is not served."""
     served = os.environ.get(VARIABLE)
     folder = report_path(run).resolve()
     if not served or folder.parent != reports_root().resolve():
@@ -42,9 +42,9 @@ def address_of(run: Path, file: str) -> str | None:
 
 @contextmanager
 def served_reports(listening: socket.socket) -> Iterator[str]:
-    """Serve the reports at a listening socket during the block; yield their URL.
+    """Serve the reports on a listening socket during the block; yield their URL.
 
-    Serves only browsers on this machine, and only files in the folder; links out of it are not followed.
+    Only browsers on this machine are served, and only files in the folder; links out of the folder are not followed.
     """
     root, (host, port) = reports_root().resolve(), listening.getsockname()
     files = StaticFiles(directory=root, check_dir=False)
@@ -55,7 +55,7 @@ def served_reports(listening: socket.socket) -> Iterator[str]:
         links = "".join(f'<li><a href="{quote(name)}">{escape(name)}</a>' for name in names)
         return HTMLResponse(f"<!doctype html><meta charset=utf-8><title>Reports</title><ul>{links}</ul>")
 
-    # A browser must not keep a report: a run that continues has a new one under the same address.
+    # A browser must not cache a report: a run that continues has a new one at the same URL.
     headers = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
     app = Gate(Starlette(routes=[Route("/", index), Mount("/", files)]), refusal_of_other_pages, headers)
     how: dict[str, Any] = {"log_level": "warning", "access_log": False, "lifespan": "off", "ws": "none"}
@@ -66,4 +66,4 @@ def served_reports(listening: socket.socket) -> Iterator[str]:
         yield f"http://{host}:{port}"
     finally:
         server.should_exit = True
-        thread.join(2.0)  # not longer for a browser that has stopped reading
+        thread.join(2.0)  # no longer, since a browser may have stopped reading

@@ -1,9 +1,9 @@
 """`metaloom serve`: a Prefect server with its page, deployments and a worker.
 
-Each part is a process. All get the same address and password. They are started in order and stopped together, also when
-one of them ends: flow runs continue when systemd, Docker or Kubernetes restarts `metaloom serve`. Anyone with access to
-a Prefect server can run what it deploys, so it has a password and a gate against other pages in the user's browser
-(server.py), and accepts other machines only with a chosen password.
+Each part is a process. All parts get the same address and password. They are started in order and stopped together,
+even if only one of them ends: flow runs continue when systemd, Docker or Kubernetes restarts `metaloom serve`. Anyone
+with access to a Prefect server can run its deployments. Therefore, the server has a password and a gate against other
+pages in the user's browser (server.py), and it accepts other machines only with a password that the user chose.
 """
 
 import asyncio
@@ -43,12 +43,12 @@ from metaloom.flows.prefect_app.parts import Interrupted, ServeError, StopReques
 from metaloom.flows.prefect_app.reports import VARIABLE, served_reports
 
 ANSWER_SECONDS = 10
-# Spellings of PostgreSQL and SQLAlchemy.
+# URL schemes that PostgreSQL and SQLAlchemy use.
 _SCHEMES = ("postgres", "postgresql", "postgresql+asyncpg")
 
 
 def server_url(named: str) -> str:
-    """Return a database URL for Prefect, with its driver."""
+    """Return a database URL for Prefect, which includes the driver."""
     scheme, _, rest = named.partition("://")
     if scheme not in _SCHEMES or not re.search(r"^[^/]*/[^/?]+", rest):
         raise UsageError(
@@ -59,7 +59,7 @@ def server_url(named: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """Return a URL without its password, even if it is malformed or has an "@" in the password."""
+    """Return a URL without its password, even if the URL is malformed or the password contains an "@"."""
     before, at, after = url.rpartition("@")
     scheme, found, login = before.partition("://")
     user, secret, _ = login.partition(":")
@@ -71,12 +71,12 @@ def require_answer(url: str) -> None:
     """Reject a database that refuses connections, before starting anything."""
     try:
         asyncio.run(_connect(url.replace("+asyncpg", "", 1)))
-    except ValueError:  # its message may contain the password
+    except ValueError:  # the error's message may contain the password
         raise UsageError(
             f"--database: {without_password(url)} cannot be read; required postgresql://USER@HOST:PORT/DATABASE, and "
             'in a password %XX for anything but letters and digits, such as %2F for "/"'
         ) from None
-    except Exception as error:  # errors of drivers and network have no common class
+    except Exception as error:  # driver and network errors have no common class
         raise UsageError(
             f"--database: {without_password(url)} cannot be used ({type(error).__name__}: {error}); required an "
             "existing database that the user owns. `createdb` makes one"
@@ -106,7 +106,7 @@ def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = N
     stop = StopRequest()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop.heard)
-    # Held from here on: in a moment without a listener somebody else could take the port and receive the password.
+    # The port is held from here on; without a listener, somebody else could take it and receive the password.
     with ExitStack() as sockets:
         listening = sockets.enter_context(_listening(address))
         reports = sockets.enter_context(_listening(Address(port + 1))) if address.is_private else None
@@ -119,12 +119,12 @@ def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = N
         with suppress(Interrupted), alone(folder, home):
             ready = _prepare(folder, address, found, None if given else own)
             os.environ.update(settings(home, address, given or own))
-            # The key of Prefect Cloud, which this server does not accept.
+            # Remove a Prefect Cloud key, which this server does not accept.
             os.environ.pop("PREFECT_API_KEY", None)
             # Passed to the worker and its flows through the environment. Reports are only for browsers on this machine.
             if reports is not None:
                 os.environ[VARIABLE] = sockets.enter_context(served_reports(reports))
-            # Prefect reads settings in its working folder, which may be somebody else's.
+            # Prefect reads settings in its working folder, which may belong to somebody else.
             os.chdir("/")
             from metaloom.flows.prefect_app.flow_runs import serve_parts
 
@@ -134,17 +134,17 @@ def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = N
 
 def settings(home: Path, address: Address, password: str) -> dict[str, str]:
     """Return environment variables for all parts; other Prefect settings are in profiles.toml."""
-    # Flow processes enter the folder, parts do not: Prefect would read settings there.
+    # Paths must be absolute: only flow processes enter the folder, since Prefect would read settings there.
     paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {
         **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {}),
         **unproxied(os.environ, address.api),
-        # The server's password is also that of workers and flows.
+        # The server, workers and flows share one password.
         PASSWORD: password,
         AUTH: password,
         API: address.api,
         "PREFECT_HOME": str(home),
-        # Written at every start, since Prefect reads this path and such a file can call any code.
+        # Rewritten at every start, because Prefect reads this file, and such a file can call any code.
         "PREFECT_LOGGING_SETTINGS_PATH": str(write_settings(home)),
         "PREFECT_PROFILES_PATH": str(PROFILES),
         "PREFECT_PROFILE": "metaloom",
@@ -167,10 +167,10 @@ def _require_password(address: Address) -> None:
 
 
 def _listening(address: Address) -> socket.socket:
-    """Return a listening socket, which keeps the port."""
+    """Return a listening socket, which holds the port."""
     port, listening = address.port, socket.socket()
     try:
-        # Ignore remains of connections to an earlier server.
+        # Ignore lingering connections to an earlier server.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((address.host, port))
         listening.listen(socket.SOMAXCONN)
@@ -184,15 +184,15 @@ def _listening(address: Address) -> socket.socket:
 
 
 def _prepare(folder: Path, address: Address, found: Mapping[str, Any], password: str | None) -> str:
-    """Write the settings with which `prefect` commands find the server; return the message shown when it is ready."""
-    # Variables take precedence over files, and other shells probably have them, too.
+    """Write the settings with which `prefect` commands find the server; return the message to show when it is ready."""
+    # Environment variables take precedence over files, and are probably set in other shells, too.
     variables = folder_variables(folder)
     exported = {**variables, **os.environ}.get(API, address.api)
     write_environment(folder, address.api, password)
     if not found and not (folder / TEMPLATE.name).exists():
         text = TEMPLATE.read_text("utf-8").replace(Address(4200).api, address.api)
         write(folder / TEMPLATE.name, text)
-        say("wrote prefect.toml, by which `prefect` commands in this folder find the server")
+        say("wrote prefect.toml, with which `prefect` commands in this folder find the server")
         found = tomllib.loads(text)
     plugins = found.get("plugins", {})
     has_plugin = plugins.get("enabled") is True and "metaloom" in plugins.get("allow", ["metaloom"])
@@ -207,7 +207,7 @@ def _prepare(folder: Path, address: Address, found: Mapping[str, Any], password:
     ignored = [key for key in found if key not in ("api", "plugins")]
     ignored += [name for name in variables if name.startswith("PREFECT_") and name not in (API, AUTH)]
     if ignored:
-        here += f"not followed     {', '.join(ignored)} among Prefect's settings in this folder; required variables\n"
+        here += f"ignored          {', '.join(ignored)} in Prefect's settings here; use environment variables\n"
     return f"""
 Prefect's page   {address.page}{opened}
 reports          {reports}

@@ -1,14 +1,15 @@
 """Prefect's server behind a gate, as `metaloom serve` starts it: `python -P -m metaloom.flows.prefect_app.server`.
 
-It works around two faults of Prefect's server under SQLite:
+It works around two bugs in Prefect's server with SQLite:
 
-- Transactions acquire their lock when they begin. Prefect 3.8 acquires it at the first write, which fails immediately
-with "database is locked" if another transaction has written since this one read. - A batch of events that are all
-stored already, as sent by reconnected clients, is accepted. Prefect 3.8 inserts nothing, which SQLite rejects, and
-drops new events.
+- Transactions acquire their lock when they begin. Prefect 3.8 acquires the lock at the first write, which fails
+immediately with "database is locked" if another transaction has written since this one read.
 
-Both use Prefect's private modules; tests/flows/test_prefect_server.py and test_prefect_databases.py run them in a real
-server.
+- A batch with only events that are already stored, as reconnected clients send it, is accepted. Prefect 3.8 inserts
+nothing, which SQLite rejects, and drops new events.
+
+Both workarounds use Prefect's private modules; tests/flows/test_prefect_server.py and test_prefect_databases.py run
+them in a real server.
 """
 
 import socket
@@ -46,8 +47,8 @@ def lock_at_once() -> None:
     ) -> AsyncIterator[AsyncSessionTransaction]:
         del with_for_update
         async with begin(self, session, with_for_update=True) as transaction:
-            await session.connection()  # begins
-            # Not nested ones: a request may read through another session and would wait for itself.
+            await session.connection()  # begins the transaction
+            # Nested transactions must not lock: a request that reads through another session would wait for itself.
             mode = SQLITE_BEGIN_MODE.set(None)
             try:
                 yield transaction
@@ -58,13 +59,13 @@ def lock_at_once() -> None:
 
 
 def skip_stored_events() -> None:
-    """Make SQLite accept batches of stored events."""
+    """Make the SQLite event storage accept batches whose events are already stored."""
     module: Any = database
     write = module._write_sqlite_events
 
     async def write_new(session: AsyncSession, events: list[ReceivedEvent]) -> None:
         event = provide_database_interface().Event
-        with warnings.catch_warnings():  # of Prefect's column type for SQLAlchemy
+        with warnings.catch_warnings():  # caused by Prefect's column type
             warnings.simplefilter("ignore", SADeprecationWarning)
             asked = sqlalchemy.select(event.id).where(event.id.in_([event.id for event in events]))
         stored = {*(await session.scalars(asked)).all()}
@@ -75,11 +76,11 @@ def skip_stored_events() -> None:
 
 
 def main(host: str, listening: str) -> None:
-    """Serve until SIGTERM.
+    """Serve Prefect's API and page until SIGTERM.
 
     Args:
         host: Address to listen on.
-        listening: Descriptor of the socket, which `metaloom serve` always holds, so that no other user can take the
+        listening: File descriptor of the socket. `metaloom serve` keeps it open, so that no other user can take the
             port and receive the password.
     """
     lock_at_once()
@@ -129,9 +130,9 @@ _CLOSED = PlainTextResponse("not served: it would load scripts of other hosts\n"
 def guarded(prefect: ASGIApp, *, any_host: bool) -> ASGIApp:
     """Return Prefect's application behind the gate, with the login page.
 
-    Prefect accepts requests of any page in the user's browser (`access-control-allow-origin: *`) and ignores `Host`;
-    the gate rejects those of other pages. Other users and programs need the password. The API pages at `/docs` are
-    closed: they need no password and load foreign scripts in the origin that stores the user's password.
+    Prefect accepts requests from any page in the user's browser (`access-control-allow-origin: *`) and ignores `Host`;
+    the gate rejects requests from other pages. Other users and programs need the password. The API pages at `/docs` are
+    closed, because they need no password and load foreign scripts in the origin that stores the user's password.
     """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,8 +1,8 @@
-"""Recipes: named settings, with their origin and their differences from the algorithm's defaults.
+"""Recipes: named settings that differ from the algorithm's defaults, with their origin.
 
-Every entry of a YAML file in this folder is a recipe. `like` names another recipe of the package that provides unset
-values; another algorithm replaces all of its settings. Functions of other packages, entry points of the group
-metaloom.recipes, are also recipes.
+Each entry in a YAML file in this folder is a recipe. `like` names another recipe of this package, which provides unset
+values; a different algorithm replaces all algorithm settings. Functions in other packages are also recipes if they are
+entry points of the group metaloom.recipes.
 """
 
 import re
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @cache
 def _entries() -> dict[str, str]:
-    """Return the YAML text of every recipe by name; parsing them one at a time is faster."""
+    """Return the YAML text of each recipe, keyed by name. Parsing recipes one at a time is faster."""
     files = [file.read_text("utf-8") for file in Path(__file__).parent.glob("*.yaml")]
     entries = (entry for file in files for entry in re.split(r"^(?=[a-z])", file, flags=re.MULTILINE)[1:])
     return dict(sorted((entry.partition(":")[0], entry) for entry in entries))
@@ -34,11 +34,11 @@ def _entries() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe of the package; calling it returns its configuration.
+    """A recipe from this package; calling it returns its configuration.
 
     Attributes:
-        about: Description, and origin.
-        settings: Settings, as in a file of settings.
+        about: Description and origin of the settings.
+        settings: Settings, as in a settings file.
     """
 
     about: str
@@ -46,25 +46,25 @@ class Recipe:
 
     @classmethod
     def named(cls, name: str) -> "Recipe":
-        """Read the entry of this name, merged with its `like` entry."""
+        """Return the recipe with this name, merged with the recipe that it is `like`."""
         entry = cast(dict[str, Any], cast(dict[str, Any], parse(_entries()[name]))[name])
         about, like = entry.pop("about"), entry.pop("like", None)
         return cls(about, _merged(cls.named(like).settings, entry) if like else entry)
 
     def __call__(self) -> "RunConfig":
-        """Return the configuration of a run."""
+        """Build the recipe's run configuration."""
         from metaloom.pipeline.config.run import build_config
 
         return build_config(self.settings)
 
 
 def _merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge changes into settings, section by section."""
+    """Return settings with changes merged into them, section by section."""
     merged = dict(settings)
     for name, value in changes.items():
         before = settings.get(name)
         if isinstance(before, Mapping) or isinstance(value, Mapping):
-            # A bare name means a section with that name and defaults.
+            # A bare name stands for a section with that name and default settings.
             before, now = ({"name": of} if isinstance(of, str) else of or {} for of in (before, value))
             if name == "algorithm" and now.get("name", before["name"]) != before["name"]:
                 before = {}
@@ -75,12 +75,12 @@ def _merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
 
 
 class Recipes(Mapping[str, "Callable[[], RunConfig]"]):
-    """Recipes by name, imported on lookup."""
+    """Mapping from name to recipe; recipes are imported when looked up."""
 
     plugins: Plugins = Plugins("recipe", "metaloom.recipes", {})
 
     def __getitem__(self, name: str) -> "Callable[[], RunConfig]":
-        """Read or import the recipe of this name.
+        """Return the recipe with this name, which is read or imported.
 
         Raises:
             KeyError: the recipe does not exist.
@@ -121,7 +121,7 @@ def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConf
             fields = recipe[section].items()
             recipe[section] = {name: value for name, value in fields if not name.endswith("hidden_sizes")}
     settings = override(recipe, assignments)
-    # Imported after finding the recipe, since this takes longer than everything before.
+    # Imported only after finding the recipe, since the import takes longer than everything before.
     from metaloom.pipeline.config.run import build_config
 
     try:
@@ -135,7 +135,7 @@ def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConf
             ) from None
         raise
     if config.env.name not in ENVS:
-        # Imports gymnasium, which takes longer than everything else here, and the user's module.
+        # This imports the user's module and gymnasium, which takes longer than everything else here.
         from metaloom.pipeline.envs.registry import require_env
 
         require_env(config.env.name)
@@ -143,7 +143,7 @@ def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConf
 
 
 def is_settings_file(recipe_or_file: str) -> bool:
-    """Return True for a file of settings, False for the name of a recipe."""
+    """Return True for the path of a settings file, False for the name of a recipe."""
     return Path(recipe_or_file).suffix in (".yaml", ".yml", ".json", ".toml")
 
 
@@ -159,10 +159,10 @@ def load_settings(recipe_or_file: str) -> dict[str, Any]:
         recipe = RECIPES[recipe_or_file]
     except KeyError:
         raise ConfigError(
-            f"no recipe {recipe_or_file!r}: `metaloom recipes` lists all, and a file of settings ends in .yaml, .json "
-            f"or .toml{suggestion(recipe_or_file, RECIPES)}"
+            f"no recipe {recipe_or_file!r}: `metaloom recipes` lists all, and the name of a settings file ends in "
+            f".yaml, .json or .toml{suggestion(recipe_or_file, RECIPES)}"
         ) from None
-    # Defaults from the algorithm and environment are resolved again if one of them is replaced.
+    # Omit defaults that the algorithm or environment determines, since either may be replaced.
     with step_limits_left_open():
         config = recipe()
     return config.model_dump(mode="json", include=config.model_fields_set, exclude={"env": config.env.left_open})

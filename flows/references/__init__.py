@@ -1,1 +1,1 @@
-"""Reference runs: stored runs that ship with the project, any iteration of which can be recomputed."""
+"""Reference runs: stored runs that ship with the project and whose iterations anyone can recompute."""

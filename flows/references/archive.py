@@ -1,4 +1,4 @@
-"""Packing of runs into reference archives, and unpacking."""
+"""Packing runs into reference archives, and unpacking them."""
 
 import errno
 import hashlib
@@ -32,11 +32,11 @@ from metaloom.storage.read.info import mapping
 from metaloom.storage.unfinished import unfinished_folder
 
 _PATH = re.compile(r"/|~|\.\.?/")
-"""Start of a local path; names of environments have a slash only inside."""
+"""Start of a local path; environment names never begin with these characters."""
 
 
 def require_repeatable(run: Run) -> None:
-    """Reject a run that others could not recompute."""
+    """Reject a run that other people cannot recompute."""
     done = len(run.iterations)
     if not done or state_of(run, None) != "complete":
         raise UsageError(
@@ -50,7 +50,7 @@ def require_repeatable(run: Run) -> None:
                 f"{run.location}: found init_from={mapping(start).get('run')}, a run that others do not have; required "
                 "a run whose first learner comes from its seed: train one without init_from"
             )
-    # Plug-ins of installed packages have names without a module.
+    # The settings name the plug-ins of installed packages without a module.
     environments = [run.info["environment"], *(session.environment for session in run.sessions())]
     plugins = {str(name) for environment in environments for name in mapping(environment.get("plugins"))}
     if names := [*names_of_run(run), *sorted(plugins)]:
@@ -90,11 +90,11 @@ _DEEPEST = 16
 _ENTRY = b"PK\x01\x02"  # signature of entries in a zip's central directory
 _NO_ARCHIVE = (BadZipFile, OSError, RuntimeError, ValueError, EOFError, zlib.error, struct.error)
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE)
-_BEGINNING = (1980, 1, 1, 0, 0, 0)  # of time, to zip
+_BEGINNING = (1980, 1, 1, 0, 0, 0)  # the earliest time that zip can store
 
 
 def pack(folder: Path, archive: Path) -> Path:
-    """Write a folder's files into an archive, deterministically."""
+    """Pack a folder's files into an archive with deterministic bytes; return the archive's path."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "writer.lock")
     with ZipFile(archive, "w", ZIP_DEFLATED, compresslevel=9) as opened_archive:
         for path in files:
@@ -105,9 +105,9 @@ def pack(folder: Path, archive: Path) -> Path:
 
 
 def unpack(raw: bytes, archive: Path, folder: Path) -> None:
-    """Unpack an archive's bytes, which may be malicious."""
+    """Unpack an archive's bytes, which may be malicious, into a folder."""
     if raw.count(_ENTRY) > _MOST_FILES:
-        raise broken(archive, f"holds more than {_MOST_FILES} files, more than any reference does")
+        raise broken(archive, f"contains more than {_MOST_FILES} files, more than any reference does")
     try:
         with ZipFile(io.BytesIO(raw)) as opened_archive:
             _require_plain(archive, opened_archive)
@@ -119,29 +119,29 @@ def unpack(raw: bytes, archive: Path, folder: Path) -> None:
 
 
 def _require_plain(archive: Path, opened_archive: ZipFile) -> None:
-    """Reject archives that `pack` does not write: outside paths, duplicate names, excessive sizes."""
+    """Reject archives with outside paths, duplicate names or excessive sizes, which `pack` never writes."""
     entries, names = opened_archive.infolist(), opened_archive.namelist()
     for entry in entries:
         name = PurePosixPath(entry.filename)
         is_within = not name.is_absolute() and ".." not in name.parts and str(name) == entry.filename
-        # Others may expand each kilobyte to gigabytes.
+        # Other compression methods may expand a kilobyte to gigabytes.
         is_known = entry.compress_type in (ZIP_STORED, ZIP_DEFLATED)
         if not (is_within and is_known and len(name.parts) <= _DEEPEST):
-            raise broken(archive, f"holds {entry.filename[:80]!r}, which no reference does")
+            raise broken(archive, f"contains {entry.filename[:80]!r}, which no reference does")
     if len({*names}) < len(names):
-        raise broken(archive, "holds several files of the same name")
+        raise broken(archive, "contains several files of the same name")
     if (size := sum(entry.file_size for entry in entries)) > _LARGEST_RUN:
-        raise broken(archive, f"holds {size} bytes, more than any reference does")
+        raise broken(archive, f"contains {size} bytes, more than any reference does")
 
 
 _LEFT_OUT = ("_operator", "_quarantine", "writer.lock")
 
 
 def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20) -> Reference:
-    """Make a reference from a stored run, and add it to a folder and its index.
+    """Create a reference from a stored run, and add it to a folder and its index.
 
-    The reference is an archive with a packed copy of the run, without batches, and with the learners of every N-th
-    iteration and the newest.
+    The reference is an archive with a packed copy of the run. The copy contains no batches, and only the newest learner
+    and the learner of every N-th iteration.
     """
     _require_folder(path)
     run = storage.open_run(path)
@@ -179,7 +179,7 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
         with _held(folder):
             known = _known_without(name, folder)
             place = folder / archive.name
-            if place.exists():  # of another user, or left by an `add` that was killed
+            if place.exists():  # written by another user, or left by an `add` that was killed
                 raise UsageError(
                     f"{place}: found a file that is not in the index; required a free path: move it away, or "
                     "--name NAME"
@@ -191,9 +191,9 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
 
 @contextmanager
 def opened(folder: Path, reference: Reference) -> Iterator[Path]:
-    """Open a reference as a run during the block; raises like `extract`.
+    """Yield the path of a temporary run extracted from a reference; raises like `extract`.
 
-    Damage found in the block is reported for the archive.
+    Damage that is found in the block is reported as damage to the archive.
     """
     with _scratch() as place:
         path = extract(folder, reference, place / reference.name)
@@ -202,7 +202,7 @@ def opened(folder: Path, reference: Reference) -> Iterator[Path]:
 
 
 def extract(folder: Path, reference: Reference, path: Path) -> Path:
-    """Unpack a reference to a free path, and return the path."""
+    """Unpack a reference as a run at a path that does not exist yet; return the path."""
     _require_folder(path)
     _require_free(path)
     archive = folder / reference.archive
@@ -214,7 +214,7 @@ def extract(folder: Path, reference: Reference, path: Path) -> Path:
         raise broken(archive, "is not the archive in the index: its SHA-256 differs")
     if len(raw) != reference.size:
         raise broken(archive, f"has {len(raw)} bytes; the index records {reference.size}")
-    # A private folder beside the target, renamed to it, so that concurrent calls do not conflict.
+    # Unpack into a private folder beside the target and rename it, so that concurrent calls do not conflict.
     with _writing(path), unfinished_folder(path.absolute().parent, reference.name) as scratch:
         part = scratch / reference.name
         unpack(raw, archive, part)
@@ -223,11 +223,11 @@ def extract(folder: Path, reference: Reference, path: Path) -> Path:
             try:
                 found = _described(run)
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-                raise broken(archive, f"holds no complete run ({type(error).__name__}: {error})") from None
+                raise broken(archive, f"contains no complete run ({type(error).__name__}: {error})") from None
             differing = [name for name, value in found.items() if value != getattr(reference, name)]
             differing += ["learners"] if _thinned_learners(run, reference.learners) else []
             if differing:
-                raise broken(archive, f"holds a run that differs from its entry in the index: {', '.join(differing)}")
+                raise broken(archive, f"contains a run that differs from its index entry: {', '.join(differing)}")
         try:
             part.rename(path)
         except OSError:
@@ -237,12 +237,12 @@ def extract(folder: Path, reference: Reference, path: Path) -> Path:
 
 
 def _scratch() -> AbstractContextManager[Path]:
-    """Make a temporary folder for the block."""
+    """Return a context manager for a temporary folder."""
     return unfinished_folder(Path(gettempdir()), "metaloom-reference", 0o700)
 
 
 def _writing(place: Path) -> AbstractContextManager[None]:
-    """Convert OSErrors in the block to an error about the written path."""
+    """Return a context manager that converts an OSError to an error about the path being written."""
     needed = f"free space and permission to write {place}, and to make folders in {gettempdir()}"
     return system_errors(place, required=needed, action="Free space, or choose another path")
 
@@ -255,13 +255,13 @@ def _require_free(path: Path) -> None:
 
 
 def _require_folder(path: Path) -> None:
-    """Reject a path under a URL."""
+    """Reject a path that belongs to a URL."""
     if url := storage.url_of(path):
         raise UsageError(f"found {url}; required a run in a folder: references are copied from and to folders only")
 
 
 def _described(run: Run) -> Mapping[str, Any]:
-    """Return the part of the index entry that follows from the run."""
+    """Return the fields of the index entry that are determined by the run."""
     last = run.metrics([run.iterations[-1]]).drop_columns(["iteration"]).to_pylist()[0]
     return {
         "env": str(run.config["env"]["name"]),
@@ -277,7 +277,7 @@ def _described(run: Run) -> Mapping[str, Any]:
 
 
 def _known_without(name: str, folder: Path) -> list[Reference]:
-    """Return a folder's references after checking that none has this name."""
+    """Return a folder's references, after checking that none of them has this name."""
     known = read_index(folder) if (folder / INDEX).exists() else []
     if name in [reference.name for reference in known]:
         raise UsageError(f"{folder}: found a reference {name} already; required another name: --name NAME")
@@ -285,7 +285,7 @@ def _known_without(name: str, folder: Path) -> list[Reference]:
 
 
 def _left_out(folder: str, names: Sequence[str]) -> set[str]:
-    """Return the files of a run's folder that are not copied. Rejects links, whose targets would be published."""
+    """Return the files in a run's folder that must not be copied. Reject links, whose targets would be published."""
     left_out = {*_LEFT_OUT} & {*names}
     for name in {*names} - left_out:
         mode = os.lstat(place := Path(folder) / name).st_mode
@@ -298,7 +298,7 @@ def _left_out(folder: str, names: Sequence[str]) -> set[str]:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Lock a folder of references while rewriting its index."""
+    """Hold the lock of a folder of references during the block, which may rewrite the index."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         lock(descriptor, folder, wait=True)
@@ -308,5 +308,5 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def _thinned_learners(run: Run, every: int) -> list[int]:
-    """List the iterations whose initial learner is missing but required for a reference."""
+    """Return the iterations whose initial learner is required for a reference but thinned."""
     return [i for i in run.iterations if not i % every and run.is_thinned(run.learner_ref(i))]

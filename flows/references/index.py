@@ -1,6 +1,6 @@
 """The index of reference runs, which describes them without opening their archives.
 
-A folder of references has an `index.json`, and NAME.zip for every run in it.
+A folder of references contains an `index.json`, and an archive NAME.zip for each run in the index.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ def broken(place: Path, found: str, *, action: str = _AGAIN) -> storage.DamagedR
 
 @contextmanager
 def as_archive_damage(archive: Path, unpacked: Path) -> Iterator[None]:
-    """Report damage to a temporarily unpacked run as damage to its archive."""
+    """Within the block, report damage to a temporarily unpacked run as damage to its archive."""
     try:
         yield
     except (storage.DamagedRun, storage.NotARun, storage.StageMissing) as error:
@@ -50,19 +50,19 @@ SCHEMA = "metaloom-references/1"
 
 @dataclass(frozen=True)
 class Reference:
-    """Index entry of a reference run.
+    """Index entry for a reference run.
 
     Attributes:
-        name: Run name.
-        env, algorithm: Names of environment and algorithm.
-        seed: Seed of the run.
+        name: Name of the run.
+        env, algorithm: Names of the environment and the algorithm.
+        seed: Random seed of the run.
         iterations: Number of complete iterations.
-        learners: Interval of stored learners: those of iterations 0, learners, 2 learners, ... and the newest.
+        learners: Interval N between stored learners: iterations 0, N, 2N, ... and the newest.
         config_digest: Digest of the settings that affect results.
-        code: Digest of the code that computed it.
-        versions: Versions of the packages that computed it.
+        code: Digest of the code that computed the run.
+        versions: Versions of the packages that computed the run.
         metrics: Metrics of the last iteration.
-        wall_seconds: Wall time of its stages, on the machine that computed it.
+        wall_seconds: Wall-clock time of all stages, on the machine that computed the run.
         archive: File name of the archive.
         size: Size of the archive in bytes.
         sha256: SHA-256 of the archive.
@@ -85,12 +85,12 @@ class Reference:
 
 
 def shipped() -> Path:
-    """Return the folder of a checkout's references; a wheel has none."""
+    """Return the folder of the references in a checkout of the repository; a wheel contains none."""
     return Path(metaloom.__file__).resolve().parent.parent / "references"
 
 
 def read_index(folder: Path) -> list[Reference]:
-    """Return all references of a folder, sorted by name."""
+    """Return all references in a folder's index, sorted by name."""
     try:
         document = read_sealed(folder / INDEX, indented=True)
     except (FileNotFoundError, NotADirectoryError):
@@ -107,7 +107,7 @@ def read_index(folder: Path) -> list[Reference]:
         for reference in references:
             check_run_name(reference.name)
             if reference.archive != f"{reference.name}.zip" or reference.learners < 1:
-                raise ValueError(f"archive {reference.archive!r}, learners of every {reference.learners}")
+                raise ValueError(f"archive {reference.archive!r}, learners every {reference.learners} iterations")
         if len({reference.name for reference in references}) < len(references):
             raise ValueError("several references of the same name")
         return references
@@ -120,14 +120,14 @@ def read_index(folder: Path) -> list[Reference]:
 
 
 def write_index(folder: Path, references: Sequence[Reference]) -> None:
-    """Rewrite the index of a folder."""
+    """Write a folder's index, replacing an existing one."""
     entries = [asdict(reference) for reference in sorted(references, key=lambda reference: reference.name)]
     content = render(sealed({"schema": SCHEMA, "references": entries}), indented=True)
     replace_file(folder / INDEX, content, folder / f"{INDEX}.part")
 
 
 def find(folder: Path, name: str) -> Reference:
-    """Return a reference by name."""
+    """Return the reference with this name."""
     known = {reference.name: reference for reference in read_index(folder)}
     if name not in known:
         raise UsageError(
@@ -137,15 +137,15 @@ def find(folder: Path, name: str) -> Reference:
 
 
 def reference_rows(references: Sequence[Reference]) -> list[dict[str, Any]]:
-    """Return a row per reference; `last_return`: average of its last iteration, after adaptation if there is any."""
+    """Return one row per reference. `last_return` is the last iteration's average return, after any adaptation."""
     return [asdict(found) | {"last_return": (adaptation_returns(found.metrics) or [None])[-1]} for found in references]
 
 
 class References(Shown, list[dict[str, Any]]):
-    """Rows of references.
+    """Rows that describe references.
 
     Attributes:
-        folder: Folder of the references; None for the checkout's.
+        folder: Folder of the references; None for the checkout's folder.
     """
 
     def __init__(self, rows: Sequence[dict[str, Any]], folder: Path | str | None = None) -> None:
@@ -166,7 +166,7 @@ class Extracted:
     reference: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the run as plain data."""
+        """Return the run's path as JSON data."""
         return {"run": str(self.path)}
 
     def __str__(self) -> str:
@@ -175,13 +175,13 @@ class Extracted:
 
 @dataclass(frozen=True)
 class Added:
-    """A reference added from a run."""
+    """A reference that was added to a folder."""
 
     reference: Reference
     folder: Path
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the row of the reference."""
+        """Return the row that describes the reference."""
         return reference_rows([self.reference])[0]
 
     def __str__(self) -> str:
@@ -189,7 +189,7 @@ class Added:
 
 
 def references_table(rows: References) -> Table:
-    """Return the table of `metaloom reference ls`."""
+    """Return the table that `metaloom reference ls` shows."""
     columns = ("reference", "environment", "algorithm", ">seed", ">iterations", ">last return", ">took", ">size")
     keys = ("name", "env", "algorithm", "seed", "iterations")
     cells = (

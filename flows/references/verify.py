@@ -1,4 +1,4 @@
-"""Verification of a reference: recompute an iteration and compare all outputs with their records."""
+"""Verification of references: recomputes an iteration and compares all outputs with their records."""
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -35,9 +35,9 @@ _MAY_MOVE = "class"  # the module of an environment may change between versions
 
 
 def false_facts(run: Run) -> Iterator[str]:
-    """Yield the names of recorded facts of the environment that differ from its declarations.
+    """Yield the names of recorded facts about the environment that differ from what the environment declares.
 
-    Skips facts that an earlier version did not record.
+    Facts that an earlier version did not record are skipped.
     """
     config, classes = config_of(run), classes_of(run)
     env = make_env(config.env)
@@ -53,7 +53,7 @@ def false_facts(run: Run) -> Iterator[str]:
         recorded["env"] = {name: fact for name, fact in recorded["env"].items() if name != _MAY_MOVE}
     recorded["task_classes"] = {} if classes is None else classes.facts()
     yield from _differing(recorded, json.loads(json.dumps(declared)))
-    # Names without anything to record are omitted.
+    # A section with nothing to record is omitted, so an empty one is wrong if there is something to record.
     environments = [run.info["environment"], *(session.environment for session in run.sessions())]
     for name in ("components", "facts", "task_classes"):
         if declared[name] and any(name in recorded and not recorded[name] for recorded in environments):
@@ -71,9 +71,9 @@ def _differing(recorded: Mapping[str, Any], declared: Mapping[str, Any], inside:
 
 
 def false_records(run: Run, iterations: Iterable[int]) -> Iterator[str]:
-    """Yield contradictions between records of complete iterations and the stages that compute their outputs.
+    """Yield contradictions between the records of complete iterations and the stages that compute the outputs.
 
-    Sums of spans are not compared; `storage.verify_run` does that.
+    The digests of spans are not compared; `storage.verify_run` compares them.
     """
     with stages_of_run(run, Backend(workers=0)) as stages:
         for iteration in iterations:
@@ -100,7 +100,7 @@ def _name_of(ref: StageRef) -> str:
 
 
 class TableCheck:
-    """Compares a run's tables with outputs, which must be passed in order of computation."""
+    """Compares a run's tables with computed outputs, which must be passed in the order of computation."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -109,12 +109,12 @@ class TableCheck:
         self._loose: set[str] = set()
 
     def see(self, ref: StageRef, value: Value, *, identical: bool) -> Iterator[str]:
-        """Yield the names of tables that an output completes and contradicts.
+        """Yield the names of tables that an output completes and that differ from the computed values.
 
         Args:
-            ref: The output.
+            ref: Reference to the output.
             value: Computed output.
-            identical: False if it differs from its record. Its tables then need only the same columns and units.
+            identical: False if the output differs from its record; its tables then only need equal columns and units.
         """
         if isinstance(value, TaskBatch):
             self._tasks = value
@@ -139,17 +139,17 @@ class TableCheck:
 
 
 def _agree(stored: pa.Table, computed: pa.Table, *, values: bool) -> bool:
-    """Return True if a table holds exactly the computed rows, in the same units.
+    """Return True if a table contains exactly the computed rows, in the same units.
 
-    Packed tables also have the columns of other iterations, without values.
+    Packed tables also contain the columns of other iterations, without values.
 
     Args:
-        stored: Table of the run.
-        computed: Table from the computed values.
-        values: False to compare names and units of the columns only.
+        stored: Stored table of the run.
+        computed: Table built from the computed values.
+        values: False to compare only the names and units of columns.
     """
     more = {*stored.column_names} - {*computed.column_names}
-    # Of columns without metadata, the unit is none.
+    # A column without metadata has no unit.
     was, now = ({f.name: (f.metadata or {}).get(b"unit") for f in table.schema} for table in (stored, computed))
     return (
         (stored.num_rows == computed.num_rows or not values)
@@ -164,7 +164,7 @@ def _agree(stored: pa.Table, computed: pa.Table, *, values: bool) -> bool:
 
 
 def _values(column: pa.ChunkedArray) -> list[object]:
-    """Return the values of a column such that equal values compare equal, including NaN."""
+    """Return a column's values, with NaN replaced by text so that NaNs compare equal."""
     return ["NaN" if value != value else value for value in column.to_pylist()]
 
 
@@ -174,20 +174,20 @@ class Verified:
 
     Attributes:
         name: Name of the reference.
-        iteration: Computed iteration.
-        start: First computed iteration, whose learner was stored.
-        stages: Number of compared stages, of all iterations from `start` to `iteration`.
-        proved: Meaning of equality, in words, by the device's class.
-        first_difference: First stage whose output differs.
-        differs: Changed versions and processor facts.
-        returns: Average return of the iteration, after adaptation if there is any: recorded, and computed now.
+        iteration: Recomputed iteration.
+        start: First recomputed iteration, whose learner was stored.
+        stages: Number of compared stages in all iterations from `start` to `iteration`.
+        proved: What equality proves on this kind of device, in words.
+        first_difference: First stage whose output differs; None if all are equal.
+        differs: Versions and processor facts that have changed.
+        returns: Recorded and recomputed average return of the iteration, after adaptation if there is any.
         false_tables: Tables that differ from the computed values. For outputs that differ, only columns and units are
             compared.
         false_records: Contradictions between records and stages: inputs, positions in random streams, and missing
             outputs.
-        false_facts: Recorded facts of the environment that differ today: `task_classes`, `components`, `facts`,
-            `env.options.radius` and so on.
-        arithmetic: Machine code used, and why it is not the recorded code, if so.
+        false_facts: Recorded facts about the environment that differ today, such as `task_classes`, `components`,
+            `facts` or `env.options.radius`.
+        arithmetic: Machine code used and, if it is not the recorded code, the reason.
     """
 
     name: str
@@ -209,7 +209,7 @@ class Verified:
         return self.first_difference is None and not (self.false_tables or self.false_facts or self.false_records)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the outcome as JSON data."""
+        """Return the result as JSON data."""
         return {**asdict(self), "identical": self.identical}
 
     def __str__(self) -> str:
@@ -258,7 +258,7 @@ class Verified:
 def verify(
     path: Path, iteration: int | None, *, backend: Backend = Backend(workers=0), on_progress: Progress = unseen
 ) -> Verified:
-    """Recompute an iteration of a reference, or all, from the nearest stored learner, and compare all outputs."""
+    """Recompute an iteration of a reference from the nearest stored learner, or all iterations, and compare outputs."""
     run = storage.open_run(path)
     if iteration is None:
         # Also check files that recomputing does not read.

@@ -1,4 +1,4 @@
-"""The choice of a backend for rollouts. Imports neither numerics nor Dask."""
+"""Choice of the rollout backend. This module imports neither numerical libraries nor Dask."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 from metaloom.flows.errors import UsageError
 
 Mathematics = Literal["here", "auto", "workers"]
-"""Values of earlier versions; `auto` means `here`, and `workers` is rejected."""
+"""Values that earlier versions accepted; `auto` means `here`, and `workers` is rejected."""
 
 DEFAULT_WORKERS = 2
 DEFAULT_STEP_TIMEOUT_SECONDS = 60.0
@@ -15,21 +15,21 @@ DEFAULT_RETRIES = 3
 
 @dataclass(frozen=True)
 class Backend:
-    """Choice of a backend for rollouts.
+    """Choice of the rollout backend.
 
-    A run of one task has two workers if `step_timeout_seconds` or `retries` is set. Dask workers have one physics
-    thread each. An environment that exceeds the timeout ends its worker and the run; sampling in this process has no
-    timeout, for debugging. For a running scheduler, configure `distributed.scheduler.allowed-failures` there instead of
-    `retries`.
+    A run with one task uses two workers if `step_timeout_seconds` or `retries` is set. Each Dask worker has one physics
+    thread. If an environment exceeds the timeout, its worker is killed and the run ends. Sampling in this process has
+    no timeout, so that it can be debugged. With a running scheduler, configure its
+    `distributed.scheduler.allowed-failures` instead of `retries`.
 
     Attributes:
-        workers: Dask worker processes on this machine; 0 samples in this process. By default 0 for replays, evaluations
-            and runs of one task, otherwise 2.
-        threads: Physics threads when sampling in this process (`--workers 0`).
+        workers: Number of Dask worker processes on this machine; 0 samples in this process. The default is 0 for
+            replays, evaluations and runs with one task, otherwise 2.
+        threads: Number of physics threads when sampling in this process (`--workers 0`).
         scheduler: Address of a running Dask scheduler, `tcp://host:port` or `tls://host:port`.
-        step_timeout_seconds: Timeout in seconds for one call of an environment; 60 by default.
-        retries: Maximum number of retries of work whose worker process died; 3 by default.
-        mathematics: No effect; kept for earlier versions.
+        step_timeout_seconds: Timeout in seconds for a single environment call; the default is 60.
+        retries: Maximum number of retries for work whose worker process died; the default is 3.
+        mathematics: Has no effect; kept for compatibility with earlier versions.
     """
 
     workers: int | None = None
@@ -42,13 +42,13 @@ class Backend:
     def __post_init__(self) -> None:
         if self.mathematics == "workers":
             raise UsageError(
-                "found mathematics=workers, which this version does not have: wherever it was measured, the trainer "
-                "computed updates faster than workers; remove it"
+                "mathematics=workers is no longer supported, because the trainer computed updates faster than workers "
+                "in every measurement; remove it"
             )
         if self.workers is not None and self.scheduler is not None:
             raise UsageError(
-                f"found workers={self.workers} and scheduler={self.scheduler}; required one of them: a scheduler has "
-                "its workers already"
+                f"found workers={self.workers} and scheduler={self.scheduler}; required only one of them, since a "
+                "scheduler already has workers"
             )
         self._check_supervision()
         if (self.workers or 0) < 0 or self.threads < 1:
@@ -76,12 +76,12 @@ class Backend:
             )
         if self.scheduler is not None and retries is not None:
             raise UsageError(
-                f"found retries={retries} with a scheduler; required its own setting, as in "
+                f"found retries={retries} with a scheduler; required the scheduler's own setting, as in "
                 f"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES={retries} where `dask scheduler` is started"
             )
 
     def for_tasks(self, num_tasks: int) -> "Backend":
-        """Resolve the defaults for a run of `num_tasks` tasks."""
+        """Return the backend with its defaults resolved for a run with `num_tasks` tasks."""
         timeout, retries = self.step_timeout_seconds, self.retries
         workers = self.workers
         if workers is None and self.scheduler is None:
@@ -102,18 +102,18 @@ class Backend:
 
 
 IN_PROCESS = Backend(workers=0)
-"""Rollouts in this process; worker processes would require scripts to guard their main part."""
+"""Backend for rollouts in this process; with worker processes, scripts would need a `__main__` guard."""
 
 
 @dataclass
 class Traffic:
-    """Totals of a session's traffic with workers.
+    """Traffic totals between a session and its workers.
 
     Attributes:
-        submitted: Shards sent to workers, including retries.
-        repeated: Shards sent again because the worker that had them died.
-        sent_bytes, received_bytes: Bytes of parameters and tasks sent, and of episodes received.
-        threads: Total number of worker threads now.
+        submitted: Number of shards sent to workers, including retries.
+        repeated: Number of shards sent again because their worker died.
+        sent_bytes, received_bytes: Size of the parameters and tasks sent, and of the episodes received, in bytes.
+        threads: Current total number of worker threads.
     """
 
     submitted: int = 0

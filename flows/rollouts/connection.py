@@ -1,4 +1,4 @@
-"""Connection to workers: local processes, or workers of an existing scheduler."""
+"""Connection to workers, which are local processes or belong to an existing scheduler."""
 
 import asyncio
 import logging
@@ -28,25 +28,25 @@ _NO_WORKER_SECONDS = 60.0
 
 
 class PausedWorkers(WorkersError):
-    """Raised if Dask has paused the workers that have work, so that nothing proceeds."""
+    """Raised if Dask has paused every worker that still has work, so no work progresses."""
 
 
 class Patience:
-    """Waits while workers work, and for a limited time without progress."""
+    """Waits as long as workers are working, but only for a limited time without progress."""
 
     def __init__(self, client: Client, step_timeout_seconds: float) -> None:
-        # A worker cut off by a call of an environment is ended, with the reason, after the step timeout.
+        # A worker that is cut off during an environment call is ended, with the reason, after the step timeout.
         self._client, self._most = client, max(no_worker_seconds(), 2 * step_timeout_seconds)
         self._alone_since: float | None = None
 
     def any_done(self, futures: Sequence[Future[Any]]) -> bool:
         """Wait briefly for all futures; return True if any is done or has failed.
 
-        Waits for all, because fetching each result separately takes longer than a short rollout batch.
+        Waits for all of them, because fetching each result separately takes longer than a short rollout batch.
 
         Raises:
-            WorkersError: there has been no worker for `no_worker_seconds` or two step timeouts.
-            PausedWorkers: the remaining workers have been paused for that time.
+            WorkersError: there has been no worker for `no_worker_seconds` or two step timeouts, whichever is longer.
+            PausedWorkers: the remaining workers have been paused for that long.
         """
         with suppress(TimeoutError):
             wait(futures, timeout=_WAIT_SECONDS)
@@ -73,7 +73,7 @@ class Patience:
         )
 
     def _wait_for(self, futures: Sequence[Future[Any]], paused: set[str], num_workers: int) -> bool:
-        """Return True if all these futures belong to paused workers, whose tasks Dask does not reassign."""
+        """Return True if all the futures are assigned to paused workers, whose tasks Dask does not reassign."""
         if len(paused) == num_workers:
             return True
         given = cast(dict[str, tuple[str, ...]], self._client.processing())
@@ -82,11 +82,11 @@ class Patience:
 
 
 def wait_for(client: Client, futures: Sequence[Future[Any]], step_timeout_seconds: float = 0.0) -> None:
-    """Wait until a future is done or has failed.
+    """Wait until any of the futures is done or has failed.
 
     Raises:
         WorkersError: there has been no worker for too long.
-        PausedWorkers: its worker has been paused for too long.
+        PausedWorkers: the futures' workers have been paused for too long.
     """
     patience = Patience(client, step_timeout_seconds)
     while not patience.any_done(futures):
@@ -108,7 +108,7 @@ def no_worker_for(seconds: float) -> WorkersError:
 
 
 def no_worker_seconds() -> float:
-    """Return the time to wait for a worker in seconds: Dask's setting, or a minute."""
+    """Return how many seconds to wait for a worker: Dask's setting if there is one, otherwise 60."""
     setting = dask.config.get("distributed.scheduler.no-workers-timeout", None)
     return _NO_WORKER_SECONDS if setting is None else cast(float, parse_timedelta(setting))
 
@@ -126,13 +126,13 @@ _MOST_SILENCES = 2  # this process itself may have been suspended
 
 
 class NobodyThere(WorkersError):
-    """Raised if no scheduler responds, or it has no worker, which may be temporary."""
+    """Raised if no scheduler responds or the scheduler has no worker; either may be temporary."""
 
 
 class Connection:
-    """Client of a scheduler, replaced after a restart of the scheduler.
+    """Connection to a scheduler; its client is replaced when the scheduler has restarted.
 
-    Dask's own client reconnects only for a short time, and loses registered worker callbacks.
+    Dask's own client tries to reconnect only for a short time, and loses registered worker callbacks.
 
     Attributes:
         client: Current client.
@@ -145,18 +145,18 @@ class Connection:
     @property
     def num_threads(self) -> int:
         """Current total number of worker threads; 0 without a scheduler."""
-        with suppress(Exception):  # it may disappear during the call
+        with suppress(Exception):  # the scheduler may disappear during the call
             if self.client.status == "running":
                 return sum(cast(dict[str, int], self.client.nthreads()).values())
         return 0
 
     def repeat_where_lost(self, work: Callable[[], T], where: str) -> T:
-        """Run work at the scheduler, and repeat it if the scheduler was lost and comes back."""
+        """Return the result of work that needs the scheduler; repeat it if the scheduler is lost and comes back."""
         losses = 0
         while True:
             try:
                 return work()
-            except WorkersError:  # reported already, by nested work if the scheduler was lost
+            except WorkersError:  # already has its final message; nested work reports a lost scheduler
                 raise
             except Exception as error:
                 if not _is_lost(self.client, error):
@@ -201,11 +201,11 @@ class Connection:
 
 @contextmanager
 def connected(backend: Backend, spec: SamplerSpec, session: str) -> Iterator[Connection]:
-    """Connect to the backend's scheduler, or to local processes, during the block.
+    """Yield a connection to the backend's scheduler or to local processes; it is closed after the block.
 
     Raises:
-        WorkersError: the scheduler does not exist, has no workers, or they run other code.
-        EnvError: its workers cannot build the environment.
+        WorkersError: no scheduler responds, it has no workers, or they run different code.
+        EnvError: the scheduler's workers cannot build the environment.
     """
     if backend.scheduler:
         connect = partial(_client, backend.scheduler, spec)
@@ -254,25 +254,25 @@ async def _require_answer(address: str) -> None:
             await asyncio.wait_for(scheduler.identity(n_workers=0), _ANSWER_SECONDS + 1)
         except TimeoutError:
             raise OSError("the server there does not respond: it is suspended, or is not a Dask scheduler") from None
-        except MemoryError:  # its first bytes are read as a size
+        except MemoryError:  # the first bytes of the reply are read as a message size
             raise OSError("the server there is not a Dask scheduler; it may be its dashboard") from None
 
 
 async def _fetch_from_workers(client: Client, workers: Sequence[str]) -> None:
-    """Fetch episodes directly from workers, unless only the scheduler is reachable, as through a gateway."""
+    """Fetch episodes directly from workers, unless only the scheduler is reachable, for example through a gateway."""
     dask = cast(Any, client)
     asked = [dask.rpc(worker).identity() for worker in workers]
     try:
         await asyncio.wait_for(asyncio.gather(*asked), _ANSWER_SECONDS)
     except OSError as error:
-        log.info("episodes come by way of the Dask scheduler, because a worker cannot be reached: %s", error)
+        log.info("episodes are fetched through the Dask scheduler, because a worker cannot be reached: %s", error)
     else:
         dask.direct_to_workers = True
 
 
 @contextmanager
 def _watched(client: Client, address: str) -> Iterator[None]:
-    """Close connections to an unresponsive scheduler, so that everything waiting for it fails."""
+    """Within the block, close the connections to a scheduler that stops responding, so that calls to it fail."""
     dask = cast(Any, client)
 
     async def watch() -> None:
@@ -300,18 +300,18 @@ def _watched(client: Client, address: str) -> Iterator[None]:
 
 
 def _is_lost(client: Client, error: Exception) -> bool:
-    """Return True if the scheduler is lost, for which Dask raises various errors."""
-    # This connection may be closed before the client notices its own.
+    """Return True if an error means that the scheduler is lost; Dask raises various errors in this case."""
+    # One connection may be closed before the client notices that its own is.
     return isinstance(error, CancelledError | CommClosedError) or client.status != "running"
 
 
 def _require_same_code(client: Client, spec: SamplerSpec) -> None:
-    # A run's records have one set of versions, the trainer's. Workers that join later are checked with their first
-    # work.
+    # A run's records contain one set of versions, the trainer's. Workers that join later are checked when they receive
+    # their first work.
     answers = cast(dict[str, Any], client.run(check_worker, spec, on_error="return"))
     here, machine_code = fingerprint(spec), dict[str, tuple[str, ...]]()
     for worker, answer in answers.items():
-        if isinstance(answer, OSError):  # it left during the call
+        if isinstance(answer, OSError):  # the worker left during the call
             continue
         if isinstance(answer, ImportError):
             raise _cannot_import(answer) from None
@@ -323,7 +323,7 @@ def _require_same_code(client: Client, spec: SamplerSpec) -> None:
 
 
 def _wait_for_a_worker(client: Client, address: str) -> None:
-    # Submit work instead of only waiting, for schedulers that start workers on demand.
+    # Submit work instead of only waiting, since some schedulers start workers on demand.
     probe = client.submit(usable_cores, key=f"is_anybody_there-{secrets.token_hex(8)}", pure=False)
     try:
         wait_for(client, [probe])
@@ -348,16 +348,16 @@ def _cannot_import(error: ImportError) -> WorkersError:
 
 
 def _warn_other_arithmetic(found: Mapping[str, tuple[str, ...]]) -> None:
-    """Warn once about workers whose arithmetic rounds differently from this process."""
+    """Log one warning about all workers whose machine code may round differently from this process's."""
     here = set(acting_facts())
     others = {worker: code for worker, code in found.items() if not set(code) <= here}
     if others:
         worker, code = next(iter(others.items()))
         log.warning(
-            "%d of %d Dask workers compute by other machine code than this process, and digests may differ from those "
-            "of other workers and of `metaloom replay`: %s at %s, %s here. OPENBLAS_CORETYPE=Haswell, "
+            "%d of %d Dask workers run different machine code from this process, so their digests may differ from "
+            "those of other workers and of `metaloom replay`: %s at %s, %s here. Setting OPENBLAS_CORETYPE=Haswell, "
             'ATEN_CPU_CAPABILITY=avx2 and NPY_DISABLE_CPU_FEATURES="X86_V4 AVX512_ICL AVX512_SPR" for the trainer and '
-            "every worker make all x86-64 processors with AVX2 run the same code",
+            "every worker makes all x86-64 processors with AVX2 run the same code",
             len(others),
             len(found),
             ", ".join(code),

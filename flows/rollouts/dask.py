@@ -1,4 +1,4 @@
-"""Rollouts on Dask worker processes, local or at a scheduler's address.
+"""Rollouts on Dask worker processes, either local or attached to a scheduler at a given address.
 
 Dask is used as a plain client within a stage: task runners that orchestrate every shard cost 7 to 30 times as much and
 repeat finished work when a worker dies.
@@ -44,15 +44,16 @@ _STEPS_PER_SECOND = 16_000  # assumed before any measurement
 
 
 def most_steps(spec: SamplerSpec) -> int:
-    """Return the maximum environment steps per task and rollout batch, with one block of episodes."""
+    """Return the maximum number of environment steps per task in one block of episodes."""
     return spec.episodes_at_once * spec.episodes_per_trial * spec.max_episode_steps
 
 
 def tasks_per_shard(num_tasks: int, seconds_per_task: float, threads: int = 0) -> int:
     """Return the number of tasks per shard: a power of two, since workers cache simulators for few sizes.
 
-    A shard takes an eighth of the rollout batch's work, at least LEAST_SECONDS_PER_SHARD, below which overhead
-    dominates, and at most SECONDS_PER_SHARD. With enough tasks there are at least FEWEST_SHARDS, and two per thread.
+    A shard gets an eighth of the rollout batch's work. Its duration is at least LEAST_SECONDS_PER_SHARD, below which
+    overhead dominates, and at most SECONDS_PER_SHARD. With enough tasks, there are at least FEWEST_SHARDS shards and
+    two per thread.
     """
     seconds = min(SECONDS_PER_SHARD, max(LEAST_SECONDS_PER_SHARD, num_tasks * seconds_per_task / _ENOUGH_SHARDS))
     most = min(seconds / seconds_per_task, num_tasks / max(FEWEST_SHARDS, _SHARDS_PER_THREAD * threads))
@@ -66,9 +67,9 @@ T = TypeVar("T")
 
 @dataclass
 class ShardAttempt:
-    """A shard with its parameters, the attempt at it, and how often it was wrongly blamed.
+    """A shard with its parameters, the current attempt, and how often Dask wrongly blamed it for a worker's death.
 
-    Its result stays on a worker while there is a reference to its future.
+    The result stays on a worker as long as there is a reference to its future.
     """
 
     shard: Shard
@@ -85,10 +86,10 @@ class DaskSession:
 
     Attributes:
         connection: Connection to the workers' scheduler.
-        watch: Supervision of pieces of work, each of which has another key.
+        watch: Supervision settings; each piece of work gets its own key.
         elsewhere: True if workers may be on other machines.
         traffic: Traffic so far.
-        costs: Seconds per task in the last rollout batch of every kind, as workers reported.
+        costs: Seconds per task, as reported by workers, in the last rollout batch for each sampler specification.
     """
 
     connection: Connection
@@ -98,17 +99,17 @@ class DaskSession:
     costs: dict[str, float] = field(default_factory=dict[str, float])
 
     def supervise(self) -> Supervision:
-        """Return the supervision of a piece of work."""
+        """Return the supervision for a new piece of work."""
         return replace(self.watch, key=secrets.token_hex(8))
 
     def recordings(self, watch: Supervision) -> list[Recording]:
-        """Collect the recordings of dead processes, on this machine or on the workers' machines."""
+        """Return the recordings of dead processes, from this machine or from the workers' machines."""
         found = [watch.recordings()]
         if self.elsewhere:
             with suppress(Exception):
                 everywhere = self.connection.client.run(watch.recordings, on_error="ignore")
                 found.extend(cast(dict[str, list[Recording]], everywhere).values())
-        # Workers of the same machine give the same result.
+        # Workers on the same machine return the same recordings.
         return max(found, key=len)
 
     def collect(self, pieces: Sequence[ShardAttempt]) -> list[CollectedShard]:
@@ -180,16 +181,16 @@ class DaskSession:
     def _death(self, shard: Shard, watch: Supervision, begun: Sequence[Recording]) -> Exception:
         """Build the error for a shard that killed every worker that tried it."""
         ending = ending_of(begun[-1].at.pid) if begun and not self.elsewhere else None
-        recordings = self.recordings(watch)  # again, since it may have been cut off before recording why it ended
-        # An attempt may be cut short because the previous one has broken its worker's connections.
+        recordings = self.recordings(watch)  # again, since the worker may only now have recorded why it ended
+        # An attempt may be cut short because the previous one broke its worker's connections.
         recordings = [recording for recording in recordings if recording.at.env_step != NOT_YET] or recordings
         if recordings and len({recording.place for recording in recordings}) == 1:
             return shard.death(recordings, watch, ending)
         places = [recording.place for recording in recordings]
         at, stop = shard.position, shard.position.first_task + len(shard.tasks)
         return WorkersError(
-            f"iteration {at.iteration}, inner step {at.step}: several workers in a row died in the "
-            f"same shard, tasks {at.first_task} to {stop - 1}, but not at one point (first task, first episode, step, "
+            f"iteration {at.iteration}, inner step {at.step}: several workers in a row died in the same "
+            f"shard, tasks {at.first_task} to {stop - 1}, but at different points (first task, first episode, step, "
             f"row: {places}): they may lack memory, or were killed from outside. Stored data is safe; continue with "
             "`metaloom resume`"
         )
@@ -208,11 +209,11 @@ class DaskWorkers(RolloutWorkers):
     @classmethod
     @contextmanager
     def started(cls, spec: SamplerSpec, backend: Backend) -> Iterator["DaskWorkers"]:
-        """Start the workers of a backend; remove their recordings at the end.
+        """Yield the workers of a backend; remove their recordings at the end.
 
         Raises:
-            WorkersError: The connection failed; see `connected`.
-            EnvError: The workers cannot build the environment.
+            WorkersError: the connection failed; see `connected`.
+            EnvError: the workers cannot build the environment.
         """
         session, elsewhere, timeout = secrets.token_hex(8), backend.scheduler is not None, backend.step_timeout_seconds
         assert timeout is not None
@@ -230,11 +231,11 @@ class DaskWorkers(RolloutWorkers):
                         with suppress(Exception):
                             connection.client.run(remove_recordings, session, on_error="ignore")
         finally:
-            # After the local workers have ended, since one may just have begun to record.
+            # Only after the local workers have ended, since one may just have started to record.
             remove_recordings(session)
 
     def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
-        """Return E complete episodes of every task.
+        """Collect E complete episodes per task.
 
         Raises:
             RolloutError: the environment failed, hung, or killed its workers.
@@ -252,13 +253,13 @@ class DaskWorkers(RolloutWorkers):
         return tasks_together([answer.episodes for answer in answers])
 
     def bounds(self, num_tasks: int) -> list[tuple[int, int]]:
-        """Return the first and last + 1 task of every shard, in order."""
+        """Return each shard's task range as (first, last + 1), in order."""
         seconds = self.session.costs.get(self.spec.model_dump_json()) or most_steps(self.spec) / _STEPS_PER_SECOND
         size = tasks_per_shard(num_tasks, seconds, self.session.connection.num_threads)
         return list(pairwise([*range(0, num_tasks, size), num_tasks]))
 
     def uninterrupted(self, work: Callable[[], T], where: str) -> T:
-        """Run work at the scheduler and return its result; repeat it if the scheduler was lost and comes back.
+        """Return the result of work that needs the scheduler; repeat it if the scheduler is lost and comes back.
 
         Raises:
             WorkersError: the scheduler does not come back, or is lost repeatedly.
@@ -266,11 +267,11 @@ class DaskWorkers(RolloutWorkers):
         return self.session.connection.repeat_where_lost(work, where)
 
     def traffic(self) -> Traffic:
-        """Return the totals of the traffic between this process and its workers."""
+        """Return traffic totals between this process and its workers."""
         return replace(self.session.traffic, threads=self.session.connection.num_threads)
 
     def try_environment(self) -> None:
-        """Make the environment once on a worker."""
+        """Build the environment once on a worker, and raise the error if that fails."""
         watch, client = self.session.supervise(), self.session.connection.client
         future = client.submit(try_environment, self.spec, watch, key=f"try_environment-{watch.key}", pure=False)
         name = self.spec.env.name

@@ -1,7 +1,7 @@
 """Recording of a rollout's position and actions in a file that outlives its process.
 
-A worker that hangs, crashes or is killed cannot report where. Its writes to a mapped file survive, and are read by the
-next attempt or the trainer.
+A worker that hangs, crashes or is killed cannot report where that happened. Its writes to a memory-mapped file survive,
+and the next attempt or the trainer reads them.
 """
 
 import faulthandler
@@ -32,13 +32,13 @@ from metaloom.stages.rollouts.faults import RolloutPosition
 from metaloom.stages.rollouts.sampler import RolloutWatch
 
 _FORKED = (
-    b"metaloom: the environment forked its process (os.fork) and the copy came back from the call as well; the copy is "
-    b"ended each time, the run continues in the original\n"
+    b"metaloom: the environment forked its process (os.fork) and the copy also returned from the call; such copies are "
+    b"ended, and the run continues in the original\n"
 )
 
 
 def identity(file: io.FileIO | socket.socket) -> tuple[int, int] | None:
-    """Return device and inode of an open file; None if its descriptor is closed."""
+    """Return the device and inode of an open file, or None if its descriptor is closed."""
     try:
         about = os.fstat(file.fileno())
     except OSError:
@@ -56,11 +56,11 @@ class Recording:
     """Recorded progress of an attempt whose process ended.
 
     Attributes:
-        at: Process and its position.
-        actions: Actions [T, N, A] float32, zero after `env_step`; without rows while simulators were made.
+        at: Header with the process and the rollout's position.
+        actions: Actions, [T, N, A] float32, zero after `env_step`; empty if simulators were still being built.
         timed_out: True if the guard ended the process.
-        stopped: True if the process was suspended then, as by SIGSTOP.
-        closed: True if file descriptors had been closed, so that the process ended itself.
+        stopped: True if the guard found the process suspended, for example by SIGSTOP.
+        closed: True if the process ended itself because file descriptors had been closed.
         traceback: Traceback written by Python, if any.
     """
 
@@ -73,27 +73,27 @@ class Recording:
 
     @property
     def would_repeat(self) -> bool:
-        """True unless the process was ended from outside; another attempt would then fail as well."""
+        """True if another attempt would end in the same way, as after a timeout or closed file descriptors."""
         return self.timed_out or self.closed
 
     @property
     def place(self) -> tuple[int, int, int, int]:
-        """Position at which it ended, for comparing attempts."""
+        """Position at which the process ended, for comparing attempts."""
         return self.at.first_task, self.at.first_episode, self.at.env_step, self.at.row
 
 
 class FlightRecorder(RolloutWatch):
     """Records a thread's rollouts, one at a time.
 
-    The file is reused for the next rollout: recreating it takes a tenth of a small rollout.
+    The file is reused for the next rollout, since recreating it takes a tenth of the time of a small rollout.
     """
 
     def __init__(self, folder: Path, timeout_seconds: float) -> None:
         """Create an idle recorder.
 
         Args:
-            folder: Folder of the session's recordings.
-            timeout_seconds: Time limit for one call of an environment. The guard ends a process that takes longer.
+            folder: Folder for the session's recordings.
+            timeout_seconds: Time limit for a single environment call. The guard ends a process that takes longer.
         """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _report_crashes(folder)
@@ -105,14 +105,14 @@ class FlightRecorder(RolloutWatch):
         self._patience = timeout_seconds + self._slack
         self._set_again = 0.0
         self._is_copy = False
-        # The guard writes into it, by name, why it ends the process.
+        # The guard opens this file by name and writes into it why it ends the process.
         self._report = _timeout_report(folder, os.getpid(), number).open("wb", buffering=0)
         self._report_identity = identity(self._report)
         self._line: socket.socket | None = None
         self._map(0, HEADER.pack(os.getpid(), number, *[0] * (len(Header._fields) - 4), started(os.getpid()), 0))
 
     def begin(self, key: str, episodes_per_task: int) -> None:
-        """Begin to record the rollout `key`, keeping recordings of earlier attempts."""
+        """Start recording the rollout `key`; recordings of earlier attempts are kept."""
         self._whole[_POSITION:] = NOT_YET, -1, *[0] * 7, episodes_per_task
         self._line = _scheduler_socket()
         self._line_identity = (self._line and identity(self._line)) or _NO_FILE
@@ -120,7 +120,7 @@ class FlightRecorder(RolloutWatch):
         self._alive()
 
     def actions(self, shape: tuple[int, int, int], position: RolloutPosition) -> Array:
-        """Return zeros [T, N, A] float32 in the file for the episodes at `position`; the next call overwrites them."""
+        """Return zeros in the mapped file for actions at `position`, [T, N, A] float32, valid until the next call."""
         count = int(np.prod(shape))
         if count > len(self._floats):
             self._map(count, self._whole.tobytes() + self._times.tobytes())
@@ -141,28 +141,28 @@ class FlightRecorder(RolloutWatch):
         self._alive()
 
     def left(self) -> None:
-        """Record that the environments have returned. Copies forked in the call must not write actions."""
+        """End this process if it is a copy forked in the environments' call, since copies must not write actions."""
         if self._is_copy:
             self._end_copy()
 
     def row(self, row: int) -> None:
-        """Record which row is about to be called."""
+        """Record which row's environment is about to be called."""
         self._position[1] = row
         self._alive()
 
     def finish(self) -> None:
-        """Discard the recording: the process can report the rollout's end itself."""
+        """Discard the recording, since the process can report the rollout's end itself."""
         self._rest()
         self._move(self._idle)
 
     def close(self) -> None:
-        """Remove the file."""
+        """Close the recorder and remove its file."""
         self._rest()
         self._report.close()
         self._file.unlink(missing_ok=True)
 
     def continue_as_a_copy(self) -> None:
-        """End this process, a copy forked in a call of an environment, when it returns from the call."""
+        """Make this process, a copy forked in an environment call, end when it returns from the call."""
         self._position = self._position.copy()
         self._is_copy, self._set_again = True, 0.0
 
@@ -174,7 +174,7 @@ class FlightRecorder(RolloutWatch):
         os._exit(0)
 
     def _alive(self) -> None:
-        """Restart the timer."""
+        """Restart the current call's timer."""
         now = time.monotonic()
         # Checking descriptors and the guard takes as long as a step of a small robot.
         if now >= self._set_again:
@@ -197,11 +197,11 @@ class FlightRecorder(RolloutWatch):
         alone = line is not None and (_is_shut_down(line) if same else line.fileno() < 0)
         if alone or not same or identity(self._report) != self._report_identity:
             why = _ALONE if alone else _CLOSED
-            # Written by path, because descriptors may have been reused; missing if the run ended.
+            # Written by path, because descriptors may have been reused. The folder is missing if the run has ended.
             with suppress(OSError):
                 _crash_file(self._folder, os.getpid()).write_text(f"{why}\n", encoding="utf-8")
             os._exit(1)
-        # The guard found the last call too long, and is about to end this process.
+        # The guard found that the last call took too long, and is about to end this process.
         if os.fstat(self._report.fileno()).st_size:
             os._exit(1)
         self._times[1] = deadline
@@ -209,8 +209,8 @@ class FlightRecorder(RolloutWatch):
     def _map(self, count: int, header: bytes) -> None:
         """Map a new file with `count` floats after the header."""
         aside = self._idle.with_suffix(".new")
-        # Written, not only declared: a full disk raises an error here, but would kill the process on a page's first
-        # use.
+        # Write all bytes instead of only setting the size: a full disk raises an error here, but would kill the process
+        # when it first uses a page.
         aside.write_bytes(header + bytes(4 * count))
         with aside.open("r+b") as file:
             pages = mmap.mmap(file.fileno(), 0)
@@ -226,7 +226,7 @@ class FlightRecorder(RolloutWatch):
 
 
 class _WarmRecorder(threading.local):
-    """The recorder of a thread's last session."""
+    """A thread's recorder, cached for its last session."""
 
     def __init__(self) -> None:
         self._of: tuple[Path, float] | None = None
@@ -251,7 +251,7 @@ os.register_at_fork(after_in_child=_warm.forked)
 
 @contextmanager
 def recorded(folder: Path, key: str, timeout_seconds: float, episodes_per_task: int = 1) -> Iterator[FlightRecorder]:
-    """Record a rollout with this thread's recorder during the block."""
+    """Yield this thread's recorder, which records the rollout `key` until the end of the block."""
     recorder = _warm.get(folder, timeout_seconds)
     recorder.begin(key, episodes_per_task)
     try:
@@ -261,7 +261,7 @@ def recorded(folder: Path, key: str, timeout_seconds: float, episodes_per_task: 
 
 
 def read_recordings(folder: Path, key: str) -> list[Recording]:
-    """Read the recordings of ended attempts at a rollout, in order."""
+    """Return the recordings of earlier attempts at a rollout, oldest first."""
     return [_read(file) for file in _attempts(folder, key)]
 
 
@@ -292,7 +292,7 @@ def _scheduler_socket() -> socket.socket | None:
 
 
 def _is_shut_down(line: socket.socket) -> bool:
-    """Return True if both directions of a connection are shut down, which only its own process does."""
+    """Return True if both directions of a connection are shut down, which only this process can do."""
     poll = select.poll()
     poll.register(line, 0)
     return any(event & select.POLLHUP for _, event in poll.poll(0))
@@ -331,7 +331,7 @@ def _read(file: Path) -> Recording:
 
 
 def _report_crashes(folder: Path) -> None:
-    """Make Python write its tracebacks when a signal such as SIGSEGV ends this process, or the guard asks for them."""
+    """Make Python write tracebacks when a signal such as SIGSEGV ends this process or the guard requests them."""
     global _crash_report
     file = _crash_file(folder, os.getpid())
     with _crash_lock:

@@ -1,8 +1,8 @@
-"""External watchdog of worker processes: a process per machine and session that runs this file.
+"""External watchdog for worker processes. One process per machine and session runs this file.
 
-A worker writes the deadline of each call of its environment (`flight_recorder.py`). After a deadline, this process asks
-the worker for its tracebacks and ends it, whatever it is doing. It also acts for a trainer that is killed and cannot
-clean up. It imports neither Metaloom nor numpy, so that it starts within the time of a step.
+A worker records a deadline for each environment call (`flight_recorder.py`). After the deadline, the watchdog requests
+the worker's tracebacks and ends it, whatever the worker is doing. It also cleans up after a trainer that was killed.
+This file imports neither Metaloom nor NumPy, so that the watchdog starts within the time of a step.
 """
 
 import fcntl
@@ -27,7 +27,7 @@ MARK = "METALOOM_WORKER_OF"
 NOT_YET, RESET = -2, -1
 STOPPED = "Stopped"
 TRACEBACK = signal.SIGUSR2
-"""Signal at which a worker writes the tracebacks of its threads, in C: also while it holds the interpreter's lock."""
+"""Signal that makes a worker write its threads' tracebacks, from C and therefore even while the GIL is held."""
 _TRAINER = "trainer.json"
 _ASKED = "asked_to_end"
 _LOOK_EVERY_SECONDS = 0.2
@@ -40,9 +40,9 @@ class Header(NamedTuple):
 
     Attributes:
         env_step: Current step, or NOT_YET or RESET.
-        row: Current row; -1 if all are stepped together.
-        born: Start time of the process, see `started`; identifies the process together with its pid.
-        deadline: Deadline of the process by the monotonic clock; 0 for none.
+        row: Current row of the batch; -1 if all rows are stepped together.
+        born: Start time of the process, as `started` returns it. With the pid, it identifies the process.
+        deadline: Deadline for the current call, by the monotonic clock; 0 for none.
     """
 
     pid: int
@@ -62,12 +62,12 @@ class Header(NamedTuple):
 
     @classmethod
     def read(cls, file: Path) -> "Header":
-        """Read the header of a recording."""
+        """Read the header from a recording's file."""
         with file.open("rb") as opened:
             return cls(*HEADER.unpack(opened.read(HEADER.size)))
 
     def process(self) -> psutil.Process | None:
-        """Return the process if it exists."""
+        """Return the recorded process if it is still running, otherwise None."""
         with suppress(psutil.Error, OSError):
             process = psutil.Process(self.pid)
             if started(self.pid) == self.born and _runs(process):
@@ -75,7 +75,7 @@ class Header(NamedTuple):
         return None
 
     def words(self) -> str:
-        """Describe the rollout's position."""
+        """Return a description of the rollout's position."""
         if self.env_step == NOT_YET:
             return "while it was made"
         row = f"task {self.first_task} and on"
@@ -87,12 +87,12 @@ class Header(NamedTuple):
 
 
 def started(pid: int) -> int:
-    """Return the start time of a process in clock ticks since boot, which does not depend on the clock."""
+    """Return a process's start time in clock ticks since boot, which does not depend on the system clock."""
     return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19])
 
 
 def register_trainer(folder: Path, mark: str, env: str) -> None:
-    """Register this process, so that the guard ends marked workers and removes the folder if it is killed."""
+    """Register this process as the trainer. If it is killed, the guard ends marked workers and removes the folder."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     trainer = {"pid": os.getpid(), "born": started(os.getpid()), "mark": mark, "env": env}
     (folder / _TRAINER).write_text(json.dumps(trainer), encoding="utf-8")
@@ -100,21 +100,21 @@ def register_trainer(folder: Path, mark: str, env: str) -> None:
 
 
 def note_requested_end() -> None:
-    """Suppress the report of a killed process, since the user asked it to end."""
+    """Suppress the guard's report of a killed trainer, since the user asked this process to end."""
     for folder in _trained:
-        with suppress(OSError):  # of an earlier run
+        with suppress(OSError):  # the folder of an earlier run is gone
             (folder / _ASKED).touch()
 
 
 def start_guard(folder: Path) -> None:
-    """Start a guard of a folder's recordings, unless one is running."""
+    """Start a guard for the recordings in a folder, unless one is already running."""
     lock = os.open(folder / "guard.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return
     else:
-        # -P, because modules in this file's folder have the names of packages.
+        # -P, because modules in this file's folder have the same names as installed packages.
         command = [sys.executable, "-P", __file__, str(folder)]
         quiet = subprocess.DEVNULL
         # The lock belongs to the open file, which the new process inherits.
@@ -124,7 +124,7 @@ def start_guard(folder: Path) -> None:
 
 
 def end_marked(mark: str) -> int:
-    """End all other processes with a mark; return their number."""
+    """Kill all other processes that carry a mark, and return how many there were."""
     ended: set[int] = set()
     while found := [process for process in _marked(mark) if process.pid not in ended]:
         for process in found:
@@ -134,7 +134,7 @@ def end_marked(mark: str) -> int:
     return len(ended)
 
 
-_started: list[subprocess.Popen[bytes]] = []  # an unreferenced Popen warns
+_started: list[subprocess.Popen[bytes]] = []  # a Popen that is garbage-collected while its process runs warns
 _trained: list[Path] = []
 
 
@@ -156,7 +156,7 @@ def _watch(folder: Path) -> None:
         headers: dict[Path, Header] = {}
         for file in folder.glob("*.*"):
             if file.suffix in (".recording", ".idle"):
-                with suppress(OSError, struct.error):  # it was just renamed
+                with suppress(OSError, struct.error):  # the file was just renamed
                     headers[file] = Header.read(file)
         for header in headers.values():
             _end_if_overdue(folder, header)
@@ -174,7 +174,7 @@ class _Trainer(NamedTuple):
 
     @classmethod
     def of(cls, folder: Path) -> "_Trainer | None":
-        """Return the trainer if it is on this machine."""
+        """Return a folder's registered trainer, or None if the trainer is on another machine."""
         if not (folder / _TRAINER).exists():
             return None
         about = json.loads((folder / _TRAINER).read_text(encoding="utf-8"))
@@ -190,7 +190,7 @@ class _Trainer(NamedTuple):
         return False
 
     def tidy_up(self, folder: Path, headers: Sequence[Header]) -> None:
-        """Clean up for a dead trainer: report the environments' positions, and end its processes."""
+        """Clean up after a dead trainer: report where its environments were, and end its processes."""
         found = "No environment was being called then."
         if headers:
             places = "".join(f"\n  {self.env}, {header.words()}" for header in headers)

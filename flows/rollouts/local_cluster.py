@@ -1,4 +1,4 @@
-"""Worker processes on this machine, which are private to this user and leave no processes or files."""
+"""Worker processes on this machine, which only their trainer can reach and which leave no processes or files."""
 
 import logging
 import os
@@ -31,7 +31,7 @@ _ended = threading.Condition()
 
 
 class LocalWorker(Worker):
-    """A worker that ignores heartbeats rejected by its scheduler, since it ends only with the trainer."""
+    """A worker that does not log failed heartbeats, which are expected while the trainer shuts down."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -45,7 +45,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class MarkedNanny(Nanny):
-    """A nanny in this process that marks its workers from their start, and records how they ended."""
+    """A nanny in this process that starts its worker with the session's mark and records how the worker ended."""
 
     _starting: ClassVar[int] = 0
     _before: ClassVar[dict[str, str | None]] = {}
@@ -81,7 +81,7 @@ class MarkedNanny(Nanny):
 
 
 def ending_of(pid: int) -> str | None:
-    """Describe how a worker process ended; None if unknown."""
+    """Return a description of how a worker process ended, or None if unknown."""
     with _ended:
         _ended.wait_for(lambda: pid in _endings, timeout=2)
         code = _endings.get(pid)
@@ -95,8 +95,8 @@ def ending_of(pid: int) -> str | None:
 
 @contextmanager
 def local_client(workers: int, retries: int, mark: str) -> Iterator[Client]:
-    """Start worker processes and yield their client. They and their descendants end with the block."""
-    # A certificate that only these processes have, in memory, since a scheduler executes anything it receives.
+    """Start worker processes and yield their client. The processes and their descendants end with the block."""
+    # Only these processes hold this certificate, in memory: a scheduler executes anything it receives.
     security = Security.temporary()
     try:
         with (
@@ -106,15 +106,15 @@ def local_client(workers: int, retries: int, mark: str) -> Iterator[Client]:
             _cluster(workers, retries, mark, security) as cluster,
             Client(cluster, security=security, direct_to_workers=True) as client,
         ):
-            client.forward_logging()  # what environments log, to this process's loggers
+            client.forward_logging()  # forward environments' log records to this process
             yield client
     finally:
         end_marked(mark)
 
 
 def _cluster(workers: int, retries: int, mark: str, security: Security) -> LocalCluster:
-    # A terminal sends these signals to its whole group. Workers inherit the mask that blocks them, even if restarted
-    # later.
+    # A terminal sends these signals to its whole process group. Workers inherit the mask that blocks them, even when
+    # they are restarted later.
     with kept_from_children(signal.SIGINT, signal.SIGHUP):
         return LocalCluster(
             n_workers=workers,

@@ -1,4 +1,4 @@
-"""The rehearsal before a run: processes that try an environment to resolve unset settings."""
+"""Environment rehearsal before a run: child processes try the environment to resolve unset settings."""
 
 import json
 import os
@@ -22,8 +22,8 @@ class Settled(NamedTuple):
     """An environment with all settings resolved.
 
     Attributes:
-        config: The environment.
-        notes: Observations of the rehearsal, as sentences for the user.
+        config: Environment configuration.
+        notes: Findings of the rehearsal, as sentences for the user.
     """
 
     config: EnvConfig
@@ -31,15 +31,15 @@ class Settled(NamedTuple):
 
 
 def settled(config: EnvConfig, max_episode_steps: int, timeout_seconds: float = 60, *, always: bool = False) -> Settled:
-    """Resolve whether actions are scaled and whether a copy of the environment may play several episodes.
+    """Return the configuration with a decision on action scaling and on reusing environment copies across episodes.
 
-    An environment that cannot be made, or fails, is returned unchanged: training reports the error and its location.
+    If the environment cannot be built or fails, its configuration stays unchanged, and training reports the error.
 
     Args:
-        config: The environment. Built-in ones, and explicit settings, stay unchanged.
-        max_episode_steps: Maximum number of steps of the run's episodes.
-        timeout_seconds: Time limit for an episode of the rehearsal.
-        always: True to rehearse even if nothing is unset.
+        config: Environment configuration. Built-in environments and explicit settings stay unchanged.
+        max_episode_steps: Maximum number of steps per episode in the run.
+        timeout_seconds: Time limit for each rehearsal episode, in seconds.
+        always: True to rehearse even if all settings are set.
     """
     asks_scale = "action_scale" not in config.model_fields_set and config.action_scale is not None
     asks_scale = asks_scale and not config.is_built_in
@@ -51,7 +51,7 @@ def settled(config: EnvConfig, max_episode_steps: int, timeout_seconds: float = 
     if "unknown" in found and config.name in gymnasium.registry:
         raise EnvError(
             f"env.name: found {config.name!r}, which is registered only in this process, so the run could not be "
-            "continued or replayed; required module:Id, of the module that registers it"
+            "continued or replayed; required module:Id, with the module that registers it"
         )
     if "refusal" in found:
         raise EnvError(f"{config.name}: {found['refusal']}")
@@ -65,7 +65,7 @@ def settled(config: EnvConfig, max_episode_steps: int, timeout_seconds: float = 
     return Settled(config, tuple(f"{config.name}: {note}" for note in (*found.get("notes", ()), *misses)))
 
 
-@lru_cache(maxsize=64)  # the runs of a sweep have the same environment
+@lru_cache(maxsize=64)  # the runs of a sweep share an environment
 def _rehearsed(settings: str, steps: int, timeout_seconds: float) -> Mapping[str, Any]:
     """Rehearse the environment in two processes with different hash seeds."""
     found = _in_process(settings, [str(steps), "1"], timeout_seconds)
@@ -90,7 +90,7 @@ def _in_process(settings: str, arguments: list[str], timeout_seconds: float) -> 
                 input=settings,
                 env={**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": arguments[-1], MARK: mark},
                 text=True,
-                # No pipes, which left-over processes of the environment would hold open.
+                # Not a pipe, since the environment's leftover processes would hold it open.
                 stdout=answer,
                 stderr=subprocess.DEVNULL,
                 timeout=limit,
@@ -108,7 +108,7 @@ def _in_process(settings: str, arguments: list[str], timeout_seconds: float) -> 
             return json.load(answer)
     return {
         "notes": [
-            f"the process of the rehearsal ended with status {ended.returncode}; environment copies are reused "
+            f"the rehearsal's process ended with status {ended.returncode}; environment copies are reused "
             "across episodes"
         ]
     }

@@ -42,7 +42,7 @@ _PACKAGES = ("numpy", "mujoco", "gymnasium")
 
 
 def fingerprint(spec: SamplerSpec) -> dict[str, str]:
-    """Return the versions of everything that affects a rollout, including sources of plug-ins."""
+    """Return the versions of everything that affects a rollout, including plug-in sources."""
     return {**_versions(), **_torch_version(), **_named(sources_of(acting_paths(spec.env, spec.policy)))}
 
 
@@ -55,7 +55,7 @@ def check_worker(spec: SamplerSpec) -> tuple[dict[str, str], tuple[str, ...]]:
 def require_own_versions(required: Mapping[str, str], spec: SamplerSpec) -> None:
     """Reject this worker if its versions differ from the trainer's.
 
-    A local worker may also differ, since it may be restarted much later.
+    Even a local worker may differ, since it may have been restarted much later.
 
     Raises:
         WorkersError: the versions differ.
@@ -66,7 +66,7 @@ def require_own_versions(required: Mapping[str, str], spec: SamplerSpec) -> None
 def require_versions(required: Mapping[str, str], found: Mapping[str, str], worker: str) -> None:
     """Reject a worker whose versions differ from the trainer's.
 
-    A worker may lack torch, and the source of a plug-in.
+    A worker may lack torch and the source of a plug-in.
     """
     differing = [
         f"{name} {found.get(name)} there, {here} here"
@@ -86,7 +86,7 @@ def _versions() -> dict[str, str]:
 
 
 def _torch_version() -> dict[str, str]:
-    # Only of a process that uses torch: the plain MLP does not.
+    # Only for a process that uses torch; the built-in MLP does not need it.
     return {"torch": version("torch")} if "torch" in sys.modules else {}
 
 
@@ -98,7 +98,7 @@ def _fingerprint_here(spec: SamplerSpec) -> dict[str, str]:
 
 @cache
 def _first_seen(path: str) -> dict[str, str]:
-    """Return the sources of a plug-in at its first use, which this process keeps using."""
+    """Return the source digests of a plug-in at its first use; this process keeps using that code."""
     return {name: _digest_first_seen(file) for name, file in files_of([path]).items()}
 
 
@@ -116,7 +116,7 @@ _SENT = (TaskBatch, TaskParams, EpisodeBatch, Samples, Step, Update)
 
 
 def num_bytes(value: object) -> int:
-    """Return the size of all arrays in a batch, or of bytes."""
+    """Return the total size in bytes of a batch's arrays, or the length of a string."""
     if isinstance(value, bytes | str):
         return len(value)
     if isinstance(value, np.ndarray):
@@ -135,7 +135,7 @@ for _kind in _SENT:
 
 
 # Dask's threads draw from `random`. Give them a separate generator, so that the global one changes only if the work
-# draws.
+# itself draws.
 for _dask in (dask.sizeof, distributed.utils_comm):
     vars(_dask)["random"] = random.Random()
 
@@ -145,10 +145,10 @@ class Supervision:
     """Supervision of a piece of work.
 
     Attributes:
-        session: Name of the trainer's recordings.
-        key: Name of the work among them.
-        step_timeout_seconds: Time limit for one call of an environment.
-        versions: Versions that the worker must have; empty for local workers.
+        session: Session name, which identifies the folder of recordings.
+        key: Name of the work within the session.
+        step_timeout_seconds: Time limit for a single environment call.
+        versions: Versions that the worker must have.
     """
 
     session: str
@@ -161,7 +161,7 @@ class Supervision:
         return read_recordings(recordings_folder(self.session), self.key)
 
     def recorded(self, episodes_per_task: int = 1) -> AbstractContextManager[FlightRecorder]:
-        """Record another attempt."""
+        """Return a context manager that records another attempt."""
         return recorded(recordings_folder(self.session), self.key, self.step_timeout_seconds, episodes_per_task)
 
 
@@ -175,19 +175,19 @@ class Shard:
 
     @property
     def name(self) -> str:
-        """Name for Dask's pages, such as `collect_rollouts-i12-k1-tasks8:12`."""
+        """Name shown on Dask's dashboard, such as `collect_rollouts-i12-k1-tasks8:12`."""
         at = self.position
         return f"collect_rollouts-i{at.iteration}-k{at.step}-tasks{at.first_task}:{at.first_task + len(self.tasks)}"
 
     def part(self, first: int, stop: int) -> "Shard":
-        """Return the shard of some of the tasks."""
+        """Return a shard with the tasks from index `first` up to, but not including, `stop`."""
         position = replace(self.position, first_task=self.position.first_task + first)
         return replace(self, tasks=self.tasks.slice(first, stop), position=position)
 
     def death(
         self, recordings: Sequence[Recording], supervision: Supervision, ending: str | None = None
     ) -> RolloutError:
-        """Build the error for processes that ended in this shard; `ending` describes the last one, if known."""
+        """Build the error for processes that died in this shard; `ending` says how the last one ended, if known."""
         last = recordings[-1]
         at = self._circumstances(last)
         row = None if last.at.row < 0 else last.at.row
@@ -202,7 +202,7 @@ class Shard:
         )
 
     def _circumstances(self, recording: Recording) -> Circumstances:
-        """Describe the episodes sampled in parallel: all of the shard's, or a block of a task's."""
+        """Return the circumstances of the episodes sampled in parallel: the whole shard, or one block of a task."""
         spec = self.spec
         if recording.at.env_step == NOT_YET:
             return Circumstances(spec.env, self.tasks, self.position, spec.episodes_at_once)
@@ -216,12 +216,12 @@ class Shard:
 
 @dataclass(frozen=True)
 class CollectedShard:
-    """A shard's episodes.
+    """A shard's episodes and the time that collecting them took.
 
     Attributes:
-        episodes: Episodes of its tasks.
-        seconds: Wall time.
-        processor_seconds: Processor time within `seconds`.
+        episodes: Episodes of the shard's tasks.
+        seconds: Wall-clock time, in seconds.
+        processor_seconds: Processor time of the collecting thread, in seconds.
     """
 
     episodes: EpisodeBatch
@@ -230,7 +230,7 @@ class CollectedShard:
 
     @property
     def cost(self) -> float:
-        """Estimated seconds on an otherwise idle machine."""
+        """Estimated collection time on an otherwise idle machine, in seconds."""
         # A simulator in another process or on another machine uses little of this thread's time.
         return self.processor_seconds if self.processor_seconds > self.seconds / 10 else self.seconds
 
@@ -239,11 +239,11 @@ sizeof.register(CollectedShard, num_bytes)
 
 
 def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) -> CollectedShard:
-    """Collect the episodes of a shard, unless it would end the process like an earlier attempt. Runs on a worker.
+    """Collect a shard's episodes, unless an earlier attempt shows that this would end the process. Runs on a worker.
 
     Raises:
-        RolloutError: an error of `collect_rollouts`, or an earlier attempt ended its process, as this one would.
-        WorkersError: this worker has other versions than the trainer.
+        RolloutError: `collect_rollouts` failed, or an earlier attempt ended its process, as this one would.
+        WorkersError: this worker's versions differ from the trainer's.
     """
     if multiprocessing.parent_process() is not None:  # environments may print, and the trainer's output is inherited
         print_to_errors()
@@ -256,7 +256,7 @@ def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) 
             began, worked = time.perf_counter(), time.thread_time()
             episodes = collect_shard(shard.spec, params, shard.tasks, shard.position, recorder)
             collected = CollectedShard(episodes, time.perf_counter() - began, time.thread_time() - worked)
-        # Again, since the first shard of a torch policy has just imported torch.
+        # Check again, since the first shard with a torch policy has just imported torch.
         require_own_versions(supervision.versions, shard.spec)
         return collected
     except StageFault as error:
@@ -267,10 +267,10 @@ def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) 
 
 
 def try_environment(spec: SamplerSpec, supervision: Supervision) -> EnvError | None:
-    """Make an environment and draw a task on a worker first, since the trainer would not survive a hang or crash.
+    """Build an environment and draw a task on a worker first, since the trainer would not survive a hang or crash.
 
     Returns:
-        The error, if any; raising it would make Dask log its traceback.
+        The error, or None. It is returned because Dask would log the traceback of a raised error.
     """
     if any(recording.timed_out for recording in supervision.recordings()):
         raise TimeoutError(supervision.recordings()[-1].traceback)

@@ -1,7 +1,7 @@
 """Execution of rollouts in this process, or on Dask workers (`flows/rollouts/dask.py`).
 
 An episode's bits do not depend on where it is sampled, so the choice affects a run's duration but not its digests.
-Workers import this module, so it does not import torch.
+Workers import this module, so it must not import torch.
 """
 
 import hashlib
@@ -43,12 +43,12 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 class SamplerSpec(Settings):
-    """Data from which a worker builds its sampler."""
+    """Specification from which a worker builds its sampler."""
 
     env: EnvConfig
     policy: PolicyConfig
     episodes_per_task: int | None
-    """Number of episodes; None if min_steps decides."""
+    """Number of episodes per task; None if `min_steps` determines it."""
     max_episode_steps: int
     threads: int
     actor: ActorKind = "policy"
@@ -75,7 +75,7 @@ class SamplerSpec(Settings):
     def sampling(
         self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None, one_trial: bool = False
     ) -> "SamplerSpec":
-        """Return a specification for a fixed number of other episodes."""
+        """Return a specification that samples a fixed number of episodes per task."""
         kind: dict[str, Any] = {"deterministic": deterministic, "actor": actor or self.actor}
         kind |= {"episodes_per_trial": episodes_per_task if one_trial else 1}
         number = {"episodes_per_task": episodes_per_task, "min_steps": None, "min_rollouts": None}
@@ -88,20 +88,20 @@ class SamplerSpec(Settings):
         return self.model_copy(update=kind | number)
 
     def repeating(self) -> "SamplerSpec":
-        """Return a specification for replaying one recorded episode on a new copy."""
+        """Return a specification for replaying one recorded episode on a new copy of the environment."""
         env = self.env.model_copy(update={"copies": "fresh"})
         return self.sampling(1, deterministic=False, actor="recorded").model_copy(update={"env": env})
 
     @property
     def enough(self) -> Enough | None:
-        """Stopping rule for sampling a task; None for a fixed number of episodes."""
+        """Rule that determines when a task has enough episodes; None for a fixed number of episodes."""
         if self.min_steps is None and self.min_rollouts is None:
             return None
         return Enough(self.min_steps, self.min_rollouts, self.episodes_per_task, self.max_episode_steps)
 
     @property
     def episodes_at_once(self) -> int:
-        """Number of episodes of a task sampled in parallel."""
+        """Number of episodes per task that are sampled in parallel."""
         if self.enough is not None:
             return self.enough.block_size
         assert self.episodes_per_task is not None, "nothing says when there are enough episodes"
@@ -110,32 +110,32 @@ class SamplerSpec(Settings):
 
 @dataclass(frozen=True)
 class RolloutWorkers(ABC):
-    """Collector of rollout batches for all tasks.
+    """Collects rollout batches for all tasks.
 
     Attributes:
-        spec: Specification of the samplers.
+        spec: Specification from which samplers are built.
     """
 
     spec: SamplerSpec
 
     @abstractmethod
     def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
-        """E complete episodes of every task."""
+        """Collect E complete episodes per task."""
 
     def uninterrupted(self, work: Callable[[], T], where: str) -> T:
-        """Run work with the workers and return its result; `where` is its position in the run, for messages."""
+        """Return the result of work that uses the workers; `where` is its position in the run, for messages."""
         return work()
 
     def traffic(self) -> Traffic | None:
-        """Return the totals of the traffic between this process and its workers; None without workers."""
+        """Return traffic totals between this process and its workers, or None if there are no workers."""
         return None
 
     def sampling(
         self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None, one_trial: bool = False
     ) -> Self:
-        """Return a collector of `episodes_per_task` episodes, deterministic on request.
+        """Return a collector of `episodes_per_task` episodes per task, with or without action noise.
 
-        `actor` replaces the algorithm's. With `one_trial`, episodes run in sequence and share the actor's memory.
+        `actor` overrides the algorithm's actor. With `one_trial`, episodes run in sequence and share its memory.
         """
         spec = self.spec.sampling(episodes_per_task, deterministic=deterministic, actor=actor, one_trial=one_trial)
         return replace(self, spec=spec)
@@ -145,7 +145,7 @@ class RolloutWorkers(ABC):
         return replace(self, spec=self.spec.repeating())
 
     def filling(self, min_steps: int, *, actor: ActorKind) -> Self:
-        """Return a collector of at least `min_steps` steps per task, with another actor."""
+        """Return a collector of at least `min_steps` steps per task, using another actor."""
         return replace(self, spec=self.spec.filling(min_steps, actor=actor))
 
 
@@ -153,8 +153,8 @@ class LocalWorkers(RolloutWorkers):
     """Rollouts in this process."""
 
     def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
-        """E complete episodes of every task."""
-        # Environments may print, but standard output is for the command's result, such as JSON.
+        """Collect E complete episodes per task."""
+        # Environments may print, but standard output is reserved for the command's result, such as JSON.
         with redirect_stdout(sys.stderr):
             return collect_shard(self.spec, params, tasks, position)
 
@@ -162,7 +162,7 @@ class LocalWorkers(RolloutWorkers):
 def collect_shard(
     spec: SamplerSpec, params: TaskParams, tasks: TaskBatch, position: RolloutPosition, watch: RolloutWatch = UNWATCHED
 ) -> EpisodeBatch:
-    """Collect episodes of some tasks with this thread's cached sampler."""
+    """Collect the episodes of a subset of the tasks with this thread's cached sampler."""
     with normal_numerics():
         sampler, random_watch = _warm.sampler(spec)
         episodes, draw = random_watch.draw_of(
@@ -171,15 +171,15 @@ def collect_shard(
     if draw is not None and not (draw.in_env and draw.installed):
         place = f"iteration {position.iteration}, inner step {position.step}"
         raise StageFault(f"{place}: {draw}")
-    if draw is not None:  # of an installed package
+    if draw is not None:  # drawn by an installed package
         random_watch.stop()
-        log.warning("env.name is %s: %s. Its episodes may differ when they are played again", spec.env.name, draw)
+        log.warning("env.name is %s: %s. Its episodes may differ when they are replayed", spec.env.name, draw)
     return episodes
 
 
 @cache  # a process uses the code it has imported, even if the files change
 def code_digest() -> str:
-    """Return the SHA-256 of the source files that affect rollouts, to compare processes."""
+    """Return the SHA-256 of the source files that affect rollouts, for comparing processes."""
     digest = hashlib.sha256()
     for package in (pipeline, stages):
         (folder,) = package.__path__
@@ -190,12 +190,12 @@ def code_digest() -> str:
 
 def usable_cores() -> int:
     """Return the number of cores available to this process."""
-    # Not all systems can restrict a process to some cores.
+    # Not every system supports CPU affinity.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _WarmSamplers(threading.local):
-    """A thread's cached samplers: of training, the witness, and two kinds of evaluation episodes.
+    """A thread's cached samplers: for training, for the witness, and for two kinds of evaluation episodes.
 
     Simulators are not shared between a worker's threads.
     """
@@ -207,7 +207,7 @@ class _WarmSamplers(threading.local):
         key = spec.model_dump_json()
         found = self._by_spec.pop(key, None)
         if found is None:
-            # A replayed episode was watched when first sampled.
+            # A replayed episode was already watched when it was first sampled.
             watched = spec.actor != "recorded" and bool(own_paths(acting_paths(spec.env, spec.policy)))
             found = _build(spec), GlobalRandomWatch(on=watched)
         self._by_spec[key] = found
@@ -226,7 +226,7 @@ _warm = _WarmSamplers()
 
 
 def close_samplers() -> None:
-    """Free this thread's cached simulators."""
+    """Close this thread's cached samplers and their simulators."""
     _warm.close()
 
 

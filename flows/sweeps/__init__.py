@@ -1,1 +1,1 @@
-"""Sweeps as data: planning, storage and search spaces."""
+"""Sweeps as data: their plans, files and search spaces."""

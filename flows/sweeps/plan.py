@@ -1,4 +1,4 @@
-"""Planning of sweeps: their runs, and checks before training."""
+"""Planning sweeps: listing their runs, and checks before training."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence, Sized
@@ -18,7 +18,7 @@ from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import check_run_name, url_of
 
 MOST_UNASKED = 1000
-"""Maximum number of runs without confirmation."""
+"""Maximum number of runs that are planned without confirmation."""
 _LONGEST_NAME = 60
 
 
@@ -31,7 +31,7 @@ def plan(
     settings: Sequence[str] = (),
     many: bool = False,
 ) -> tuple[Sweep, list[RunConfig]]:
-    """Plan a sweep over a grid and its runs' settings. Stores nothing."""
+    """Return a planned sweep over a grid, and the configurations of its runs. Stores nothing."""
     (root, name), grid = _place(recipe, name), dict(grid or {})
     _check_keys("--grid", grid, settings)
     for key, values in grid.items():
@@ -59,7 +59,7 @@ def plan_search(
     settings: Sequence[str] = (),
     many: bool = False,
 ) -> Sweep:
-    """Plan a sweep that searches settings, with the runs so far. Stores nothing."""
+    """Return a planned sweep that searches for settings, with the runs suggested so far. Stores nothing."""
     require_optuna()
     root, name = _place(recipe, name)
     if not search.space:
@@ -73,7 +73,7 @@ def plan_search(
     chosen = _seeds(seeds, base.seed)
     _check_count(search.trials * len(chosen), many=many)
     if search.metric == "evaluation" and base.evaluation.every is None:
-        raise UsageError("found --metric evaluation of runs that are not evaluated; add --set evaluation.every=10")
+        raise UsageError("--metric evaluation requires runs that are evaluated; add --set evaluation.every=10")
     sweep = Sweep(name, root, recipe, tuple(settings), {}, chosen, (), search)
     digests = map(digest_of, probe_configs(sweep, search))
     _refuse_equal("--search", zip(search.probes(), digests, strict=True))
@@ -84,26 +84,26 @@ def plan_search(
 
 
 def probe_configs(sweep: Sweep, search: Search) -> list[RunConfig]:
-    """Return settings at the probes of a search, for checks."""
+    """Return configurations at the bounds and choices of a search space, for checks."""
     seed = sweep.seeds[0]
     return [config_of(sweep.recipe, sweep.settings, point, seed, "--search") for point in search.probes()]
 
 
 def trial_runs(sweep: Sweep, point: Mapping[str, str]) -> tuple[PlannedRun, ...]:
-    """Plan the runs of the next trial of a search at a point."""
+    """Return the planned runs of a search's next trial, at a point of the search space."""
     number = len(sweep.runs) // len(sweep.seeds)
     runs: list[PlannedRun] = []
     for seed in sweep.seeds:
         try:
             digest = digest_of(config_of(sweep.recipe, sweep.settings, point, seed, "--search"))
-        except ConfigError:  # valid separately but not together: a failed trial
+        except ConfigError:  # values that are valid separately but not together make a failed trial
             digest = ""
         runs.append(PlannedRun(f"{sweep.name}-trial-{number:03}-seed-{seed}", point, seed, digest))
     return tuple(runs)
 
 
 def check_unchanged(stored: Sweep, planned: Sweep, *, extend: bool) -> None:
-    """Reject a plan that differs from the stored sweep or, with `extend`, does not contain it."""
+    """Reject a plan that differs from the stored sweep or, with `extend`, does not include all of its runs."""
     if (stored.search is None) != (planned.search is None):
         was, now = ("a grid", "a search") if stored.search is None else ("a search", "a grid")
         raise UsageError(f"the sweep {stored.name} is stored as {was}; found {now}. --name starts another sweep")
@@ -127,7 +127,7 @@ def check_unchanged(stored: Sweep, planned: Sweep, *, extend: bool) -> None:
 
 
 def _parts(stored: Sweep, planned: Sweep) -> Iterable[tuple[str, object, object]]:
-    """Yield the parts of a sweep: name, stored value, planned value."""
+    """Yield the name, stored value and planned value of each part of a sweep."""
     for what in ("seeds", "grid", "settings", "recipe"):
         yield what, getattr(stored, what), getattr(planned, what)
     if stored.search is not None and planned.search is not None:
@@ -137,16 +137,16 @@ def _parts(stored: Sweep, planned: Sweep) -> Iterable[tuple[str, object, object]
 
 
 def _searched(stored: Sweep, planned: Sweep, *, trials: bool) -> bool:
-    """Return True if two searches are the same, with or without the number of their trials."""
+    """Return True if two searches are the same, optionally ignoring the number of trials."""
     free = set() if trials else {"trials"}
     if len(stored.runs) <= len(stored.seeds):
-        # Before the first score, the metric may still change.
+        # The metric may still change before the first trial is scored.
         free |= {"metric"}
     return all(a == b for what, a, b in _parts(stored, planned) if what not in free)
 
 
 def _place(recipe: str, name: str | None) -> tuple[Path, str]:
-    """Return the runs folder and the name of a sweep."""
+    """Return the runs folder and a sweep's name, which defaults to the recipe's name and `-sweep`."""
     root, name = runs_root(), name or f"{Path(recipe).stem}-sweep"
     if (url := url_of(root)) is not None:
         raise UsageError(
@@ -155,7 +155,7 @@ def _place(recipe: str, name: str | None) -> tuple[Path, str]:
     if len(check_run_name(name)) > _LONGEST_NAME:
         raise UsageError(f"found a sweep name of {len(name)} characters; required at most {_LONGEST_NAME}")
     if storage.run_exists(root / name):
-        raise UsageError(f"{name} is the name of a run in {root}; required another one, by --name")
+        raise UsageError(f"{name} is the name of a run in {root}; required another name: --name NAME")
     return root, name
 
 
@@ -182,7 +182,7 @@ def _seeds(seeds: int | Sequence[int], first: int) -> tuple[int, ...]:
         return tuple(check_seed(first + n) for n in range(count))
     chosen = tuple(check_seed(seed) for seed in seeds)
     if not chosen or len({*chosen}) < len(chosen):
-        raise UsageError(f"found seeds {', '.join(map(str, chosen)) or 'none'}; required one or more, each once")
+        raise UsageError(f"found seeds {', '.join(map(str, chosen)) or 'none'}; required one or more different seeds")
     return chosen
 
 
@@ -196,7 +196,7 @@ def _refuse_equal(option: str, points: Iterable[tuple[Mapping[str, str], str]]) 
 
 
 def _run_names(sweep: str, rows: Sequence[tuple[Mapping[str, str], int]], digests: Sequence[str]) -> list[str]:
-    """Return names of runs made from their settings, or from digests if these are invalid or not unique."""
+    """Return run names made from settings, or from digests if those names would be too long or not unique."""
     keys = [*rows[0][0]]
     last = [key.rpartition(".")[2] for key in keys]
     short = dict(zip(keys, last if len({*last}) == len(last) else keys, strict=True))

@@ -1,4 +1,4 @@
-"""Values of grids and searches: lists and ranges by setting."""
+"""Values to try in grids and searches: lists and ranges, keyed by setting."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -14,13 +14,13 @@ _WHOLE = r"[+-]?\d+"
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _RANGE = re.compile(rf"(?P<low>{_NUMBER}):(?P<high>{_NUMBER})(?P<log>:log)?")
 _LARGEST_WHOLE = 2**53  # largest range of exact integers in float64, in which ranges are searched
-_NARROWEST = 1e-9  # of the larger bound: float64 has few values between closer ones, and a search would look for more
+_NARROWEST = 1e-9  # relative to the larger bound: between closer bounds, float64 has too few values for a search
 _EXAMPLES = "a range such as 0.01:0.3, 0.01:0.3:log or 1:10, or a list of two or more values such as tanh,relu"
 
 
 @dataclass(frozen=True)
 class Range:
-    """Range from low to high, inclusive; integers if `whole`. With `log`, uniform in the logarithm."""
+    """Inclusive range of values: of integers if `whole`, and sampled uniformly in the logarithm if `log`."""
 
     low: float
     high: float
@@ -29,7 +29,7 @@ class Range:
 
     @property
     def size(self) -> float:
-        """Number of values."""
+        """Number of values; infinite for real numbers."""
         return self.high - self.low + 1 if self.whole else inf
 
     def text(self, value: float | str) -> str:
@@ -37,20 +37,20 @@ class Range:
         return str(int(value)) if self.whole else repr(float(value))
 
     def value(self, text: str) -> float:
-        """Parse the result of `text`."""
+        """Parse the output of `text` and return the value."""
         value = int(text) if self.whole else float(text)
         if not self.low <= value <= self.high:
             raise ValueError(f"{text} is not from {self.low} to {self.high}")
         return value
 
     def probes(self) -> list[str]:
-        """Return the lowest and the highest value, as text."""
+        """Return the bounds as text."""
         return [self.text(self.low), self.text(self.high)]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice among unordered values."""
+    """Choice among unordered values, which are stored as text."""
 
     texts: tuple[str, ...]
 
@@ -70,7 +70,7 @@ class Choice:
         return text
 
     def probes(self) -> list[str]:
-        """Return all values."""
+        """Return all values as text."""
         return [*self.texts]
 
 
@@ -83,9 +83,9 @@ class Search:
 
     Attributes:
         trials: Number of combinations of values to try.
-        metric: Metric whose mean over the last tenth of a run's iterations is its score: `return` in training after
-            adaptation, `evaluation`, or any other.
-        space: Values to try, by setting, as a user writes them.
+        metric: Metric to average over the last tenth of a run's iterations as its score: `return` for the training
+            return after adaptation, `evaluation`, or the name of any other metric.
+        space: Values to try, keyed by setting, in the user's notation.
     """
 
     trials: int
@@ -94,7 +94,7 @@ class Search:
 
     @cached_property
     def dimensions(self) -> dict[str, Dimension]:
-        """Dimensions to try, by setting."""
+        """Parsed dimensions of the search space, keyed by setting."""
         return {key: _dimension(key, text) for key, text in self.space.items()}
 
     @property
@@ -103,23 +103,23 @@ class Search:
         return prod(dimension.size for dimension in self.dimensions.values())
 
     def values(self, settings: Mapping[str, str]) -> dict[str, float | str]:
-        """Return the values of a trial, by setting."""
+        """Return the parsed values of a trial, keyed by setting."""
         if settings.keys() != self.space.keys():
             raise ValueError(f"found settings {[*settings]}; required {[*self.space]}")
         return {key: dimension.value(settings[key]) for key, dimension in self.dimensions.items()}
 
     def probes(self) -> list[dict[str, str]]:
-        """Return points for checking the space: each setting at its bounds, or at all its values."""
+        """Return points at which to check the space: each setting at its bounds, or at each of its choices."""
         probes = {key: dimension.probes() for key, dimension in self.dimensions.items()}
         first = {key: texts[0] for key, texts in probes.items()}
         return [first, *(first | {key: text} for key, texts in probes.items() for text in texts[1:])]
 
 
 def wanted_search(trials: int | None, space: Mapping[str, str], metric: str | None, grid: object) -> Search | None:
-    """Return the requested search; None if `trials` is None."""
+    """Return the requested search, or None if `trials` is None."""
     if trials is None:
         for option in ["--search"] * bool(space) + ["--metric"] * bool(metric):
-            raise UsageError(f"found {option} without --optuna; required the number of trials, such as --optuna 20")
+            raise UsageError(f"{option} requires --optuna with a number of trials, such as --optuna 20")
         return None
     if grid:
         raise UsageError("found --grid with --optuna; remove it: --search KEY=V1,V2 searches listed values too")
@@ -127,7 +127,7 @@ def wanted_search(trials: int | None, space: Mapping[str, str], metric: str | No
 
 
 def parse_space(assignments: Iterable[str]) -> dict[str, str]:
-    """Parse the values to try by setting, from `KEY=LOW:HIGH[:log]` or `KEY=V1,V2,...`."""
+    """Return the values to try, keyed by setting, from `KEY=LOW:HIGH[:log]` or `KEY=V1,V2,...`."""
     space: dict[str, str] = {}
     for assignment in assignments:
         key, _, text = assignment.partition("=")
@@ -162,12 +162,12 @@ def _dimension(key: str, text: str) -> Dimension:
     if not whole and bounds.high - bounds.low < _NARROWEST * max(abs(bounds.low), abs(bounds.high)):
         raise UsageError(f"{found}, too narrow a range; required bounds that differ in their first nine digits")
     if log and bounds.low <= 0:
-        raise UsageError(f"{found}, the logarithm of {low}; required a lower bound above 0, or no :log")
+        raise UsageError(f"{found}, which needs the logarithm of {low}; required a lower bound above 0, or no :log")
     return bounds
 
 
 def parse_grid(assignments: Iterable[str]) -> dict[str, list[str]]:
-    """Parse the values by setting, from `KEY=V1,V2,...`. A comma inside brackets or quotes belongs to its value."""
+    """Return lists of values keyed by setting, from `KEY=V1,V2,...`; see `split_values`."""
     grid: dict[str, list[str]] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
@@ -181,7 +181,7 @@ def parse_grid(assignments: Iterable[str]) -> dict[str, list[str]]:
 
 
 def split_values(text: str) -> list[str]:
-    """Split values at commas; one inside brackets or quotes belongs to its value."""
+    """Split text into values at commas; a comma inside brackets or quotes does not split."""
     values, depth, quote = [""], 0, ""
     for char in text:
         if quote or char in "\"'":

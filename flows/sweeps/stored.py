@@ -1,6 +1,6 @@
-"""Sweeps: many runs of a recipe over seeds and settings, and the file that lists them.
+"""Sweeps: runs of a recipe over many seeds and settings, and the file that lists these runs.
 
-The file `sweeps/NAME.json` in the runs folder only lists the runs; their progress is read from the runs.
+The file `sweeps/NAME.json` in the runs folder only lists the runs; their progress is read from the runs themselves.
 """
 
 import hashlib
@@ -34,13 +34,13 @@ _FIELDS = ("recipe", "settings", "grid", "seeds", "runs", "search")
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of a sweep.
+    """A run in a sweep.
 
     Attributes:
-        name: Run name, made from its settings.
-        settings: Its values of the grid's settings, as text.
-        seed: Its seed.
-        digest: SHA-256 of all its settings; empty for a trial of a search with invalid settings.
+        name: Run name, made from the settings.
+        settings: Values of the settings that the sweep varies, as text.
+        seed: Random seed of the run.
+        digest: SHA-256 of all the run's settings; empty for a search trial with invalid settings.
     """
 
     name: str
@@ -55,13 +55,13 @@ class Sweep:
 
     Attributes:
         name: Name of the sweep.
-        root: Folder of runs.
-        recipe: Recipe, or file of settings.
-        settings: Settings of all runs, as KEY=VALUE.
-        grid: Values to try, by setting.
-        seeds: Seeds for every combination of values.
-        runs: All runs; settings vary slowest, seeds fastest. For a search, only suggested ones.
-        search: Search instead of a grid, if any.
+        root: Runs folder.
+        recipe: Recipe name, or path of a settings file.
+        settings: Settings shared by all runs, as KEY=VALUE.
+        grid: Values to try, keyed by setting.
+        seeds: Seeds for each combination of values.
+        runs: All runs; settings vary slowest, seeds fastest. For a search, only the runs suggested so far.
+        search: Search that replaces the grid, if any.
     """
 
     name: str
@@ -75,25 +75,25 @@ class Sweep:
 
     @property
     def file(self) -> Path:
-        """File that lists its runs."""
+        """Path of the file that lists the sweep's runs."""
         return _file(self.root, self.name)
 
     @property
     def num_runs(self) -> int:
-        """Number of runs of the finished sweep."""
+        """Number of runs in the finished sweep."""
         return len(self.runs) if self.search is None else self.search.trials * len(self.seeds)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Settings in which its runs differ."""
+        """Settings that the sweep varies."""
         return tuple(self.grid if self.search is None else self.search.space)
 
     def folder(self, run: PlannedRun) -> Path:
-        """Return the folder of one of its runs."""
+        """Return the folder of one of the sweep's runs."""
         return self.root / run.name
 
     def config(self, run: PlannedRun) -> RunConfig:
-        """Return the settings of one of its runs."""
+        """Return the configuration of one of the sweep's runs."""
         option = "--grid" if self.search is None else "--search"
         config = config_of(self.recipe, self.settings, run.settings, run.seed, option)
         if (found := digest_of(config)) != run.digest:
@@ -105,24 +105,24 @@ class Sweep:
         return config
 
     def configs(self) -> list[RunConfig]:
-        """Return the settings of all runs, without reading the runs."""
+        """Return the configurations of all runs, without reading the runs."""
         self.require_trust()
         return [self.config(run) for run in self.runs]
 
     def require_trust(self) -> None:
-        """Reject a file that names modules unless this user's command wrote it."""
+        """Reject a sweep file that names modules, unless a command of this user wrote it."""
         self._named().require_trust()
 
     def document(self) -> dict[str, Any]:
-        """Return the content of the file."""
+        """Return the content of the sweep's file as JSON data."""
         written = asdict(self)
         return {"format": FORMAT} | {name: written[name] for name in _FIELDS if written[name] is not None}
 
     def _named(self) -> StoredSettings:
-        """Return the settings that may name modules, parsed, since YAML can escape a colon."""
+        """Return the settings that may name modules. They are parsed first, since YAML can escape a colon."""
         document, given = self.document(), [*self.settings]
         if self.search is not None:
-            del document["runs"]  # runs of a search come one by one, with only suggested values
+            del document["runs"]  # a search adds runs one by one, with values from its space
             spaces = self.search.dimensions.items()
             given += [f"{key}={text}" for key, space in spaces if isinstance(space, Choice) for text in space.texts]
         text = json.dumps(document, sort_keys=True)
@@ -131,14 +131,14 @@ class Sweep:
         names = {*names_in([self.recipe, *map(_meant, given)])}
         if recipes.is_settings_file(self.recipe):
             if Path(self.recipe).exists() and not Path(self.recipe).is_file():  # reading a pipe may never end
-                raise UsageError(f"{self.file}: found {self.recipe}, a pipe or a device; required a file of settings")
+                raise UsageError(f"{self.file}: found {self.recipe}, a pipe or a device; required a settings file")
             names |= {*names_in(recipes.load_settings(self.recipe))}
             text += Path(self.recipe).read_text("utf-8", errors="replace")
         remedy = f"repeat the full command that started the sweep {self.name}"
         return StoredSettings(str(self.file), hashlib.sha256(text.encode()).hexdigest(), sorted(names), remedy)
 
     def write(self) -> None:
-        """Write the file atomically, and trust the modules it names."""
+        """Write the sweep's file atomically, and trust the modules that it names."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         content = json.dumps(self.document(), indent=1).encode()
         replace_file(self.file, content, self.file.with_suffix(f".{os.getpid()}.new"))
@@ -146,7 +146,7 @@ class Sweep:
 
 
 def find_sweep(name: str) -> Sweep | None:
-    """Read the sweep of this name in the runs folder; None if there is none."""
+    """Return the sweep with this name in the runs folder, or None if there is none."""
     root = runs_root()
     if url_of(root) is not None:
         return None
@@ -158,23 +158,23 @@ def find_sweep(name: str) -> Sweep | None:
     except (ValueError, DamagedRun) as error:
         why = f": it {error.found}" if isinstance(error, DamagedRun) else ""
         raise UsageError(
-            f"{file}: found no sweep of the format {FORMAT}{why}; required one that `metaloom sweep` wrote. Its runs "
-            "are beside it, and do not need it"
+            f"{file}: found no sweep in the format {FORMAT}{why}; required one that `metaloom sweep` wrote. Its runs "
+            "are beside it and can be used without it"
         ) from None
 
 
 def require_sweep(name: str) -> Sweep:
-    """Read the sweep of this name."""
+    """Return the sweep with this name in the runs folder, or raise UsageError."""
     found = find_sweep(name)
     if found is None:
         names = ", ".join(sorted(file.stem for file in (runs_root() / "sweeps").glob("*.json"))) or "none"
-        raise UsageError(f"found no sweep {name!r} in {runs_root()}; required the name of one. There are: {names}")
+        raise UsageError(f"found no sweep {name!r} in {runs_root()}; available sweeps: {names}")
     return found
 
 
 @contextmanager
 def held(sweep: Sweep) -> Iterator[None]:
-    """Lock a sweep against other processes on this machine; the lock ends with the process."""
+    """Lock a sweep against other processes on this machine during the block; the lock also ends with the process."""
     sweep.file.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(sweep.file.with_name(f".{sweep.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -199,35 +199,35 @@ def _plain() -> TypeAdapter[Sweep]:
 
 
 def _parsed(text: bytes, root: Path, name: str) -> Sweep:
-    """Read the file of a sweep, which may come from anyone."""
+    """Return the sweep described by a file's content, which may come from anyone."""
     document: Any = from_json(text)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError("another format")
     own = {field: value for field, value in document.items() if field in _FIELDS} | {"name": "", "root": ""}
-    # Without the folder, whose name need not be UTF-8.
+    # The folder is added later, since its name need not be UTF-8.
     sweep = replace(_plain().validate_json(json.dumps(own), strict=True), name=name, root=root)
-    for run in sweep.runs:  # a run's name must not lead out of the runs folder
+    for run in sweep.runs:  # a run's name must not lead outside the runs folder
         check_run_name(run.name)
     if len({run.name for run in sweep.runs}) < len(sweep.runs):
-        raise ValueError("a run twice")
+        raise ValueError("a repeated run")
     if sweep.search is None:
         return sweep
-    # The runs must belong to trials of the search, each with all seeds.
+    # The runs must belong to trials of the search, and each trial must have all seeds.
     each = len(sweep.seeds)
     if sweep.search.trials < 1 or not sweep.search.dimensions:
-        raise ValueError("a search of nothing")
+        raise ValueError("an empty search")
     if not each or len(sweep.runs) % each or len(sweep.runs) > sweep.num_runs:
-        raise ValueError("a part of a trial")
+        raise ValueError("an incomplete trial")
     for first in range(0, len(sweep.runs), each):
         runs = sweep.runs[first : first + each]
         sweep.search.values(runs[0].settings)
         if any(run.settings != runs[0].settings for run in runs) or tuple(run.seed for run in runs) != sweep.seeds:
-            raise ValueError("a trial of several settings")
+            raise ValueError("a trial with several settings")
     return sweep
 
 
 def _meant(assignment: str) -> tuple[str, object]:
-    """Parse KEY=VALUE; return the text of an invalid value, which is reported on use."""
+    """Parse KEY=VALUE. An invalid value is returned as text, and reported when it is used."""
     key, _, text = assignment.partition("=")
     try:
         return key, parse(text)
@@ -236,7 +236,7 @@ def _meant(assignment: str) -> tuple[str, object]:
 
 
 def config_of(recipe: str, settings: Sequence[str], point: Mapping[str, str], seed: int, option: str) -> RunConfig:
-    """Return the settings of a recipe's run at a point of a sweep."""
+    """Return the configuration of a recipe's run at a point of a sweep."""
     words = [*settings, *(f"{key}={text}" for key, text in point.items()), f"seed={seed}"]
     try:
         return recipes.new_config(recipe, words)

@@ -1,4 +1,4 @@
-"""Suggestions of settings by Optuna. Needs the extra `optuna`."""
+"""Suggestions for settings from Optuna. Requires the extra `optuna`."""
 
 from collections.abc import Mapping, Sequence
 from itertools import count
@@ -12,27 +12,27 @@ from metaloom.flows.sweeps.space import Dimension, Range, Search
 from metaloom.pipeline.seeding import seed_for
 
 Scored = tuple[Mapping[str, str], float | None]
-"""The settings of a trial and its score; None if it failed."""
+"""A trial's settings and its score, which is None if the trial failed."""
 
 
 def suggest(search: Search, earlier: Sequence[Scored], run_seed: int) -> dict[str, str]:
-    """Suggest new settings for the next trial, by the tree-structured Parzen estimator.
+    """Return new settings for the next trial, suggested by the tree-structured Parzen estimator.
 
-    Bergstra et al. 2011. The study is rebuilt from earlier trials and the sampler is seeded by the trial's number, so
-    suggestions do not depend on the process.
+    Bergstra et al. 2011. The study is rebuilt from the earlier trials and the sampler is seeded with the trial's
+    number, so suggestions do not depend on the process.
 
     Args:
-        search: The search.
-        earlier: All earlier trials, in order. Failed ones rank below all others.
-        run_seed: Seeds the sampler, with the trial's number.
+        search: Search with the space and the number of trials.
+        earlier: All earlier trials, in order. Failed trials rank below all others.
+        run_seed: Seed for the sampler, combined with the trial's number.
 
     Returns:
-        The values as text, by setting.
+        Suggested values as text, keyed by setting.
     """
     distributions = {key: _distribution(dimension) for key, dimension in search.dimensions.items()}
     tried = [dict(settings) for settings, _ in earlier]
     for attempt in count():
-        # NumPy's RandomState, which Optuna draws from, takes 32 bits.
+        # Optuna draws from NumPy's RandomState, whose seed has 32 bits.
         seed = seed_for(run_seed, "search", len(earlier), attempt) % 2**32
         sampler = TPESampler(seed=seed) if attempt == 0 else RandomSampler(seed=seed)
         values = _asked(search, earlier, distributions, sampler)
@@ -58,7 +58,7 @@ def _asked(
 
 def _finished_trial(search: Search, scored: Scored, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
     settings, score = scored
-    # A pruned trial without values ranks below all complete ones; failed ones would be ignored.
+    # A pruned trial without values ranks below all complete trials; a failed trial would be ignored.
     state = TrialState.PRUNED if score is None else TrialState.COMPLETE
     return create_trial(state=state, value=score, params=search.values(settings), distributions=distributions)
 

@@ -26,20 +26,20 @@ from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, TaskParams
 
 DRAWN_AHEAD = 32
-"""Number of steps whose noise is drawn at once, since an actor draws before its first step."""
+"""Number of steps whose noise is drawn at once, since an actor draws its noise before its first step."""
 
 
 class Acting:
-    """Step-by-step actor in B tasks. Not thread-safe.
+    """Acts step by step in B tasks. Calls from several threads are serialized.
 
     Attributes:
-        blueprint: Description of the run.
+        blueprint: Description from which the policy is built.
         num_tasks: Number of tasks B.
-        seed: Seed of all draws, together with episode and step.
+        seed: Seed that determines all random draws together with the episode and step.
 
     Raises:
-        UsageError: the seed is invalid, here and in `reset`.
-        ValueError: the parameters do not fit the policy.
+        UsageError: the seed is invalid; also raised by `reset`.
+        ValueError: the parameters are incompatible with the policy.
     """
 
     def __init__(self, blueprint: Blueprint, params: TaskParams, seed: int) -> None:
@@ -51,10 +51,10 @@ class Acting:
         self._params = params
         self._episode = 0
         self._actors: dict[tuple[int, bool], _Steps] = {}
-        # For a policy with a memory: which copy acted last, and whether `observe` is due.
+        # For a policy with a memory: the actor that acted last, and whether `observe` must be called next.
         self._last: _Steps | None = None
         self._awaits = False
-        # Copy, since the next call overwrites the actor's arrays.
+        # Serializes calls, since each one overwrites the actor's arrays.
         self._turn = RLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -66,11 +66,11 @@ class Acting:
     def reset(self, *, seed: int | None = None) -> None:
         """Begin an episode; a policy that infers its task draws a new latent variable.
 
-        A policy with a memory begins a trial, with the memory of its adaptation, if any. Until the next reset, its
-        memory persists across episodes, whose ends `observe` reports.
+        A policy with a memory begins a trial with the memory from its adaptation, if any. Until the next reset, the
+        memory persists across episodes, whose ends are reported through `observe`.
 
         Args:
-            seed: Restart with this seed; None continues the sequence of episodes.
+            seed: Seed with which to restart; None continues the sequence of episodes.
         """
         seed = None if seed is None else check_seed(seed)
         with self._turn:
@@ -80,15 +80,15 @@ class Acting:
             self._last, self._awaits = None, False
 
     def act(self, observations: Any, *, deterministic: bool = True) -> Array:
-        """Return actions as stored in batches, before they are mapped to the environment's.
+        """Return actions as stored in batches, before they are mapped to the environment's action space.
 
         Args:
-            observations: An observation of the environment, such as a dict, or flattened as in batches; or arrays with
-                any leading axes, flattened if the space is not a Box. With B > 1 tasks, the first axis is B.
-            deterministic: True for the most likely actions; otherwise they are drawn, as in training.
+            observations: Single observation from the environment, such as a dict, or flattened as in batches; or arrays
+                with any leading axes, flattened if the space is not a Box. With B > 1 tasks, the first axis is B.
+            deterministic: True returns the most likely actions; False samples actions as in training.
 
         Returns:
-            [A] float32 or one int64, with the same leading axes as the observations have.
+            Actions, [A] float32 or a single int64, with the leading axes of the observations.
         """
         rows, leading = self._rows(observations)
         with self._turn:
@@ -101,17 +101,17 @@ class Acting:
             return np.array(actions.reshape((*leading, *actions.shape[1:])))
 
     def observe(self, rewards: Array | float, ended: Array | bool) -> None:
-        """Report the rewards of the last actions; required after every step for policies with a memory.
+        """Report the rewards for the last actions; required after every step for policies with a memory.
 
-        A policy with a memory within the episode, such as recurrent PPO's, forgets it when the episode ends.
+        If the memory only lasts for an episode, as in recurrent PPO, it is reset when the episode ends.
 
         Args:
-            rewards: Rewards of the last actions, with their leading axes: a scalar for a single observation.
-            ended: True if the episode ended, terminated or truncated; the next observation is then from a reset.
+            rewards: Rewards for the last actions, with their leading axes; a scalar for a single observation.
+            ended: True if the episode terminated or was truncated; the next observation then comes from a reset.
 
         Raises:
-            UsageError: the policy has no memory, or has not acted since.
-            ValueError: there are more or fewer rewards than actions, or they are not finite.
+            UsageError: the policy has no memory, or has not acted since the last call.
+            ValueError: the number of rewards differs from the number of actions, or a reward is not finite.
         """
         algorithm = self.blueprint.config.algorithm
         if algorithm.trial is None:
@@ -138,14 +138,14 @@ class Acting:
             self._awaits = False
 
     def log_prob(self, observations: Any, actions: Array) -> Array:
-        """Compute the log-density (log-probability for discrete actions) of actions, joint over their dimensions.
+        """Return the log-density of actions, or the log-probability if they are discrete, summed over dimensions.
 
         Args:
-            observations: As for `act`.
+            observations: Observations, as for `act`.
             actions: Actions as returned by `act` and stored in batches.
 
         Returns:
-            float32, with the leading axes of the observations.
+            Log-densities, float32, with the leading axes of the observations.
         """
         rows, leading = self._rows(observations)
         num_actions, action_size = self.blueprint.spaces.num_actions, self.blueprint.spaces.action_size
@@ -166,13 +166,13 @@ class Acting:
 
     @property
     def _recorded(self) -> set[str]:
-        """Return the names in EpisodeBatch.behavior of this kind of policy."""
+        """Names of the arrays that this kind of policy records in EpisodeBatch.behavior."""
         with self._turn:
             actor = self._steps(1, deterministic=True).actor
             return {*actor.behavior_by_step, *actor.behavior_by_task}
 
     def _go_on(self, steps: _Steps) -> None:
-        """Restore this policy's memory before acting, since another copy may have acted last."""
+        """Transfer the memory before `steps` acts, since another actor of this policy may have acted last."""
         if self._last is None:
             return
         if self._awaits:
@@ -207,7 +207,7 @@ class Acting:
             case "tanh_gaussian":
                 return TanhGaussian(**found)
             case "q_values":
-                # As in training; the actor here is greedy.
+                # Actions are ε-greedy in training, but the actor used here is greedy.
                 return epsilon_greedy(found["action_values"], torch.tensor(self._params.params[EPSILON]))
             case kind:
                 by_task = {name: torch.as_tensor(v)[:, None] for name, v in actor.behavior_by_task.items()}
@@ -218,7 +218,7 @@ class Acting:
 
     @property
     def latent(self) -> Array | None:
-        """Latent variable of every task in this episode, [B, Z] float32; None without inference."""
+        """Latent variable of each task in this episode, [B, Z] float32; None if the policy does not infer tasks."""
         with self._turn:
             found = self._steps(1, deterministic=True).actor.behavior_by_task.get("latent")
             return None if found is None else found[:, 0].copy()
@@ -240,7 +240,7 @@ class Acting:
             ) from None
         if not np.isfinite(found).all():
             raise ValueError("found observations that are not finite; required finite numbers within float32")
-        # Batches have flattened observations.
+        # Observations in batches are flattened.
         for shape in (spaces.observation_shape, (spaces.observation_size,)):
             leading = found.shape[: max(found.ndim - len(shape), 0)]
             if found.shape[len(leading) :] == shape and leading[: len(tasks)] == tasks and 0 not in leading:
@@ -261,7 +261,7 @@ class Acting:
 
 
 class _Steps:
-    """Steps of an episode in B tasks x N rows."""
+    """The actor for the steps of an episode in B tasks x N rows."""
 
     def __init__(
         self, blueprint: Blueprint, params: TaskParams, position: tuple[int, int], num_rows: int, deterministic: bool
@@ -272,7 +272,7 @@ class _Steps:
         self.actor = self._begin(0, None)
 
     def __getstate__(self) -> dict[str, Any]:
-        # An actor's arrays are views of each other, which copies and pickles would separate.
+        # An actor's arrays share memory, which would be lost in copies and pickles.
         return {
             **{name: value for name, value in self.__dict__.items() if name != "actor"},
             "memory": self.actor.memory,
@@ -281,7 +281,7 @@ class _Steps:
     def __setstate__(self, state: dict[str, Any]) -> None:
         memory = state.pop("memory")
         self.__dict__.update(state)
-        # Its draws depend only on its position.
+        # The actor's draws depend only on its position.
         self.actor = self._begin(self._t // DRAWN_AHEAD, memory)
 
     def act(self, rows: Array) -> Array:
@@ -290,7 +290,7 @@ class _Steps:
             self.actor = self._begin(block, self.actor.memory)
         observations = rows.reshape(-1, rows.shape[-1])
         actions = self.actor.act(t, observations, np.arange(len(observations)))
-        # An actor without draws needs no reset: its first step represents all steps.
+        # A deterministic actor stays at its first step, since it draws nothing.
         self._t += not self._deterministic
         return actions
 
@@ -308,7 +308,7 @@ class _Steps:
             num_rows=self._num_rows,
             spaces=spaces,
             rngs=rngs,
-            # All rows belong to one episode; use several policies, or one after the other, for several episodes.
+            # All rows belong to one episode. For several episodes, use several policies or one episode after another.
             belief_rng=lambda b, e: generator(seed, "beliefs", episode, 0, b),
             memory=memory,
         )
@@ -316,14 +316,14 @@ class _Steps:
 
 
 class TanhGaussian(NamedTuple):
-    """Actions tanh(u), u ~ N(mean, exp(log_stds)²); Haarnoja et al. 2018, arXiv:1801.01290, appendix C."""
+    """Distribution of a = tanh(u), u ~ N(mean, exp(log_stds)²); Haarnoja et al. 2018, arXiv:1801.01290, appendix C."""
 
     mean: Tensor
     log_stds: Tensor
 
     def log_prob(self, actions: Tensor) -> Tensor:
         """Return log-densities [...] of actions [..., A] in [-1, 1], eq. 21."""
-        # In float32, tanh(u) is 1 for u > 9; use the smallest such u.
+        # In float32, tanh(u) rounds to 1 for u > 9; use the smallest such u.
         largest = 1 - 2**-25
         u = actions.double().clamp(-largest, largest).atanh()
         gaussian = torch.distributions.Normal(self.mean.double(), self.log_stds.double().exp()).log_prob(u)
@@ -331,7 +331,7 @@ class TanhGaussian(NamedTuple):
 
 
 def epsilon_greedy(values: Tensor, epsilon: Tensor) -> Categorical:
-    """Return the ε-greedy distribution over values [B, N, n], with epsilon [B]."""
+    """Return the ε-greedy distribution over n actions for action values [B, N, n] and exploration rates epsilon [B]."""
     greedy = one_hot(values.argmax(-1), values.shape[-1])
     share = epsilon[:, None, None]
     return Categorical(((1 - share) * greedy + share / values.shape[-1]).log())

@@ -1,4 +1,4 @@
-"""Description of a trained policy: everything it needs from its run besides parameters."""
+"""Description of a trained policy: everything that it needs from its run besides parameters."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from metaloom.pipeline.nn.spec import Spaces
 
 @dataclass(frozen=True)
 class Blueprint:
-    """Settings of a run and sizes of its environment, from which its policy can be built.
+    """A run's settings and the spaces of its environment, from which its policy can be built.
 
     Attributes:
-        config: Settings of the run.
+        config: Configuration of the run.
         spaces: Sizes of the policy's observations and actions.
         actions: Action space of the environment, to which the policy's actions are mapped.
-        parts: Parts of the observation, if it is flattened; None in policies saved by earlier versions.
-        origin: Run, iteration and digest of the learner, and names and units of components; see `policy_of`.
+        parts: Original observation space if observations are flattened; None in policies saved by earlier versions.
+        origin: The learner's run, iteration and digest, and the names and units of components; see `policy_of`.
     """
 
     config: RunConfig
@@ -52,10 +52,10 @@ class Blueprint:
 
     @classmethod
     def of(cls, config: RunConfig) -> Blueprint:
-        """Describe the policy of a run.
+        """Return the blueprint for the policies of a run with this configuration.
 
         Raises:
-            EnvError: the run's environment cannot be made.
+            EnvError: the run's environment cannot be built.
         """
         env = make_env(config.env)
         try:
@@ -67,14 +67,14 @@ class Blueprint:
 
     @property
     def action_map(self) -> AnyActionMap:
-        """Map from the policy's actions to the environment's."""
+        """Function that maps the policy's actions to the environment's action space."""
         return action_map(self.actions, self.config.env.action_scale)
 
     def flattened(self, observation: Any) -> Any:
-        """Flatten a composite observation for the policy.
+        """Return a composite observation as the flat array that the policy expects, and other observations unchanged.
 
         Raises:
-            EnvError: it is not in the environment's observation space.
+            EnvError: the observation is not in the environment's observation space.
         """
         space = self.parts
         if space is None:
@@ -86,20 +86,20 @@ class Blueprint:
         return flat(space, observation) if in_parts else observation
 
     def setup(self) -> Setup:
-        """Return the setup for building the algorithm."""
+        """Return the setup from which the algorithm builds its learner."""
         config = self.config
         return setup_for(config, self.spaces, lambda rewards: make_env(config.env).sparse_rewards(rewards))
 
     def learner(self) -> Learner[Any, Any]:
-        """Build the learner."""
+        """Build the algorithm's learner."""
         return self.config.algorithm.build(self.setup())
 
     def wrap(self, env: gymnasium.Env[Any, Any]) -> PolicyActions:
-        """Wrap a custom environment so that it takes the policy's actions.
+        """Wrap a custom environment so that it accepts the policy's actions.
 
         Raises:
-            TypeError: it is not an environment.
-            ValueError: its spaces differ from those of the run's environment.
+            TypeError: `env` is not an environment.
+            ValueError: the spaces differ from those of the run's environment.
         """
         # Check the type, since notebooks are not type-checked.
         if not isinstance(env, gymnasium.Env):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -117,7 +117,7 @@ class Blueprint:
             if observed is not None and around.observation_space.shape != self.spaces.observation_shape:
                 around = observe_places(around, observed)
             inner = around if isinstance(around, MetaEnv) else SingleTask(around)
-        # Check before scaling actions, which fails for other kinds of spaces.
+        # Check before scaling actions, which fails for other kinds of action spaces.
         found, actions = spaces_of(plain := PolicyActions(inner, None)), taken_space(plain)
         if found != self.spaces:
             raise ValueError(
@@ -132,18 +132,18 @@ class Blueprint:
         return PolicyActions(inner, self.config.env.action_scale)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON data."""
+        """Return the blueprint as JSON data."""
         actions = described_space(self.actions)
         found = {"config": self.config.model_dump(mode="json"), "spaces": asdict(self.spaces), "actions": actions}
         return found if self.parts is None else {**found, "parts": described_parts(self.parts)}
 
     @classmethod
     def from_json(cls, described: dict[str, Any]) -> Blueprint:
-        """Restore from the result of `to_json`.
+        """Return the blueprint described by JSON data from `to_json`.
 
         Raises:
             KeyError, TypeError, ValueError: the data are invalid.
-            ConfigError: the settings do not belong to a run.
+            ConfigError: the settings are not valid for a run.
         """
         sizes = described["spaces"]
         spaces = Spaces(tuple(sizes.pop("observation_shape")), **sizes)
@@ -152,7 +152,7 @@ class Blueprint:
 
 
 def _layers(env: gymnasium.Env[Any, Any]) -> Iterator[type]:
-    """Yield the classes of wrappers that must not be applied twice."""
+    """Yield the classes of an environment's wrappers, which must not be applied twice."""
     while isinstance(env, gymnasium.Wrapper):
         if not isinstance(env, TimeLimit):  # added by gymnasium.make
             yield type(env)
@@ -160,14 +160,14 @@ def _layers(env: gymnasium.Env[Any, Any]) -> Iterator[type]:
 
 
 def _same_actions(found: ActionSpace, required: ActionSpace) -> bool:
-    """Return True if two action spaces are equal up to precision."""
+    """Return True if two action spaces are equal up to floating-point precision."""
     if isinstance(found, Box) and isinstance(required, Box):
         return np.allclose(found.low, required.low) and np.allclose(found.high, required.high)
     return found == required
 
 
 def _remedy(found: ActionSpace, required: ActionSpace) -> str:
-    """Return the advice to rescale an action box, for messages."""
+    """Return a hint on how to rescale an action box, for error messages, or an empty string."""
     if not (isinstance(found, Box) and isinstance(required, Box) and found.shape == required.shape):
         return ""
     if not (is_bounded(found) and is_bounded(required)):

@@ -1,4 +1,4 @@
-"""A trained policy as a safetensors file, and as a self-contained torch module for export to other formats."""
+"""Trained policies as safetensors files, and as self-contained torch modules for export to other formats."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ from metaloom.pipeline.types import Array, LearnerState, Params, TaskParams
 
 FORMAT = "metaloom-policy-1"
 _PARTS = ("params", "optimizer", "extra")
-"""Fields of LearnerState, which are prefixes of names in the file; task parameters have the prefix `task`."""
+"""Fields of LearnerState, which prefix the array names in the file. Task parameters have the prefix `task`."""
 
 
 @dataclass(frozen=True)
 class PolicyFile:
-    """Contents of a policy's file.
+    """Contents of a policy file.
 
     Attributes:
-        blueprint: Blueprint of the policy.
+        blueprint: Description from which the policy is built.
         state: Learner state.
-        params: Parameters of every task.
+        params: Per-task parameters.
         adapted: True if the policy has adapted.
-        seed: Seed of all draws.
-        particle: As in TrainedPolicy.
+        seed: Seed for all random draws.
+        particle: Index of the policy, as in TrainedPolicy.
     """
 
     blueprint: Blueprint
@@ -59,13 +59,13 @@ class PolicyFile:
     particle: int = 0
 
     def write(self, path: Path) -> None:
-        """Write the file."""
+        """Write the policy file, and trust the modules that it names."""
         arrays = {f"{part}.{name}": value for part in _PARTS for name, value in getattr(self.state, part).items()}
         arrays |= {f"task.{name}": value for name, value in self.params.params.items()}
         numbers = {"adapted": self.adapted, "seed": self.seed, "particle": self.particle}
         described = json.dumps({**numbers, **self.blueprint.to_json()})
         metadata = {"format": FORMAT, "version": metaloom.__version__, "policy": described}
-        # Separate from the settings, which are searched for names of modules.
+        # Kept separate from the settings, which are searched for module names.
         metadata["origin"] = json.dumps(dict(self.blueprint.origin))
         metadata["sha256"] = digest_of(metadata, arrays)
         # The writer has already imported the modules it names.
@@ -74,12 +74,12 @@ class PolicyFile:
 
     @classmethod
     def read(cls, path: str | Path, *, trust: bool = False) -> PolicyFile:
-        """Read a file.
+        """Read a policy file.
 
         Raises:
-            UntrustedRun: it names modules that the user has not trusted.
+            UntrustedRun: the file names modules that the user has not trusted.
             UsageError: the file does not exist or is not a policy.
-            ConfigError: its settings are not valid for a run.
+            ConfigError: the settings in the file are not valid for a run.
         """
         metadata, arrays = _contents(path)
         try:
@@ -94,7 +94,7 @@ class PolicyFile:
             raise
         except (KeyError, TypeError, ValueError, RecursionError) as problem:
             raise UsageError(
-                f"{path}: found a description that is damaged ({problem}); save the policy again"
+                f"{path}: the description of the policy is damaged ({problem}); save the policy again"
             ) from None
         state = LearnerState(**{part: renamed(arrays, f"{part}.", "") for part in _PARTS})
         try:
@@ -105,9 +105,9 @@ class PolicyFile:
 
 
 def digest_of(metadata: Mapping[str, str], arrays: Mapping[str, Array]) -> str:
-    """Return the SHA-256 of everything in a file except this digest.
+    """Return the SHA-256 of everything in a policy file except this digest.
 
-    Without it, a flipped bit would go unnoticed and change the policy.
+    Without the digest, a flipped bit would go unnoticed and change the policy.
     """
     state = hashlib.sha256()
     for name, text in sorted(metadata.items()):
@@ -140,23 +140,23 @@ def _contents(path: str | Path) -> tuple[Mapping[str, str], Mapping[str, Array]]
             "`policy.save` writes it"
         )
     if metadata.get("sha256") != digest_of(metadata, arrays):
-        raise UsageError(f"{path}: found contents other than `policy.save` wrote; save the policy again")
+        raise UsageError(f"{path}: the contents differ from what `policy.save` wrote; save the policy again")
     return metadata, arrays
 
 
 class DeployedPolicy(nn.Module):
-    """Module that returns a single-task policy's most likely actions, in the environment's space.
+    """Torch module that returns a single-task policy's most likely actions in the environment's action space.
 
-    Maps observations [N, ...] to the actions of `TrainedPolicy.__call__`: [N, A], or [N] if discrete. A policy that
-    infers its task uses the latent variable of its current episode.
+    It maps observations [N, ...] to the actions that `TrainedPolicy.__call__` returns, [N, A] or, if discrete, [N]. A
+    policy that infers its task uses the latent variable of its current episode.
     """
 
     def __init__(self, blueprint: Blueprint, params: Params, latent: Array | None) -> None:
         super().__init__()
         if blueprint.config.algorithm.trial is not None:
             raise UsageError(
-                f"found {blueprint.config.algorithm.name}, whose policy keeps a memory from step to step, which such a "
-                "module cannot; required .safetensors, which `metaloom.load_policy` reads"
+                f"found {blueprint.config.algorithm.name}, whose policy keeps a memory from step to step; such a "
+                "module cannot do this; required .safetensors, which `metaloom.load_policy` reads"
             )
         self.observation_shape: tuple[int, ...] = blueprint.spaces.observation_shape
         self._normalizes = MEAN in params
@@ -182,7 +182,7 @@ class DeployedPolicy(nn.Module):
 
 
 class _ActionMap(nn.Module):
-    """Maps a policy's actions [N, ...] to its environment's, like `pipeline.envs.wrappers.action_map`."""
+    """Maps a policy's actions [N, ...] to environment actions, like `pipeline.envs.wrappers.action_map`."""
 
     def __init__(self, actions: ActionSpace, scale: float | None) -> None:
         super().__init__()
@@ -244,14 +244,14 @@ def _head(blueprint: Blueprint, latent_size: int) -> Head:
 
 
 def save_program(policy: DeployedPolicy, path: Path) -> None:
-    """Write a torch.export program for any number of observations; see TrainedPolicy.save."""
+    """Write a torch.export program that accepts any number of observations; see TrainedPolicy.save."""
     program = _program(policy)
-    program.example_inputs = None  # it would be pickled
+    program.example_inputs = None  # they would be pickled
     torch.export.save(program, path)
 
 
 def save_onnx(policy: DeployedPolicy, path: Path, about: Mapping[str, str]) -> None:
-    """Write an ONNX model, `observations` [N, ...] float32 to `actions`; see TrainedPolicy.save."""
+    """Write an ONNX model that maps `observations`, [N, ...] float32, to `actions`; see TrainedPolicy.save."""
     if importlib.util.find_spec("onnxscript") is None:
         raise ExtraMissing("onnx", "onnxscript")
     with _quiet():
@@ -265,7 +265,7 @@ def save_onnx(policy: DeployedPolicy, path: Path, about: Mapping[str, str]) -> N
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Suppress the exporter's warnings about missing packages and its own use of torch."""
+    """Within the block, suppress the exporter's warnings about missing packages and its own use of torch."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -279,7 +279,7 @@ def _quiet() -> Generator[None]:
 
 def _program(policy: DeployedPolicy) -> torch.export.ExportedProgram:
     rows, example = torch.export.Dim("N"), (torch.zeros(2, *policy.observation_shape),)
-    policy(*example)  # a custom network makes a copy per thread, which cannot be traced
+    policy(*example)  # a custom network first makes a copy per thread, which cannot be traced
     try:
         return torch.export.export(policy, example, dynamic_shapes=({0: rows},), strict=False)
     except Exception as problem:

@@ -1,4 +1,4 @@
-"""Trained policies, which act and adapt to tasks or to a custom environment."""
+"""Trained policies, which act in tasks or a custom environment and adapt to them."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def collect_in(
     episodes: int,
     max_episode_steps: int,
 ) -> EpisodeBatch:
-    """Collect complete episodes [1, E, T] with the policy's exploration noise.
+    """Collect E complete episodes with the policy's exploration noise, as a batch [1, E, T].
 
     Raises:
         TypeError, ValueError: the robot does not match the run's environment.
         RolloutError: the environment failed, or an observation, action or reward is not finite.
     """
-    # A policy with a memory uses it across episodes.
+    # A policy with a memory keeps it across episodes.
     in_trial = episodes if blueprint.config.algorithm.trial is not None else 1
     sampler = _InOneEnv(robot, blueprint, max_episode_steps, in_trial)
     env = sampler.wrapped
@@ -66,13 +66,13 @@ def collect_in(
             ]
         )
     except RolloutError as fault:
-        # Its position does not belong to a run.
+        # The fault's position does not belong to a run.
         about = {**fault.about, "adaptation": position.step}
         raise RolloutError(describe(about), about, fault.arrays) from fault
 
 
 class _InOneEnv(Sampler):
-    """Sampler that uses the user's environment object."""
+    """Sampler that collects episodes in the user's environment object."""
 
     def __init__(
         self, robot: gymnasium.Env[Any, Any], blueprint: Blueprint, max_episode_steps: int, in_trial: int
@@ -81,7 +81,7 @@ class _InOneEnv(Sampler):
         self._wrap = lambda: blueprint.wrap(robot)
         self.wrapped = env = self._wrap()
         super().__init__(
-            # Name for messages about faults.
+            # The name appears in messages about faults.
             config.env.model_copy(update={"name": type(env.unwrapped).__name__, "options": {}}),
             config.policy,
             episodes_per_task=in_trial,
@@ -96,29 +96,29 @@ class _InOneEnv(Sampler):
 
     def batch(self, num_tasks: int, watch: RolloutWatch = UNWATCHED) -> LoopBatch:
         if self.env.copies == "fresh":
-            # There is a single robot.
+            # There is only one robot, so wrap it again instead of building a new copy.
             self._env = LoopBatch(self._wrap, 1)
         self._env.watch_row = watch.row
         return self._env
 
 
 class TrainedPolicy(Acting):
-    """A trained policy for B tasks: one, unless it has adapted to a batch of several.
+    """A trained policy for B tasks; B is 1 unless the policy has adapted to a batch of several tasks.
 
-    Instances are immutable except for counting episodes and steps, which determine random streams; `adapt` returns a
-    new one.
+    Instances are immutable except that they count episodes and steps, which determine random streams. `adapt` returns a
+    new policy.
 
         policy = metaloom.open_run("runs/first").policy()
         mine = policy.adapt(env, episodes=20)
         action = mine(observation)
 
     Args:
-        blueprint: Description of the run.
+        blueprint: Description from which the policy is built.
         state: Learner state, as used in an iteration.
-        params: Parameters of every task; None for the learner's, for one task.
-        rounds: Episodes used for adaptation, one batch per step.
-        seed: Seed of all random draws.
-        particle: Index of the policy, for algorithms with several (SVPG's particles); otherwise 0.
+        params: Per-task parameters; None uses the learner's parameters for a single task.
+        rounds: Episodes used for adaptation, one batch per adaptation step.
+        seed: Seed for all random draws.
+        particle: Index of the policy for algorithms with several policies (SVPG's particles), otherwise 0.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class TrainedPolicy(Acting):
         self.particle = particle
         self._adapted = params is not None
         if params is None:
-            # Tasks take SVPG's policies in turn.
+            # SVPG assigns its policies to tasks in turn.
             params = blueprint.learner().acting_params(state, particle + 1).slice(particle, particle + 1)
         self._rounds = tuple(rounds)
         super().__init__(blueprint, params, seed)
@@ -153,12 +153,12 @@ class TrainedPolicy(Acting):
 
     @property
     def params(self) -> Mapping[str, Array]:
-        """Parameters of every task by name, [B, ...] float32."""
+        """Per-task parameters keyed by name, [B, ...] float32."""
         return self._params.params
 
     @property
     def adapted(self) -> bool:
-        """True if it has adapted."""
+        """True if the policy has adapted."""
         return self._adapted
 
     @property
@@ -167,7 +167,7 @@ class TrainedPolicy(Acting):
         return TrainedPolicy(self.blueprint, self.state, seed=self.seed, particle=self.particle)
 
     def task(self, b: int) -> TrainedPolicy:
-        """Return the policy of one task; for SVPG, of particle b, which acts in task b."""
+        """Return the policy for task b; for unadapted SVPG, the policy of particle b, which acts in task b."""
         count = self.num_tasks if self._adapted else self.blueprint.config.algorithm.num_policies
         if not -count <= b < count:
             raise IndexError(f"found task {b}; required one from 0 to {count - 1}")
@@ -181,8 +181,8 @@ class TrainedPolicy(Acting):
         """Return actions in the environment's action space.
 
         Args:
-            observations: As for `act`.
-            deterministic: As for `act`.
+            observations: Observations, as for `act`.
+            deterministic: True returns the most likely actions; False samples actions as in training.
         """
         actions = self.blueprint.action_map(self.act(observations, deterministic=deterministic))
         return actions.astype(self.blueprint.actions.dtype)
@@ -195,22 +195,22 @@ class TrainedPolicy(Acting):
         steps: int = 1,
         max_episode_steps: int | None = None,
     ) -> TrainedPolicy:
-        """Adapt to a task as the algorithm does, and return the adapted policy.
+        """Adapt to a task with the run's algorithm, and return the adapted policy.
 
-        MAML's family takes gradient steps on the episodes, PEARL infers the task from them, and RL2 and VariBAD
-        remember them in order. A2C, PPO and other single-task learners raise UsageError.
+        MAML and related algorithms take gradient steps on the episodes, PEARL infers the task from them, and RL2 and
+        VariBAD process them in order with their memory. A2C, PPO and other single-task learners raise UsageError.
 
         Args:
-            to: Environment with the run's spaces, for collecting episodes; or episodes [B, E, T] collected by this
-                policy, such as stored ones.
-            episodes: Number of episodes to collect per step; default: the run's evaluation setting. Only with an
-                environment.
-            steps: Number of adaptation steps, each on separate episodes. Only with an environment.
-            max_episode_steps: Maximum length of an episode; default: as in training. Only with an environment.
+            to: Environment with the run's spaces, in which to collect episodes, or episodes [B, E, T] that this policy
+                collected, such as stored ones.
+            episodes: Number of episodes to collect per adaptation step. The default is the run's evaluation setting.
+                Only allowed with an environment.
+            steps: Number of adaptation steps, each on new episodes. Only allowed with an environment.
+            max_episode_steps: Maximum episode length; the default is the run's. Only allowed with an environment.
 
         Raises:
-            UsageError: the algorithm does not adapt, or the arguments do not fit.
-            GraphError: the algorithm's adaptation stages need outputs that only exist in training.
+            UsageError: the algorithm does not adapt, or the arguments are incompatible.
+            GraphError: the algorithm's adaptation stages need outputs that only exist during training.
             TypeError: `to` is neither an environment nor episodes.
             ValueError: the environment or the episodes do not match the run's.
             RolloutError: the environment failed.
@@ -231,7 +231,7 @@ class TrainedPolicy(Acting):
             return self._adapted_to(to)
         if self.num_tasks != 1:
             raise UsageError(
-                f"found a policy of {self.num_tasks} tasks to adapt to one environment; use `policy.task(b).adapt`"
+                f"found a policy for {self.num_tasks} tasks to adapt to one environment; use `policy.task(b).adapt`"
             )
         episodes = EvaluationPlan.of(config).episodes if episodes is None else episodes
         max_episode_steps = config.max_episode_steps if max_episode_steps is None else max_episode_steps
@@ -248,11 +248,12 @@ class TrainedPolicy(Acting):
         return policy
 
     def save(self, path: str | Path) -> None:
-        """Write the policy to a new file, in the format of the file's suffix.
+        """Write the policy to a new file in the format that the suffix indicates.
 
-        .safetensors: everything but the episodes used for adaptation; `metaloom.load_policy` reads it without the run.
-        .onnx and .pt2 (torch.export): the most likely actions of one task, as returned by `policy(observations)`. ONNX
-        metadata include the run, the iteration, the learner's digest, and the components with units.
+        A .safetensors file contains everything but the episodes used for adaptation, and `metaloom.load_policy` reads
+        it without the run. .onnx and .pt2 (torch.export) files contain a single-task model that returns the most likely
+        actions, like `policy(observations)`. ONNX metadata include the run, the iteration, the learner's digest, and
+        the components with units.
 
         Raises:
             UsageError: the file exists or cannot be written, the suffix is unknown, or the network does not support the
@@ -262,7 +263,7 @@ class TrainedPolicy(Acting):
         path = Path(path)
         if path.suffix not in _FORMATS:
             raise UsageError(f"{path}: found the suffix {path.suffix!r}; required one of {', '.join(_FORMATS)}")
-        # Write to a temporary name, so that no incomplete file is loaded.
+        # Write to a temporary file first, so that nobody loads an incomplete one.
         part = path.with_name(f".{path.stem}.part{path.suffix}")
         try:
             if path.exists():
@@ -279,13 +280,13 @@ class TrainedPolicy(Acting):
             part.unlink(missing_ok=True)
 
     def deployed(self) -> DeployedPolicy:
-        """Return a torch module that maps observations [N, ...] to the most likely environment actions.
+        """Return a torch module that maps observations [N, ...] to the most likely actions in the environment's space.
 
         Raises:
             UsageError: the policy has several tasks.
         """
         if self.num_tasks != 1:
-            raise UsageError(f"found a policy of {self.num_tasks} tasks; required one: `policy.task(b)`")
+            raise UsageError(f"found a policy for {self.num_tasks} tasks; required one task: `policy.task(b)`")
         latent = self.latent
         params = {name: value[0] for name, value in self.params.items()}
         return DeployedPolicy(self.blueprint, params, None if latent is None else latent[0]).eval()
@@ -293,7 +294,7 @@ class TrainedPolicy(Acting):
     def _adapted_to(self, batch: EpisodeBatch) -> TrainedPolicy:
         B = len(batch.lengths)
         if self.num_tasks not in (1, B):
-            raise UsageError(f"found episodes of {B} tasks for a policy of {self.num_tasks}; required the same number")
+            raise UsageError(f"found episodes of {B} tasks and a policy for {self.num_tasks}; required equal numbers")
         self._check_like_ours(batch)
         config, setup = self.blueprint.config, self.blueprint.setup()
         learner, params = config.algorithm.build(setup), self._params
@@ -327,16 +328,16 @@ class TrainedPolicy(Acting):
 
 
 def load_policy(path: str | Path, *, trust: bool = False) -> TrainedPolicy:
-    """Read a policy written by `TrainedPolicy.save`. Needs no run, and an environment only for adaptation.
+    """Read a policy written by `TrainedPolicy.save`. The run is not needed, and an environment only for adaptation.
 
     Args:
         path: Path of the file.
-        trust: Trust the modules that it names, now and later; not needed for policies that you saved.
+        trust: Trust the modules that the file names, now and later; not needed for policies that you saved.
 
     Raises:
-        UntrustedRun: it names modules that you have not trusted.
+        UntrustedRun: the file names modules that you have not trusted.
         UsageError: the file does not exist, is not a policy, or is damaged.
-        ConfigError: its settings do not belong to a run, or need a module that cannot be imported.
+        ConfigError: the settings are not valid for a run, or need a module that cannot be imported.
     """
     found = PolicyFile.read(path, trust=trust)
     try:
@@ -348,7 +349,7 @@ def load_policy(path: str | Path, *, trust: bool = False) -> TrainedPolicy:
     except ValueError as problem:
         raise UsageError(f"{path}: {problem}; save the policy again") from None
     if found.adapted and found.blueprint.config.algorithm.trial is not None:
-        required |= {TRIAL_STATE, TRIAL_LAST}  # what it remembers
+        required |= {TRIAL_STATE, TRIAL_LAST}  # the policy's memory
     if found.params.params.keys() != required:
         wrong = ", ".join(sorted(found.params.params.keys() ^ required))
         raise UsageError(f"{path}: found {wrong} unexpected or missing among the parameters; save the policy again")
@@ -369,11 +370,11 @@ _FORMATS: dict[str, Callable[[TrainedPolicy, Path], None]] = {
     ),
     ".pt2": lambda policy, path: save_program(policy.deployed(), path),
 }
-"""Writers by file suffix."""
+"""Functions that write a policy, keyed by file suffix."""
 
 
 def policy_of(run: Run, iteration: int = -1, *, seed: int = 0) -> TrainedPolicy:
-    """Return the policy that an iteration starts from; see flows.opened.Run.policy."""
+    """Return the policy with which an iteration starts; see flows.opened.Run.policy."""
     updates = updates_at(run, iteration)
     state, config = learner_after(run, updates), config_of(run, run.learner_ref(updates))
     origin = {

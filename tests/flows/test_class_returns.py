@@ -198,7 +198,7 @@ def test_what_is_shown_of_classes_changes_no_output(tmp_path, tiny_config, diges
     without = metaloom.open_run(tmp_path / "without")
     assert classes_of(without) is None
     assert load_history(without).by_class == []
-    with pytest.raises(UsageError, match="declared no classes of tasks"):
+    with pytest.raises(UsageError, match="declared no task classes"):
         without.class_returns()
 
 

@@ -155,7 +155,7 @@ def test_a_fault_that_cannot_be_kept_is_still_told(tmp_path, tiny_config, monkey
         raise storage.StorageFailed("run", found="no space", required="space", action="Free some")
 
     monkeypatch.setattr(storage, "put_in_quarantine", full)
-    with pytest.raises(NotFinite, match=r"holds nan .* could not be kept \(run: no space"):
+    with pytest.raises(NotFinite, match=r"holds nan .* could not be stored \(run: no space"):
         train(tiny_config(), tmp_path / "run", backend=SERIAL)
 
 

@@ -638,7 +638,7 @@ def global_draw(who: str, generator: str) -> str:
     return rf"{who}, line \d+ drew from the global generator of {generator}, .*; required draws from"
 
 
-TWICE = "two computations of the same inputs differ, first in .*; required the same bits of own_flow:"
+TWICE = "two computations of the same inputs differ, first in .*; required the same bits from own_flow:"
 NAN = r"\(\d+ of \d+ values are not finite\); required finite numbers"
 STRUCTURAL = {
     "a learner that is missing": (
@@ -701,11 +701,11 @@ STRUCTURAL = {
     ),
     "an input from the future": (
         of("NoSuchStep"),
-        r"from adapt\(i=0, k=0\), which is computed after it; required an outp",
+        r"from adapt\(i=0, k=0\), which is computed later; required an outp",
     ),
     "stages in a wrong order": (
         of("Order"),
-        r"halve\(i=0, k=0\) reads samples from .*, which is computed after it; requir",
+        r"halve\(i=0, k=0\) reads samples from .*, which is computed later; requir",
     ),
     "a group of two stages": (
         of("Group"),
@@ -1177,7 +1177,7 @@ def test_a_learner_with_hidden_state_replays_as_different_though_all_iterations_
     assert cli.run(["resume", "run", "--iterations", "5", "--workers", "0"]) == 1
     told = " ".join(capsys.readouterr().err.split())
     assert "iteration 3, meta_optimize k=0, computed again before the run is resumed, differs from what is st" in told
-    assert "same bits of own_flow:CountingLater, own_flow:CountingLaterLearner. State kept in a learner" in told
+    assert "same bits from own_flow:CountingLater, own_flow:CountingLaterLearner. State kept in a learner" in told
     assert storage.open_run("run").refs() == before
 
 

@@ -295,7 +295,7 @@ def test_what_cannot_be_filmed_is_said_once_and_logged_without_films(tiny_config
         train(tiny_config(), tmp_path / "run", backend=IN_PROCESS, observer=observer)
     assert seen == ["iteration", "iteration", "iteration", "close False"]
     (line,) = (record.getMessage() for record in caplog.records)
-    assert line.endswith("no films are logged: division by zero")
+    assert line.endswith("no videos are logged: division by zero")
 
 
 def test_films_are_made_as_often_as_asked_and_of_the_last_iteration(tiny_config, tmp_path, monkeypatch):

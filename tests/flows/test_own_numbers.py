@@ -103,7 +103,7 @@ def test_metrics_of_ones_own_are_stored_and_replayed():
         ({"metrics": ["own_numbers:Mean"]}, "found 'own_numbers:Mean', which is a ModelMetaclass; required"),
         (
             {"metrics": ["own_numbers:spread"], "env": "Pendulum-v1", "algorithm": {"name": "sac"}, "num_tasks": 1},
-            "own_numbers:spread, of a Step, but sac has no samples; required functions of an EpisodeBatch",
+            "own_numbers:spread, which take a Step, but sac has no samples; required functions that take an Episode",
         ),
     ],
 )

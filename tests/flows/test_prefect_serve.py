@@ -417,7 +417,7 @@ def test_settings_of_the_folder_s_own_are_left_alone_and_told_what_they_lack(tmp
     assert {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()} == {file: text}
     assert "run meta-train/meta-train" in told
     assert f"first            . {tmp_path}/.prefect/environment\n" in told
-    assert ("not followed     worker among Prefect's settings in this folder" in told) == ("worker" in text)
+    assert ("ignored          worker in Prefect's settings here" in told) == ("worker" in text)
 
 
 def test_a_folder_without_settings_gets_those_by_which_the_bare_name_is_enough(tmp_path):
@@ -428,7 +428,7 @@ def test_a_folder_without_settings_gets_those_by_which_the_bare_name_is_enough(t
     (tmp_path / ".env").write_text("PREFECT_LOGGING_LEVEL=DEBUG\nOTHER=1\n")
     again = prepared(tmp_path, 4201)
     assert "first  " not in again
-    assert "not followed     PREFECT_LOGGING_LEVEL among" in again
+    assert "ignored          PREFECT_LOGGING_LEVEL in" in again
     assert "first  " in prepared(tmp_path, 4301)
 
 

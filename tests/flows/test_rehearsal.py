@@ -102,7 +102,7 @@ def test_what_no_rehearsal_can_find_the_witness_of_an_iteration_names_once(
     reproduced = [run[i].metrics()["witness_reproduced"] for i in range(12)]
     first = reproduced.index(0)
     assert reproduced == [1] * first + [0] * (12 - first)
-    (warning,) = [record.message for record in caplog.records if "was replayed on a new copy" in record.message]
+    (warning,) = [record.message for record in caplog.records if "when it was replayed" in record.message]
     assert run_command(["show", str(tmp_path / "run")]) == 0
     assert f"12 episodes played again, {first} reproduced bit for bit" in capsys.readouterr().out
     assert f"iteration {first}, k=" in warning
@@ -119,8 +119,8 @@ def test_what_no_rehearsal_can_find_the_witness_of_an_iteration_names_once(
 
 def test_strict_training_ends_where_the_stages_of_a_run_leave_nothing_to_play_again():
     for metrics, words in (
-        ({}, "found no episode to play again"),
-        ({"witness_reproduced": 0.0}, "an episode differed"),
+        ({}, "found no episode to replay"),
+        ({"witness_reproduced": 0.0}, "differed when it was replayed"),
     ):
         with pytest.raises(StageFault, match=words):
             strict(Observer()).iteration_done(IterationReport(3, 4, metrics, {}, 0.0, None))

@@ -233,7 +233,7 @@ def test_a_sweep_that_there_is_not_is_told_with_those_that_there_are_in_order(ru
     (runs_folder / "sweeps").mkdir(parents=True)
     for name in ("b", "d", "a", "c"):
         (runs_folder / "sweeps" / f"{name}.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"found no sweep 'e' .*There are: a, b, c, d$"):
+    with pytest.raises(UsageError, match=r"found no sweep 'e' .*available sweeps: a, b, c, d$"):
         require_sweep("e")
 
 
@@ -403,7 +403,7 @@ def test_what_is_no_regular_file_in_place_of_a_sweep_is_refused_and_not_read(kin
             file.symlink_to("/dev/zero" if kind == "device" else tmp_path / "moved.json")
     for words in (["sweep", "lr", "--status"], ["compare", "lr"], ["sweep", "lr"]):
         assert cli.run(words) == 2
-        assert "sweeps/lr.json: found no sweep of the format metaloom-sweep/1: it " in capsys.readouterr().err
+        assert "sweeps/lr.json: found no sweep in the format metaloom-sweep/1: it " in capsys.readouterr().err
 
 
 def test_a_recipe_that_changed_since_is_told(runs_folder, tmp_path, capsys):

@@ -125,7 +125,7 @@ def test_a_replay_of_what_was_thinned_names_the_arrays_that_differ(trained, monk
 
 def test_an_iteration_that_is_not_stored_cannot_be_materialised(trained, capsys):
     assert command(["replay", "run@9", "--materialise"]) == 1
-    assert "nothing of iteration 9 is stored" in capsys.readouterr().err
+    assert "no output of iteration 9 is stored" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", [("--stage", "adapt"), ("--step", "0"), ("--until-diff",)])

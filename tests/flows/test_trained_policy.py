@@ -389,7 +389,7 @@ def test_what_does_not_fit_is_refused_in_words(made, tmp_path):
         policy.save(tmp_path / "there.onnx")
     with pytest.raises(UsageError, match=r"found the suffix '.pkl'; required one of .safetensors, .onnx, .pt2"):
         policy.save(tmp_path / "policy.pkl")
-    with pytest.raises(UsageError, match=r"policy of 3 tasks; required one: `policy.task\(b\)`"):
+    with pytest.raises(UsageError, match=r"policy for 3 tasks; required one task: `policy.task\(b\)`"):
         policy.adapt(run[0].rollouts(0)).save(tmp_path / "policy.pt2")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["there.onnx"]
 
@@ -424,7 +424,7 @@ def test_a_file_that_is_no_policy_is_told_in_one_line(tmp_path):
         metadata, arrays = {"format": "metaloom-policy-1", "policy": policy}, {"a": np.zeros(1)}
         metadata["sha256"] = digest_of(metadata, arrays)
         safetensors.numpy.save_file(arrays, foreign, metadata)
-        with pytest.raises(UsageError, match="a description that is damaged"):
+        with pytest.raises(UsageError, match="the description of the policy is damaged"):
             metaloom.load_policy(foreign)
     with pytest.raises(UsageError, match="found no such file"):
         metaloom.load_policy(tmp_path / "nowhere.safetensors")
@@ -441,7 +441,7 @@ def test_a_file_of_other_bits_is_refused_and_so_are_numbers_that_are_no_policy_o
         flipped = bytearray(whole)
         flipped[place] ^= 1
         path.write_bytes(flipped)
-        with pytest.raises(UsageError, match=r"^[^\n]*(contents other than|no safetensors file|with format)[^\n]*$"):
+        with pytest.raises(UsageError, match=r"^[^\n]*(contents differ from|no safetensors file|with format)[^\n]*$"):
             metaloom.load_policy(path)
 
     name = "mean_network.output.kernel"
