@@ -141,10 +141,10 @@ def scored(
 def described(metric: str, last: int) -> str:
     """Describe the comparison."""
     if metric == EVALUATION:
-        return "return of test episodes after the last adaptation step, by task, of the last common evaluation"
-    over = f"of at most the last {last} iterations" if last > 1 else "of the last iteration"
+        return "test return after the last adaptation step, per task, in the last common evaluation"
+    over = f"over at most the last {last} iterations" if last > 1 else "in the last iteration"
     if metric == AFTER_ADAPTATION:
-        return f"return of training after adaptation, by task, {over}"
+        return f"training return after adaptation, per task, {over}"
     return f"{metric} {over}"
 
 
