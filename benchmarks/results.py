@@ -109,7 +109,10 @@ def section(environment: str, groups: Groups, picture: Path) -> Iterator[str]:
     picture.write_bytes(_few_colours(charts.rendered(curves(environment, found, labels), "png")))
     yield from ("", f"![{environment}](images/{picture.name})", "")
     steps = count(float(found.env_steps))
-    yield f"After {steps} environment steps, interquartile mean and its 95 % interval over seeds: {found.about}."
+    yield (
+        f"The table shows interquartile means over seeds, with 95 % intervals, after {steps} environment steps. "
+        f"The score is the {found.about}."
+    )
     yield ""
     level = _level(found)
     head = (
@@ -149,8 +152,8 @@ def orders(found: Comparison, labels: Mapping[str, str]) -> Iterator[str]:
     shown = sum(order for order, _ in kinds)
     too_few = sum(not attainable for _, attainable in kinds)
     yield (
-        f"Pairs with a significant order, all tested together: {shown} of {len(kinds)}. Too few seeds: {too_few}. "
-        f"No order found: {len(kinds) - shown - too_few}."
+        f"Pairs with a significant order (all tested together): {shown} of {len(kinds)}. "
+        f"With too few seeds: {too_few}. Without an order: {len(kinds) - shown - too_few}."
     )
     yield ""
     for (order, _), verdict in zip(kinds, found.verdicts, strict=False):
@@ -189,7 +192,7 @@ def by_class(groups: Groups, env_steps: int) -> Iterator[str]:
         head = [*classes.names]
         means = [_class_means(run, len(head), env_steps) for run in runs]
         rows[name] = [with_error(values) for values in np.array(means).T]
-    yield from (f"By class of task, the same {LAST} iterations, mean over seeds ± its standard error:", "")
+    yield from (f"Means over seeds by class of task, in the same {LAST} iterations, ± their standard errors:", "")
     yield f"| group | {' | '.join(head)} |"
     yield "| --- |" + " --- |" * len(head)
     yield from (f"| `{name}` | {' | '.join(cells)} |" for name, cells in rows.items())

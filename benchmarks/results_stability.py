@@ -19,7 +19,7 @@ def stability(groups: Groups) -> Iterator[str]:
     if not long:
         return
     early, late = (f"{span.start} to {span.stop - 1}" for span in (EARLY, LATE))
-    yield "Mean return after adaptation in two spans of iterations, over seeds:"
+    yield "Mean return after adaptation over seeds, in two spans of iterations:"
     yield ""
     yield f"| group | seeds | {early} | {late} | rises by |"
     yield "| --- | --- | --- | --- | --- |"
@@ -43,7 +43,7 @@ def falls(groups: Groups, last: int) -> Iterator[str]:
     }
     if not fallen:
         return
-    yield f"Groups with a seed that ends {100 * FALL:.0f} % below its highest mean of {last} successive iterations:"
+    yield f"Groups in which a seed ends {100 * FALL:.0f} % below its highest mean over {last} successive iterations:"
     yield ""
     yield "| group | highest | last |"
     yield "| --- | --- | --- |"

@@ -141,10 +141,10 @@ def scored(
 def described(metric: str, last: int) -> str:
     """Return a description of the compared score."""
     if metric == EVALUATION:
-        return "per-task return of test episodes after the last adaptation step, in the last common evaluation"
+        return "test return after the last adaptation step, per task, in the last common evaluation"
     over = f"over at most the last {last} iterations" if last > 1 else "in the last iteration"
     if metric == AFTER_ADAPTATION:
-        return f"per-task training return after adaptation, {over}"
+        return f"training return after adaptation, per task, {over}"
     return f"{metric} {over}"
 
 

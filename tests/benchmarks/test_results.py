@@ -85,7 +85,7 @@ def test_a_page_is_written_from_references_and_from_runs(results, stability, tmp
     expected = pytest.approx([*spans, spans[1] - spans[0]], abs=0.02)
     assert [float(value.replace("\N{MINUS SIGN}", "-")) for value in span] == expected
     assert "lower left" in page
-    assert "all tested together: 0 of 1. Too few seeds: 1. No order found: 0." in page
+    assert "(all tested together): 0 of 1. With too few seeds: 1. Without an order: 0." in page
     assert "Digest" not in page
 
     fork(tmp_path / "small-promp-seed-1", 5, tmp_path / "small-promp-seed-3")
