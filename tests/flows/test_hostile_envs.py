@@ -359,7 +359,7 @@ def test_doctor_leaves_it_to_the_message_to_say_what_helps_where_no_environment_
 )
 def test_doctor_refuses_settings_of_anything_but_an_environment(tokens, capsys):
     assert run(["doctor", *tokens]) == 2
-    assert "required" in capsys.readouterr().err
+    assert "env settings" in capsys.readouterr().err
 
 
 def test_what_an_environment_prints_in_this_process_goes_to_standard_error(hostile, tmp_path, capsys):
