@@ -30,7 +30,7 @@ _ENOUGH_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Probe:
-    """Cost of a run's first iterations: at least two, and at most ten or what finishes within 20 seconds.
+    """Cost of a run's first iterations. The probe ends after ten iterations, or 20 seconds and two iterations.
 
     Attributes:
         trainer_bytes: Peak memory of this process so far.

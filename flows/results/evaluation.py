@@ -26,12 +26,12 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class AdaptationSummary:
-    """Averages over tasks of test returns after some adaptation steps.
+    """Test returns after k adaptation steps, averaged over tasks.
 
     Intervals are NaN for a single episode of a single task.
 
     Attributes:
-        adaptation_steps: Number k of adaptation steps: gradient steps, or task inferences.
+        adaptation_steps: Number of adaptation steps (gradient steps or task inferences), k.
         adaptation_episodes: Episodes per task used for adaptation, over all k steps.
         adaptation_env_steps: Mean number of environment steps per task in these episodes.
         average_return: Mean of the per-task mean returns.

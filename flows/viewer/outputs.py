@@ -213,7 +213,7 @@ def run_page(run: Run) -> dict[str, Any]:
 def iteration_page(run: Run, iteration: int) -> dict[str, Any]:
     """Return an iteration's stages with their arrays, its graph, its tasks with returns, and its metrics.
 
-    An unreadable part is replaced by the reason.
+    A part that cannot be read is replaced by the reason.
     """
     require_iteration(run, iteration)
     records, problems = _records(run, iteration)

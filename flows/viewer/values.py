@@ -163,7 +163,7 @@ def _read(run: Run, ref: StageRef, chunk: StoredFile, task: int | None) -> Array
 
 
 def _require_modest(spec: ArraySpec, tasks: Sequence[int] | None) -> None:
-    """Reject reads that would take too much memory; an array stored by task is read only for these tasks."""
+    """Reject reads that would take too much memory. Of a sharded array, only the tasks' own parts are read."""
     parts = 1 if tasks is None or not spec.sharded else spec.shape[0] // len(tasks)
     if spec.raw_bytes > MOST_BYTES * parts:
         raise UsageError(

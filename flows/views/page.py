@@ -32,14 +32,14 @@ def plotly_file() -> Path:
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 CONTROLS = """
-<p class="controls">Drag to zoom, double-click to see all again, click a name in a legend, or press Enter on it, to
+<p class="controls">Drag to zoom, double-click to reset the zoom. Click a name in a legend, or press Enter on it, to
 hide its line.
 <label>Against <select id="against" autocomplete="off"><option value="x">environment steps</option><option
 value="iterations">iterations</option></select></label></p>
-<noscript><p class="problem">The charts are drawn by scripts, which are off in this browser. A report without any:
+<noscript><p class="problem">Scripts draw the charts, but are disabled in this browser. For a report without scripts:
 metaloom report RUN --static</p></noscript>
-<p class="problem" id="trouble" hidden>This browser cannot draw the charts; a report without scripts: metaloom report
-RUN --static. </p>
+<p class="problem" id="trouble" hidden>This browser cannot draw the charts. For a report without scripts: metaloom
+report RUN --static. </p>
 """.strip()
 
 

@@ -354,12 +354,16 @@ def test_doctor_leaves_it_to_the_message_to_say_what_helps_where_no_environment_
 
 
 @pytest.mark.parametrize(
-    "tokens",
-    [["--set", "env.options.at=1"], ["--env", "point-2d", "--set", "seed=1"], ["--env", "x", "--set", "env.y=1"]],
+    ("tokens", "found"),
+    [
+        (["--set", "env.options.at=1"], "found --set without --env"),
+        (["--env", "point-2d", "--set", "seed=1"], "only env settings are allowed"),
+        (["--env", "x", "--set", "env.y=1"], "required env settings"),
+    ],
 )
-def test_doctor_refuses_settings_of_anything_but_an_environment(tokens, capsys):
+def test_doctor_refuses_settings_of_anything_but_an_environment(tokens, found, capsys):
     assert run(["doctor", *tokens]) == 2
-    assert "required" in capsys.readouterr().err
+    assert found in capsys.readouterr().err
 
 
 def test_what_an_environment_prints_in_this_process_goes_to_standard_error(hostile, tmp_path, capsys):

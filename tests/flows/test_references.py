@@ -495,7 +495,7 @@ def test_without_a_checkout_a_folder_is_asked_for(made, tmp_path, monkeypatch, c
 def test_runs_under_a_url_are_refused(made, capsys):
     at = ["--from", str(made / "references")]
     assert command(["reference", "extract", "tiny", "--run", "s3://bucket/runs/tiny", *at]) == 2
-    assert "found s3://bucket/runs/tiny; required a run in a local folder" in capsys.readouterr().err
+    assert "found s3://bucket/runs/tiny; required a run in a folder" in capsys.readouterr().err
     assert command(["reference", "add", "s3://bucket/runs/tiny", "--to", "more"]) == 2
     assert "required a run in a folder" in capsys.readouterr().err
 
