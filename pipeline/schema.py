@@ -116,7 +116,7 @@ class Settings(BaseModel):
 
     @classmethod
     def before(cls) -> dict[str, JsonValue]:
-        """Return the values that give the old behavior, for `later` fields whose default differs."""
+        """Return the values of `later` fields that restore the old behavior, where the defaults do not."""
         extras = {name: (about.json_schema_extra, about.default) for name, about in cls.model_fields.items()}
         return {
             name: extra[LATER]

@@ -86,7 +86,7 @@ def _path(location: Sequence[int | str], given: Any) -> Iterator[str]:
 
 
 def conversions(given: Any, kept: Any, *path: str) -> Iterator[str]:
-    """Describe conversions made by pydantic, such as true to 1 or "5" to 5. Only integer to float is allowed."""
+    """Yield a message for each conversion made by pydantic, such as true to 1 or "5" to 5, except integer to float."""
     if isinstance(given, Mapping) and isinstance(kept, Mapping):
         for name in given.keys() & kept.keys():
             yield from conversions(given[name], kept[name], *path, name)

@@ -270,7 +270,7 @@ def call(stage: Stage, tools: Mapping[str, Any], inputs: Mapping[str, Any], para
 
     Raises:
         GraphError: the stage is over tasks, but its inputs have no task axis or differ in their number of tasks, or
-            its output for one task lacks a task axis of length 1 or contains other arrays than for task 0.
+            its output for a task lacks a task axis of length 1 or does not contain the same arrays as for task 0.
     """
     positional = [tools[name] for name in stage.tools]
     if stage.over is None:

@@ -103,8 +103,8 @@ class NaturalSteps(BaseModel):
     """Settings for TRPO's natural-gradient steps, Schulman et al. 2015, arXiv:1502.05477."""
 
     max_kl: float = Field(default=0.01, gt=0)
-    """Bound δ on the mean KL divergence between the behavior policy and the updated policy, in nats; after adaptation
-    if there are inner steps."""
+    """Bound δ on the mean KL divergence between the behavior policy and the updated policy, in nats. With inner steps,
+    it applies to the adapted policies."""
     cg_iterations: int = Field(default=10, ge=1, le=MOST_REPEATS)
     """Maximum number of conjugate gradient iterations."""
     cg_tolerance: float = Field(default=1e-10, ge=0)

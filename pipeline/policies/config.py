@@ -175,7 +175,7 @@ class PolicyConfig(Settings):
         if encoder is None and is_image(spaces.observation_shape, spaces.observation_scale):
             raise ConfigError(
                 f"policy.network is {self.network}, but observations are images of shape {spaces.observation_shape}; "
-                "set policy.encoder to cnn or module:Class of a torch.nn.Module, or flatten images with "
+                "use policy.encoder=cnn or module:Class of a torch.nn.Module, or flatten images with "
                 "--set 'env.wrappers=[FlattenObservation]'"
             )
         seen = encoder.output_size if encoder else spaces.observation_size

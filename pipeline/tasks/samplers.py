@@ -152,7 +152,7 @@ def balanced_draw(
         num_tasks: Number of tasks B.
         rng: Generator that selects the classes that get the remainder.
         draw: Function that makes n independent draws [n, P].
-        source: Name of what draws the tasks, for error messages.
+        source: Name of the task source for error messages.
 
     Raises:
         EnvError: a class is almost never drawn.

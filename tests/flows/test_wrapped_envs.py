@@ -368,7 +368,7 @@ class Class(gymnasium.Wrapper):
         (
             "Camera",
             {"algorithm": "recurrent-ppo", "policy": {"network": "gru", "hidden_sizes": [8]}},
-            "to treat pixels",
+            "or flatten images with",
         ),
         ("Switches", {"action_scale": 10}, "have no scale"),
         ("Unbounded", {"action_scale": 10}, "cannot be mapped onto it"),

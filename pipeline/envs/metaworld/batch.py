@@ -78,7 +78,7 @@ class VectorizedRows(ClassRows):
         return dict(zip(INFO, info, strict=True))
 
     def _touching(self, asked: Array | float, rows: Array) -> Array:
-        """Return True, [n], where `asked` is True and both pads press on the object.
+        """Return a mask [n] that is True where `asked` is True and both pads press on the object.
 
         Calls the package's row-by-row contact check only where both pads' bounding spheres meet the object's.
         """
