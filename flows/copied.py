@@ -24,9 +24,12 @@ def passes_in_copy(work: Callable[[], bool], seconds: float, should_stop: Callab
     The copy has one thread, so the work must not use a pool, event loop or GPU of this process.
 
     Args:
-        work: Function to call. The result is False if it raises an error or ends its process.
+        work: Function to call. The result is False if it raises an error or takes too long.
         seconds: Time after which the system ends the copy, whatever the copy is doing.
         should_stop: Function called while waiting; if it returns True, the copy is ended.
+
+    Raises:
+        ChildProcessError: the work ended its process; the message is the exit code or signal.
     """
     receiver, sender = Pipe(duplex=False)
     for stream in (sys.stdout, sys.stderr):
@@ -38,19 +41,22 @@ def passes_in_copy(work: Callable[[], bool], seconds: float, should_stop: Callab
         pid = os.fork()
     if pid == 0:
         _send(work, seconds, sender, before)
+    answer: tuple[bool, list[logging.LogRecord]] | None = None
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         sender.close()
         while not receiver.poll(_LOOK_SECONDS):
             if should_stop():
                 return True
-        passed, records = receiver.recv()
-    except EOFError:
-        return False
+        with suppress(EOFError):
+            answer = receiver.recv()
     finally:
         os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         receiver.close()
+    if answer is None and code != -signal.SIGALRM:
+        raise ChildProcessError(f"exit code {code}" if code >= 0 else signal.Signals(-code).name)
+    passed, records = answer or (False, [])
     for record in records if passed else ():  # after a failure, the work is repeated in this process
         logging.getLogger(record.name).handle(record)
     return passed
@@ -65,7 +71,9 @@ def _send(work: Callable[[], bool], seconds: float, sender: Connection, mask: It
         records = SimpleQueue[logging.LogRecord]()
         logging.getLogger().handlers[:] = [QueueHandler(records)]
         warnings.showwarning = lambda *_: None  # warnings are shown when the first process does the work
-        passed = work()
+        passed = False
+        with suppress(BaseException):
+            passed = work()
         sender.send((passed, [records.get() for _ in range(records.qsize())]))
     finally:
         os._exit(0)

@@ -21,6 +21,7 @@ from metaloom.pipeline.envs.answers import last_line
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.rehearsal import SECONDS, stopwatch
 from metaloom.pipeline.tasks.evaluation import evaluation_tasks
+from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.faults import RolloutError
 from metaloom.storage import StageRef
 from metaloom.storage.format.codec import encode
@@ -63,8 +64,13 @@ def rehearse(stages: Runner, should_stop: Callable[[], bool] = lambda: False) ->
         return
     alone = replace(stages, context=replace(stages.context, rollouts=local, parallel=map))
     # A copy cannot use this process's GPU. A failure is repeated here, where the error keeps its class and traceback.
-    if config.device == "cpu" and passes_in_copy(lambda: not _fault(alone), 20 * _OWN_SECONDS, should_stop):
-        return
+    try:
+        if config.device == "cpu" and passes_in_copy(lambda: not _fault(alone), 20 * _OWN_SECONDS, should_stop):
+            return
+    except ChildProcessError as ended:
+        raise StageFault(
+            f"before the run: {', '.join(stages.own)} ended its process ({ended}); required results or an error"
+        ) from None
     if (found := _fault(stages, should_stop)) is None:
         return
     ref, error = found

@@ -133,9 +133,10 @@ def run_view(run: Run, *, path: str | None = None, everything: bool = False) -> 
         parts += [heading("sessions with other versions, sources or hardware"), _sessions_table(info["sessions"])]
     if info["quarantine"]:
         parts += [heading("quarantine: stored stage failures"), _quarantine_table(info["quarantine"])]
-    settings = list(dotted(config)) if everything else changed_settings(config)
-    title = "settings" if everything else "settings that differ from the defaults (--all shows all)"
-    parts += [heading(title), fact_grid(settings)]
+    settings = list(dotted(config))
+    changed = settings if everything else changed_settings(config)
+    title = "settings" if changed == settings else "settings that differ from the defaults (--all shows all)"
+    parts += [heading(title), fact_grid(changed)]
     return Group(*parts)
 
 

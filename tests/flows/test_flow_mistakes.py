@@ -5,6 +5,7 @@ import logging
 import os
 import random
 import re
+import signal
 import sys
 import threading
 import time
@@ -37,6 +38,7 @@ from metaloom.stages.faults import StageFault
 SERIAL = Backend(workers=0)
 FLOW = '''
 import random
+import os
 import sys
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
@@ -132,6 +134,10 @@ def clipped_later(at, *, samples: Samples) -> Samples:
 def over_spread(at, *, samples: Samples) -> Samples:
     spread = BUFFERS.setdefault((at.iteration, at.step), samples.advantages.std() + np.float32(1))
     return replace(samples, advantages=samples.advantages / spread)
+
+
+def ending(*, samples: Samples) -> Samples:
+    os._exit(0)
 
 
 class Halt(BaseException):
@@ -244,6 +250,7 @@ GRAPHS = {
     "ClippedInPlace": samples_by(clipped_in_place),
     "ClippedLater": samples_by(clipped_later),
     "OverSpread": samples_by(over_spread),
+    "Ending": samples_by(ending),
     "Halting": samples_by(halting),
     "InABuffer": samples_by(in_a_buffer),
     "SummedInABuffer": samples_by(summed_in_a_buffer),
@@ -884,8 +891,14 @@ def test_a_copy_that_ends_hangs_or_fails_does_not_pass_and_a_request_to_stop_end
 
     assert passes_in_copy(warned, 60, lambda: False)
     assert [record.getMessage() for record in caplog.records] == ["said once"]
-    for work in (lambda: os._exit(0), lambda: time.sleep(60), lambda: 1 / 0, sys.exit, lambda: False):
+    for work in (lambda: time.sleep(60), lambda: 1 / 0, sys.exit, lambda: False):
         assert not passes_in_copy(work, 1, lambda: False)
+    for work, ended in (
+        (lambda: os._exit(0), "exit code 0"),
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "SIGSEGV"),
+    ):
+        with pytest.raises(ChildProcessError, match=ended):
+            passes_in_copy(work, 60, lambda: False)
     began = time.monotonic()
     assert passes_in_copy(lambda: time.sleep(60), 60, lambda: True)
     assert time.monotonic() - began < 30
@@ -987,6 +1000,12 @@ def test_an_exit_in_the_second_computation_of_a_stage_is_an_error(flow, tiny_con
     monkeypatch.setattr("metaloom.flows.commands.train.rehearse", lambda *given: None)
     with pytest.raises(StageFault, match="exiting_the_second_time k=0: the stage asked Python to exit"):
         train(tiny_config(algorithm="own_flow:ExitingTheSecondTime"), Path("run"), backend=SERIAL)
+
+
+def test_a_plug_in_that_ends_its_process_is_refused_and_the_training_lives(flow, tiny_config):
+    with pytest.raises(StageFault, match=r"before the run: own_flow:Ending.* ended its process \(exit code 0\)"):
+        train(tiny_config(algorithm="own_flow:Ending"), Path("run"), backend=SERIAL)
+    assert not Path("run").exists()
 
 
 def test_an_exit_of_a_plug_in_outside_of_stages_is_no_success(flow, tiny_config, capsys):
