@@ -1,1 +1,1 @@
-"""The stages of each kind of run, and their computation."""
+"""Stage graphs for all kinds of runs, and the computation of their stages."""

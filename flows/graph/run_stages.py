@@ -232,7 +232,7 @@ def require_stored_outputs(run: Run, graph: Graph) -> None:
 
 
 def changed_since(run: Run, refs: Iterable[StageRef]) -> dict[str, set[int]]:
-    """Map each source change to the iterations that were computed before it.
+    """Return the iterations that were computed before each source change, keyed by the change.
 
     Nothing is imported for a run without plug-ins.
 

@@ -239,7 +239,7 @@ class DaskWorkers(RolloutWorkers):
 
         Raises:
             RolloutError: the environment failed, hung, or killed its workers.
-            WorkersError: workers died at different steps, or there are no workers, or the scheduler is lost.
+            WorkersError: workers died at different steps, there are no workers, or the scheduler was lost.
         """
         whole, bounds = Shard(self.spec, tasks, position), self.bounds(len(tasks))
 
