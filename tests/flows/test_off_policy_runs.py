@@ -209,7 +209,7 @@ def test_an_update_is_computed_again_under_other_settings(whole, recipe):
     [
         ("sac", "algorithm.num_init_memory_steps=6", "algorithm.num_init_memory_steps, which affect sampling"),
         ("dql", "algorithm.eps_init=0.5", "algorithm.eps_init, which affect sampling"),
-        ("pearl-sparse-point-robot", "algorithm.num_steps_prior=5", "algorithm.num_steps_prior, which affect"),
+        ("pearl-sparse-point-robot", "algorithm.num_steps_prior=5", "algorithm.num_steps_prior, which affect sampling"),
         ("sac", "algorithm.name=promp", "required an algorithm with the same stages as sac"),
     ],
 )
