@@ -51,7 +51,7 @@ class Arithmetic:
 
 
 def start_as_recorded(run: Run, iterations: Collection[int]) -> None:
-    """Restart the process with the recorded machine code, if needed and possible."""
+    """Raise StartAgain if the process must restart to use the CPU code paths that the run recorded."""
     wanted, _, _ = _recorded(run, iterations)
     flags = _flags(system())
     able = {library: code for library, code in wanted.items() if not lacking(library, code, flags)}

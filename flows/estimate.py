@@ -1,4 +1,4 @@
-"""Rejection of sizes that cannot fit into this machine's memory, before anything is created.
+"""Memory check that rejects runs too large for this machine, before anything is created.
 
 Estimates only count necessary arrays at their minimum size. `metaloom train RECIPE --dry-run --probe` measures actual
 use.

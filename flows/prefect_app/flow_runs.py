@@ -109,7 +109,7 @@ def restart_left_over(client: SyncPrefectClient, home: Path) -> Iterator[str]:
 
 
 def cancel_all(client: SyncPrefectClient, seconds: float) -> None:
-    """Cancel the worker's flow runs, and wait until they end."""
+    """Cancel the worker's flow runs, and wait up to `seconds` for them to end."""
     deadline = time.monotonic() + seconds
     message = "metaloom serve was stopped"
     for run in flow_runs(client, *UNFINISHED):

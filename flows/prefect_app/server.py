@@ -38,7 +38,7 @@ from metaloom.flows.viewer.gate import HOSTS, Gate, refusal_of_other_pages
 
 
 def lock_at_once() -> None:
-    """Make writing SQLite transactions acquire their lock when they begin."""
+    """Make SQLite write transactions take their lock when they begin."""
     begin = AioSqliteConfiguration.begin_transaction
 
     @asynccontextmanager

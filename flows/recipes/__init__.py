@@ -80,7 +80,7 @@ class Recipes(Mapping[str, "Callable[[], RunConfig]"]):
     plugins: Plugins = Plugins("recipe", "metaloom.recipes", {})
 
     def __getitem__(self, name: str) -> "Callable[[], RunConfig]":
-        """Return the recipe with this name, which is read or imported.
+        """Read or import the recipe with this name.
 
         Raises:
             KeyError: the recipe does not exist.

@@ -170,7 +170,7 @@ class StoppingConfig(Settings):
             yield flat, f"the {self.statistic} return has no trend over {window} iterations"
 
     def require_metric(self, names: Collection[str]) -> None:
-        """Check that the run will have the metric of the `stop` criteria.
+        """Check that the run will log the metric that `stop` names.
 
         Raises:
             ConfigError: the metric is not among `names`, which have no `step_k.` prefix.

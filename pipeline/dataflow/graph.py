@@ -1,4 +1,4 @@
-"""Graphs: kinds of runs described as data, each consisting of stages connected by named edges.
+"""Graphs: declarative descriptions of kinds of runs, each consisting of stages connected by named edges.
 
 Everything else is derived from graphs: the execution order within an iteration, lineage, Prefect's task dependencies,
 the inputs for replay and thinning, the debugger's variables, the store's groups, command-line choices, and diagrams.

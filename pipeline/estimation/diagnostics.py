@@ -228,5 +228,5 @@ def _made_up(sizes: Spaces, facts: Mapping[str, bool]) -> Step:
 
 
 def _real(episodes: EpisodeBatch) -> Array | EllipsisType:
-    """Return an index that selects the real episodes; an ellipsis if all are real, to keep the order of sums."""
+    """Return an index that selects the real episodes; an ellipsis if all are real, to preserve the summation order."""
     return ... if episodes.real.all() else episodes.real

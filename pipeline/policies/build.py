@@ -36,7 +36,7 @@ _TASKS, _ROWS = 2, 4
 
 
 def require_policy(policy: OwnPolicy, name: str, spaces: Spaces) -> None:
-    """Check that a custom policy's distributions can act and agree between acting, recording and learning.
+    """Check that a custom policy's distributions can be sampled and agree between acting, recording and learning.
 
     Raises:
         ConfigError: the policy violates the contract; names the violation and the requirement.

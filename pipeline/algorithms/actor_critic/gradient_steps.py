@@ -1,4 +1,4 @@
-"""Gradient steps of a policy and its critic, in torch."""
+"""Gradient steps for a policy and its critic, in torch."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def _in_place(moment: Moment, target: Array, radius: float, scale: Array | float
 
 
 def _lifted(moment: Moment, height: float) -> Array:
-    """Return a mask [n], True where the object is over `height` m above its start and the gripper is not closed."""
+    """Return a mask [n], True where the object is above its start by more than `height` m and the gripper is open."""
     return (moment.opened > 0) & (moment.object[:, 2] - height > moment.start["object"][:, 2])
 
 
