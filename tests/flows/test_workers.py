@@ -43,7 +43,7 @@ PROJECT = Path(metaloom.flows.rollouts.dask.__file__).parents[1]
         ({"workers": -1}, "workers=-1"),
         ({"workers": 0, "threads": 0}, "threads=0"),
         ({"workers": 2, "threads": 2}, "threads=2 with Dask workers"),
-        ({"workers": 2, "scheduler": "tcp://127.0.0.1:1"}, "required one of them"),
+        ({"workers": 2, "scheduler": "tcp://127.0.0.1:1"}, "required only one of them"),
         ({"scheduler": "tcp://127.0.0.1:1", "threads": 2}, "threads=2 with Dask workers"),
         ({"step_timeout_seconds": 0.0}, "step_timeout_seconds=0.0"),
         ({"step_timeout_seconds": float("nan")}, "step_timeout_seconds=nan"),

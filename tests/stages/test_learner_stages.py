@@ -151,7 +151,7 @@ class Odd(Counting):
         ({"weight": np.zeros(2)}, {}, r"params\['weight'\] as float64\[2\]; required float32\[2\]"),
         ({"weight": np.zeros(3, np.float32)}, {}, r"as float32\[3\]; required float32\[2\]"),
         ({}, {}, r"as absent; required float32\[2\]"),
-        ({"weight": np.zeros(2, np.float32)}, {ENV_STEPS: -1.0}, "the metrics env_steps, which every run has"),
+        ({"weight": np.zeros(2, np.float32)}, {ENV_STEPS: -1.0}, "the metrics env_steps, which every run already has"),
         ({"weight": np.zeros(2, np.float32)}, {"step_0.average_return": 9.0}, "metrics step_0.average_return"),
     ],
 )

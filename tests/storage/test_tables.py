@@ -149,7 +149,7 @@ def test_iterations_that_are_not_complete_are_refused_or_left_out(make_run, put,
 
 def test_an_inner_step_that_does_not_exist_is_refused_as_such(run):
     with pytest.raises(
-        storage.StageMissing, match=r"k=7\) is not stored, and iteration 0 is complete; .*it has: 0, 1\."
+        storage.StageMissing, match=r"k=7\) is not stored, and iteration 0 is complete; .*of the iteration: 0, 1\."
     ):
         run[0].rollouts(7)
     for read in (run.steps, run.episodes):

@@ -110,5 +110,5 @@ def test_options_of_another_name_or_kind_are_refused():
         required = rf"reading: .*'linear' or 'asinh'; found {found!r}{hint}; the options"
         with pytest.raises(ValueError, match=required):
             check_network_settings("linear-attention", (8,), {"reading": found})
-    with pytest.raises(ValueError, match="one layer"):
+    with pytest.raises(ValueError, match="a single layer"):
         check_network_settings("linear-attention", (8, 8), {})
