@@ -114,7 +114,7 @@ def dry_run(config: RunConfig, folder: Path, backend: Backend = Backend(), *, pr
 
 
 def _probe(config: RunConfig, backend: Backend) -> Probe:
-    """Train some iterations in a temporary folder, write a report if possible, and return their cost."""
+    """Run a few training iterations in a temporary folder, write a report if possible, and return their cost."""
     sampler, began, sample = UsageSampler(), time.monotonic(), None
     evaluation = config.evaluation.model_copy(update={"every": None})
     short = config.model_copy(update={"iterations": min(_PROBED, config.iterations), "evaluation": evaluation})

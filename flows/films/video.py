@@ -212,7 +212,7 @@ def _difference(observation: Any, stored: Array) -> float:
 
 @dataclass(frozen=True)
 class Film:
-    """A written video.
+    """Result of writing a video.
 
     Attributes:
         path: Path of the video.
@@ -220,7 +220,7 @@ class Film:
         task: Index of the task in the iteration.
         episodes: Index of each episode within the task, keyed by its label, such as "before adaptation".
         returns: Return of each episode, keyed by its label.
-        largest_difference: Largest difference between any observation and the stored one.
+        largest_difference: Largest difference between a simulated observation and the stored one.
     """
 
     path: Path

@@ -36,9 +36,9 @@ _PLANE = ("x", "y")
 
 
 def adaptation_page(run: Run, iteration: int) -> dict[str, Any]:
-    """Return `ways`, paths before and after adaptation, and `policies`, projected parameters; null if there are none.
+    """Return JSON data of an iteration: `ways` (paths before and after adaptation), `policies` (projected parameters).
 
-    An unreadable part is replaced by the reason, under `problem`.
+    Each is null if there is no data. An unreadable part is replaced by the reason, under `problem`.
     """
     ways, policies = either(lambda: _ways(run, iteration)), either(lambda: _policies(run, iteration))
     return {"iteration": iteration, "ways": ways, "policies": policies}

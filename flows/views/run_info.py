@@ -170,8 +170,8 @@ def iteration_metrics(run: Run, iteration: int) -> dict[str, float | None]:
 def headline_return(run: Run) -> tuple[Sequence[float], str]:
     """Return the mean return per inner step of a run's last complete iteration, and the name of the statistic.
 
-    All views show the last of these as the run's return. If a table is damaged, they are the plain means from the
-    metrics.
+    All views show the return at the last inner step as the run's return. If a table is damaged, the returns are the
+    plain means from the metrics.
     """
     if not (iterations := run.iterations):
         return (), ""

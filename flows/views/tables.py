@@ -347,7 +347,7 @@ def evaluation_table(outcome: "EvaluationOutcome") -> Table:
 
 
 def evaluation_view(outcome: "EvaluationOutcome") -> RenderableType:
-    """Return the output of `metaloom evaluate`: returns, also by task class if the environment has classes."""
+    """Return the output of `metaloom evaluate`: returns overall and per task class, facts and success rates."""
     rows = class_rows(outcome.by_class())
     labels = [plural(k, "adaptation step") for k in range(outcome.evaluation.adaptation_steps + 1)]
     success = success_view(success_rows(outcome.evaluation, outcome.classes))
