@@ -40,9 +40,11 @@ def run_checked(stages: Runner, ref: StageRef, inputs: Mapping[str, Any]) -> Val
         metaloom.stages.faults.NotFinite: a value is not finite; the message names the index of the first one.
         StageFault: a plug-in modified an input, or its output cannot be stored.
     """
-    declared, read = stages.graph.inputs(stages.config, ref), dict[StageRef, tuple[Value, dict[str, int]]]()
-    for name, value in inputs.items() if stages.own else ():
-        if not isinstance(wanted := declared[name], Span):
+    declared = stages.graph.inputs(stages.config, ref) if stages.own else {}
+    read = dict[StageRef, tuple[Value, dict[str, int]]]()
+    for name, wanted in declared.items():
+        if name in inputs and not isinstance(wanted, Span):
+            value = inputs[name]
             refs, held = (wanted, value) if isinstance(wanted, tuple) else ((wanted,), (value,))
             read |= {given: (one, checksums(one)) for given, one in zip(refs, held, strict=True)}
     try:

@@ -59,9 +59,10 @@ def rehearse(stages: Runner, should_stop: Callable[[], bool] = lambda: False) ->
     Raises:
         Exception: the error that training would raise.
     """
-    config, local = stages.config, LocalWorkers(stages.context.rollouts.spec)
+    config = stages.config
     if {*stages.own} <= {*acting_paths(config.env, config.policy)}:
         return
+    local = LocalWorkers(stages.context.rollouts.spec)
     alone = replace(stages, context=replace(stages.context, rollouts=local, parallel=map))
     # A copy cannot use this process's GPU. A failure is repeated here, where the error keeps its class and traceback.
     try:
@@ -80,7 +81,7 @@ def rehearse(stages: Runner, should_stop: Callable[[], bool] = lambda: False) ->
     raise error
 
 
-def _fault(stages: Runner, should_stop: Callable[[], bool] = lambda: False) -> tuple[StageRef, Exception] | None:
+def _fault(stages: Runner, should_stop: Callable[[], bool] = lambda: False) -> _Fault | None:
     """Return the stage that fails in both small and full-size iterations, with its error; None if there is none."""
     if found := _first_fault(stages, _small(stages), SECONDS, should_stop):
         # The small sizes may be the cause, for example if an average needs more steps than there are.

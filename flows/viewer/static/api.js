@@ -16,11 +16,11 @@ async function answer(path, signal) {
     throw new Problem("the server does not answer: `metaloom view` has ended, or is busy");
   }
   if (response.ok) return response;
-  const told = await response.text();
+  const body = await response.text();
   try {
-    throw new Problem(JSON.parse(told).problem);
+    throw new Problem(JSON.parse(body).problem);
   } catch (error) {
-    throw error instanceof Problem ? error : new Problem(`${response.status}: ${told.slice(0, 300)}`);
+    throw error instanceof Problem ? error : new Problem(`${response.status}: ${body.slice(0, 300)}`);
   }
 }
 
@@ -43,7 +43,7 @@ export async function film(run, ref, query, signal) {
   const path = ["run", run, "film", ref.iteration, ref.stage, ref.step].map(enc).join("/");
   const response = await answer(`${path}?${new URLSearchParams(query)}`, signal);
   const about = (name) => Number(response.headers.get(`X-${name}`));
-  const told = JSON.parse(response.headers.get("X-Told"));
+  const message = JSON.parse(response.headers.get("X-Told"));
   const image = await createImageBitmap(await response.blob());
-  return { image, frames: about("Frames"), columns: about("Columns"), every: about("Every"), told };
+  return { image, frames: about("Frames"), columns: about("Columns"), every: about("Every"), message };
 }

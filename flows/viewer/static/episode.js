@@ -53,7 +53,7 @@ export async function episodePage(here, run, ref) {
     shown.film = await film(run, ref, { task, episode: index }, here.signal);
     canvas.hidden = false;
     paint(canvas, shown.film, shown.t);
-    return [canvas, h("p", { class: "note" }, shown.film.told)];
+    return [canvas, h("p", { class: "note" }, shown.film.message)];
   }) }, "Show the film");
   filmed.append(button, h("p", { class: "note" }, "The episode is simulated again from its seed and stored actions, by `metaloom video`."));
 

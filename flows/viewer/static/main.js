@@ -18,9 +18,9 @@ function surroundings(element, signal) {
     const timer = setInterval(() => { if (!document.hidden) look(); }, milliseconds);
     signal.addEventListener("abort", () => clearInterval(timer));
   };
-  // One fault may keep several parts of a page from being read, and is told once.
-  const told = new Set();
-  const once = (text) => (told.has(text) ? quiet("Cannot be read, as said above.") : told.add(text) && problem(text));
+  // One fault may keep several parts of a page from being read, and is shown once.
+  const seen = new Set();
+  const once = (text) => (seen.has(text) ? quiet("Cannot be read, as said above.") : seen.add(text) && problem(text));
   return { element, signal, every, problem: once, attempt: (into, work) => attempt(into, work, signal) };
 }
 
