@@ -15,6 +15,7 @@ import faulthandler
 import logging
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
@@ -53,6 +54,7 @@ _TRAIN = {"train", "resume", "sweep"}
 """Commands that print their own lines, and therefore have no status line in files and pipes."""
 
 COMMANDS = [*operations()]
+_PATIENCE_SECONDS = 3
 
 
 def _explain(error: CycloptsError) -> Panel:
@@ -121,7 +123,16 @@ def main() -> None:
     if code == EXIT_INTERRUPTED:  # skip the teardown of modules, which takes seconds
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
         os._exit(code)
+    late_threads = threading.Timer(_PATIENCE_SECONDS, _name_threads)
+    late_threads.daemon = True
+    late_threads.start()
     sys.exit(code)
+
+
+def _name_threads() -> None:
+    """Print the names of the threads, such as a plug-in's, that Python waits for before the process ends."""
+    if names := [t.name for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]:
+        print(f"metaloom: done, but these threads still run: {', '.join(names)}; Ctrl-C ends them", file=sys.stderr)
 
 
 def _status(tokens: Sequence[str]) -> AbstractContextManager[None]:

@@ -154,6 +154,17 @@ def test_a_command_whose_answer_cannot_be_written_fails(command, tmp_path):
     assert ended.returncode == EXIT_OUTPUT_CLOSED
 
 
+def test_a_thread_of_a_plug_in_that_keeps_a_finished_command_from_ending_is_named():
+    polling = "from threading import Event, Thread; Thread(target=Event().wait, args=[40], name='poller').start(); "
+    command = [sys.executable, "-c", f"{polling} from metaloom.flows.cli import main; main()", "recipes"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = "metaloom: done, but these threads still run: poller; Ctrl-C ends them\n"
+        assert said in iter(process.stderr.readline, "")
+        process.send_signal(signal.SIGINT)
+    assert process.returncode == 0
+
+
 def read_until(end: int, words: bytes | None) -> bytes:
     """What a terminal shows up to some words; to the end, when its last process has gone, if there are none."""
     screen = b""
