@@ -3,7 +3,7 @@
 import ast
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from textwrap import dedent
@@ -100,7 +100,7 @@ class Settings(BaseModel):
         try:
             return handler({cls.short_for: value} if cls.short_for and isinstance(value, str) else value)
         except ValidationError as error:
-            lines = [_with_suggestion(problem, cls.model_fields) for problem in error.errors(include_url=False)]
+            lines = [_with_suggestion(problem, cls) for problem in error.errors(include_url=False)]
             raise ValidationError.from_exception_data(error.title, lines) from None
 
     def decisive(self) -> dict[str, JsonValue]:
@@ -151,13 +151,14 @@ def refusal(message: str) -> PydanticCustomError:
     return PydanticCustomError(REFUSAL, "{message}", {"message": message})
 
 
-def _with_suggestion(problem: ErrorDetails, keys: Iterable[str]) -> InitErrorDetails:
+def _with_suggestion(problem: ErrorDetails, cls: type[BaseModel]) -> InitErrorDetails:
     """Return pydantic's error details, adding a similar key if the key is unknown."""
     context = problem.get("ctx", {})
     kind: str | PydanticCustomError = problem["type"]
     if kind == "extra_forbidden" and len(problem["loc"]) == 1:
         shown = "" if isinstance(problem["input"], dict) else f"; found {problem['input']!r}"
-        hint = suggestion(str(problem["loc"][0]), keys) or "; see `metaloom recipes --schema` for the valid keys"
+        page = "`metaloom recipes --schema`" if cls.__module__.startswith("metaloom.") else path_of(cls)
+        hint = suggestion(str(problem["loc"][0]), cls.model_fields) or f"; see {page} for the valid keys"
         kind = refusal(f"unknown key{shown}{hint}")
     elif kind == REFUSAL:
         kind = refusal(context["message"])

@@ -727,6 +727,10 @@ STRUCTURAL = {
         of("Output"),
         "Noise.values does not declare its axes and dtype; required Annotated",
     ),
+    "a key that is not its own": (
+        {"algorithm": {"name": "own_flow:Halved", "nothing": 1}},
+        "algorithm.nothing: unknown key; found 1; see own_flow:Halved for the valid keys",
+    ),
     "an input of another type": (
         of("OtherType"),
         r"samples from .* returns EpisodeBatch; required .*Samples \| None, the annotation in its",
