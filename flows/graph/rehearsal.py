@@ -86,14 +86,10 @@ def _fault(stages: Runner, should_stop: Callable[[], bool] = lambda: False) -> _
     if found := _first_fault(stages, _small(stages), SECONDS, should_stop):
         # The small sizes may be the cause, for example if an average needs more steps than there are.
         ref, error = found
-        log.warning(
-            "rehearsal: %s failed in a small iteration (%s); rehearsing with the run's own sizes, for at most %g s, "
-            "to decide",
-            ref.where,
-            last_line(error),
-            10 * _OWN_SECONDS,
-        )
         found = _first_fault(stages, stages.config, _OWN_SECONDS, should_stop, last=ref)
+        if found is None:
+            failed = f"{ref.where} failed in a small iteration ({last_line(error)})"
+            log.warning("rehearsal: %s, but not with the run's own sizes within %g s", failed, 10 * _OWN_SECONDS)
     close_samplers()  # their sizes differ from the run's
     return found
 

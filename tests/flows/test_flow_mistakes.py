@@ -942,7 +942,7 @@ def test_no_stage_of_the_rehearsal_begins_after_ten_times_its_seconds_of_waiting
     assert 20 < clock.monotonic() < 40
 
 
-def test_the_rehearsal_says_that_it_goes_on_at_the_sizes_of_the_run_and_not_for_long(
+def test_what_fails_at_small_sizes_is_warned_of_where_the_sizes_of_the_run_take_too_long(
     flow, tiny_config, monkeypatch, caplog
 ):
     clock = SimpleNamespace(process_time=lambda: 0.0, monotonic=chain(range(12), count(100, 60)).__next__)
@@ -950,8 +950,8 @@ def test_the_rehearsal_says_that_it_goes_on_at_the_sizes_of_the_run_and_not_for_
     with pytest.raises(ZeroDivisionError):
         train(tiny_config(algorithm="own_flow:Dividing"), Path("run"), backend=SERIAL)
     assert Path("run").exists()
-    said = "rehearsal: iteration 0, meta_optimize k=0 failed in a small iteration (ZeroDivisionError: division by zero)"
-    assert [record.message.startswith(said) for record in caplog.records] == [True]
+    said = "meta_optimize k=0 failed in a small iteration (ZeroDivisionError: division by zero), but not with the run's"
+    assert [said in record.message for record in caplog.records] == [True]
 
 
 def test_a_run_that_was_stopped_in_its_rehearsal_is_rehearsed_when_it_is_resumed(flow, tiny_config):
@@ -1037,10 +1037,11 @@ def test_a_fault_whose_class_takes_other_arguments_keeps_its_class(flow, tiny_co
     assert caught.value.about == {"code": 7}
 
 
-def test_an_error_in_a_plug_in_is_raised_with_its_place(flow, tiny_config):
+def test_an_error_in_a_plug_in_is_raised_once_with_its_place(flow, tiny_config, caplog):
     with pytest.raises(ZeroDivisionError) as caught:
         train(tiny_config(algorithm="own_flow:Dividing"), Path("run"), backend=SERIAL)
     assert caught.value.__notes__ == ["before the run: in iteration 0, meta_optimize k=0"]
+    assert not caplog.records
 
 
 def test_an_environment_that_fails_is_left_to_the_training_which_keeps_the_episode(flow, tiny_config):
