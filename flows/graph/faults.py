@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from traceback import walk_tb
@@ -46,15 +47,19 @@ def run_checked(stages: Runner, ref: StageRef, inputs: Mapping[str, Any]) -> Val
         if name in inputs and not isinstance(wanted, Span):
             value = inputs[name]
             refs, held = (wanted, value) if isinstance(wanted, tuple) else ((wanted,), (value,))
-            read |= {given: (one, checksums(one)) for given, one in zip(refs, held, strict=True)}
+            read |= {given: (one, _checksums(one)) for given, one in zip(refs, held, strict=True)}
     try:
         value = stages.witnessed(ref, stages.run(ref, inputs), inputs)
     except BaseException as error:
         if (mistake := _mistake(error, stages)) is None:
             raise
         raise StageFault(f"{ref.where}: {mistake}") from error
-    for given, (held, sums) in read.items():
-        require_unchanged(ref, given, sums, held)
+    for given, (held, sums) in read.items():  # the arrays are read-only, but tensors that share their memory are not
+        if changed := [name for name, found in _checksums(held).items() if found != sums[name]]:
+            raise StageFault(
+                f"{ref.where}: the stage changed {changed[0]} of {given}, which others read; required a copy, as in "
+                "torch.tensor(...), since torch.from_numpy(...) shares memory"
+            )
     if type(value) is not (required := stages.graph[ref.stage].output):
         raise StageFault(
             f"{ref.where}: the stage returned {type(value).__name__}; required {required.__name__}, as it declares"
@@ -66,7 +71,7 @@ def run_checked(stages: Runner, ref: StageRef, inputs: Mapping[str, Any]) -> Val
         if type(array) is not np.ndarray:  # a subclass's extra data, such as a mask, would not be stored
             raise StageFault(f"{ref.where}: {name} is {type(array).__name__}; required a plain NumPy array")
     require_finite(ref, value, arrays)
-    return value
+    return deepcopy(value) if stages.own else value  # a plug-in may use the memory again before it is stored
 
 
 def _mistake(error: BaseException, stages: Runner) -> str | None:
@@ -99,15 +104,14 @@ def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value)
     Stages that run environments are not recomputed; instead, the witness replays one of their episodes.
 
     Raises:
-        StageFault: a counter is missing, or an array differs or was modified by the recomputation.
+        StageFault: a counter is missing, or an array differs.
     """
     stage = stages.graph[ref.stage]
     if stages.own and stage.ends_iteration:
         require_counters(value, ref.where)
     if not stages.own or stage.samples:
         return
-    first, sums = array_digests(value), checksums(value)
-    again = replace(stages, context=stages.context.with_new_learner())
+    first, again = array_digests(value), replace(stages, context=stages.context.with_new_learner())
     second = run_checked(again, ref, again.load_inputs(ref, outputs, witness=False))
     if name := first_differing(first, array_digests(second)):
         raise StageFault(
@@ -115,25 +119,9 @@ def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value)
             f"{', '.join(stages.own)}. Draw from {SEEDED}, not from a generator without a seed, and keep state in "
             "LearnerState.extra, not in a class or a module"
         )
-    require_unchanged(ref, ref, sums, value)
 
 
-def require_unchanged(ref: StageRef, given: StageRef, sums: Mapping[str, int], value: Value) -> None:
-    """Reject a stage that modified an output after it or another stage had returned it.
-
-    Input arrays are read-only, but memory that they share with a tensor or a buffer remains writable.
-
-    Raises:
-        StageFault: an array changed; the message names the first one.
-    """
-    if changed := [name for name, found in checksums(value).items() if found != sums[name]]:
-        raise StageFault(
-            f"{ref.where}: the stage changed {changed[0]} of {given}, which others read; required copies, since "
-            "torch.from_numpy(...), .numpy() and views of a buffer share memory"
-        )
-
-
-def checksums(value: Value) -> dict[str, int]:
+def _checksums(value: Value) -> dict[str, int]:
     """Return the CRC-32C checksums of a value's arrays, keyed by array name."""
     return {name: crc32c(array.tobytes()) for name, array in sorted(flatten(value).items())}
 

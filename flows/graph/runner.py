@@ -6,6 +6,7 @@ output is used.
 
 import logging
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Self
@@ -275,7 +276,8 @@ class Runner:
         refs = wanted if isinstance(wanted, tuple) else (wanted,)
         for ref in refs:
             if ref not in loaded:
-                loaded[ref] = read_only(self.graph[ref.stage].as_declared(outputs.load(ref)))
+                value = outputs.load(ref)  # perhaps not stored yet, and a tensor can share its memory
+                loaded[ref] = read_only(self.graph[ref.stage].as_declared(deepcopy(value) if self.own else value))
         return tuple(loaded[ref] for ref in refs) if isinstance(wanted, tuple) else loaded[wanted]
 
 

@@ -1,6 +1,7 @@
 """Access to other stages' outputs."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from typing import Any, Protocol, TypeVar, cast
 
@@ -43,7 +44,8 @@ class SpanOutputs:
 
     def load(self, ref: StageRef) -> Any:
         """Load one of the outputs. This and the next two methods raise ValueError for outputs outside the span."""
-        return read_only(self._graph[ref.stage].as_declared(self._outputs.load(self._own(ref))))
+        value = deepcopy(self._outputs.load(self._own(ref)))  # as in the runner
+        return read_only(self._graph[ref.stage].as_declared(value))
 
     def lengths(self, ref: StageRef) -> Array:
         """Return the length of each episode in a batch, [B, E], without reading anything else."""

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from metaloom.pipeline.dataflow.edges import (
     steps_so_far,
     this_step,
 )
+from metaloom.pipeline.dataflow.outputs import SpanOutputs
 from metaloom.pipeline.dataflow.refs import Span, StageRef
 from metaloom.pipeline.dataflow.stage import EACH_STEP, INNER_STEP, ITERATION, At, GraphError, Stage, call
 from metaloom.pipeline.outputs import Axes
@@ -283,6 +285,12 @@ def test_a_stage_over_tasks_gets_each_task_alone_on_any_thread_and_its_outputs_a
             np.testing.assert_array_equal(found.params["w"], expected)
     with pytest.raises(GraphError, match=r"alone_noise is over tasks, but its inputs are of \[2, 3\] tasks"):
         call(stage, {"at": At(0, 0)}, {**given, "params": params.slice(0, 2)}, map)
+
+
+def test_what_a_stage_loads_of_a_span_shares_no_memory_with_what_is_to_be_stored():
+    stored = TaskParams({"w": np.zeros((3, 2), np.float32)})
+    span = SpanOutputs(Span(("adapt",), 0, 1), ON_POLICY, CONFIG, Mock(load=lambda ref: stored))
+    assert not np.shares_memory(span.load(StageRef(1, "adapt")).params["w"], stored.params["w"])
 
 
 def test_a_stage_over_tasks_has_to_give_something_of_every_task():
