@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, cached_property, partial
 from typing import Any, Literal, Self
@@ -285,7 +286,8 @@ def call(stage: Stage, tools: Mapping[str, Any], inputs: Mapping[str, Any], para
     def one(b: int) -> Any:
         at = replace(tools["at"], task=b)
         given = [at if name == "at" else tool for name, tool in zip(stage.tools, positional, strict=True)]
-        return stage.run(*given, **{name: _cut(value, b) for name, value in inputs.items()})
+        # A copy, since the function may use the same memory for every task.
+        return deepcopy(stage.run(*given, **{name: _cut(value, b) for name, value in inputs.items()}))
 
     return _joined(stage, [*parallel(one, range(*sizes))])
 

@@ -287,6 +287,20 @@ def test_a_stage_over_tasks_gets_each_task_alone_on_any_thread_and_its_outputs_a
         call(stage, {"at": At(0, 0)}, {**given, "params": params.slice(0, 2)}, map)
 
 
+BUFFER = np.zeros((1, 2), np.float32)
+
+
+def in_a_buffer(*, params: TaskParams) -> TaskParams:
+    np.copyto(BUFFER, params.params["w"])
+    return TaskParams({"w": BUFFER})
+
+
+def test_a_stage_over_tasks_may_use_a_buffer_again():
+    params = TaskParams({"w": np.arange(6, dtype=np.float32).reshape(3, 2)})
+    found = call(Stage(in_a_buffer, EACH_STEP, over="tasks"), {"at": At(0, 0)}, {"params": params}, map)
+    np.testing.assert_array_equal(found.params["w"], params.params["w"])
+
+
 def test_what_a_stage_loads_of_a_span_shares_no_memory_with_what_is_to_be_stored():
     stored = TaskParams({"w": np.zeros((3, 2), np.float32)})
     span = SpanOutputs(Span(("adapt",), 0, 1), ON_POLICY, CONFIG, Mock(load=lambda ref: stored))
