@@ -12,19 +12,22 @@ from logging.handlers import QueueHandler
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import Never
+from typing import Never, TypeVar
 
 _LOOK_SECONDS = 0.1
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
 
-def passes_in_copy(work: Callable[[], bool], seconds: float, should_stop: Callable[[], bool]) -> bool:
-    """Return the result of `work` in a forked copy of this process, or True after a request to stop.
+T = TypeVar("T")
+
+
+def result_in_copy(work: Callable[[], T], seconds: float, should_stop: Callable[[], bool]) -> T | None:
+    """Return the result of `work` in a forked copy of this process; None if it fails, takes too long or is stopped.
 
     The copy has one thread, so the work must not use a pool, event loop or GPU of this process.
 
     Args:
-        work: Function to call. The result is False if it raises an error or takes too long.
+        work: Function to call; its result must be picklable.
         seconds: Time after which the system ends the copy, whatever the copy is doing.
         should_stop: Function called while waiting; if it returns True, the copy is ended.
 
@@ -41,13 +44,13 @@ def passes_in_copy(work: Callable[[], bool], seconds: float, should_stop: Callab
         pid = os.fork()
     if pid == 0:
         _send(work, seconds, sender, before)
-    answer: tuple[bool, list[logging.LogRecord]] | None = None
+    answer: tuple[T | None, list[logging.LogRecord]] | None = None
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         sender.close()
         while not receiver.poll(_LOOK_SECONDS):
             if should_stop():
-                return True
+                return None
         with suppress(EOFError):
             answer = receiver.recv()
     finally:
@@ -56,13 +59,13 @@ def passes_in_copy(work: Callable[[], bool], seconds: float, should_stop: Callab
         receiver.close()
     if answer is None and code != -signal.SIGALRM:
         raise ChildProcessError(f"exit code {code}" if code >= 0 else signal.Signals(-code).name)
-    passed, records = answer or (False, [])
-    for record in records if passed else ():  # after a failure, the work is repeated in this process
+    result, records = answer or (None, [])
+    for record in records if result is not None else ():  # after a failure, the work is repeated in this process
         logging.getLogger(record.name).handle(record)
-    return passed
+    return result
 
 
-def _send(work: Callable[[], bool], seconds: float, sender: Connection, mask: Iterable[int]) -> Never:
+def _send(work: Callable[[], T], seconds: float, sender: Connection, mask: Iterable[int]) -> Never:
     try:
         for number in _HANDLED:  # these signals must end the copy; the handlers are for the first process
             signal.signal(number, signal.SIG_DFL)
@@ -71,9 +74,9 @@ def _send(work: Callable[[], bool], seconds: float, sender: Connection, mask: It
         records = SimpleQueue[logging.LogRecord]()
         logging.getLogger().handlers[:] = [QueueHandler(records)]
         warnings.showwarning = lambda *_: None  # warnings are shown when the first process does the work
-        passed = False
+        result = None
         with suppress(BaseException):
-            passed = work()
-        sender.send((passed, [records.get() for _ in range(records.qsize())]))
+            result = work()
+        sender.send((result, [records.get() for _ in range(records.qsize())]))
     finally:
         os._exit(0)

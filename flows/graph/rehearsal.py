@@ -7,7 +7,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from metaloom.flows.copied import passes_in_copy
+from metaloom.flows.copied import result_in_copy
 from metaloom.flows.errors import WorkersError
 from metaloom.flows.graph.faults import FAULTS, require_sound, reworded, run_checked
 from metaloom.flows.graph.runner import Runner
@@ -66,8 +66,12 @@ def rehearse(stages: Runner, should_stop: Callable[[], bool] = lambda: False) ->
     alone = replace(stages, context=replace(stages.context, rollouts=local, parallel=map))
     # A copy cannot use this process's GPU. A failure is repeated here, where the error keeps its class and traceback.
     try:
-        if config.device == "cpu" and passes_in_copy(lambda: not _fault(alone), 20 * _OWN_SECONDS, should_stop):
-            return
+        if config.device == "cpu":
+            outputs = result_in_copy(lambda: _outputs(alone), 20 * _OWN_SECONDS, should_stop)
+            if outputs is not None:
+                if problem := result_in_copy(lambda: _hidden_state(alone, outputs), 20 * _OWN_SECONDS, should_stop):
+                    raise StageFault(f"before the run: {problem}")
+                return
     except ChildProcessError as ended:
         raise StageFault(
             f"before the run: {', '.join(stages.own)} ended its process ({ended}); required results or an error"
@@ -81,9 +85,38 @@ def rehearse(stages: Runner, should_stop: Callable[[], bool] = lambda: False) ->
     raise error
 
 
-def _fault(stages: Runner, should_stop: Callable[[], bool] = lambda: False) -> _Fault | None:
-    """Return the stage that fails in both small and full-size iterations, with its error; None if there is none."""
-    if found := _first_fault(stages, _small(stages), SECONDS, should_stop):
+def _outputs(stages: Runner) -> "_Memory | None":
+    """Return the outputs of the small iterations, or None if a stage also fails in full-size iterations."""
+    outputs = _Memory()
+    return None if _fault(stages, outputs=outputs) else outputs
+
+
+def _hidden_state(stages: Runner, outputs: "_Memory") -> str:
+    """Compute the stages again in reverse order; describe the first that depends on what ran before it, if any.
+
+    This process has computed no stage, so it lacks what earlier stages and iterations may have left in a module.
+    """
+    runner, spent = _runner(stages, _small(stages)), stopwatch()
+    with closing(runner.context.env):
+        for ref in reversed(outputs):
+            if spent() > SECONDS:
+                break
+            try:
+                require_sound(runner, ref, outputs, outputs[ref])
+            except Exception as error:
+                told = str(error) if isinstance(error, FAULTS) else f"{ref.where}: {last_line(error)}"
+                return f"without the stages before it, {told}"
+    return ""
+
+
+def _fault(
+    stages: Runner, should_stop: Callable[[], bool] = lambda: False, outputs: "_Memory | None" = None
+) -> _Fault | None:
+    """Return the stage that fails in both small and full-size iterations, with its error; None if there is none.
+
+    Outputs of the small iterations are added to `outputs`.
+    """
+    if found := _first_fault(stages, _small(stages), SECONDS, should_stop, outputs=outputs):
         # The small sizes may be the cause, for example if an average needs more steps than there are.
         ref, error = found
         found = _first_fault(stages, stages.config, _OWN_SECONDS, should_stop, last=ref)
@@ -118,8 +151,21 @@ def _small(stages: Runner) -> RunConfig:
     return config
 
 
+def _runner(stages: Runner, config: RunConfig) -> Runner:
+    """Return a runner for other sizes, with the same workers."""
+    workers = stages.context.rollouts
+    return Runner.build(
+        config, replace(workers, spec=SamplerSpec.of(config, workers.spec.threads)), stages.context.parallel
+    )
+
+
 def _first_fault(
-    stages: Runner, config: RunConfig, seconds: float, should_stop: Callable[[], bool], last: StageRef | None = None
+    stages: Runner,
+    config: RunConfig,
+    seconds: float,
+    should_stop: Callable[[], bool],
+    last: StageRef | None = None,
+    outputs: _Memory | None = None,
 ) -> _Fault | None:
     """Return the first stage that fails, with its error, or None if no stage fails within the time limit.
 
@@ -129,11 +175,9 @@ def _first_fault(
         seconds: Time limit after which no stage begins, of processor time or of a tenth of the elapsed time.
         should_stop: Function called before each stage; if it returns True, the rehearsal ends.
         last: Last stage to compute, in its iteration or the first later one that has it. None: all of ITERATIONS.
+        outputs: Where to keep the outputs.
     """
-    memory, spent = _Memory(), stopwatch()
-    workers = stages.context.rollouts
-    workers = replace(workers, spec=SamplerSpec.of(config, workers.spec.threads))
-    runner = Runner.build(config, workers, stages.context.parallel)
+    memory, spent, runner = _Memory() if outputs is None else outputs, stopwatch(), _runner(stages, config)
     iterations = min(ITERATIONS, config.iterations) if last is None else config.iterations
     with closing(runner.context.env):
         for ref in (ref for i in range(iterations) for ref in runner.order(i)):

@@ -39,7 +39,8 @@ def show(
 ) -> Facts:
     """Show a run, or the stages of one iteration.
 
-    For a run, it shows the state, metrics and sizes, and the settings that differ from the defaults.
+    For a run, it shows the state, metrics and sizes, and the settings that differ from the defaults (all for a custom
+    algorithm).
 
     Example: `metaloom show first@3`
 
