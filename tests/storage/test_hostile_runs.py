@@ -386,3 +386,31 @@ def test_claims_that_a_power_cut_left_without_the_ones_before_are_sound_up_to_se
         put(writer, batches.iteration(1))
     assert storage.open_run(path).record(StageRef(1, "sample_tasks")).session == 1_000_000
     assert storage.verify_run(path) == []
+
+
+@pytest.mark.parametrize("changes", [{"lost": "x"}, {"lost": 3}, {"next_sequence": None}, {"head": {}}])
+def test_a_session_that_describes_no_history_is_named_and_not_relied_on(make_run, changes):
+    path = make_run(1)
+    (session,) = path.glob("_sessions/*/session.json")
+    rewrite(session, lambda document: document.update(changes))
+    problems = {damage.file: damage.problem for damage in storage.verify_run(path)}
+    assert "does not describe a session (" in problems[session.relative_to(path).as_posix()]
+    storage.open_writer(path).close()
+
+
+def test_a_record_of_an_array_that_is_not_part_of_a_run_is_removed_by_repair(make_run):
+    path = make_run(1)
+    rewrite(rewards_record(path), lambda document: document["chunks"][0].update(array="dreams/rewards"))
+    with storage.open_writer(path, repair=True) as writer:
+        assert not writer.contains(StageRef(0, "collect_rollouts"))
+        (line,) = [line for line in writer.repaired if rewards_record(path).name in line]
+    assert "names the array 'dreams/rewards', which is not part of a run" in line
+
+
+def test_a_table_of_episodes_without_records_of_their_rollouts_is_not_read(make_run):
+    path = make_run(1)
+    assert storage.open_run(path).episodes().num_rows
+    for record in path.glob("_commits/*collect_rollouts*"):
+        record.unlink()
+    with pytest.raises(storage.StoreError, match="no stage that stores rollouts, though the run has an episodes table"):
+        storage.open_run(path).episodes()
