@@ -146,11 +146,9 @@ def test_an_output_of_a_stage_that_the_run_does_not_have_is_named(path):
 
 def test_an_iteration_has_a_method_for_each_stage_and_no_others(path):
     iteration = storage.open_run(path)[0]
-    assert (
-        iteration.practise(1).num_steps == iteration.practice_1().num_steps if hasattr(iteration, "practice_1") else 1
-    )
+    assert iteration.practise(1).num_steps == storage.open_run(path).load(StageRef(0, "practise", 1)).num_steps
     with pytest.raises(
-        AttributeError, match="an iteration has no 'dreams'; the stages of the run are begin, demonstra"
+        AttributeError, match=r"has no 'dreams'; the stages of the run are begin, demonstrate, practise,"
     ):
         _ = iteration.dreams
     for name in ("_begin", "__deepcopy__"):
@@ -169,14 +167,14 @@ def test_a_group_that_holds_something_else_than_its_name_says_is_refused(tmp_pat
         storage.open_run(tmp_path / "run")[0].tasks()
 
 
-def test_outputs_of_inner_steps_that_one_table_cannot_hold_are_refused(tmp_path, creation, put, make_batches):
-    with storage.create_run(tmp_path / "run", capacity=1, stages=OWN, **creation) as writer:
-        for k, batches in enumerate((make_batches(O=4), make_batches(O=5))):
-            put(writer, [(StageRef(0, "practise", k), batches.episodes(), [])])
-        put(writer, [(StageRef(0, "imitate"), batches.update(), [])])
+def test_outputs_of_inner_steps_that_one_table_cannot_hold_are_refused(tmp_path, creation, put, batches):
+    outputs, last = batches.iteration(0), StageRef(0, "collect_rollouts", 1)
+    choices = replace(batches.episodes(), actions=np.zeros((3, 2, 5), np.int64))
+    with storage.create_run(tmp_path / "run", capacity=1, **creation) as writer:
+        put(writer, [(ref, choices if ref == last else value, inputs) for ref, value, inputs in outputs])
     run = storage.open_run(tmp_path / "run")
-    with pytest.raises(ValueError, match=r"that one table cannot hold \(.*\); read fewer inner steps"):
-        run.table("practise", columns=["observations"])
-    assert run.table("practise", columns=["observations"], steps=1).num_rows
-    with pytest.raises(ValueError, match=r"practise\(i=0, k=1\) has no column returns; available columns: .*rewards"):
-        run.table("practise", columns=["rewards", "returns"], steps=1)
+    with pytest.raises(ValueError, match=r"that one table cannot hold \((.|\n)*\); read fewer inner steps"):
+        run.table("rollouts", columns=["actions"])
+    assert run.table("rollouts", columns=["actions"], steps=1)["actions"].to_pylist() == [0] * choices.num_steps
+    with pytest.raises(ValueError, match=r"rollouts\(i=0, k=1\) has no column returns; available columns: .*rewards"):
+        run.table("rollouts", columns=["rewards", "returns"], steps=1)
