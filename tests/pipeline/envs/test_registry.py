@@ -459,3 +459,38 @@ def test_the_module_of_a_gymnasium_id_must_be_there_and_other_names_are_refused_
     assert gymnasium_limit("CartPole-v1") == 500
     with step_limits_left_open():
         assert gymnasium_limit("no_such_module:Thing-v0") is None
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "words"),
+    [
+        ("no_such_module:Wrapper", "^env.wrappers: .*no_such_module"),
+        (
+            "FlattenObservatio",
+            r"^env.wrappers: found 'FlattenObservatio'; did you mean FlattenObservation\?\nRequired: a class",
+        ),
+        ("NormalizeObservation", "found NormalizeObservation, whose statistics come from one copy of the environment"),
+        ("NormalizeReward", "found NormalizeReward, whose statistics come from one copy of the environment"),
+        (
+            {"name": "RecordVideo", "options": {"video_folder": "x"}},
+            "found RecordVideo, which makes every copy .* write",
+        ),
+        (
+            {"name": "TimeLimit", "options": {"steps": 3}},
+            "^env.wrappers: TimeLimit with .*'steps'.*; allowed: max_episode_st",
+        ),
+        (
+            "TimeAwareObservation",
+            "^env.wrappers: TimeAwareObservation with .* raised .*; the environment sets no step",
+        ),
+        (
+            {"name": "ResizeObservation", "options": {"shape": [2, 2]}},
+            r"^env.wrappers: ResizeObservation with .* raised (.|\n)*; the environment has observations in Box",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value["name"],
+)
+def test_a_wrapper_that_no_run_can_have_is_refused(monkeypatch, wrapper, words) -> None:
+    monkeypatch.setitem(sys.modules, "clashing", type("m", (), {"Clashing": Clashing}))
+    with pytest.raises(EnvError, match=words):
+        make_env(EnvConfig(name="clashing:Clashing", wrappers=[wrapper]))
