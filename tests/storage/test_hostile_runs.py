@@ -239,6 +239,12 @@ def test_lengths_that_no_episodes_have_are_refused_before_rows_are_counted(make_
             read()
 
 
+def test_episodes_of_no_steps_and_of_the_most_are_counted(make_off_policy_run):
+    path, lengths = make_off_policy_run(1), [[0, 5], [1, 0], [0, 0]]
+    agree(path, FILL, "lengths", np.array(lengths, np.int32).tobytes())
+    assert storage.open_run(path).lengths(FILL).tolist() == lengths
+
+
 def test_outputs_that_are_no_episodes_are_refused_as_such(make_off_policy_run):
     run = storage.open_run(make_off_policy_run(1))
     for read, stage, found in (

@@ -180,7 +180,14 @@ def test_a_table_of_other_records_than_the_seals_is_refused(path, change, proble
         storage.open_run(path).record(ROLLOUTS)
 
 
-@pytest.mark.parametrize("ends", [(0, 0, None), (0, 3, 4, None), (0, 1, None)])
+@pytest.mark.parametrize("ends", [(0, 4, 8, 12, None), (0, 5, 10, None), (0, 8, None)])
+def test_records_in_groups_of_one_size_and_a_rest_are_read(path, packed, ends):
+    put_table(path, "records.parquet", pq.read_table(path / SEGMENT / "records.parquet"), ends)
+    run, before = storage.open_run(path), storage.open_run(packed)
+    assert [run.record(ref) for ref in run.refs()] == [before.record(ref) for ref in before.refs()]
+
+
+@pytest.mark.parametrize("ends", [(0, 0, None), (0, 3, 4, None), (0, 1, None), (0, 4, 8, 11, None), (0, 4, 8, 8, None)])
 def test_records_in_groups_of_different_sizes_are_refused(path, ends):
     put_table(path, "records.parquet", pq.read_table(path / SEGMENT / "records.parquet"), ends)
     with pytest.raises(storage.DamagedRun, match=r"records\.parquet: has groups of \["):
@@ -230,6 +237,18 @@ def test_an_index_that_is_changed_or_cut_short_is_refused(path):
     os.truncate(file, index_size(2) - 1)
     with pytest.raises(storage.DamagedRun, match=f"holds {index_size(2) - 1} bytes, fewer than its index needs"):
         storage.open_run(path)[1].rollouts(0)
+    file.write_bytes(shard_index([None, None]))  # no data at all, and the index says so
+    with pytest.raises(storage.DamagedRun, match=r"rollouts_0/rewards/c.*is missing"):
+        storage.open_run(path)[1].rollouts(0)
+
+
+def test_a_part_is_read_up_to_the_largest_size_that_its_row_can_have(path):
+    files = storage.open_run(path).files
+    spec, (segment,) = files.spec("rollouts_0/rewards"), files.segments.all()
+    raw = segment.read_chunk(spec, 1, limit=10**6)
+    assert segment.read_chunk(spec, 1, limit=len(raw)) == raw
+    with pytest.raises(storage.DamagedRun, match="points beyond the end of its data"):
+        segment.read_chunk(spec, 1, limit=len(raw) - 1)
 
 
 def test_a_disk_that_fails_in_the_middle_of_a_shard_is_named(path, monkeypatch):
