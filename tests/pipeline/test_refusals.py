@@ -165,6 +165,7 @@ class Old(Short):
         (lambda: as_integers(np.array([1.0, 0.5]), np.dtype(np.uint8)), "found 0.5 in the obs.*integers of type uint8"),
         (lambda: as_integers(np.array([256]), np.dtype(np.uint8)), "found 256 in the obs.*integers of type uint8"),
         (lambda: facts_in({"facts": 3}, [Fact("a")]), r'found int 3 as info\["facts"\]; required a dict of numbers'),
+        (lambda: facts_in({"facts": {"a": 2}}, [Fact("a", "flag")]), "found int 2 as fact a; required True or False"),
         (lambda: flat(Dict(a=Discrete(2)), {"b": 1}), r"found \['b'\] as the observation; required a dict of \['a'\]"),
         (lambda: flat(Dict(a=Discrete(2)), 3), r"found int as the observation; required a dict of \['a'\]"),
         (lambda: flat(Tuple([Discrete(2)]), (1, 1)), r"found \(1, 1\) as the observation; required a tuple of 1 parts"),
@@ -200,6 +201,10 @@ def test_what_is_at_the_limit_is_taken() -> None:
     assert minibatches(1, 1, 1).rows.shape == (*tasks(["x"], ["m"]).params.shape, 1)
     noisy(2)
     assert override({}, ["a.b=1"]) == {"a": {"b": 1}}
+    assert flat(Dict(a=Box(0, 1, (2,))), {"a": np.ones(2)}).tolist() == [1, 1]
+    assert flat(Box(0, 1, (1,)), 0.5).tolist() == [0.5]
+    assert [facts_in({"facts": {"a": value}}, [Fact("a", "flag")])["a"] for value in (0, 1, True)] == [0, 1, 1]
+    assert facts_in({"facts": {"a": 2.5}}, [Fact("a")]) == {"a": 2.5}
 
 
 def test_facts_of_machine_code_have_one_order_and_no_twins(monkeypatch: pytest.MonkeyPatch) -> None:

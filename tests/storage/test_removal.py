@@ -23,13 +23,24 @@ def test_a_damaged_run_can_be_removed(make_run, damage):
     assert not path.exists()
 
 
-@pytest.mark.parametrize(("name", "error"), [("nothing", storage.RunNotFound), ("folder", storage.NotARun)])
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("nothing", storage.RunNotFound),
+        ("file", storage.RunNotFound),
+        ("empty", storage.NotARun),
+        ("own", storage.NotARun),
+    ],
+)
 def test_what_is_no_run_is_not_removed(tmp_path, name, error):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "thesis.txt").write_text("mine")
-    with pytest.raises(error, match=name):
+    for folder in ("empty", "own"):
+        (tmp_path / folder).mkdir()
+    for file in ("file", "own/thesis.txt"):
+        (tmp_path / file).write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(error, match=rf"{name}: (no such folder|a folder without run\.json)"):
         remove_run(tmp_path / name)
-    assert (tmp_path / "folder" / "thesis.txt").exists()
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_link_to_a_run_is_not_removed(make_run):
