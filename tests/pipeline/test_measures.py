@@ -7,10 +7,12 @@ import pytest
 
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.registry import make_env
-from metaloom.pipeline.estimation.diagnostics import Measures
+from metaloom.pipeline.estimation.diagnostics import Measures, names_of_metrics, with_own
+from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import EpisodeBatch, Samples, Step
 
+SPACES = Spaces((3,), 1.0, 2, 0)
 OWN = """
 from metaloom.pipeline.types import EpisodeBatch, Step
 
@@ -25,6 +27,21 @@ def bare(episodes):
 
 def wordy(episodes: EpisodeBatch):
     return {"a": "many"}
+
+def listed(episodes: EpisodeBatch):
+    return [1.0]
+
+def numbered(episodes: EpisodeBatch):
+    return {1: 2.0}
+
+def unknown(episodes: "Episodes"):
+    return {}
+
+def failing(episodes: EpisodeBatch):
+    return {"a": 1 / 0}
+
+def taken(episodes: EpisodeBatch):
+    return {"average_return": 1.0, "mine": 2.0}
 """
 
 
@@ -83,6 +100,7 @@ def test_half_cheetah_tells_how_fast_it_ran():
     ("name", "message"),
     [
         ("own_metrics:bare", "whose parameter is annotated None; required a function of one EpisodeBatch or Step"),
+        ("own_metrics:unknown", "whose annotations say name 'Episodes' is not defined; required a function"),
         ("own_metrics:EpisodeBatch", "which is a type; required a function"),
         ("os:system", "which is a builtin_function_or_method; required a function"),
         ("subprocess:call", "required a function of one EpisodeBatch or Step"),
@@ -93,6 +111,34 @@ def test_half_cheetah_tells_how_fast_it_ran():
 def test_what_is_no_function_of_episodes_is_refused_before_it_is_called(name, message):
     with pytest.raises(ConfigError, match=f"metrics: .*{message}"):
         Measures.named([name])
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(("name", "found"), [("listed", r"\[1.0\]"), ("numbered", "{1: 2.0}")])
+def test_a_function_that_returns_no_mapping_from_names_is_refused_before_and_in_a_run(name, found):
+    measures = Measures.named([f"own_metrics:{name}"])
+    message = f"metrics: own_metrics:{name} returned {found}; required a mapping from names to floats"
+    with pytest.raises(ConfigError, match=message):
+        measures.of_round([episodes()], 0)
+    with pytest.raises(ConfigError, match=message):
+        names_of_metrics(measures, SPACES, {}, processed=True)
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize("processed", [False, True])
+def test_the_names_of_metrics_are_known_before_a_run_unless_a_function_fails(processed):
+    def names(*functions):
+        measures = Measures.named([f"own_metrics:{name}" for name in functions])
+        return names_of_metrics(measures, SPACES, {}, processed=processed)
+
+    found = names("last_reward")
+    assert found is not None
+    assert {"last_reward", "average_return"} <= found
+    assert ("explained_variance" in found) == processed
+    assert names("failing") is None
+    with pytest.raises(ConfigError, match=r"metrics: found step_\d.average_return, which every run has already"):
+        names("taken")
+    assert with_own({"a": 1.0}, {"b": 2.0}) == {"a": 1.0, "b": 2.0}
 
 
 @pytest.mark.usefixtures("own")

@@ -1,22 +1,42 @@
 """Values that cannot be are refused where they are made, and those at the limit are taken."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
 from metaloom.pipeline import arithmetic, shown
+from metaloom.pipeline.algorithms.actor_critic.settings import A2C
+from metaloom.pipeline.algorithms.contract import Learner, _require_methods
 from metaloom.pipeline.algorithms.maml.settings import ProMP
+from metaloom.pipeline.algorithms.off_policy.settings import OffPolicySettings
+from metaloom.pipeline.building import measures_of
 from metaloom.pipeline.comparison.scores import Scores
-from metaloom.pipeline.config.input import override
-from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.config.input import ConfigError, override
+from metaloom.pipeline.config.run import RunConfig, build_config, build_stored
 from metaloom.pipeline.dataflow.outputs import SpanOutputs
 from metaloom.pipeline.dataflow.refs import Span, StageRef
+from metaloom.pipeline.envs.answers import as_integers, facts_in
 from metaloom.pipeline.envs.bandit import BernoulliBandit
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.contract import Component, Fact
+from metaloom.pipeline.envs.facts import component_facts
+from metaloom.pipeline.envs.flattening import flat
 from metaloom.pipeline.envs.point_corner import PointCorner
+from metaloom.pipeline.envs.registry import make_env
+from metaloom.pipeline.envs.task_classes import Classes, bins
+from metaloom.pipeline.envs.wrappers import observe_places
+from metaloom.pipeline.estimation.diagnostics import with_own
+from metaloom.pipeline.lazy import lazily
+from metaloom.pipeline.nn.spec import NetworkSpec, convolutions, of_encoder
+from metaloom.pipeline.policies.actors.contract import Actor
+from metaloom.pipeline.policies.config import EncoderConfig, PolicyConfig
 from metaloom.pipeline.replay.index import TaskIndex
-from metaloom.pipeline.types import Minibatches, TaskBatch
+from metaloom.pipeline.types import EpisodeBatch, LearnerState, Minibatches, Samples, Step, TaskBatch
 from metaloom.stages.graphs.on_policy import ON_POLICY
 
 CONFIG = build_config({"env": "point-corner", "algorithm": "promp"})
@@ -45,6 +65,62 @@ def noisy(num_tasks: int) -> None:
     build_config({"env": "point-corner", "num_tasks": num_tasks, "algorithm": ProMP(gradient_noise=True)})
 
 
+def config(**changes: object) -> RunConfig:
+    return build_config({"env": "point-corner", "algorithm": "promp", **changes})
+
+
+def samples(*shape: int) -> Samples:
+    return Samples(*[np.zeros(shape, np.float32)] * 4)
+
+
+def step(length: int, *, of: int) -> Step:
+    return Step(Mock(rewards=np.zeros((1, 1, of))), samples(1, 1, length), 0)
+
+
+def described(*names: str) -> object:
+    env = PointCorner()
+    env.observation_components = [Component(name) for name in names]
+    return component_facts(env)
+
+
+def diagnosed(name: str) -> None:
+    measures_of(config(env={"name": name, "diagnostics": True}), make_env(EnvConfig(name=name)))
+
+
+def in_encoder(message: str) -> None:
+    with of_encoder():
+        raise ConfigError(message)
+
+
+class Endless(Learner[Any, Any]):
+    """Does nothing."""
+
+
+class Short(Endless):
+    """Updates without experience."""
+
+    def initialize(self, *, run_seed):
+        return LearnerState({})
+
+    def update(self, state):
+        return state, {}
+
+
+class Idle(Actor):
+    act = Mock()
+
+
+class Unlearned(ProMP):
+    learner = ""
+
+
+class Old(Short):
+    """Adapts as earlier versions did."""
+
+    def adapt_to_episodes(self):
+        pass
+
+
 @pytest.mark.parametrize(
     ("make", "required"),
     [
@@ -67,6 +143,46 @@ def noisy(num_tasks: int) -> None:
         (lambda: tasks(["x", "y"], ["m"]), "one unit per name"),
         (lambda: Scores((np.ones(1),), ()), "found scores for 1 runs and strata for 0"),
         (lambda: noisy(1), "estimated from differences between tasks"),
+        (lambda: A2C(critic_network_options={"x": 1}), "options is {'x': 1} but critic_network is not set"),
+        (lambda: EnvConfig(name="a:B", observed=(0, 1, 0)), r"found \[0, 1, 0\]; required each index once"),
+        (lambda: build_stored({"algorithm": "promp"}), "algorithm: found 'promp'; required algorithm settings"),
+        (lambda: build_stored({"algorithm": {"num_epochs": 1}}), "algorithm: found {'num_epochs': 1}; required"),
+        (lambda: config(algorithm=3), "required the name of an algorithm, or a mapping that contains a name"),
+        (lambda: config(algorithm={"num_epochs": 1}), "required the name of an algorithm, or a mapping that contains"),
+        (lambda: EncoderConfig(name="gru"), "found gru; required cnn, mlp, or module:Class"),
+        (lambda: EncoderConfig(name="residual"), "found residual; required cnn, mlp, or module:Class"),
+        (lambda: PolicyConfig(network="a:B", activation="relu"), "activation is relu but network is a:B, which has"),
+        (lambda: PolicyConfig(network="a:B", output_activation="tanh"), "output_activation is tanh but network is a:B"),
+        (lambda: with_own({"a": 1.0, "b": 1.0}, {"b": 2.0}), "metrics: found b, which every run has already"),
+        (lambda: bins("v", (1,)).of(np.zeros((1, 1)), ["x"]), r"the task fields \['x'\]; required \['v'\] too"),
+        (lambda: Classes.from_facts({"fields": 3}), "task_classes: found {'fields': 3}; required the result of"),
+        (lambda: EpisodeBatch(*[np.zeros((1, 2))] * 9), r"rewards has shape \(1, 2\); required \[B, E, T\]"),
+        (lambda: samples(1, 2), r"Samples.returns has shape \(1, 2\); required \[B, E, T\]"),
+        (lambda: step(3, of=2), r"samples \[1, 1, 3\] of episodes \[1, 1, 2\]; required the same"),
+        (lambda: observe_places(CartPoleEnv(), [0, 4]), r"env.observed: found \[0, 4\] for CartPoleEnv with"),
+        (lambda: make_env(EnvConfig(name="point-corner", observed=(0,))), r"found \[0\] for point-corner, which is a"),
+        (lambda: make_env(EnvConfig(name="point-corner", facts={"a": "b"})), "found a for point-corner, which is a"),
+        (lambda: as_integers(np.array([1.0, 0.5]), np.dtype(np.uint8)), "found 0.5 in the obs.*integers of type uint8"),
+        (lambda: as_integers(np.array([256]), np.dtype(np.uint8)), "found 256 in the obs.*integers of type uint8"),
+        (lambda: facts_in({"facts": 3}, [Fact("a")]), r'found int 3 as info\["facts"\]; required a dict of numbers'),
+        (lambda: facts_in({"facts": {"a": 2}}, [Fact("a", "flag")]), "found int 2 as fact a; required True or False"),
+        (lambda: flat(Dict(a=Discrete(2)), {"b": 1}), r"found \['b'\] as the observation; required a dict of \['a'\]"),
+        (lambda: flat(Dict(a=Discrete(2)), 3), r"found int as the observation; required a dict of \['a'\]"),
+        (lambda: flat(Tuple([Discrete(2)]), (1, 1)), r"found \(1, 1\) as the observation; required a tuple of 1 parts"),
+        (lambda: flat(Tuple([Discrete(2)]), 1), "found 1 as the observation; required a tuple of 1 parts"),
+        (lambda: flat(Dict(a=Box(0, 1, (2,))), {"a": np.zeros(3)}), r"shape \(3,\) as the observation\['a'\]; req"),
+        (lambda: flat(Box(0, 1, (1,)), "a"), r"found dtype <U1 and shape \(\) as the observation; required numbers"),
+        (lambda: described("x"), "observation_components: found 1 components; required 2, one for each number"),
+        (lambda: described("x", "x"), "observation_components: found the name 'x'; names must be unique"),
+        (lambda: described("x", "a b"), "observation_components: found the name 'a b'; names must be unique"),
+        (lambda: diagnosed("point-corner"), "env.diagnostics is on, but point-corner has none; remove it"),
+        (lambda: convolutions(NetworkSpec("cnn", (64, 64, 3), 1, options={"x": 1})), "policy.network_options of cnn: "),
+        (lambda: in_encoder("policy.network_options of cnn: x"), "^policy.encoder.options of cnn: x$"),
+        (lambda: in_encoder("policy.network: x"), "^policy.encoder: x$"),
+        (lambda: _require_methods(Endless, "a:B"), "found a:B without the method initialize; required"),
+        (lambda: _require_methods(Short, "a:B"), r"found a:B, whose update cannot be called by stages \(.*\); requi"),
+        (lambda: Unlearned().build(Mock()), " names no learner; set learner = 'module:Class' in .*:Unlearned"),
+        (lambda: _require_methods(Old, "a:B"), "found a:B with a method adapt_to_episodes, which is no longer called"),
         (lambda: override({"iterations": 3}, ["iterations.x=1"]), "iterations is a value, not a section"),
         (lambda: override({}, ["a=["]), "the value is not valid YAML"),
     ],
@@ -85,6 +201,10 @@ def test_what_is_at_the_limit_is_taken() -> None:
     assert minibatches(1, 1, 1).rows.shape == (*tasks(["x"], ["m"]).params.shape, 1)
     noisy(2)
     assert override({}, ["a.b=1"]) == {"a": {"b": 1}}
+    assert flat(Dict(a=Box(0, 1, (2,))), {"a": np.ones(2)}).tolist() == [1, 1]
+    assert flat(Box(0, 1, (1,)), 0.5).tolist() == [0.5]
+    assert [facts_in({"facts": {"a": value}}, [Fact("a", "flag")])["a"] for value in (0, 1, True)] == [0, 1, 1]
+    assert facts_in({"facts": {"a": 2.5}}, [Fact("a")]) == {"a": 2.5}
 
 
 def test_facts_of_machine_code_have_one_order_and_no_twins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,3 +230,14 @@ def test_text_is_cut_in_the_middle_and_only_beyond_its_most() -> None:
     assert text.startswith(first)
     assert text.endswith(last)
     assert len(first) + len(last) == most
+
+
+def test_what_a_class_does_not_define_is_named_with_the_class() -> None:
+    with pytest.raises(NotImplementedError, match="Short does not define `process`, which process_samples calls"):
+        Short().process(Mock(), Mock(), seed=0)
+    with pytest.raises(NotImplementedError, match=r"Idle keeps no memory \(\(2, 3\)\)"):
+        Idle.__new__(Idle).recall(Mock(state=np.zeros((2, 3))))
+    with pytest.raises(NotImplementedError):
+        OffPolicySettings().plan(episodes_per_task=1, max_episode_steps=1)
+    with pytest.raises(AttributeError, match=r"module 'metaloom.storage.read.late' has no attribute 'nothing'"):
+        lazily("metaloom.storage.read.late")("nothing")

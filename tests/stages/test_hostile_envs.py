@@ -3,6 +3,7 @@
 import json
 import pickle
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.seeding import seed_for
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, play_episodes
+from metaloom.stages.evaluate import _faults_in
 from metaloom.stages.rollouts.faults import RolloutError
 from metaloom.stages.rollouts.reproduce import reproduce
 from metaloom.stages.rollouts.sampler import Enough
@@ -203,6 +205,10 @@ def test_an_episode_of_tens_of_thousands_of_steps_ends_at_the_step_limit():
     assert episodes.observations[0, 0, -1, 0] == 20_000
 
 
+class Sound(Point2DGoal):
+    """A batched robot."""
+
+
 class Torn(Point2DGoal):
     """A batched robot that breaks in a way for which it names no row."""
 
@@ -279,3 +285,53 @@ def test_a_fault_among_choices_in_a_later_block_names_its_episode_and_is_reprodu
     assert np.array_equal(arrays["actions"][:, 0], good.actions[b, e, :3])
     with pytest.raises(RolloutError, match=f"episode {e} .*step 2: Choices.step raised ValueError: my own bug"):
         reproduce(EnvConfig.model_validate(about["env"]), about, arrays)
+
+
+def test_ctrl_c_in_an_environment_is_no_fault_of_the_environment(monkeypatch):
+    with pytest.raises(KeyboardInterrupt):
+        rollout(config("raise_keyboard_interrupt"))
+    error = fault(config("raise"))
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(config("raise_keyboard_interrupt"), error.about, error.arrays)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    env = make_env(config("none"))
+    monkeypatch.setattr(env.unwrapped, "sample_tasks", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        draw_tasks(env, num_tasks=3, run_seed=1, iteration=0)
+
+
+def test_the_same_interrupt_elsewhere_than_in_the_main_thread_is_a_fault_of_the_environment():
+    with ThreadPoolExecutor(1) as elsewhere:
+        error = elsewhere.submit(fault, config("raise_keyboard_interrupt")).result()
+    assert "Hostile.step raised KeyboardInterrupt" in str(error)
+
+
+def test_a_fault_in_an_evaluation_says_in_which_of_its_episodes():
+    found = fault(config("raise"))
+
+    def fail():
+        with _faults_in("test episodes after 2 adaptation steps"):
+            raise found
+
+    with pytest.raises(RolloutError, match=r"Hostile.step raised ValueError: my own bug") as caught:
+        fail()
+    assert caught.value.about == {**found.about, "evaluation": "test episodes after 2 adaptation steps"}
+    assert "test episodes after 2 adaptation steps" in str(caught.value)
+    assert np.array_equal(caught.value.arrays["actions"], found.arrays["actions"])
+
+
+@pytest.mark.parametrize("call", ["reset", "step"])
+def test_a_batched_robot_with_observations_for_fewer_rows_is_refused(monkeypatch, call):
+    monkeypatch.setitem(sys.modules, "torn_envs", type("m", (), {"Torn": Sound}))
+    whole = getattr(PointBatch, call)
+
+    def fewer(*arguments):
+        found = whole(*arguments)
+        return found[:1] if call == "reset" else found._replace(observations=found.observations[:1])
+
+    monkeypatch.setattr(PointBatch, call, fewer)
+    error = fault(EnvConfig(name="torn_envs:Torn"))
+    assert f"{call}: observations: found shape (1, 2); required ({3 * E}, 2)" in str(error)

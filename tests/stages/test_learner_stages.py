@@ -10,8 +10,14 @@ from metaloom.pipeline.algorithms.off_policy.settings import CollectionRound
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.dataflow.stage import At
 from metaloom.pipeline.estimation.diagnostics import Measures
-from metaloom.pipeline.types import EpisodeBatch, LearnerState, Samples, Step
-from metaloom.stages.counters import ENV_STEPS, ENV_STEPS_NOMINAL
+from metaloom.pipeline.types import EpisodeBatch, LearnerState, Samples, Step, TaskParams, Update
+from metaloom.stages.counters import (
+    ENV_STEPS,
+    ENV_STEPS_NOMINAL,
+    require_counters,
+    require_params,
+    require_state,
+)
 from metaloom.stages.faults import StageFault
 from metaloom.stages.initialize import initialize
 from metaloom.stages.meta_optimize import meta_optimize
@@ -160,3 +166,80 @@ def test_an_update_that_no_run_could_go_on_with_or_that_hides_metrics_is_refused
         learned(first(), steps, 0, Odd(params, metrics))
     with pytest.raises(StageFault, match=told):
         updated(Odd(params, metrics), first(), tuple(step.episodes for step in steps), 0)
+
+
+PER_TASK = TaskParams({"weight": np.zeros((B, 2), np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (PER_TASK.params, "the adaptation of .*:Counting returned dict; required TaskParams for 3 tasks"),
+        (
+            TaskParams({"weight": np.zeros((2, 2), np.float32)}),
+            r"returned params\['weight'\] for 2 tasks; required .* for 3 tasks",
+        ),
+        (
+            TaskParams({"weight": np.zeros((B, 3), np.float32)}),
+            r"returned params\['weight'\] as \[3, 3\]; required \[3, 2\]",
+        ),
+        (TaskParams({}), r"returned params\['weight'\] as absent; required \[3, 2\]"),
+    ],
+)
+def test_parameters_that_the_tasks_cannot_act_with_are_refused(found, told):
+    with pytest.raises(StageFault, match=told):
+        require_params(found, B, LEARNER, "the adaptation of", PER_TASK)
+    other = TaskParams({"other": np.zeros((B, 1), np.float32)})
+    assert require_params(other, B, LEARNER, "the adaptation of") is other
+    assert require_params(PER_TASK, B, LEARNER, "the adaptation of", PER_TASK) is PER_TASK
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ({}, r"the start of .*:Counting returned dict; required LearnerState\(params, optimizer, extra\)"),
+        (LearnerState({"weight": [1.0]}), r"returned params\['weight'\] as list; required a NumPy array"),
+        (LearnerState({}, {}, {"count": 1}), r"returned extra\['count'\] as int; required a NumPy array"),
+        (LearnerState({"weight": np.zeros(2)}), r"params\['weight'\] as float64; required float32"),
+        (LearnerState({"index": np.zeros(2, np.float32)}), r"params\['index'\] as float32; required int64"),
+    ],
+)
+def test_a_state_that_no_run_could_store_is_refused(found, told):
+    like = {"index": np.zeros(2, np.int64)}
+    with pytest.raises(StageFault, match=told):
+        require_state(found, LEARNER, "the start of", like)
+    for sound in (LearnerState({"weight": np.zeros(2, np.float32)}, {"moment": np.ones(2)}), LearnerState(like)):
+        assert require_state(sound, LEARNER, "the start of", like) is sound
+    doubles = LearnerState({"weight": np.zeros(2)})
+    assert require_state(doubles, LEARNER, "the start of") is doubles
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        ({5: 1.0}, r"returned a metric named 5; required a string"),
+        ({"loss": "low"}, "returned the metric 'loss' as 'low'; required one number"),
+        ({"loss": np.zeros(2)}, r"returned the metric 'loss' as array\(\[0., 0.\]\); required one number"),
+        ({"loss": np.array("low")}, "returned the metric 'loss' as array.*; required one number"),
+        ({"loss": None}, "returned the metric 'loss' as None; required one number"),
+    ],
+)
+def test_metrics_that_are_no_numbers_with_names_are_refused(steps, metrics, told):
+    with pytest.raises(StageFault, match=told):
+        learned(first(), steps, 0, Odd({"weight": np.zeros(2, np.float32)}, metrics))
+
+
+def test_metrics_may_be_numbers_of_any_kind(steps):
+    metrics = {"a": 1, "b": np.float32(2), "c": np.array(3), "d": True}
+    found = learned(first(), steps, 0, Odd({"weight": np.zeros(2, np.float32)}, metrics)).metrics
+    assert [found[name] for name in "abcd"] == [1.0, 2.0, 3.0, 1.0]
+
+
+@pytest.mark.parametrize("lost", ["metrics", "extra"])
+def test_an_iteration_that_loses_a_counter_is_refused(lost):
+    counters = {ENV_STEPS: np.array(1), ENV_STEPS_NOMINAL: np.array(2)}
+    metrics = {name: float(count) for name, count in counters.items()}
+    require_counters(Update(LearnerState({}, {}, counters), metrics), "iteration 3")
+    del (metrics if lost == "metrics" else counters)[ENV_STEPS_NOMINAL]
+    with pytest.raises(StageFault, match="iteration 3: the stage lost the counter env_steps_nominal"):
+        require_counters(Update(LearnerState({}, {}, counters), metrics), "iteration 3")

@@ -14,7 +14,9 @@ from metaloom.storage.format.arrays import (
     COMPRESS_FROM,
     CRC_BYTES,
     ArraySpec,
+    ShardPart,
     check_chunk,
+    check_parts,
     crc32c,
     decode_chunk,
     decode_parts,
@@ -22,6 +24,7 @@ from metaloom.storage.format.arrays import (
     encode_shard,
     read_parts,
 )
+from metaloom.storage.format.files import read_file
 
 # In a process of its own: whoever imports zarr, as other tests do, has turned blosc's threads off already.
 ENCODE = """
@@ -44,6 +47,7 @@ def test_large_arrays_have_the_same_bytes_every_time_and_in_every_thread():
 SPEC = ArraySpec("rollouts_0/rewards", 2, (COMPRESS_FROM // 4,), "float32", ("iteration", "task"), {})
 VALUES = np.random.default_rng(0).standard_normal(SPEC.shape, np.float32)
 WHERE = Path("chunk")
+UNREADABLE = Path("/proc/self/mem")
 RAW_BYTES, BLOCK, COMPRESSED = 4, 8, 12  # places in the header of blosc
 
 
@@ -151,3 +155,21 @@ def test_a_shard_too_short_for_its_table_is_refused(tmp_path, size):
     (tmp_path / "shard").write_bytes(bytes(size))
     with (tmp_path / "shard").open("rb") as file, pytest.raises(DamagedRun, match="is too short for a shard"):
         read_parts(file.fileno(), replace(SPEC, shape=(2, 8), sharded=True), WHERE, size=size, crc=0)
+
+
+def test_a_shard_of_another_size_than_was_committed_is_refused(tmp_path):
+    content, crc = encode_shard(VALUES.reshape(2, -1))
+    raw, spec = b"".join(content), replace(SPEC, shape=(2, SPEC.shape[0] // 2), sharded=True)
+    (tmp_path / "shard").write_bytes(raw)
+    with (tmp_path / "shard").open("rb") as file:
+        assert len(read_parts(file.fileno(), spec, WHERE, size=len(raw), crc=crc)) == 2
+        with pytest.raises(DamagedRun, match=f"holds {len(raw)} bytes, but {len(raw) + 1} were committed"):
+            read_parts(file.fileno(), spec, WHERE, size=len(raw) + 1, crc=crc)
+
+
+@pytest.mark.skipif(not UNREADABLE.exists(), reason="a system without a file that gives an error of the disk")
+def test_an_error_of_the_disk_is_named():
+    with UNREADABLE.open("rb") as file, pytest.raises(DamagedRun, match="chunk: Input/output error"):
+        check_parts(file.fileno(), [ShardPart(0, 8, 0)], WHERE)
+    with pytest.raises(DamagedRun, match=f"{UNREADABLE}: Input/output error"):
+        read_file(UNREADABLE, limit=10)

@@ -415,3 +415,19 @@ def test_who_goes_on_after_an_error_of_the_queue_gets_it_each_time():
     thread.join(30)
     assert told == [True]
     queue.stop()
+
+
+def test_a_record_that_appears_while_a_writer_holds_the_run_is_kept(tmp_path, creation, put, batches, monkeypatch):
+    publish = Session.publish
+
+    def late(session, content, target):
+        if target.parent.name == "_commits":
+            target.write_bytes(b"another's")
+        publish(session, content, target)
+
+    monkeypatch.setattr(Session, "publish", late)
+    writer = storage.create_run(tmp_path / "run", capacity=1, **creation)
+    put(writer, [(TASKS, batches.tasks(), [])])
+    with pytest.raises(storage.StageExists, match=rf"{TASKS.file_name}: a record that appeared while this writer"):
+        writer.close()
+    assert (tmp_path / "run/_commits" / TASKS.file_name).read_bytes() == b"another's"

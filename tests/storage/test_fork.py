@@ -307,3 +307,50 @@ def test_a_fork_killed_at_any_write_leaves_no_run_and_can_be_made_again(make_run
     assert attempt(-1).returncode == 0
     assert storage.verify_run(target) == []
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["fork", "run"]
+
+
+def test_a_fork_with_room_for_less_than_it_begins_with_is_refused(make_run, fork, tmp_path):
+    parent = make_run(2)
+    with pytest.raises(ValueError, match="capacity is 1; the fork begins with 2 iterations"):
+        fork(parent, 2, capacity=1)
+    assert not (tmp_path / "fork").exists()
+    assert fork(parent, 2, capacity=2).iteration == 2
+
+
+def test_a_parent_that_lacks_a_file_is_not_forked(make_run, fork, tmp_path):
+    parent = make_run(2)
+    (parent / "data.zarr/tasks/params/c.0.0.0").unlink()
+    with pytest.raises(storage.DamagedRun, match=r"run/data\.zarr/tasks/params/c\.0\.0\.0: is missing"):
+        fork(parent, 1)
+    assert not (tmp_path / "fork").exists()
+
+
+@pytest.mark.parametrize("call", ["link", "rename"])
+def test_a_disk_that_fails_while_a_fork_is_made_is_named_and_leaves_no_fork(
+    make_run, fork, tmp_path, monkeypatch, call
+):
+    parent, real = make_run(1), getattr(os, call)
+
+    def fail(source, target, **options):
+        if not (Path(target) == tmp_path / "fork" if call == "rename" else parent in Path(source).parents):
+            return real(source, target, **options)
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(storage.StorageFailed, match="Input/output error"):
+        fork(parent, 1)
+    assert not (tmp_path / "fork").exists()
+
+
+def test_what_appears_at_the_path_while_a_fork_is_made_stays(make_run, fork, tmp_path, monkeypatch):
+    parent, place = make_run(1), forking._place
+
+    def late(folder, path):
+        path.mkdir()
+        (path / "thesis.txt").write_text("mine")
+        place(folder, path)
+
+    monkeypatch.setattr(forking, "_place", late)
+    with pytest.raises(storage.RunExists, match="fork: the path was created in the meantime"):
+        fork(parent, 1)
+    assert [file.name for file in (tmp_path / "fork").iterdir()] == ["thesis.txt"]

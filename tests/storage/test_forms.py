@@ -265,3 +265,22 @@ def test_the_metadata_of_an_array_in_a_segment_says_what_it_is_outside(
     array = PackedArray(3, 4, in_one_file)
     (tmp_path / "zarr.json").write_bytes(render_metadata(array_document(spec, array)))
     assert spec_in_segment(tmp_path / "zarr.json", spec.path, array, 9) == spec
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"schema": "metaloom/99"}, r"schema 'metaloom/99', iterations \[2, 5\]"),
+        ({"iterations": [2, 4]}, r"iterations \[2, 4\]"),
+        ({"thinned": [{"iteration": 2, "outputs": [{"stage": "initialize", "step": 0, "record": ""}]}]}, "be thinned"),
+        ({"thinned": [{"iteration": 2}]}, "KeyError: 'outputs'"),
+    ],
+)
+def test_a_marker_of_other_iterations_or_outputs_is_refused(changes: Any, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "marker"
+    document = parse_sealed(render_packed_marker(range(2, 5), {2: {StageRef(2, "adapt"): "a"}}))
+    path.write_bytes(render(sealed(document)))
+    assert read_packed_marker(path, range(2, 5), ON_POLICY) == {2: {StageRef(2, "adapt"): "a"}}
+    path.write_bytes(render(sealed(document | changes)))
+    with pytest.raises(DamagedRun, match=f"is not a marker of thinned iterations .*{problem}"):
+        read_packed_marker(path, range(2, 5), ON_POLICY)

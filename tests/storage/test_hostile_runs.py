@@ -13,6 +13,7 @@ from metaloom.storage.format.arrays import crc32c
 from metaloom.storage.format.files import read_sealed, render, sealed
 
 REWARDS = "data.zarr/rollouts_0/rewards"
+FILL = StageRef(0, "fill_memory")
 
 
 def rewrite(file, change, *, holder=None):
@@ -215,6 +216,108 @@ def test_a_pipe_in_place_of_a_file_does_not_hang_the_reader(make_run):
         storage.open_run(path)[0].rollouts(0)
 
 
+def agree(path, ref, name, payload):
+    """Replace a stored row that is not compressed, and agree with it in the record."""
+    raw, crc = payload + crc32c(payload).to_bytes(4, "little"), crc32c(payload)
+    record = path / "_commits" / ref.file_name
+
+    def change(document):
+        (chunk,) = (chunk for chunk in document["chunks"] if chunk["array"].endswith(f"/{name}"))
+        (path / chunk["path"]).write_bytes(raw)
+        chunk.update(size=len(raw), crc32c=crc)
+
+    rewrite(record, change)
+
+
+@pytest.mark.parametrize("lengths", [[[0, 0]] * 3, [[1, 6]] * 3, [[1, -1]] * 3], ids=["none", "too long", "below 0"])
+def test_lengths_that_no_episodes_have_are_refused_before_rows_are_counted(make_off_policy_run, lengths):
+    path = make_off_policy_run(1)
+    agree(path, FILL, "lengths", np.array(lengths, np.int32).tobytes())
+    run, found = storage.open_run(path), r"fill_memory.*lengths are invalid for episodes of at most 5 steps"
+    for read in (lambda: run.lengths(FILL), lambda: run.transitions([0])):
+        with pytest.raises(storage.DamagedRun, match=found):
+            read()
+
+
+def test_episodes_of_no_steps_and_of_the_most_are_counted(make_off_policy_run):
+    path, lengths = make_off_policy_run(1), [[0, 5], [1, 0], [0, 0]]
+    agree(path, FILL, "lengths", np.array(lengths, np.int32).tobytes())
+    assert storage.open_run(path).lengths(FILL).tolist() == lengths
+
+
+def test_outputs_that_are_no_episodes_are_refused_as_such(make_off_policy_run):
+    run = storage.open_run(make_off_policy_run(1))
+    for read, stage, found in (
+        (run.lengths, "sample_tasks", "commits no episodes"),
+        (run.experience, "adapt", "commits no episodes"),
+        (run.experience, "sample_tasks", r"do not form sample_tasks\(i=0, k=0\) \(KeyError"),
+    ):
+        with pytest.raises(storage.DamagedRun, match=rf"_commits/.*{stage}.*{found}"):
+            read(StageRef(0, stage))
+
+
+def test_arrays_that_do_not_form_what_their_stage_gives_are_refused(make_run):
+    path = make_run(1)
+    rewrite(rewards_record(path), lambda document: document["chunks"].pop(0))
+    with pytest.raises(storage.DamagedRun, match=r"do not form collect_rollouts\(i=0, k=0\) \(\w+Error"):
+        storage.open_run(path)[0].rollouts(0)
+
+
+@pytest.mark.parametrize("capacity", ["many", None, [2]])
+def test_a_capacity_that_is_no_number_is_refused(make_run, capacity):
+    path = make_run(1)
+    rewrite(path / "data.zarr/zarr.json", lambda d: d["attributes"].update(capacity=capacity), holder="attributes")
+    with pytest.raises(storage.DamagedRun, match=r"data\.zarr/zarr\.json: has no valid capacity \(\w+Error"):
+        _ = storage.open_run(path).capacity
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("data.zarr/zarr.json", lambda path: storage.open_run(path).capacity),
+        ("_commits", lambda path: storage.open_run(path).refs()),
+        ("data.zarr/tasks/params/zarr.json", lambda path: storage.open_run(path)[0].tasks()),
+        ("data.zarr/tasks/params/c.0.0.0", storage.open_writer),
+    ],
+)
+def test_what_is_missing_from_a_run_is_named(make_run, name, read):
+    path = make_run(1)
+    os.rename(path / name, path.parent / "elsewhere")
+    with pytest.raises(storage.DamagedRun, match=f"{name}: is missing"):
+        read(path)
+
+
+def test_a_chunk_or_table_of_another_size_than_was_committed_is_refused_by_the_writer(make_run):
+    path = make_run(1)
+    for name in ("data.zarr/tasks/params/c.0.0.0", "tables/tasks/00000000.parquet"):
+        raw = (path / name).read_bytes()
+        (path / name).write_bytes(raw + b"x")
+        found = f"{name}: holds {len(raw) + 1} bytes, but {len(raw)} were committed for "
+        with pytest.raises(storage.DamagedRun, match=found):
+            storage.open_writer(path)
+        (path / name).write_bytes(raw)
+    storage.open_writer(path).close()
+
+
+@pytest.mark.parametrize("member", ["id", "config", "config_digest", "environment", "system", "versions", "created"])
+def test_a_run_json_without_what_every_version_wrote_is_refused(make_run, member):
+    path = make_run(1)
+    rewrite(path / "run.json", lambda document: document.update({member: 3}))
+    with pytest.raises(storage.IncompatibleFormat, match=rf"run\.json: no {member}; required: the members"):
+        storage.open_run(path)
+
+
+def test_a_run_json_of_other_outputs_than_any_version_has_is_refused(make_run):
+    path = make_run(1)
+
+    def change(document):
+        document["stages"][0]["output"] = "Dream"
+
+    rewrite(path / "run.json", change)
+    with pytest.raises(storage.IncompatibleFormat, match=r"stages that output Dream"):
+        storage.open_run(path)
+
+
 def test_a_run_of_a_newer_format_is_refused_politely(make_run):
     path = make_run(1)
     rewrite(path / "run.json", lambda document: document.update(format="metaloom/3"))
@@ -289,3 +392,31 @@ def test_claims_that_a_power_cut_left_without_the_ones_before_are_sound_up_to_se
         put(writer, batches.iteration(1))
     assert storage.open_run(path).record(StageRef(1, "sample_tasks")).session == 1_000_000
     assert storage.verify_run(path) == []
+
+
+@pytest.mark.parametrize("changes", [{"lost": "x"}, {"lost": 3}, {"next_sequence": None}, {"head": {}}])
+def test_a_session_that_describes_no_history_is_named_and_not_relied_on(make_run, changes):
+    path = make_run(1)
+    (session,) = path.glob("_sessions/*/session.json")
+    rewrite(session, lambda document: document.update(changes))
+    problems = {damage.file: damage.problem for damage in storage.verify_run(path)}
+    assert "does not describe a session (" in problems[session.relative_to(path).as_posix()]
+    storage.open_writer(path).close()
+
+
+def test_a_record_of_an_array_that_is_not_part_of_a_run_is_removed_by_repair(make_run):
+    path = make_run(1)
+    rewrite(rewards_record(path), lambda document: document["chunks"][0].update(array="dreams/rewards"))
+    with storage.open_writer(path, repair=True) as writer:
+        assert not writer.contains(StageRef(0, "collect_rollouts"))
+        (line,) = [line for line in writer.repaired if rewards_record(path).name in line]
+    assert "names the array 'dreams/rewards', which is not part of a run" in line
+
+
+def test_a_table_of_episodes_without_records_of_their_rollouts_is_not_read(make_run):
+    path = make_run(1)
+    assert storage.open_run(path).episodes().num_rows
+    for record in path.glob("_commits/*collect_rollouts*"):
+        record.unlink()
+    with pytest.raises(storage.StoreError, match="no stage that stores rollouts, though the run has an episodes table"):
+        storage.open_run(path).episodes()

@@ -82,3 +82,16 @@ def test_a_path_that_cannot_be_told_on_one_line_is_refused_at_the_start(path, tm
         with pytest.raises(storage.InvalidRunName):
             make(tmp_path / path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_user_whom_the_system_does_not_know_has_no_folder():
+    with pytest.raises(storage.InvalidRunName, match=r"'~nobody-of-that-name/x'; required: an existing user name"):
+        storage.run_path("~nobody-of-that-name/x", "runs")
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://", "s3://bucket/../other", "s3://bucket/.hidden", "s3://bucket//x", "s3://b/x?y"]
+)
+def test_a_url_does_not_lead_out_of_the_cache(url):
+    with pytest.raises(storage.InvalidRunName, match="URL: "):
+        storage.folder_of(url)

@@ -107,3 +107,10 @@ def test_a_quarantine_that_leads_out_of_the_run_is_neither_read_nor_written(tmp_
         storage.put_in_quarantine(run, REF, message="", about={}, arrays={})
     assert list(elsewhere.iterdir()) == []
     assert storage.read_quarantine(run) == []
+
+
+def test_an_array_that_is_missing_is_named(run):
+    (run / "_quarantine" / "00000003.process_samples.1" / "001.npy").unlink()
+    (entry,) = storage.read_quarantine(run)
+    with pytest.raises(storage.DamagedRun, match=r"001\.npy: is missing; .*its folder may be deleted"):
+        entry.arrays()

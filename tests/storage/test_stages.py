@@ -1,11 +1,15 @@
 """The stages of a run as data in its run.json: any table can be stored, and runs without one are of two known kinds."""
 
+import copy
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from metaloom import storage
 from metaloom.pipeline.outputs import OutputSchema
 from metaloom.storage import StageRef, StageTable, StoredStage
+from metaloom.storage.format.codec import decode
 from metaloom.storage.format.files import read_sealed, render, sealed
 from metaloom.storage.format.stages import OFF_POLICY, ON_POLICY
 
@@ -121,3 +125,56 @@ def test_a_run_json_whose_stages_are_no_table_is_refused(path, stages, message):
     file.write_bytes(render(sealed({**read_sealed(file, indented=True), "stages": stages}), indented=True))
     with pytest.raises(storage.IncompatibleFormat, match=message):
         storage.open_run(path)
+
+
+def test_arrays_that_contradict_the_schema_of_their_output_are_refused():
+    measure = StoredStage("measure", "scales", "Scale", schema=OutputSchema.parse("Scale", SCHEMA))
+    sound = {"scales": {"scale": (np.ones(3, np.float32), {})}}
+    assert decode(measure, "scales", sound).scale.tolist() == [1, 1, 1]
+    for wrong in (np.ones(3), np.ones((3, 2), np.float32)):
+        with pytest.raises(ValueError, match=r"Scale\.scale has (dtype float64|shape \[3, 2\])"):
+            decode(measure, "scales", {"scales": {"scale": (wrong, {})}})
+
+
+def test_an_output_of_a_stage_that_the_run_does_not_have_is_named(path):
+    for read in (OWN.__getitem__, lambda name: storage.open_run(path).load(StageRef(0, name))):
+        with pytest.raises(storage.StoreError, match=r"dream"):
+            read("dream")
+    with pytest.raises(storage.IncompatibleFormat, match=r"run\.json: no stage 'dream' in the run, which has begin, "):
+        OWN["dream"]
+
+
+def test_an_iteration_has_a_method_for_each_stage_and_no_others(path):
+    iteration = storage.open_run(path)[0]
+    assert iteration.practise(1).num_steps == storage.open_run(path).load(StageRef(0, "practise", 1)).num_steps
+    with pytest.raises(
+        AttributeError, match=r"has no 'dreams'; the stages of the run are begin, demonstrate, practise,"
+    ):
+        _ = iteration.dreams
+    for name in ("_begin", "__deepcopy__"):
+        with pytest.raises(AttributeError, match=f"^{name}$"):
+            getattr(iteration, name)
+    assert copy.copy(iteration).index == 0
+
+
+def test_a_group_that_holds_something_else_than_its_name_says_is_refused(tmp_path, creation, put, batches):
+    begin, demonstrate, *others = OWN.stages
+    table = StageTable([begin, replace(demonstrate, group="tasks"), *others])
+    with storage.create_run(tmp_path / "run", capacity=1, stages=table, **creation) as writer:
+        put(writer, [(StageRef(0, "demonstrate"), batches.episodes(), [])])
+        put(writer, [(StageRef(0, "imitate"), batches.update(), [])])
+    with pytest.raises(storage.DamagedRun, match=r"demonstrate.*: holds a EpisodeBatch"):
+        storage.open_run(tmp_path / "run")[0].tasks()
+
+
+def test_outputs_of_inner_steps_that_one_table_cannot_hold_are_refused(tmp_path, creation, put, batches):
+    outputs, last = batches.iteration(0), StageRef(0, "collect_rollouts", 1)
+    choices = replace(batches.episodes(), actions=np.zeros((3, 2, 5), np.int64))
+    with storage.create_run(tmp_path / "run", capacity=1, **creation) as writer:
+        put(writer, [(ref, choices if ref == last else value, inputs) for ref, value, inputs in outputs])
+    run = storage.open_run(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"that one table cannot hold \((.|\n)*\); read fewer inner steps"):
+        run.table("rollouts", columns=["actions"])
+    assert run.table("rollouts", columns=["actions"], steps=1)["actions"].to_pylist() == [0] * choices.num_steps
+    with pytest.raises(ValueError, match=r"rollouts\(i=0, k=1\) has no column returns; available columns: .*rewards"):
+        run.table("rollouts", columns=["rewards", "returns"], steps=1)

@@ -13,7 +13,11 @@ import numpy as np
 import pytest
 
 from metaloom import storage
-from metaloom.storage import StageRef
+from metaloom.storage import StageRef, opening
+from metaloom.storage.format.files import read_file
+from metaloom.storage.read.committed import CommittedFiles
+from metaloom.storage.read.history import read_history
+from metaloom.storage.write.sessions import Session
 
 
 @contextmanager
@@ -203,3 +207,93 @@ def test_files_and_folders_have_the_modes_that_the_umask_leaves(tmp_path, creati
     for path in (tmp_path / "run", *tmp_path.glob("run/**/*"), tmp_path / "fork", *tmp_path.glob("fork/**/*")):
         wanted = (0o777 if path.is_dir() else 0o666) & ~umask
         assert stat.S_IMODE(path.stat().st_mode) == wanted, path
+
+
+@pytest.mark.parametrize("name", ["_commits", "_segments", "_thinned"])
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(make_run, name):
+    path = make_run(1)
+    run = storage.open_run(path)
+    if (path / name).exists():
+        os.rename(path / name, path / "elsewhere")
+    os.symlink(name, path / name)
+    with pytest.raises(storage.StorageFailed, match=f"{name}: .*symbolic links; required: a folder that can be listed"):
+        run.thinned_iterations() if name == "_thinned" else run.refs()
+
+
+def test_links_are_refused_where_the_system_cannot_refuse_them(tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"elsewhere")
+    os.symlink("file", tmp_path / "link")
+    monkeypatch.delattr(os, "O_NOFOLLOW")
+    monkeypatch.setattr("metaloom.storage.format.files._READ", os.O_RDONLY)
+    assert read_file(tmp_path / "file", limit=9) == b"elsewhere"
+    with pytest.raises(storage.DamagedRun, match="link: is a symbolic link"):
+        read_file(tmp_path / "link", limit=9)
+
+
+def test_requests_to_a_writer_are_not_written_through_a_link(make_run, tmp_path):
+    path = make_run(1)
+    (tmp_path / "elsewhere").mkdir()
+    os.symlink(tmp_path / "elsewhere", path / "_operator")
+    with pytest.raises(storage.DamagedRun, match="_operator: is a symbolic link"):
+        storage.ask_to_stop(path, "0" * 16)
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+def test_a_disk_that_stores_other_bytes_ends_a_packing_and_loses_nothing(make_run, run_digests, monkeypatch):
+    path, write = make_run(3), Session.write_folder
+    expected = run_digests(path)
+
+    def flip(session, contents):
+        part = write(session, contents)
+        raw = bytearray((part / "records.parquet").read_bytes())
+        raw[9] ^= 1
+        (part / "records.parquet").write_bytes(raw)
+        return part
+
+    monkeypatch.setattr(Session, "write_folder", flip)
+    with (
+        storage.open_writer(path) as writer,
+        pytest.raises(storage.StorageFailed, match=r"records\.parquet: bytes that differ from what was written"),
+    ):
+        writer.pack()
+    assert storage.open_run(path).files.segments.names() == []
+    assert run_digests(path) == expected
+    assert storage.verify_run(path) == []
+
+
+def test_a_run_of_the_first_format_is_not_packed(tmp_path, creation, put, make_batches, monkeypatch):
+    monkeypatch.setattr("metaloom.storage.write.creation.FORMATS", ("metaloom/1",))
+    batches = make_batches(B=1, E=1, T=2)
+    with storage.create_run(tmp_path / "run", capacity=2, **creation) as writer:
+        put(writer, [*batches.iteration(0), *batches.iteration(1)])
+        with pytest.raises(storage.StoreError, match=r"run: a run of format metaloom/1, .*Leave it unpacked"):
+            writer.pack()
+    assert storage.open_run(tmp_path / "run").files.segments.names() == []
+
+
+def test_a_run_needs_room_for_an_iteration(tmp_path, creation):
+    with pytest.raises(ValueError, match="capacity is 0; it must be at least 1"):
+        storage.create_run(tmp_path / "run", capacity=0, **creation)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_writer_whose_run_is_packed_by_a_later_one_while_it_opens_it_gives_up(make_run, monkeypatch):
+    path, live, heirs = make_run(3), CommittedFiles.live_refs, []
+
+    def late(files, *iterations):
+        refs = live(files, *iterations)
+        monkeypatch.setattr(CommittedFiles, "live_refs", live)
+        heirs.append(storage.open_writer(path, take_over=True))
+        heirs[0].pack()
+        return refs
+
+    def delayed(files, info):
+        monkeypatch.setattr(CommittedFiles, "live_refs", late)
+        monkeypatch.setattr(opening, "read_history", read_history)
+        return read_history(files, info)
+
+    monkeypatch.setattr(opening, "read_history", delayed)
+    with pytest.raises(storage.FencedOut, match="session 1 of this process was ended by a later writer"):
+        storage.open_writer(path)
+    heirs[0].close()
+    assert storage.verify_run(path) == []

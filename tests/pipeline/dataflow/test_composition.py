@@ -310,3 +310,69 @@ def test_what_a_stage_loads_of_a_span_shares_no_memory_with_what_is_to_be_stored
 def test_a_stage_over_tasks_has_to_give_something_of_every_task():
     with pytest.raises(GraphError, match="together is over tasks, but returns Total, which does not have"):
         Stage(together, EACH_STEP, over="tasks")
+
+
+def of_tasks(*, samples: Samples, tasks: TaskBatch) -> Samples:
+    return samples
+
+
+def kept(*, params: TaskParams) -> TaskParams:
+    return params
+
+
+IN_TRAINING_ONLY = ON_POLICY.insert(Stage(of_tasks, EACH_STEP), after="process_samples", gives="samples")
+SAME_STEP = (
+    ON_POLICY.insert(Stage(kept, EACH_STEP, reads={"params": "acting"}), after="sample_tasks")
+    .edge(kept=this_step("kept"))
+    .replace("collect_rollouts", ON_POLICY["collect_rollouts"].reading(params="kept"))
+)
+
+
+def test_an_input_without_a_default_has_to_have_an_output_to_read():
+    before = ON_POLICY.edge(before=last_iteration("process_samples")).insert(
+        Stage(smooth, EACH_STEP, reads={"samples": "before"}), after="process_samples"
+    )
+    assert before.inputs(CONFIG, StageRef(1, "smooth")) == {"samples": StageRef(0, "process_samples")}
+    with pytest.raises(
+        GraphError, match=r"smooth\(i=0, k=0\) reads samples from before = .*, which has no output there"
+    ):
+        before.inputs(CONFIG, StageRef(0, "smooth"))
+
+
+def test_stages_that_adapt_read_what_there_is_after_training_too():
+    of_graph = IN_TRAINING_ONLY["of_tasks"]
+    assert of_graph in IN_TRAINING_ONLY.adapting
+    with pytest.raises(GraphError, match=r"of_tasks reads tasks from tasks = .*, which exists in training only"):
+        IN_TRAINING_ONLY.inputs_of_adaptation(CONFIG, of_graph, 0)
+    found = ON_POLICY.inputs_of_adaptation(CONFIG, ON_POLICY["process_samples"], 1)
+    assert StageRef(0, "collect_rollouts", 1) in found.values()
+
+
+def test_tasks_act_with_what_the_step_before_has_given():
+    assert ON_POLICY.adaptation == (ON_POLICY["collect_rollouts"], ON_POLICY["adapt"])
+    with pytest.raises(GraphError, match=r"collect_rollouts acts with the output of kept in the same inner step"):
+        _ = SAME_STEP.adaptation
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (lambda b: None, r"for task 0 returned NoneType; required TaskParams, as it declares"),
+        (lambda b: params_of(w=2), "for task 0 returned arrays of 2 tasks; required arrays of this task only"),
+        (lambda b: params_of(w=1 + (b == 1)), "for task 1 returned arrays of 2 tasks"),
+        (lambda b: params_of(w=1, **({"more": 1} if b else {})), r"for task 1 .* only one has params\['more'\]"),
+        (lambda b: params_of(**{"v" if b else "w": 1}), r"for task 1 .* only one has params\['v'\], params\['w'\]"),
+    ],
+    ids=["nothing", "two tasks", "two tasks later", "one array more", "another array"],
+)
+def test_what_a_stage_over_tasks_returns_for_a_task_is_of_this_task(given, problem):
+    def odd(at: At, *, params: TaskParams) -> TaskParams:
+        return given(at.task)
+
+    stage = Stage(odd, EACH_STEP, over="tasks", reads={"params": "learner"})
+    with pytest.raises(GraphError, match=f"stage odd is over tasks, and {problem}"):
+        call(stage, {"at": At(0, 0)}, {"params": params_of(w=3)}, map)
+
+
+def params_of(**sizes):
+    return TaskParams({name: np.zeros((size, 1), np.float32) for name, size in sizes.items()})

@@ -112,3 +112,11 @@ def test_a_fault_of_the_physics_names_the_rows() -> None:
     batch = contact_batch(model, 3, 1)
     with pytest.raises(SimulationError, match=r"MuJoCo raised in 2 of 2 simulations \(0, 2\); simulation 0: .+"):
         batch.step(np.array([0, 2]))
+
+
+@pytest.mark.parametrize("num_rows", [0, -1])
+def test_a_batch_that_mujoco_cannot_make_is_refused_with_its_reason(num_rows: int) -> None:
+    with pytest.raises(
+        MemoryError, match=f"MuJoCo cannot make a batch of {num_rows} simulations: nsim must be positive"
+    ):
+        contact_batch(AntDir().model, num_rows, 1)

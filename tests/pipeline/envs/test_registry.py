@@ -8,7 +8,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from metaloom.pipeline.config.sources import files_of
-from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit
+from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit, step_limits_left_open
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
 from metaloom.pipeline.envs.facts import env_facts
 from metaloom.pipeline.envs.loop_batch import LoopBatch
@@ -422,3 +422,75 @@ def test_a_state_that_there_is_not_is_refused(state):
         EnvError, match=rf"found the observation {state}; required an integer in Discrete\(3, start=5\)"
     ):
         env.step(0)
+
+
+class Interrupted(gymnasium.Wrapper):
+    """Is interrupted by Ctrl-C while it is made."""
+
+    def __init__(self, env):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("when", ["made", "wrapped", "closed"])
+def test_ctrl_c_is_no_fault_of_an_environment(monkeypatch, when) -> None:
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "interrupted", type("m", (), {"Wrapper": Interrupted}))
+    config = EnvConfig(
+        name="CartPole-v1", action_scale=None, wrappers=["interrupted:Wrapper"] if when == "wrapped" else []
+    )
+    if when == "made":
+        monkeypatch.setattr(gymnasium, "make", interrupted)
+    if when != "closed":
+        with pytest.raises(KeyboardInterrupt):
+            make_env(config)
+        return
+    env = make_env(config)
+    monkeypatch.setattr(env.unwrapped, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        env.close()
+
+
+def test_the_module_of_a_gymnasium_id_must_be_there_and_other_names_are_refused_where_they_are_used() -> None:
+    with pytest.raises(ValueError, match="no_such_module"):
+        gymnasium_limit("no_such_module:Thing-v0")
+    assert gymnasium_limit("no_such_module:Thing") is None
+    assert gymnasium_limit("CartPole-v1") == 500
+    with step_limits_left_open():
+        assert gymnasium_limit("no_such_module:Thing-v0") is None
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "words"),
+    [
+        ("no_such_module:Wrapper", "^env.wrappers: .*no_such_module"),
+        (
+            "FlattenObservatio",
+            r"^env.wrappers: found 'FlattenObservatio'; did you mean FlattenObservation\?\nRequired: a class",
+        ),
+        ("NormalizeObservation", "found NormalizeObservation, whose statistics come from one copy of the environment"),
+        ("NormalizeReward", "found NormalizeReward, whose statistics come from one copy of the environment"),
+        (
+            {"name": "RecordVideo", "options": {"video_folder": "x"}},
+            "found RecordVideo, which makes every copy .* write",
+        ),
+        (
+            {"name": "TimeLimit", "options": {"steps": 3}},
+            "^env.wrappers: TimeLimit with .*'steps'.*; allowed: max_episode_st",
+        ),
+        (
+            "TimeAwareObservation",
+            "^env.wrappers: TimeAwareObservation with .* raised .*; the environment sets no step",
+        ),
+        (
+            {"name": "ResizeObservation", "options": {"shape": [2, 2]}},
+            r"^env.wrappers: ResizeObservation with .* raised (.|\n)*; the environment has observations in Box",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value["name"],
+)
+def test_a_wrapper_that_no_run_can_have_is_refused(monkeypatch, wrapper, words) -> None:
+    monkeypatch.setitem(sys.modules, "clashing", type("m", (), {"Clashing": Clashing}))
+    with pytest.raises(EnvError, match=words):
+        make_env(EnvConfig(name="clashing:Clashing", wrappers=[wrapper]))

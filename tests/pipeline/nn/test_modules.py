@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.nn.modules import float32_alone
 from metaloom.pipeline.nn.networks import Network, build_network
 from metaloom.pipeline.nn.spec import NetworkSpec
 
@@ -100,11 +101,17 @@ class Double(Net):
         self.double()
 
 
+class Doubled(Net):
+    def forward(self, inputs):
+        return super().forward(inputs).double()
+
+
 @pytest.fixture(autouse=True)
 def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("nets")
     own = {
-        c.__name__: c for c in (Net, Pixels, With, Wide, Failing, Drifting, Fickle, NoisyWhileLearning, Frozen, Double)
+        c.__name__: c
+        for c in (Net, Pixels, With, Wide, Failing, Drifting, Fickle, NoisyWhileLearning, Frozen, Double, Doubled)
     }
     module.__dict__.update(own, factory=lambda shape, size: "no module")
     monkeypatch.setitem(sys.modules, "nets", module)
@@ -235,3 +242,11 @@ def test_a_name_that_nobody_knows_is_refused_with_those_that_are_known():
         match=r"found 'resnet'; required one of mlp, cnn, .*, linear-attention; or module:Class .*metaloom.networks",
     ):
         build_network("net", NetworkSpec("resnet", (5,), 3))
+
+
+def test_outputs_of_another_type_than_float32_are_refused_unless_an_earlier_version_took_them():
+    assert build("Doubled")
+    with float32_alone(), pytest.raises(ConfigError, match=r"Doubled returns outputs of torch.float64; required"):
+        build("Doubled")
+    with float32_alone():
+        assert build("Net")

@@ -127,3 +127,25 @@ def test_a_policy_that_is_what_it_is_taken_for_is_accepted_and_torch_draws_on_wh
     state = torch.get_rng_state()
     assert isinstance(build(Right), Right)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class Breaks(Right):
+    def __init__(self, spaces, config):
+        raise LookupError("no weights")
+
+
+class Asks(Right):
+    def distribution(self, params, observations):
+        raise ConfigError("policy.options: found no width; required one")
+
+
+def test_a_policy_that_cannot_be_made_is_refused_with_its_error(build):
+    with pytest.raises(
+        ConfigError, match=r"^policy.name: own:Wrong\(spaces, config\) raised LookupError: .*no weights"
+    ):
+        build(Breaks)
+
+
+def test_what_a_policy_refuses_itself_comes_through_as_it_says_it(build):
+    with pytest.raises(ConfigError, match=r"^policy.options: found no width; required one$"):
+        build(Asks)

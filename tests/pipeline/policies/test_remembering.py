@@ -70,6 +70,15 @@ class Statistics(Elman):
     def forward(self, inputs, state):
         return super().forward(inputs - inputs.mean(0), state)
 
+class Doubles(Elman):
+    def forward(self, inputs, state):
+        features, state = super().forward(inputs, state)
+        return features.double(), state
+
+class Needy(Elman):
+    def __init__(self, input_size, width):
+        super().__init__(input_size, width)
+
 class Sums(nn.Module):
     def __init__(self, input_size, size=5, wrong=None):
         super().__init__()
@@ -324,6 +333,8 @@ def test_parameters_that_do_not_fit_are_refused():
         ("Statistics", "depends on the other rows"),
         ("Silent", "state_size is None; required integers"),
         ("Nothing", "own_cells:Nothing"),
+        ("Doubles", r"^policy.network: own_cells:Doubles returns outputs of torch.float64; required float32"),
+        ("Needy", r"own_cells:Needy\(\d+, ...\) raised TypeError: .*'width'; .* called with \(input_size\)"),
     ],
 )
 def test_a_cell_that_does_not_keep_to_the_contract_is_refused(name, reason):

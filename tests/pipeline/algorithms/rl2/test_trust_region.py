@@ -8,6 +8,7 @@ import torch
 from cell_steps import OPTIONS, STEPS
 from small_setups import A, O, small_setup
 
+from metaloom.pipeline.algorithms.contract import NumericalError
 from metaloom.pipeline.algorithms.rl2.learner import MemoryPolicy, SequenceRegion, TrialChunk
 from metaloom.pipeline.algorithms.trials.losses import Sequences
 from metaloom.pipeline.algorithms.trials.settings import RL2TRPO
@@ -216,3 +217,12 @@ def test_the_last_twelfth_of_a_trial_is_described(episodes):
     )
     assert metrics["end_advantage_share"] == pytest.approx(9 / 11)
     assert metrics["end_advantage_mean"] == -3
+
+
+def test_a_gradient_that_is_not_finite_is_refused_before_a_step_is_tried(episodes):
+    learner = RL2TRPO(episodes_per_trial=2).build(small_setup(PolicyConfig(network="gru", hidden_sizes=(6,))))
+    state = learner.initialize(run_seed=1)
+    samples = learner.process(state, episodes, seed=0)
+    endless = replace(samples, advantages=np.full_like(samples.advantages, np.inf))
+    with pytest.raises(NumericalError, match="meta_optimize: the gradient of the policy's loss is not finite"):
+        learner.update(state, [Step(episodes, endless, 0)], run_seed=1, iteration=0)

@@ -1,0 +1,133 @@
+"""The log of a run under object storage: what no session wrote is refused, whatever its checksum.
+
+The store is fsspec's in memory; tests/storage/test_object_storage.py asks a real server.
+"""
+
+import os
+import sys
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from metaloom import storage
+from metaloom.storage.format.files import parse_sealed, render, sealed
+from metaloom.storage.remote.objects import ObjectFolder
+
+URL = "memory://bucket/runs/first"
+LOG = "/bucket/runs/first/_log"
+
+
+@pytest.fixture
+def memory(monkeypatch, tmp_path):
+    """An empty store in memory, with an empty cache."""
+    monkeypatch.setenv("METALOOM_CACHE", str(tmp_path / "cache"))
+    fs = MemoryFileSystem()
+    fs.store.clear()
+    fs.pseudo_dirs[:] = [""]
+    yield fs
+    fs.store.clear()
+
+
+@pytest.fixture
+def run(memory, creation, put, make_batches):
+    """A run with one output; returns the keys of its log's entries."""
+    with storage.create_run(URL, capacity=1, **creation) as writer:
+        put(writer, make_batches(B=2, E=1, T=3).iteration(0)[:1])
+    return sorted(memory.find(LOG))
+
+
+def forge(memory, key, **changes):
+    """Change an entry and give it a right checksum again; None removes a member."""
+    document = parse_sealed(memory.cat_file(key)) | changes
+    memory.pipe_file(key, render(sealed({name: value for name, value in document.items() if value is not None})))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"schema": "metaloom/99"}, "schema 'metaloom/99', kind 'end'"),
+        ({"kind": "dream"}, "kind 'dream'"),
+        ({"previous": "0" * 64}, "does not follow the entry before it"),
+        ({"sequence": 0}, "does not follow the entry before it"),
+        ({"session": "0" * 16}, "belongs to a session other than the one"),
+        ({"session": "../x"}, "not part of a run"),
+        ({"removed": ["../x"]}, r"it names \['\.\./x'\], which is not part of a run"),
+        ({"files": {"../x": {"text": ""}}}, r"it names \['\.\./x'\], which is not part of a run"),
+        ({"files": {"tables/tasks/00000000.parquet": {"key": "../x"}}}, r"it names the object '\.\./x'"),
+        ({"files": {"tables/tasks/00000000.parquet": {}}}, r"is not a log entry \(KeyError: 'size'\)"),
+        ({"removed": None}, r"is not a log entry \(KeyError: 'removed'\)"),
+    ],
+    ids=lambda value: str(value)[:50] if isinstance(value, dict) else "",
+)
+def test_an_entry_that_no_session_wrote_is_refused(memory, run, other_machine, changes, problem):
+    forge(memory, run[-1], **changes)
+    other_machine("second")
+    name = run[-1].rpartition("/")[2]
+    with pytest.raises(storage.DamagedRun, match=rf"{URL}/_log/{name}: .*{problem}.*; required: the log"):
+        storage.open_run(URL)
+    for path in storage.folder_of(URL).parent.rglob("*"):
+        assert path.name != "x"
+
+
+def test_an_entry_in_the_cache_that_no_session_wrote_is_named_by_its_file(run):
+    entries = storage.folder_of(URL).with_name(".first.log") / "entries"
+    assert entries.exists()
+    entries.write_bytes(entries.read_bytes().replace(b'"kind":"commit"', b'"kind":"comm1t"'))
+    with pytest.raises(storage.DamagedRun, match=rf"{entries}: the content does not match its checksum"):
+        storage.open_run(URL)
+
+
+def test_a_gap_in_the_log_is_named(memory, run, other_machine):
+    memory.rm(run[1])
+    other_machine("second")
+    with pytest.raises(storage.DamagedRun, match=rf"{URL}/_log/00000001\.json: is missing; later ones exist"):
+        storage.open_run(URL)
+
+
+@pytest.mark.parametrize("found", ["no", "another"])
+def test_a_store_that_holds_another_run_than_the_cache_is_refused(memory, run, creation, found):
+    memory.rm("/bucket/runs/first", recursive=True)
+    if found == "another":
+        memory.pipe({key: b"another" for key in run})
+    with pytest.raises(storage.StoreError, match=rf"{URL}: {found} entry {len(run) - 1} of the log, unlike the cache"):
+        storage.open_run(URL)
+
+
+def test_a_run_that_another_machine_writes_is_locked_until_that_session_ends(run, other_machine, monkeypatch, tmp_path):
+    writer = storage.open_writer(URL)
+    other_machine("second")
+    with pytest.raises(storage.RunLocked, match=rf"process {os.getpid()} on .*--take-over"):
+        storage.open_writer(URL)
+    monkeypatch.setenv("METALOOM_CACHE", str(tmp_path / "cache"))
+    writer.close()
+    other_machine("second")
+    storage.open_writer(URL).close()
+
+
+def test_a_creation_that_another_machine_began_is_locked_and_says_how_to_clear_it(memory, creation, other_machine):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("metaloom.storage.opening.write_skeleton", stop)
+        patch.setattr("metaloom.storage.remote.session.RemoteSession.end", lambda session: None)  # it was killed
+        with pytest.raises(KeyboardInterrupt):
+            storage.create_run(URL, capacity=1, **creation)
+    other_machine("second")
+    with pytest.raises(storage.RunLocked, match=rf"it had not even created the run: remove {URL}, or choose another"):
+        storage.create_run(URL, capacity=1, **creation)
+
+
+def test_a_store_that_ignores_conditions_is_refused_before_anything_is_written(memory, creation, monkeypatch):
+    monkeypatch.setattr(ObjectFolder, "put_new", lambda self, key, content: self.put_all({key: content}) is None)
+    with pytest.raises(storage.StorageFailed, match=r"ignores the condition of a put \(If-None-Match\)"):
+        storage.create_run(URL, capacity=1, **creation)
+    assert not [key for key in memory.find("/bucket") if "run.json" in key]
+
+
+def test_a_missing_back_end_is_named_with_what_installs_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("METALOOM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
+    with pytest.raises(storage.StorageFailed, match=r"s3://bucket/runs/first: .*pip install 'metaloom\[s3\]'"):
+        storage.open_run("s3://bucket/runs/first")
