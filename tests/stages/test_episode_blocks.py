@@ -1,7 +1,7 @@
 """Sampling until there are enough steps and episodes."""
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -134,6 +134,23 @@ def test_blocks_are_as_small_as_can_be_enough():
     assert Enough(20, 5, E, T).block_size == 5
     assert Enough(500, None, E, T).block_size == E
     assert Enough(500, None, None, T).block_size == 50
+
+
+@pytest.mark.parametrize(
+    ("enough", "steps", "is_enough"),
+    [
+        (Enough(20, None, E, T), [12, 8], True),
+        (Enough(20, None, E, T), [12, 7], False),
+        (Enough(None, 2, E, T), [1, 1], True),
+        (Enough(None, 3, E, T), [9, 9], False),
+        (Enough(20, 3, E, T), [20, 1], False),
+        (Enough(None, None, E, T), [], False),
+        (Enough(1000, None, 2, T), [1, 1], True),
+    ],
+)
+def test_minima_are_reached_by_exactly_as_many_steps_or_episodes(enough, steps, is_enough):
+    blocks = [SimpleNamespace(real=np.ones((1, 1), bool), num_steps=count) for count in steps]
+    assert enough.reached(blocks) == is_enough
 
 
 def test_choices_follow_the_probabilities_that_are_recorded(collect):

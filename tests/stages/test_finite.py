@@ -4,9 +4,11 @@ import pickle
 import numpy as np
 import pytest
 
+from metaloom.pipeline.policies.actors.contract import ACTIONS
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Samples, TaskBatch, TaskParams, Update
 from metaloom.stages.faults import NotFinite, require_finite
-from metaloom.stages.witness import _differences
+from metaloom.stages.rollouts.faults import RolloutPosition
+from metaloom.stages.witness import _differences, play_again
 from metaloom.storage import StageRef
 from metaloom.storage.format.codec import flatten
 
@@ -95,6 +97,14 @@ def test_metrics_may_be_nan_because_they_decide_nothing():
     require_finite(StageRef(0, "meta_optimize"), update(), flatten(update()))
 
 
+def test_facts_may_be_nan_because_their_declaration_determines_it_and_other_arrays_beside_them_may_not():
+    value = dataclasses.replace(episodes(), facts={"distance": np.full((B, E, T), np.nan, np.float32)})
+    require_finite(StageRef(0, "pre_rollouts"), value, flatten(value))
+    value.rewards[1, 1, 1] = np.nan
+    with pytest.raises(NotFinite, match="rewards holds nan at task 1, episode 1, step 1"):
+        require_finite(StageRef(0, "pre_rollouts"), value, flatten(value))
+
+
 def test_finite_numbers_whose_sum_overflows_pass():
     huge = dataclasses.replace(samples(), returns=np.full((B, E, T), 3e38, np.float32))
     require_finite(StageRef(0, "process_samples"), huge, flatten(huge))
@@ -119,7 +129,10 @@ def test_the_fault_keeps_place_and_arrays_on_its_way_from_a_worker():
 
 def test_a_witness_names_the_first_step_and_array_in_which_two_episodes_differ(batch) -> None:
     stored = dataclasses.replace(
-        batch(np.zeros((1, 1, 3, 2)), np.zeros((1, 1, 2)), [[2]]), initial_state=np.zeros((1, 1, 3))
+        batch(np.zeros((1, 1, 3, 2)), np.zeros((1, 1, 2)), [[2]]),
+        initial_state=np.zeros((1, 1, 3)),
+        reward_terms={"control": np.zeros((1, 1, 2), np.float32)},
+        facts={"speed": np.zeros((1, 1, 2), np.float32), "success": np.zeros((1, 1), np.float32)},
     )
     late, early = np.zeros((1, 1, 3, 2), np.float32), np.zeros((1, 1, 3, 2), np.float32)
     late[0, 0, 2], early[0, 0, 0] = 1, 1
@@ -130,5 +143,32 @@ def test_a_witness_names_the_first_step_and_array_in_which_two_episodes_differ(b
         ({"observations": early}, [(-1, "observations")]),
         ({"rewards": np.array([[[0, 1]]], np.float32)}, [(1, "rewards")]),
         ({"terminated": np.ones((1, 1), bool), "truncated": np.zeros((1, 1), bool)}, [(2, "terminated")]),
+        ({"lengths": np.array([[1]], np.int32)}, [(1, "lengths")]),
+        ({"reward_terms": {"control": np.array([[[1, 0]]], np.float32)}}, [(0, "reward term control")]),
+        ({"facts": {"speed": np.array([[[0, 1]]], np.float32), "success": np.zeros((1, 1), np.float32)}}, [(1, "fact speed")]),
+        ({"facts": {"speed": np.zeros((1, 1, 2), np.float32), "success": np.ones((1, 1), np.float32)}}, [(2, "fact success")]),
     ):
         assert [*_differences(stored, (0, 0), dataclasses.replace(stored, **changes))] == found
+
+
+def test_the_witness_is_another_real_episode_in_each_iteration_and_run(batch) -> None:
+    lengths = np.full((3, 4), 2)
+    lengths[1, 2:] = 0
+    actions = np.arange(24, dtype=np.float32).reshape(3, 4, 2, 1)
+    complete = batch(np.zeros((3, 4, 3, 2)), np.zeros((3, 4, 2)), np.full((3, 4), 2))
+    stored = dataclasses.replace(complete, actions=actions, lengths=lengths.astype(np.int32), truncated=lengths > 0)
+    asked = []
+
+    def collect(params, tasks, at):
+        asked.append((at.run_seed, at.iteration, at.first_task, at.first_episode))
+        np.testing.assert_array_equal(params.params[ACTIONS], actions[at.first_task, at.first_episode][None])
+        np.testing.assert_array_equal(tasks.params, [[at.first_task]])
+        return complete
+
+    drawn = TaskBatch(np.arange(3.0)[:, None], np.arange(3), ("direction",), ("1",))
+    for seed, iteration in [(1, i) for i in range(40)] + [(2, i) for i in range(40)]:
+        assert play_again(drawn, stored, RolloutPosition(seed, iteration, 1), collect) is None
+    assert [at[:2] for at in asked] == [(1, i) for i in range(40)] + [(2, i) for i in range(40)]
+    places = [at[2:] for at in asked]
+    assert {*places[:40]} == {*places[40:]} == {(b, e) for b in range(3) for e in range(4) if lengths[b, e]}
+    assert places[:40] != places[40:]

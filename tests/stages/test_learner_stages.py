@@ -11,6 +11,7 @@ from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.dataflow.stage import At
 from metaloom.pipeline.estimation.diagnostics import Measures
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Samples, Step, TaskParams, Update
+from metaloom.stages.adapt import adapt
 from metaloom.stages.counters import (
     ENV_STEPS,
     ENV_STEPS_NOMINAL,
@@ -243,3 +244,38 @@ def test_an_iteration_that_loses_a_counter_is_refused(lost):
     del (metrics if lost == "metrics" else counters)[ENV_STEPS_NOMINAL]
     with pytest.raises(StageFault, match="iteration 3: the stage lost the counter env_steps_nominal"):
         require_counters(Update(LearnerState({}, {}, counters), metrics), "iteration 3")
+
+
+class Adapting(Counting):
+    """Adapts to the parameters it is told, or adds one per step of the task's episodes."""
+
+    def __init__(self, params=None):
+        self.returned = params
+
+    def adapt(self, state, params, evidence, *, parallel=map):
+        of_task = 1 + np.arange(B, dtype=np.float32)[:, None]
+        weight = params.params["weight"] + (of_task if isinstance(evidence, Step) else -of_task)
+        return TaskParams({"weight": weight} if self.returned is None else self.returned)
+
+
+def adapted(learner, steps, params, **changes):
+    inputs = {"state": first(), "params": params, "episodes": steps[0].episodes, "samples": steps[0].samples}
+    return adapt(learner, At(3, 0, step=0), map, **(inputs | changes))
+
+
+def test_the_first_inner_step_adapts_the_learners_parameters_and_the_next_the_tasks_own(steps):
+    once = adapted(Adapting(), steps, first())
+    assert once.params["weight"].tolist() == [[4, 4], [5, 5], [6, 6]]
+    assert adapted(Adapting(), steps, once).params["weight"].tolist() == [[5, 5], [7, 7], [9, 9]]
+    assert adapted(Adapting(), steps, first(), samples=None).params["weight"].tolist() == [[2, 2], [1, 1], [0, 0]]
+
+
+def test_an_inner_step_keeps_the_shapes_of_parameters_and_a_memory_may_have_others(steps):
+    wrong = {"weight": np.zeros((B, 5), np.float32)}
+    with pytest.raises(StageFault, match=r"returned params\['weight'\] as \[3, 5\]; required \[3, 2\], as before"):
+        adapted(Adapting(wrong), steps, first())
+    with pytest.raises(StageFault, match=r"params\['weight'\] as absent; required \[3, 2\]"):
+        adapted(Adapting({}), steps, first())
+    assert adapted(Adapting(wrong), steps, first(), samples=None).params["weight"].shape == (B, 5)
+    with pytest.raises(StageFault, match=r"params\['weight'\] for 2 tasks; required TaskParams for 3 tasks"):
+        adapted(Adapting({"weight": np.zeros((2, 2), np.float32)}), steps, first(), samples=None)

@@ -98,6 +98,12 @@ def test_seed_and_iteration_decide_the_draws() -> None:
     index = filled()
     assert not np.array_equal(draw(index).rows, draw(index, run_seed=4).rows)
     assert not np.array_equal(draw(index).rows, draw(index, iteration=1).rows)
+    # With a single task, the order of tasks is the same in all draws, so the rows themselves must differ.
+    one = {"task_ids": [0], "tasks_per_gradient_step": 1}
+    for name in ("rows", "context_rows"):
+        drawn = [getattr(draw(index, **one, **at), name) for at in ({}, {"run_seed": 4}, {"iteration": 1})]
+        assert not any(np.array_equal(drawn[0], other) for other in drawn[1:])
+        assert len({step.tobytes() for step in drawn[0]}) == 8
 
 
 @pytest.mark.parametrize(
