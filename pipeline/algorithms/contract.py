@@ -7,7 +7,7 @@ but no state: everything that persists between iterations is in LearnerState, wh
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, Signature, signature
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
@@ -22,7 +22,7 @@ from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.plugins import load_class, path_of
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.pipeline.schema import ConfigError, PluginSettings, Settings, later
-from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, TaskParams
+from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, Step, TaskParams
 
 KernelName = Literal["torch", "fused"]
 KernelChoice = Literal["auto", "torch", "fused"]
@@ -38,6 +38,8 @@ ContextRounds from which tasks are inferred (task_inference)."""
 Experience = TypeVar("Experience", contravariant=True)
 """Input to an update: Steps 0 ... K of an iteration (on_policy and trials graphs), a TrialExperience
 (trial_inference), or Minibatches of stored transitions (off_policy and task_inference)."""
+Steps = Sequence[Step]
+"""Steps 0 ... K of an iteration."""
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,6 @@ import numpy as np
 
 from metaloom.pipeline.types import Array, ParallelMap, Params
 
-Fit = Callable[[Array, Array, Array], Array]
-"""Function from one task's observations [E, T, O], targets [E, T] and mask [E, T] to predictions [E, T] or
-parameters."""
-
 
 class BaselineError(ArithmeticError):
     """Raised if a baseline has no finite fit."""
@@ -52,8 +48,10 @@ class Baseline(ABC):
         return {}
 
 
-def by_task(fit: Fit, observations: Array, targets: Array, mask: Array, parallel: ParallelMap) -> Array:
-    """Apply a fit to each task and return the stacked predictions or parameters."""
+def by_task(
+    fit: Callable[[Array, Array, Array], Array], observations: Array, targets: Array, mask: Array, parallel: ParallelMap
+) -> Array:
+    """Fit each task's observations [E, T, O], targets [E, T] and mask [E, T]; return the results stacked, [B, ...]."""
 
     def work(b: int) -> Array:
         try:

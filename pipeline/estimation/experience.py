@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -40,18 +40,11 @@ class StepRows:
         return len(self.actions)
 
 
-@dataclass(frozen=True)
-class CriticEstimate:
-    """A critic's estimates for some episodes.
+class CriticEstimate(NamedTuple):
+    """A critic's estimates for some episodes, [b, E, T] float64 each, zero on padding; advantages are unscaled."""
 
-    Attributes:
-        values: Values, [b, E, T] float64, zero on padding.
-        advantages: Advantages before shifting and scaling, [b, E, T] float64, zero on padding.
-        targets: Critic targets, [b, E, T] float64, zero on padding.
-    """
-
-    values: Array
     advantages: Array
+    values: Array
     targets: Array
 
 
@@ -102,7 +95,7 @@ class Experience:
             next_values[self._last_steps] = critic(self._last_observations)
         advantages = gae(rewards, values, next_values, discount, gae_lambda)
         if target == "td_lambda":
-            return CriticEstimate(values, advantages, values + advantages)
+            return CriticEstimate(advantages, values, values + advantages)
         rewards = rewards.astype(np.float64)
         rewards[self._last_steps] += discount * next_values[self._last_steps]
-        return CriticEstimate(values, advantages, discounted_returns(rewards, discount))
+        return CriticEstimate(advantages, values, discounted_returns(rewards, discount))

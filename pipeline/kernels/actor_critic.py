@@ -158,13 +158,15 @@ class FusedSteps(ActorCriticSteps):
         """Copy the arrays that gradient steps change; `prefix` is the policy network's name prefix."""
         self.policy_params: FlatParams = FlatParams(state.params)
         self.critic_params: FlatParams = FlatParams(renamed(state.extra, f"{CRITIC}.", f"{CRITIC}."))
-        names = state.params.items()
-        learned = [np.full(value.size, learn_std or name != LOG_STD) for name, value in names]
+        learned = [np.full(value.size, learn_std or name != LOG_STD) for name, value in state.params.items()]
         self.learned: Array = np.concatenate(learned)
         super().__init__(settings, state)
         self._policy_network = FlatNetwork.of(prefix, policy, self.policy_params)
         self._critic_network = FlatNetwork.of(CRITIC, critic, self.critic_params)
-        self._head = _head(self.policy_params, min_std, learn_std)
+        self._head = CategoricalHead()
+        if LOG_STD in state.params:
+            flat = self.policy_params
+            self._head = GaussianHead(flat.params[LOG_STD], flat.gradients[LOG_STD], min_std, learn_std=learn_std)
 
     def values(self, observations: Array) -> Array:
         return self._critic_network.forward(observations)[:, 0]
@@ -202,12 +204,6 @@ class FusedSteps(ActorCriticSteps):
             outside = np.abs(np.exp(log_prob - rows.old_log_prob) - 1) > clip_eps
             described["clip_fraction"] = float(outside.mean())
         return described
-
-
-def _head(policy: FlatParams, min_std: float, learn_std: bool) -> GaussianHead | CategoricalHead:
-    if LOG_STD not in policy.params:
-        return CategoricalHead()
-    return GaussianHead(policy.params[LOG_STD], policy.gradients[LOG_STD], min_std, learn_std=learn_std)
 
 
 def _surrogates(log_prob: Array, old_log_prob: Array, advantages: Array, clip_eps: float) -> tuple[Array, Array]:

@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from metaloom.pipeline.algorithms.off_policy.learner import FusedGradientSteps
-from metaloom.pipeline.algorithms.pearl.learner import ADAM_EPSILON, LAYOUT, TWINS, Noise, PEARLNetworks
+from metaloom.pipeline.algorithms.pearl.learner import ADAM_EPSILON, LAYOUT, MIN_VARIANCE, TWINS, Noise, PEARLNetworks
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.kernels.sac import TanhGaussianActions
 from metaloom.pipeline.nn.flat_networks import FlatNetwork, FlatParams
@@ -25,7 +25,6 @@ from metaloom.pipeline.types import Array, Metrics, Minibatch, Params, Transitio
 
 MAX_PARTS = 4
 """Maximum number of parts into which a step's tasks are split. It is fixed because the order of sums depends on it."""
-MIN_VARIANCE = 1e-7
 
 
 @dataclass(frozen=True)

@@ -78,23 +78,18 @@ class ContextRounds:
 
     def transitions(self, num_transitions: int) -> Iterator[Transitions]:
         """Yield each task's transitions [1, C]: all of them, or a random sample, without replacement if possible."""
-        for b, (columns, seen) in enumerate(_by_task(self.rounds)):
+        first = self.rounds[0]
+        columns = TransitionColumns(first.observations.shape[-1], first.actions.shape[-1])
+        for b in range(len(first.rewards)):
+            real = [np.nonzero(episodes.mask[b]) for episodes in self.rounds]
+            packed = (columns.pack(of, np.full_like(e, b), e, t) for of, (e, t) in zip(self.rounds, real, strict=True))
+            seen = np.concatenate([*packed])
             if self.position is None:
                 yield columns.unpack(seen[None])
                 continue
             rng = generator(self.position[0], "context", *self.position[1:], b)
             rows = rng.choice(np.arange(len(seen)), num_transitions, replace=len(seen) < num_transitions)
             yield columns.unpack(seen[rows][None])
-
-
-def _by_task(rounds: Sequence[EpisodeBatch]) -> Iterator[tuple[TransitionColumns, Array]]:
-    """Yield the column layout and the packed real steps [n, W] of each task."""
-    first = rounds[0]
-    columns = TransitionColumns(first.observations.shape[-1], first.actions.shape[-1])
-    for b in range(len(first.rewards)):
-        real = [np.nonzero(episodes.mask[b]) for episodes in rounds]
-        packed = [columns.pack(of, np.full_like(e, b), e, t) for of, (e, t) in zip(rounds, real, strict=True)]
-        yield columns, np.concatenate(packed)
 
 
 ReadRound = Callable[[int], EpisodeBatch]

@@ -10,7 +10,7 @@ import numpy as np
 
 from metaloom.pipeline.algorithms.actor_critic.gradient_steps import CRITIC, POLICY, ActorCriticSteps, TorchSteps
 from metaloom.pipeline.algorithms.actor_critic.settings import PPO, ActorCriticSettings
-from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup, require_finite_params
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup, Steps, require_finite_params
 from metaloom.pipeline.algorithms.kernel_choice import choose_kernel, fused, network_blockers, optimizer_blockers
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.estimation.experience import Experience, StepRows
@@ -76,7 +76,7 @@ POLICY_PASS, CRITIC_PASS = 0, 1
 """Last element of the position that seeds the minibatch order."""
 
 
-class ActorCriticLearner(Learner[Step, Sequence[Step]]):
+class ActorCriticLearner(Learner[Step, Steps]):
     """Learner that trains a policy and its critic; see Learner."""
 
     def __init__(self, settings: ActorCriticSettings, setup: Setup) -> None:
@@ -115,13 +115,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         )
 
     def update(
-        self,
-        state: LearnerState,
-        experience: Sequence[Step],
-        *,
-        run_seed: int,
-        iteration: int,
-        parallel: ParallelMap = map,
+        self, state: LearnerState, experience: Steps, *, run_seed: int, iteration: int, parallel: ParallelMap = map
     ) -> tuple[LearnerState, Metrics]:
         """Train in epochs of minibatches over the complete episodes; see Learner.
 
@@ -172,8 +166,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
             **learned,
         }
         joined = self.joined(updated)
-        kept = LearnerState(joined.params, joined.optimizer, state.extra | joined.extra)
-        return self._counted(kept, num_updates + 1, moments), metrics
+        return self._counted(replace(joined, extra=state.extra | joined.extra), num_updates + 1, moments), metrics
 
     def _learn(
         self,
@@ -211,10 +204,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
             e.estimate(of.values, discount, gae_lambda, self.settings.value_target)
             for e, of in zip(owned, steps, strict=True)
         ]
-        advantages, values, targets = (
-            np.concatenate([getattr(estimate, name) for estimate in estimates])
-            for name in ("advantages", "values", "targets")
-        )
+        advantages, values, targets = map(np.concatenate, zip(*estimates, strict=True))
         return advantages, values, targets
 
     def fresh(self, rng: np.random.Generator) -> LearnerState:
@@ -224,8 +214,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         matrices = [name for name, shape in self.policy.network.shapes.items() if len(shape) > 1]
         for name in matrices[-1:]:
             params[name] *= np.float32(self.settings.initial_output_scale)
-        critic = self.critic.initialize(rng)
-        optimizer = self.settings.optimizer
+        critic, optimizer = self.critic.initialize(rng), self.settings.optimizer
         states = renamed(initial_state(optimizer, params), "", f"{POLICY}.")
         states |= renamed(initial_state(optimizer, critic), "", f"{CRITIC}.")
         return LearnerState(params, states, critic)
@@ -261,7 +250,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
 
     def _counted(self, state: LearnerState, num_updates: int, moments: Moments | None) -> LearnerState:
         counters = {NUM_UPDATES: np.array(num_updates, np.int64)} | (moments.stored() if moments else {})
-        return LearnerState(state.params, state.optimizer, state.extra | counters)
+        return replace(state, extra=state.extra | counters)
 
 
 def _described(steps: Sequence[ActorCriticSteps], data: Sequence[StepRows], owned: Sequence[Experience]) -> Metrics:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -76,7 +77,7 @@ class SVPGLearner(ActorCriticLearner):
         if self.svpg.horizon is None or num_updates == 0 or num_updates % self.svpg.horizon:
             return state
         fresh = self._all_fresh(run_seed, num_updates)
-        return LearnerState(fresh.params, fresh.optimizer, state.extra | fresh.extra)
+        return replace(fresh, extra=state.extra | fresh.extra)
 
     def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
         """Return the parameters of particle b mod n for each task b; see Learner."""
@@ -89,12 +90,11 @@ class SVPGLearner(ActorCriticLearner):
 
     def split(self, state: LearnerState) -> list[LearnerState]:
         """Return the state of each particle, without the counters, which all particles share."""
-        n = self.svpg.num_particles
+        n, parts = self.svpg.num_particles, (state.params, state.optimizer, state.extra)
 
         def of(arrays: Params, j: int) -> Params:
             return {name: value[j] for name, value in arrays.items() if value.shape[:1] == (n,)}
 
-        parts = (state.params, state.optimizer, state.extra)
         return [LearnerState(*(of(arrays, j) for arrays in parts)) for j in range(n)]
 
     def joined(self, states: Sequence[LearnerState]) -> LearnerState:
@@ -103,11 +103,8 @@ class SVPGLearner(ActorCriticLearner):
         def stacked(parts: Sequence[Params]) -> Params:
             return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
 
-        return LearnerState(
-            stacked([state.params for state in states]),
-            stacked([state.optimizer for state in states]),
-            stacked([state.extra for state in states]),
-        )
+        parts = [(state.params, state.optimizer, state.extra) for state in states]
+        return LearnerState(*map(stacked, zip(*parts, strict=True)))
 
     def directions(self, steps: Sequence[ActorCriticSteps], num_updates: int) -> tuple[Sequence[Array | None], Metrics]:
         """Return the negated Stein direction, since optimizers descend, and its metrics."""

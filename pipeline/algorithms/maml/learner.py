@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup, Steps
 from metaloom.pipeline.algorithms.maml.meta_gradient import (
     INNER_KL,
     LOG_INNER_LR,
@@ -66,7 +66,7 @@ class MetaUpdate(NamedTuple):
     metrics: Metrics
 
 
-class MetaLearner(Learner[Step, Sequence[Step]]):
+class MetaLearner(Learner[Step, Steps]):
     """Learner that adapts by gradient steps on each task's samples, with a meta-update through the adaptation.
 
     Raises:
@@ -84,7 +84,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         self.kernel: Kernel = Kernel("torch", reason)
 
     @abstractmethod
-    def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
+    def objective(self, state: LearnerState, steps: Steps) -> Objective:
         """Return the meta-loss as a function of the policies before and after each inner step."""
 
     def __init_subclass__(cls, **others: Any) -> None:
@@ -147,13 +147,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         return TaskParams(join([*parallel(work, bounds)]))
 
     def update(
-        self,
-        state: LearnerState,
-        experience: Sequence[Step],
-        *,
-        run_seed: int,
-        iteration: int,
-        parallel: ParallelMap = map,
+        self, state: LearnerState, experience: Steps, *, run_seed: int, iteration: int, parallel: ParallelMap = map
     ) -> tuple[LearnerState, Metrics]:
         found, required = [step.k for step in experience], list(range(self.settings.inner_steps + 1))
         if found != required:
@@ -163,13 +157,9 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         extra, of_algorithm = self.concluded(state, made.after)
         extra = {**state.extra, **step_size_logs(made.meta_params), **extra}
         extra[NUM_UPDATES] = np.array(state.extra[NUM_UPDATES] + 1)
-        metrics = {"loss_before": mean_over_tasks(made.before[LOSS]), "loss_after": mean_over_tasks(made.after[LOSS])}
-        inner_kls: list[float] = []
-        for name, value in made.after.items():
-            if name.startswith(INNER_KL):
-                inner_kls.append(mean_over_tasks(value))
-            elif name != LOSS:
-                metrics[name] = mean_over_tasks(value)
+        after = {name: mean_over_tasks(value) for name, value in made.after.items()}
+        inner_kls = [after.pop(name) for name in made.after if name.startswith(INNER_KL)]
+        metrics = {"loss_before": mean_over_tasks(made.before[LOSS]), "loss_after": after.pop(LOSS), **after}
         if inner_kls:
             metrics["inner_kl"] = float(np.mean(inner_kls))
         if self.settings.trainable_inner_lr:
@@ -182,9 +172,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         """Return algorithm-specific arrays for the next state, and metrics; the default is none."""
         return {}, {}
 
-    def minimize(
-        self, state: LearnerState, steps: Sequence[Step], *, draws: Draws, parallel: ParallelMap = map
-    ) -> MetaUpdate:
+    def minimize(self, state: LearnerState, steps: Steps, *, draws: Draws, parallel: ParallelMap = map) -> MetaUpdate:
         """Minimize the meta-loss with the optimizer, in epochs over the samples; see MetaUpdate."""
         settings, problem = self.settings, self.problem(state, steps)
         assert isinstance(settings, MetaAdam), "other settings override minimize"
@@ -225,7 +213,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
 
     def chunks(
         self,
-        steps: Sequence[Step],
+        steps: Steps,
         rows: Sequence[Array] | None = None,
         *,
         dtype: torch.dtype = torch.float32,
@@ -235,12 +223,10 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         size, recorded = self.settings.tasks_per_chunk, self.policy.recorded
         return build_chunks(steps, size, rows, dtype=dtype, device=self._device, recorded=recorded, parallel=parallel)
 
-    def problem(self, state: LearnerState, steps: Sequence[Step]) -> MetaProblem:
+    def problem(self, state: LearnerState, steps: Steps) -> MetaProblem:
         """Return the adaptation and the meta-loss for this iteration."""
-        settings = self.settings
-        return MetaProblem(
-            self.policy, self._inner_loss, settings.inner_lr, settings.first_order, self.objective(state, steps)
-        )
+        inner_lr, first_order = self.settings.inner_lr, self.settings.first_order
+        return MetaProblem(self.policy, self._inner_loss, inner_lr, first_order, self.objective(state, steps))
 
 
 def _optimizer(settings: MetaAdam, rate: float = 0.0) -> Adam | TorchOptimizerSteps:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.algorithms.contract import Setup, Steps
 from metaloom.pipeline.algorithms.maml.learner import MetaLearner
 from metaloom.pipeline.algorithms.maml.meta_gradient import (
     INNER_LOSSES,
@@ -22,10 +22,10 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
 from metaloom.pipeline.algorithms.maml.rows import Chunk, EpisodeRows, TaskRows
 from metaloom.pipeline.algorithms.maml.settings import MAMLPPO, MAMLVPG, DiceMAML, Exploration, VPGDice
 from metaloom.pipeline.nn.distributions import Distribution
-from metaloom.pipeline.types import Array, LearnerState, Step
+from metaloom.pipeline.types import Array, LearnerState
 
 
-def with_exploration(objective: Objective, settings: Exploration, steps: Sequence[Step]) -> Objective:
+def with_exploration(objective: Objective, settings: Exploration, steps: Steps) -> Objective:
     """Return the objective with -credit Σ_k mean(log π_{θ^k}(a|o)) added to its loss, if the settings enable it.
 
     This term of E-MAML credits exploration before adaptation. Stadie et al. 2018, arXiv:1803.01118.
@@ -47,7 +47,7 @@ def with_exploration(objective: Objective, settings: Exploration, steps: Sequenc
     return credited
 
 
-def exploration_credit(steps: Sequence[Step]) -> Array:
+def exploration_credit(steps: Steps) -> Array:
     """Return each task's mean standardized reward after adaptation, [B].
 
     Rewards are standardized to zero mean and unit standard deviation over the real steps of all tasks.
@@ -68,7 +68,7 @@ class MAMLVPGLearner(MetaLearner):
         super().__init__(settings, setup, INNER_LOSSES[settings.inner_loss])
         self._settings = settings
 
-    def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
+    def objective(self, state: LearnerState, steps: Steps) -> Objective:
         return with_exploration(partial(_with_kls, loss=log_likelihood_loss), self._settings, steps)
 
 
@@ -118,7 +118,7 @@ class DiceLearner(MetaLearner):
         super().__init__(settings, setup, dice_loss)
         self._outer_loss = log_likelihood_per_cell if isinstance(settings, VPGDice) else dice_loss
 
-    def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
+    def objective(self, state: LearnerState, steps: Steps) -> Objective:
         return partial(_with_kls, loss=self._outer_loss)
 
 
@@ -140,7 +140,7 @@ class MAMLPPOLearner(MetaLearner):
 
         super().__init__(settings, setup, clipped if settings.inner_loss == "clipped" else likelihood_ratio_loss)
 
-    def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
+    def objective(self, state: LearnerState, steps: Steps) -> Objective:
         def objective(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:
             loss, clipped = clipped_loss(current[-1], chunk.rounds[-1], self._clip_eps)
             return {LOSS: loss, **policy_kls(current, chunk), "clip_fraction": clipped}

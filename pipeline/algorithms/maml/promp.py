@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Setup
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Setup, Steps
 from metaloom.pipeline.algorithms.maml.learner import MetaLearner, mean_over_tasks
 from metaloom.pipeline.algorithms.maml.meta_gradient import (
     INNER_KL,
@@ -20,7 +20,7 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
 from metaloom.pipeline.algorithms.maml.rows import Chunk
 from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.nn.distributions import Distribution
-from metaloom.pipeline.types import LearnerState, Metrics, Params, Step
+from metaloom.pipeline.types import LearnerState, Metrics, Params
 
 MIN_INNER_KL_PENALTY = 1e-6
 MAX_INNER_KL_PENALTY = 1e2
@@ -41,7 +41,7 @@ class ProMPLearner(MetaLearner):
         coeffs = np.full(self._settings.inner_steps, self._settings.init_inner_kl_penalty)
         return LearnerState(state.params, state.optimizer, state.extra | {INNER_KL_COEFF: coeffs})
 
-    def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
+    def objective(self, state: LearnerState, steps: Steps) -> Objective:
         coeffs = state.extra[INNER_KL_COEFF].tolist()
         return partial(promp_objective, clip_eps=self._clip_eps(state), kl_coeffs=coeffs)
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.contract import NumericalError
+from metaloom.pipeline.algorithms.contract import NumericalError, Steps
 from metaloom.pipeline.nn.distributions import DiagGaussian, Distribution
 from metaloom.pipeline.types import Array, ParallelMap, Samples, Step
 
@@ -128,7 +128,7 @@ def minibatches(samples: Samples, num_minibatches: int, rng: np.random.Generator
 
 
 def build_chunks(
-    steps: Sequence[Step],
+    steps: Steps,
     tasks_per_chunk: int,
     rows: Sequence[Array] | None = None,
     *,

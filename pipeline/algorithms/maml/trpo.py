@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.contract import Kernel, NumericalError, Setup
+from metaloom.pipeline.algorithms.contract import Kernel, NumericalError, Setup, Steps
 from metaloom.pipeline.algorithms.kernel_choice import choose_kernel, fused, network_blockers
 from metaloom.pipeline.algorithms.maml.learner import Draws, MetaLearner, MetaUpdate, mean_over_tasks, step_size_logs
 from metaloom.pipeline.algorithms.maml.meta_gradient import (
@@ -49,7 +49,7 @@ from metaloom.pipeline.nn.distributions import Distribution, kl_from_itself
 from metaloom.pipeline.nn.flat_networks import FlatParams
 from metaloom.pipeline.nn.natural_steps import dot, natural_step, search
 from metaloom.pipeline.schema import ConfigError
-from metaloom.pipeline.types import Array, LearnerState, ParallelMap, Params, Step
+from metaloom.pipeline.types import Array, LearnerState, ParallelMap, Params
 
 DIFFERENCE_STEP = 1e-5
 """Step ε of finite differences."""
@@ -179,12 +179,12 @@ class TrustRegionLearner(MetaLearner):
             blockers.append(f"policy is {setup.policy.name}")
         if settings.hvp != "gauss_newton":
             blockers.append(f"hvp is {settings.hvp}")
-        of_network = f"plain {network.activation} network on the CPU"
-        self.kernel: Kernel = choose_kernel(settings.kernel, blockers=blockers, fused=of_network)
+        how = f"plain {network.activation} network on the CPU"
+        self.kernel: Kernel = choose_kernel(settings.kernel, blockers=blockers, fused=how)
         is_fused = self.kernel.name == "fused"
         self._gauss_newton_product = fused(gauss_newton_product) if is_fused else gauss_newton_product
 
-    def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
+    def objective(self, state: LearnerState, steps: Steps) -> Objective:
         """Return the objective: the likelihood-ratio loss, with credit if enabled, and the KLs; see MetaLearner."""
 
         def objective(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:
@@ -195,9 +195,7 @@ class TrustRegionLearner(MetaLearner):
 
         return with_exploration(objective, self._settings, steps)
 
-    def minimize(
-        self, state: LearnerState, steps: Sequence[Step], *, draws: Draws, parallel: ParallelMap = map
-    ) -> MetaUpdate:
+    def minimize(self, state: LearnerState, steps: Steps, *, draws: Draws, parallel: ParallelMap = map) -> MetaUpdate:
         """Solve G x = g, scale x to a KL of max_kl in the quadratic model, and run a line search; see MetaLearner."""
         settings, problem = self._settings, self.problem(state, steps)
         meta_params, chunks = state.params | step_size_logs(state.extra), self.chunks(steps, parallel=parallel)
@@ -224,7 +222,7 @@ class TrustRegionLearner(MetaLearner):
         metrics |= {"outer_kl_before": mean_over_tasks(before[OUTER_KL]), **measured, **searched}
         return MetaUpdate(updated, state.optimizer, before, after, metrics)
 
-    def _product(self, at: MetaPoint, steps: Sequence[Step], draws: Draws) -> Product:
+    def _product(self, at: MetaPoint, steps: Steps, draws: Draws) -> Product:
         """Return the metric-vector product, computed from the configured share of rows."""
         hvp, share, rows = self._settings.hvp, self._settings.hvp_subsample, None
         if share < 1:

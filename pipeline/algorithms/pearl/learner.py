@@ -299,21 +299,18 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
     def infer(self, state: LearnerState, contexts: Iterable[Transitions]) -> TaskParams:
         """Return each task's posterior given its context [1, C], as belief.mean and belief.variance [B, Z]."""
         network, encoder = self.networks.encoder, LAYOUT["encoder"].of(state)
-        means: list[Array] = []
-        variances: list[Array] = []
-        # One task at a time: C may differ, and a task's bits must not depend on the number of tasks.
-        for context in contexts:
+
+        @torch.no_grad()
+        def of_task(context: Transitions) -> tuple[Array, Array]:
             if self.kernel.name == "fused":
                 found = fused(infer)(self.settings, network, encoder, context)
-                means.append(found.mean)
-                variances.append(found.variance)
-                continue
+                return found.mean, found.variance
             flat = FlatTensors(encoder, self._device)
-            with torch.no_grad():
-                seen = transitions_like(flat.vector, context)
-                inferred = infer(self.settings, network, flat.params, seen)
-            means.append(inferred.mean.cpu().numpy())
-            variances.append(inferred.variance.cpu().numpy())
+            found = infer(self.settings, network, flat.params, transitions_like(flat.vector, context))
+            return found.mean.cpu().numpy(), found.variance.cpu().numpy()
+
+        # One task at a time: C may differ, and a task's bits must not depend on the number of tasks.
+        means, variances = zip(*map(of_task, contexts), strict=True)
         return TaskParams({BELIEF_MEAN: np.concatenate(means), BELIEF_VARIANCE: np.concatenate(variances)})
 
     def adapt(

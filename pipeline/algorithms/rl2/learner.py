@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from operator import add
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, NumericalError, Setup, require_finite_params
+from metaloom.pipeline.algorithms.contract import (
+    NUM_UPDATES,
+    Kernel,
+    NumericalError,
+    Setup,
+    Steps,
+    require_finite_params,
+)
 from metaloom.pipeline.algorithms.trials.learner import CRITIC_SCALE, UNSCALED, TrialLearner
-from metaloom.pipeline.algorithms.trials.losses import Batch, Sequences
+from metaloom.pipeline.algorithms.trials.losses import Sequences
 from metaloom.pipeline.algorithms.trials.settings import RL2TRPO, MemorySettings, TrialSteps
 from metaloom.pipeline.baselines.linear import solve
 from metaloom.pipeline.estimation.trials import Trials
@@ -22,7 +31,7 @@ from metaloom.pipeline.nn.recurrent import differentiable_twice
 from metaloom.pipeline.nn.torch_optimizers import initial_state
 from metaloom.pipeline.policies.build import RecurrentPolicy
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import Array, LearnerState, Metrics, ParallelMap, Params, Step
+from metaloom.pipeline.types import Array, LearnerState, Metrics, ParallelMap, Params
 
 CRITIC_KERNEL, CRITIC_BIAS = "critic.output.kernel", "critic.output.bias"
 
@@ -70,7 +79,7 @@ class MemoryPolicy(RecurrentPolicy):
         return torch.nn.functional.linear(features, params[CRITIC_KERNEL].t(), params[CRITIC_BIAS]).squeeze(-1)
 
 
-class MemoryLearner(TrialLearner[Sequence[Step]]):
+class MemoryLearner(TrialLearner[Steps]):
     """Learner that trains a recurrent policy with gradient steps on minibatches of trials; see Learner."""
 
     policy: MemoryPolicy
@@ -92,19 +101,10 @@ class MemoryLearner(TrialLearner[Sequence[Step]]):
         return LearnerState(params, optimizer, {**critic, CRITIC_SCALE: UNSCALED.copy(), NUM_UPDATES: counter})
 
     def update(
-        self,
-        state: LearnerState,
-        experience: Sequence[Step],
-        *,
-        run_seed: int,
-        iteration: int,
-        parallel: ParallelMap = map,
+        self, state: LearnerState, experience: Steps, *, run_seed: int, iteration: int, parallel: ParallelMap = map
     ) -> tuple[LearnerState, Metrics]:
         (step,) = experience
         return self.improved(state, step, run_seed=run_seed, iteration=iteration)
-
-
-ADVICE = "Lower algorithm.max_kl"
 
 
 class Found(NamedTuple):
@@ -170,17 +170,14 @@ class SequenceRegion:
         """Return the means for other parameters, or None if any mean is not finite."""
         total = np.zeros(3)
         for of, recorded in self._chunks:
-            now = self._policy.acting(self._tensors(params, of), of)
+            now = self._policy.acting(_tensors(params, of), of)
             loss = -(likelihood_ratio(now.log_prob(of.actions), of.old_log_prob) * of.advantages).sum()
             entropy = now.entropy().expand(of.advantages.shape).sum()
             total += [float(loss), float(recorded.kl(now).sum()), float(entropy)]
         return Found(*(total / self._num_steps).tolist()) if np.isfinite(total).all() else None
 
-    def _tensors(self, params: Mapping[str, Array], of: Sequences) -> dict[str, Tensor]:
-        return {name: torch.tensor(value, device=of.inputs.device) for name, value in params.items()}
-
     def _leaves(self, of: Sequences) -> dict[str, Tensor]:
-        tensors = self._tensors(self._params, of)
+        tensors = _tensors(self._params, of)
         return {name: t.requires_grad_() if name in self.flat.params else t for name, t in tensors.items()}
 
     def _learned(self, leaves: Mapping[str, Tensor]) -> list[Tensor]:
@@ -191,10 +188,11 @@ class SequenceRegion:
         return self.flat.pack({name: value.cpu().numpy() for name, value in pairs})
 
     def _mean(self, of_chunk: Callable[[Sequences], Array]) -> Array:
-        total = of_chunk(self._chunks[0].of)
-        for chunk in self._chunks[1:]:
-            total = total + of_chunk(chunk.of)
-        return total / self._num_steps
+        return reduce(add, (of_chunk(chunk.of) for chunk in self._chunks)) / self._num_steps
+
+
+def _tensors(params: Mapping[str, Array], of: Sequences) -> dict[str, Tensor]:
+    return {name: torch.tensor(value, device=of.inputs.device) for name, value in params.items()}
 
 
 class RL2TRPOLearner(MemoryLearner):
@@ -205,18 +203,13 @@ class RL2TRPOLearner(MemoryLearner):
         self._settings = settings
 
     def update(
-        self,
-        state: LearnerState,
-        experience: Sequence[Step],
-        *,
-        run_seed: int,
-        iteration: int,
-        parallel: ParallelMap = map,
+        self, state: LearnerState, experience: Steps, *, run_seed: int, iteration: int, parallel: ParallelMap = map
     ) -> tuple[LearnerState, Metrics]:
         """Take a trust-region step and refit the critic; see Learner."""
         (step,) = experience
         batch = self.batch(state, step)
-        chunks = self._chunks(batch)
+        parts = np.array_split(np.arange(len(batch)), -(-len(batch) // self._settings.trials_per_chunk))
+        chunks = [TrialChunk(batch.sequences(part), batch.recorded(part)) for part in parts]
         region = SequenceRegion(self.policy, state.params, chunks)
         before = region.at(state.params)
         gradient = region.gradient()
@@ -233,7 +226,8 @@ class RL2TRPOLearner(MemoryLearner):
         found, searched = search(state.params, region.flat.views(full_step), region.at, accept, self._settings)
         params = state.params if found is None else found.params
         critic, value_loss = self._fit(params, chunks)
-        require_finite_params({"the policy": params, "the critic": critic}, stage="meta_optimize", advice=ADVICE)
+        networks = {"the policy": params, "the critic": critic}
+        require_finite_params(networks, stage="meta_optimize", advice="Lower algorithm.max_kl")
         after = before if found is None else found.value
         described = {} if after is None else {"loss_after": after.loss, "kl": after.kl, "entropy_after": after.entropy}
         metrics |= {
@@ -247,19 +241,13 @@ class RL2TRPOLearner(MemoryLearner):
         extra = {**state.extra, **critic, CRITIC_SCALE: batch.scale, NUM_UPDATES: counter}
         return LearnerState(params, state.optimizer, extra), metrics
 
-    def _chunks(self, batch: Batch) -> list[TrialChunk]:
-        places = np.arange(len(batch))
-        parts = np.array_split(places, -(-len(batch) // self._settings.trials_per_chunk))
-        return [TrialChunk(batch.sequences(part), batch.recorded(part)) for part in parts]
-
     @torch.no_grad()
     def _fit(self, params: Mapping[str, Array], chunks: Sequence[TrialChunk]) -> tuple[Params, float]:
         """Return the critic's least-squares fit and half its mean squared error, in the critic's units."""
         F = self.policy.critic_size
         gram, moments, squares, num_steps = np.zeros((F + 1, F + 1)), np.zeros(F + 1), 0.0, 0
         for of, _ in chunks:
-            tensors = {name: torch.tensor(value, device=of.inputs.device) for name, value in params.items()}
-            judging = self.policy.judging(self.policy.features(tensors, of.inputs), of.inputs)
+            judging = self.policy.judging(self.policy.features(_tensors(params, of), of.inputs), of.inputs)
             features = of.rows(judging).cpu().numpy().astype(np.float64)
             rows = np.concatenate([features, np.ones((len(features), 1))], axis=1)
             targets = of.targets.cpu().numpy().astype(np.float64)
