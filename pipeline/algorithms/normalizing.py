@@ -49,7 +49,6 @@ class NormalizingLearner(Learner[Any, Steps]):
         return self.inner
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """Return the algorithm's initial state with empty statistics; see Learner."""
         state = self.inner.initialize(run_seed=run_seed)
         initial = {prefix: RunningStatistics.initial(shape) for prefix, shape in self._shapes.items()}
         return _with_statistics(state, initial)
@@ -59,7 +58,6 @@ class NormalizingLearner(Learner[Any, Steps]):
         return _with_statistics(found, self._statistics(state))
 
     def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """Return the task parameters, including the normalization arrays; see Learner."""
         params = self.inner.acting_params(_inner(state), num_tasks)
         return TaskParams(params.params | TaskParams.broadcast(self._normalization(state), num_tasks).params)
 
@@ -82,7 +80,7 @@ class NormalizingLearner(Learner[Any, Steps]):
     def update(
         self, state: LearnerState, experience: Steps, *, run_seed: int, iteration: int, parallel: ParallelMap = map
     ) -> tuple[LearnerState, Metrics]:
-        """Update with the current statistics, then add this iteration's episodes to them; see Learner."""
+        """Update the algorithm with the current statistics, then add this iteration's episodes to the statistics."""
         normalized = [replace(step, episodes=self._normalized(state, step.episodes)) for step in experience]
         found, metrics = self.inner.update(
             _inner(state), normalized, run_seed=run_seed, iteration=iteration, parallel=parallel

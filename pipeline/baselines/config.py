@@ -21,10 +21,10 @@ _OPTIONS = {
 
 
 class BaselineSettings(PluginSettings, Settings, Baseline):
-    """Baseline settings, which are also the baseline itself unless `build` is overridden; see Baseline."""
+    """Baseline settings, which also serve as the baseline itself unless `build` is overridden."""
 
     def build(self) -> Baseline:
-        """Build the baseline from these settings; by default, return the settings themselves."""
+        """Return the baseline that these settings describe; by default, the settings themselves."""
         return self
 
 
@@ -66,7 +66,6 @@ class BaselineConfig(BaselineSettings):
         return self.build().fit(observations, targets, mask, seed=seed, parallel=parallel)
 
     def build(self) -> Baseline:
-        """Build the baseline with this name."""
         match self.name:
             case "linear_feature":
                 return LinearFeatureBaseline(self.regularization)

@@ -1,4 +1,4 @@
-"""The interface between baselines and sample processing."""
+"""Interface between baselines and sample processing."""
 
 from __future__ import annotations
 
@@ -40,11 +40,7 @@ class Baseline(ABC):
     def fit(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
-        """Fit like `fit_predict` and return the parameters [B, ...] by name; by default, there are none.
-
-        Raises:
-            BaselineError: no finite fit was found; the message names the task.
-        """
+        """Fit like `fit_predict` and return the parameters [B, ...], keyed by name. By default, there are none."""
         return {}
 
 
@@ -63,11 +59,7 @@ def by_task(
 
 
 def require_finite(observations: Array, targets: Array) -> None:
-    """Reject data that no baseline can fit.
-
-    Raises:
-        BaselineError: an array is not finite; the message names it.
-    """
+    """Raise BaselineError, naming the array, if the data are not finite, so that no baseline can fit them."""
     for name, values in (("observations", observations), ("returns", targets)):
         if not np.isfinite(values).all():
             raise BaselineError(f"{name} are not finite, so no baseline can be fitted; check the rollouts of this task")

@@ -14,26 +14,17 @@ from metaloom.pipeline.types import Array, EpisodeBatch, Params
 
 @dataclass(frozen=True)
 class StepRows:
-    """Environment steps for training a policy and its critic.
+    """Environment steps for training a policy and its critic."""
 
-    Attributes:
-        observations: Observations, [n, O].
-        actions: Actions, [n, A], or [n] int64.
-        old_log_prob: Log-probabilities of the actions under the behavior policy, [n].
-        advantages: Advantages, [n].
-        old_values: Values from the critic before the update, [n].
-        targets: Critic targets, [n].
-    """
-
-    observations: Array
-    actions: Array
-    old_log_prob: Array
-    advantages: Array
-    old_values: Array
-    targets: Array
+    observations: Array  # [n, O]
+    actions: Array  # [n, A], or [n] int64
+    old_log_prob: Array  # log-probabilities of the actions under the behavior policy, [n]
+    advantages: Array  # [n]
+    old_values: Array  # values from the critic before the update, [n]
+    targets: Array  # targets of the critic, [n]
 
     def __getitem__(self, which: Array | slice) -> StepRows:
-        """Select or reorder rows."""
+        """Return the selected rows, in the given order."""
         return StepRows(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
 
     def __len__(self) -> int:
@@ -49,16 +40,10 @@ class CriticEstimate(NamedTuple):
 
 
 class Experience:
-    """Episodes for training one policy and its critic.
+    """Episodes for training one policy and its critic, as N real steps, ordered by task, episode and step.
 
     If the step limit ended an episode, its last step is credited with the value of the final state. If the task ended
-    it, nothing is credited.
-
-    Attributes:
-        mask: Mask of real steps, [b, E, T] bool.
-        observations: Observations of all real steps, ordered by task, episode and step, [N, O].
-        actions: Actions, [N, A] or [N].
-        behavior: Parameters of the behavior policy's distributions by name, [N, ...], repeated if stored per task.
+    it, nothing is credited. The behavior policy's parameters are repeated if they are stored per task.
     """
 
     def __init__(self, episodes: EpisodeBatch, tasks: slice) -> None:

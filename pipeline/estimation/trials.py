@@ -64,12 +64,12 @@ class Trials:
 
     @property
     def num_bytes(self) -> int:
-        """Memory use of the trials and their episodes, in bytes."""
+        """Size of the trials and their episodes in memory, in bytes."""
         values = [*vars(self).values(), *vars(self._episodes).values(), *self.behavior.values()]
         return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
 
     def along(self, values: Array) -> Array:
-        """Arrange [B, E, T, ...] as trials, [N, L, ...]; values on padding are kept."""
+        """Arrange values [B, E, T, ...] as trials, [N, L, ...], without setting padding to zero."""
         joined = self._joined(values)
         if self._order is None:
             return joined
@@ -77,7 +77,7 @@ class Trials:
         return np.take_along_axis(joined, order, axis=1)
 
     def by_episode(self, values: Array) -> Array:
-        """Arrange [N, L] as [B, E, T], zero on padding."""
+        """Arrange values [N, L] of trials by episode, [B, E, T], zero on padding."""
         (B, E, T), n = self._shape, self._n
         joined = np.zeros((len(values), n * T), values.dtype)
         num_trials, length = self.mask.shape
@@ -124,14 +124,8 @@ class Trials:
     def advantages(self, values: Array, discount: float, gae_lambda: float, behind: Array | None = None) -> Array:
         """Return advantages [N, L] float64 from values [N, L], zero on padding.
 
-        They extend across episodes and stop at the end of the trial: the objective is the discounted return of the
-        trial (Duan et al. 2016, section 2.2).
-
-        Args:
-            values: Values of the states before the steps.
-            discount: Discount γ.
-            gae_lambda: GAE weight λ.
-            behind: Value credited after each trial's end, [N]; None for no credit.
+        They extend across episodes and stop at the end of the trial, because the objective is the discounted return of
+        the trial (Duan et al. 2016, section 2.2). `behind` [N] is the value credited after each trial's end, if any.
         """
         values = np.where(self.mask, values, 0)
         next_values = np.zeros_like(values)

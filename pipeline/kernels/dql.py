@@ -1,7 +1,4 @@
-"""DQL's gradient steps for plain networks on the CPU, with hand-written derivatives.
-
-Equivalent to `DQLDefinition` in pipeline/algorithms/off_policy/dql.py, which has the equations.
-"""
+"""DQL's gradient steps with hand-written derivatives; algorithms/off_policy/dql.py has the equations."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from metaloom.pipeline.types import Array, Metrics, Minibatch
 
 
 class DQLKernel(FusedGradientSteps[None]):
-    """Working copies of the Q-function and target network for one iteration."""
+    """DQL's fused gradient steps, on working copies of the Q-function and its target network."""
 
     layout = LAYOUT
     _settings: DQL

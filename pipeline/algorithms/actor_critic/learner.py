@@ -38,7 +38,7 @@ class Moments:
     squares: float = 0.0
 
     def merged(self, values: Array) -> Moments:
-        """Return the moments updated with more values."""
+        """Return the moments updated with values [n]."""
         count, mean = len(values), float(values.mean())
         total, gap = self.count + count, mean - self.mean
         squares = float(np.square(values - mean).sum())
@@ -48,7 +48,6 @@ class Moments:
 
     @property
     def std(self) -> float:
-        """Standard deviation of all values."""
         return float(np.sqrt(self.squares / self.count))
 
     def stored(self) -> Params:
@@ -62,7 +61,7 @@ class Moments:
 
 
 def scaled(advantages: Array, mask: Array, processing: ProcessingConfig, running: Moments | None) -> Array:
-    """Scale advantages [b, E, T] according to `processing`, per task or by running moments that include them."""
+    """Return advantages [b, E, T] normalized and shifted as configured, per task or with moments that include them."""
     if running is None:
         return np.stack([scale(task, real, processing) for task, real in zip(advantages, mask, strict=True)])
     if processing.normalize_advantages:
@@ -77,7 +76,7 @@ POLICY_PASS, CRITIC_PASS = 0, 1
 
 
 class ActorCriticLearner(Learner[Step, Steps]):
-    """Learner that trains a policy and its critic; see Learner."""
+    """Learner that trains a policy and its critic on complete episodes."""
 
     def __init__(self, settings: ActorCriticSettings, setup: Setup) -> None:
         self.settings: ActorCriticSettings = settings
@@ -102,7 +101,7 @@ class ActorCriticLearner(Learner[Step, Steps]):
     def process(
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
     ) -> Samples:
-        """Estimate advantages with the critic before its update; see Learner."""
+        """Compute values and advantages with the current critic, before this iteration's update."""
         mask, parts = episodes.mask, [self.steps(part) for part in self.split(state)]
         raw, values, _ = self._estimated(self.experiences(episodes), parts)
         before = Moments.of(state)
@@ -117,7 +116,7 @@ class ActorCriticLearner(Learner[Step, Steps]):
     def update(
         self, state: LearnerState, experience: Steps, *, run_seed: int, iteration: int, parallel: ParallelMap = map
     ) -> tuple[LearnerState, Metrics]:
-        """Train in epochs of minibatches over the complete episodes; see Learner.
+        """Train in epochs of minibatches over the complete episodes.
 
         A critic with separate epochs is trained first; the policy then uses the advantages from the updated critic.
         """
@@ -176,7 +175,7 @@ class ActorCriticLearner(Learner[Step, Steps]):
         num_updates: int,
         of_seed: Callable[[int, int, int], np.random.Generator],
     ) -> Metrics:
-        """Run the policies' epochs, which also train critics without separate epochs, and return metrics."""
+        """Train the policies, and critics without separate epochs, in epochs of minibatches; return metrics."""
         critic_weight = self.settings.critic_weight if self._critic_epochs is None else None
         norms: list[float] = []
         described: Metrics = {}
@@ -198,7 +197,7 @@ class ActorCriticLearner(Learner[Step, Steps]):
         return {"gradient_norm": float(np.mean(norms)), "learning_rate": rate, **described}
 
     def _estimated(self, owned: Sequence[Experience], steps: Sequence[ActorCriticSteps]) -> tuple[Array, Array, Array]:
-        """Return advantages, values and targets [B, E, T] of all episodes, from the policies' current critics."""
+        """Return advantages, values and targets [B, E, T] of all episodes, estimated with the current critics."""
         discount, gae_lambda = self._processing.discount, self._processing.gae_lambda
         estimates = [
             e.estimate(of.values, discount, gae_lambda, self.settings.value_target)
@@ -208,7 +207,7 @@ class ActorCriticLearner(Learner[Step, Steps]):
         return advantages, values, targets
 
     def fresh(self, rng: np.random.Generator) -> LearnerState:
-        """Return the state of an untrained policy and critic, without counters."""
+        """Return the initial state of a policy and its critic, without counters."""
         params = self.policy.initialize(rng)
         # The output layer is the last with a weight matrix.
         matrices = [name for name, shape in self.policy.network.shapes.items() if len(shape) > 1]
@@ -228,16 +227,16 @@ class ActorCriticLearner(Learner[Step, Steps]):
         return fused(TorchSteps)(*of, prefix=policy.prefix, min_std=config.min_std, learn_std=config.learn_std)
 
     def split(self, state: LearnerState) -> list[LearnerState]:
-        """Split the state by policy; by default, there is one policy for all tasks."""
+        """Return the state of each policy. By default, one policy acts in all tasks."""
         return [state]
 
     def joined(self, states: Sequence[LearnerState]) -> LearnerState:
-        """Join the states of all policies."""
+        """Combine the policies' states into one state, the inverse of `split`."""
         (state,) = states
         return state
 
     def experiences(self, episodes: EpisodeBatch) -> list[Experience]:
-        """Return each policy's experience."""
+        """Return the experience that each policy learns from."""
         return [Experience(episodes, slice(None))]
 
     def directions(self, steps: Sequence[ActorCriticSteps], num_updates: int) -> tuple[Sequence[Array | None], Metrics]:

@@ -1,4 +1,4 @@
-"""Settings of A2C, PPO, PPO2 and SVPG, and the base class of the first three."""
+"""Settings for A2C, PPO, PPO2 and SVPG."""
 
 from __future__ import annotations
 
@@ -65,7 +65,6 @@ class ActorCritic(LearningRate):
 
     @property
     def networks(self) -> tuple[str, ...]:
-        """The critic's network, if it differs from the policy's; see AlgorithmSettings."""
         return () if self.critic_network is None else (self.critic_network,)
 
     @property
@@ -88,7 +87,7 @@ class ActorCritic(LearningRate):
         return 1.0
 
     def critic_like(self, policy: PolicyConfig) -> PolicyConfig:
-        """Return the policy's network settings, overridden by the critic's.
+        """Return the critic's network settings, which default to the policy's.
 
         Raises:
             ValueError: the critic's settings contradict each other.
@@ -150,7 +149,7 @@ class A2C(ActorCritic, AlgorithmSettings):
 
 
 class PPO(ActorCritic, AlgorithmSettings):
-    """Proximal policy optimization, Schulman et al. 2017, arXiv:1707.06347, with a separate critic.
+    """Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) with a separate critic.
 
     The critic is trained first; the policy then learns from the updated critic's advantages.
     """
@@ -214,7 +213,7 @@ ActorCriticSettings = A2C | PPO | PPO2
 
 
 class SVPG(AlgorithmSettings):
-    """Stein variational policy gradient, Liu et al. 2017, arXiv:1704.02399.
+    """Stein variational policy gradient (Liu et al. 2017, arXiv:1704.02399).
 
     Several policies (particles), each with its own critic, maximize their returns and repel each other.
     """
@@ -253,7 +252,6 @@ class SVPG(AlgorithmSettings):
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """Defaults with one task per particle; see AlgorithmSettings."""
         return {**RUN_DEFAULTS, "num_tasks": self.num_particles}
 
     @property

@@ -1,4 +1,4 @@
-"""Base class of learners that adapt by gradient steps."""
+"""Base class for learners that adapt by gradient steps."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -67,11 +67,7 @@ class MetaUpdate(NamedTuple):
 
 
 class MetaLearner(Learner[Step, Steps]):
-    """Learner that adapts by gradient steps on each task's samples, with a meta-update through the adaptation.
-
-    Raises:
-        ConfigError: the device is missing, or the learning-rate schedule is invalid.
-    """
+    """Learner that adapts by gradient steps on each task's samples, with a meta-update through the adaptation."""
 
     def __init__(self, settings: MetaSettings, setup: Setup, inner_loss: InnerLoss) -> None:
         self.policy: Policy = build_policy(setup.policy, setup)
@@ -96,7 +92,6 @@ class MetaLearner(Learner[Step, Steps]):
             )
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """Return policy parameters, optimizer state, update count and trainable step sizes; see Learner."""
         params = self.policy.initialize(generator(run_seed, "initialize"))
         learned = {name: params[name] for name in self.policy.learned(params)}
         extra: Params = {NUM_UPDATES: np.zeros((), np.int64)}
@@ -117,12 +112,11 @@ class MetaLearner(Learner[Step, Steps]):
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: Step, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """Return each task's parameters after inner step `evidence.k` on its samples; see Learner.
+        """Return each task's parameters after inner step `evidence.k` on its samples.
 
         Inner steps beyond those used in training reuse the last step size.
 
         Raises:
-            ConfigError: there are no inner steps.
             NumericalError: an array is not finite; the message names it and its task.
         """
         if not self.settings.inner_steps:
@@ -169,11 +163,11 @@ class MetaLearner(Learner[Step, Steps]):
         return LearnerState(params, made.optimizer, extra), {**metrics, **made.metrics, **of_algorithm}
 
     def concluded(self, state: LearnerState, after: TaskValues) -> tuple[Params, Metrics]:
-        """Return algorithm-specific arrays for the next state, and metrics; the default is none."""
+        """Return algorithm-specific arrays for the next state, and metrics. By default, there are none."""
         return {}, {}
 
     def minimize(self, state: LearnerState, steps: Steps, *, draws: Draws, parallel: ParallelMap = map) -> MetaUpdate:
-        """Minimize the meta-loss with the optimizer, in epochs over the samples; see MetaUpdate."""
+        """Minimize the meta-loss by optimizer steps, in epochs over the samples."""
         settings, problem = self.settings, self.problem(state, steps)
         assert isinstance(settings, MetaAdam), "other settings override minimize"
         rate = settings.outer_lr
@@ -219,12 +213,12 @@ class MetaLearner(Learner[Step, Steps]):
         dtype: torch.dtype = torch.float32,
         parallel: ParallelMap = map,
     ) -> Sequence[Chunk]:
-        """Return all tasks in chunks, with all rows or only the given ones; see build_chunks."""
+        """Return the rows of all tasks in chunks; see build_chunks."""
         size, recorded = self.settings.tasks_per_chunk, self.policy.recorded
         return build_chunks(steps, size, rows, dtype=dtype, device=self._device, recorded=recorded, parallel=parallel)
 
     def problem(self, state: LearnerState, steps: Steps) -> MetaProblem:
-        """Return the adaptation and the meta-loss for this iteration."""
+        """Return the meta-learning problem of this iteration: the adaptation and the meta-loss."""
         inner_lr, first_order = self.settings.inner_lr, self.settings.first_order
         return MetaProblem(self.policy, self._inner_loss, inner_lr, first_order, self.objective(state, steps))
 
@@ -234,7 +228,7 @@ def _optimizer(settings: MetaAdam, rate: float = 0.0) -> Adam | TorchOptimizerSt
 
 
 def step_size_logs(arrays: Mapping[str, Array]) -> Params:
-    """Return the arrays that hold trainable step sizes, log α by full name; empty if there are none."""
+    """Return the trainable inner step sizes, log α keyed by full name; empty if step sizes are not trained."""
     return {name: value for name, value in arrays.items() if name.startswith(LOG_INNER_LR)}
 
 

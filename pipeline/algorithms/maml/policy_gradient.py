@@ -48,10 +48,7 @@ def with_exploration(objective: Objective, settings: Exploration, steps: Steps) 
 
 
 def exploration_credit(steps: Steps) -> Array:
-    """Return each task's mean standardized reward after adaptation, [B].
-
-    Rewards are standardized to zero mean and unit standard deviation over the real steps of all tasks.
-    """
+    """Return each task's mean reward after adaptation, [B], with rewards standardized over the steps of all tasks."""
     rewards, mask = steps[-1].episodes.rewards.astype(np.float64), steps[-1].samples.mask
     real = rewards[mask == 1]
     standardized = (rewards - real.mean()) / (real.std() + 1e-8)
@@ -59,10 +56,7 @@ def exploration_credit(steps: Steps) -> Array:
 
 
 class MAMLVPGLearner(MetaLearner):
-    """Learner for MAML-VPG: the log-likelihood loss after adaptation, with exploration credit if enabled.
-
-    Finn et al. 2017, arXiv:1703.03400, algorithm 3.
-    """
+    """Learner for MAML-VPG: the log-likelihood loss after adaptation, with exploration credit if enabled."""
 
     def __init__(self, settings: MAMLVPG, setup: Setup) -> None:
         super().__init__(settings, setup, INNER_LOSSES[settings.inner_loss])
@@ -109,10 +103,7 @@ def _episodes_of(rows: TaskRows) -> EpisodeRows:
 
 
 class DiceLearner(MetaLearner):
-    """Learner for DICE-MAML and VPG-DICE: the DiCE loss during adaptation and, in DICE-MAML, after it.
-
-    Foerster et al. 2018, arXiv:1802.05098; used for meta-learning in Rothfuss et al. 2019, arXiv:1810.06784.
-    """
+    """Learner for DICE-MAML and VPG-DICE: the DiCE loss during adaptation and, in DICE-MAML, after it."""
 
     def __init__(self, settings: DiceMAML | VPGDice, setup: Setup) -> None:
         super().__init__(settings, setup, dice_loss)
@@ -127,10 +118,7 @@ def _with_kls(current: Sequence[Distribution], chunk: Chunk, loss: InnerLoss) ->
 
 
 class MAMLPPOLearner(MetaLearner):
-    """Learner for MAML-PPO: likelihood-ratio inner steps, clipped if enabled, and a clipped surrogate after them.
-
-    PPO, Schulman et al. 2017, arXiv:1707.06347, as in garage.
-    """
+    """Learner for MAML-PPO: likelihood-ratio inner steps, clipped if enabled, and a clipped surrogate after them."""
 
     def __init__(self, settings: MAMLPPO, setup: Setup) -> None:
         clip_eps = self._clip_eps = settings.clip_eps

@@ -37,7 +37,7 @@ CRITIC_KERNEL, CRITIC_BIAS = "critic.output.kernel", "critic.output.bias"
 
 
 class MemoryPolicy(RecurrentPolicy):
-    """A recurrent policy with a linear critic on its memory; see TrialPolicy."""
+    """A recurrent policy with a linear critic on its memory."""
 
     def __init__(self, settings: MemorySettings, setup: Setup) -> None:
         super().__init__(setup, setup.policy)
@@ -46,11 +46,11 @@ class MemoryPolicy(RecurrentPolicy):
         self._position_size, self._input_size = P, setup.policy.cell_spec(setup).seen_size
 
     def features(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Return the memory's features; the critic-only inputs are ignored."""
+        """Return the memory's features, ignoring inputs that only the critic sees."""
         return super().features(params, inputs[..., : self._input_size])
 
     def judging(self, features: Tensor, inputs: Tensor) -> Tensor:
-        """Return the inputs to the linear critic, [L, N, critic_size].
+        """Return the linear critic's inputs, [L, N, critic_size], given the memory's features and the policy's inputs.
 
         If the critic sees the trial's end, the inputs are the memory h, d·h and the position, whose last entry d is the
         remaining share of discounted steps. A trial that pays r(h) at every step has value d·r(h), which is linear in
@@ -80,7 +80,7 @@ class MemoryPolicy(RecurrentPolicy):
 
 
 class MemoryLearner(TrialLearner[Steps]):
-    """Learner that trains a recurrent policy with gradient steps on minibatches of trials; see Learner."""
+    """Learner that trains a recurrent policy with gradient steps on minibatches of trials."""
 
     policy: MemoryPolicy
 
@@ -108,7 +108,7 @@ class MemoryLearner(TrialLearner[Steps]):
 
 
 class Found(NamedTuple):
-    """Means over all real steps, for one set of parameters."""
+    """Means over all real steps, for one set of policy parameters."""
 
     loss: float
     kl: float
@@ -123,11 +123,7 @@ class TrialChunk(NamedTuple):
 
 
 class SequenceRegion:
-    """Loss, gradient and Fisher metric of a policy on whole trials, summed chunk by chunk in order.
-
-    Attributes:
-        flat: Learned parameters, which define the order of elements in a vector.
-    """
+    """Loss, gradient and Fisher metric of a policy on whole trials, summed chunk by chunk in order."""
 
     def __init__(self, policy: MemoryPolicy, params: Params, chunks: Sequence[TrialChunk]) -> None:
         self._policy, self._params, self._chunks = policy, params, chunks
@@ -146,10 +142,9 @@ class SequenceRegion:
         return self._mean(of_chunk)
 
     def product(self, v: Array) -> Array:
-        """Return F v for v [D] float64, with the Fisher matrix F, the Hessian of the mean KL of the policy from itself.
+        """Return F v for v [D] float64 and the Fisher matrix F, the Hessian of the mean KL of the policy from itself.
 
-        Differentiates twice, ∇(∇KL · v), through all steps of a trial. The graph is rebuilt for every product, which
-        bounds memory.
+        The graph of ∇(∇KL · v), through all steps of a trial, is rebuilt for every product, which bounds memory.
         """
         direction = self.flat.views(v)
 
@@ -196,7 +191,7 @@ def _tensors(params: Mapping[str, Array], of: Sequences) -> dict[str, Tensor]:
 
 
 class RL2TRPOLearner(MemoryLearner):
-    """Learner for RL2-TRPO: a natural-gradient step, then a critic fit on the updated memory; see Learner."""
+    """Learner for RL2-TRPO: a natural-gradient step, then a critic fitted to the updated memory."""
 
     def __init__(self, settings: RL2TRPO, setup: Setup) -> None:
         super().__init__(settings, setup)
@@ -205,7 +200,6 @@ class RL2TRPOLearner(MemoryLearner):
     def update(
         self, state: LearnerState, experience: Steps, *, run_seed: int, iteration: int, parallel: ParallelMap = map
     ) -> tuple[LearnerState, Metrics]:
-        """Take a trust-region step and refit the critic; see Learner."""
         (step,) = experience
         batch = self.batch(state, step)
         parts = np.array_split(np.arange(len(batch)), -(-len(batch) // self._settings.trials_per_chunk))

@@ -35,7 +35,6 @@ class TrialSettings(BaseModel):
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """Defaults without a baseline, and with noise that reaches the action bounds; see AlgorithmSettings."""
         return {
             "env": {"action_scale": 1.0},
             "policy": self.default_policy,
@@ -50,7 +49,7 @@ class TrialSettings(BaseModel):
 
     @property
     def position_size(self) -> int:
-        """Number of critic inputs for the position in a trial; see Trials.position."""
+        """Number of critic inputs for the position in a trial, which `Trials.position` computes."""
         return self.episodes_per_trial + 2 if self.trial_end == "seen" else 0
 
     def problems(self, run: RunSettings) -> Iterator[str]:
@@ -93,7 +92,6 @@ class TrialSteps(TrialSettings, LearningRate):
 
     @property
     def policy_clip(self) -> float | None:
-        """Clipping range of the likelihood ratio, or None without clipping."""
         return None
 
 
@@ -160,12 +158,10 @@ class WithinEpisode(TrialSettings):
 
     @property
     def adapts(self) -> bool:
-        """False: episodes are independent."""
         return False
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """Defaults of the actor-critics, with one GRU; see AlgorithmSettings."""
         return {**RUN_DEFAULTS, "policy": self.default_policy}
 
 
