@@ -26,10 +26,9 @@ class LinearTimeBaseline(Baseline):
     def fit_predict(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Array:
-
         def task(observations: Array, targets: Array, mask: Array) -> Array:
-            rows = self._rows(observations, mask)
-            return (rows @ self._coefficients(rows, targets, mask)).reshape(targets.shape)
+            rows, coefficients = self._fit_task(observations, targets, mask)
+            return (rows @ coefficients).reshape(targets.shape)
 
         return by_task(task, observations, targets, mask, parallel)
 
@@ -37,23 +36,17 @@ class LinearTimeBaseline(Baseline):
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
         """Return each task's coefficients [B, ...], keyed by feature; `time` covers τ, τ² and τ³."""
-
-        def task(observations: Array, targets: Array, mask: Array) -> Array:
-            return self._coefficients(self._rows(observations, mask), targets, mask)
-
-        coefficients = by_task(task, observations, targets, mask, parallel)
+        coefficients = by_task(lambda *task: self._fit_task(*task)[1], observations, targets, mask, parallel)
         O = (coefficients.shape[1] - 4) // 2
         of_observation = {"observation": coefficients[:, :O], "observation_squared": coefficients[:, O : 2 * O]}
         return {**(of_observation if O else {}), "time": coefficients[:, -4:-1], "constant": coefficients[:, -1:]}
 
-    def _rows(self, observations: Array, mask: Array) -> Array:
-        """Return the features of all steps, [E · T, F], zero on padding."""
+    def _fit_task(self, observations: Array, targets: Array, mask: Array) -> tuple[Array, Array]:
+        """Return the features of all steps, [E · T, F], zero on padding, and their coefficients, [F]."""
         features = self.features(observations)
         rows = features.reshape(-1, features.shape[-1])
-        return rows if mask.all() else rows * mask.reshape(-1, 1)
-
-    def _coefficients(self, rows: Array, targets: Array, mask: Array) -> Array:
-        return fit(rows, targets.reshape(-1) * mask.reshape(-1), self.regularization)
+        rows = rows if mask.all() else rows * mask.reshape(-1, 1)
+        return rows, fit(rows, targets.reshape(-1) * mask.reshape(-1), self.regularization)
 
 
 class LinearFeatureBaseline(LinearTimeBaseline):

@@ -9,6 +9,8 @@ from metaloom.pipeline.baselines.config import BaselineConfig, BaselineField
 from metaloom.pipeline.baselines.contract import Baseline
 from metaloom.pipeline.schema import Settings, later
 
+ValueTarget = Literal["td_lambda", "empirical"]
+"""Targets of a critic: its own values plus advantages, or the observed discounted returns."""
 _DICE_OPTIONS = {"dice_norm": "real", "return_baseline": None}
 
 

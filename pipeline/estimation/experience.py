@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from metaloom.pipeline.estimation.config import ValueTarget
 from metaloom.pipeline.estimation.returns import discounted_returns, gae
 from metaloom.pipeline.types import Array, EpisodeBatch, Params
 
@@ -66,11 +67,7 @@ class Experience:
         return values[self.mask].astype(np.float32)
 
     def estimate(
-        self,
-        critic: Callable[[Array], Array],
-        discount: float,
-        gae_lambda: float,
-        target: Literal["td_lambda", "empirical"],
+        self, critic: Callable[[Array], Array], discount: float, gae_lambda: float, target: ValueTarget
     ) -> CriticEstimate:
         """Return values, advantages and targets estimated with a critic, a function from [n, O] to [n]."""
         values, next_values, rewards = np.zeros(self.mask.shape), np.zeros(self.mask.shape), self._rewards * self.mask

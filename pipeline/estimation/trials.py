@@ -80,8 +80,7 @@ class Trials:
         """Arrange values [N, L] of trials by episode, [B, E, T], zero on padding."""
         (B, E, T), n = self._shape, self._n
         joined = np.zeros((len(values), n * T), values.dtype)
-        num_trials, length = self.mask.shape
-        order = self._order if self._order is not None else np.broadcast_to(np.arange(length), (num_trials, length))
+        order = np.broadcast_to(np.arange(self.mask.shape[1]), self.mask.shape) if self._order is None else self._order
         np.put_along_axis(joined, order, np.where(self.mask, values, 0), axis=1)
         return np.ascontiguousarray(joined.reshape(B, E // n, n, T).swapaxes(1, 2)).reshape(B, E, T)
 

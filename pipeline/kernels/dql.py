@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.off_policy.dql import LAYOUT
+from metaloom.pipeline.algorithms.off_policy.dql import LAYOUT, METRICS
 from metaloom.pipeline.algorithms.off_policy.learner import FusedGradientSteps, merged
 from metaloom.pipeline.algorithms.off_policy.settings import DQL
 from metaloom.pipeline.nn.flat_networks import FlatNetwork
@@ -41,12 +41,7 @@ class DQLKernel(FusedGradientSteps[None]):
         self._q.step(self._rates["q"])
         if self.counts_to(self._settings.target_update_intvl):
             self._target.vector[:] = self._q.vector
-        return {
-            "q_loss": loss,
-            "q_mean": float(chosen.mean()),
-            "target_mean": float(targets.mean()),
-            "gradient_norm": norm,
-        }
+        return dict(zip(METRICS, (loss, float(chosen.mean()), float(targets.mean()), norm), strict=True))
 
 
 def huber_loss(errors: Array) -> tuple[float, Array]:

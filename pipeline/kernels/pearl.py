@@ -282,12 +282,7 @@ class PEARLKernel(FusedGradientSteps[Noise]):
 
 
 def infer(settings: PEARL, encoder: Network, params: Params, context: Transitions) -> PosteriorArrays:
-    """Return the posteriors of B tasks, given their contexts [B, C]."""
+    """Return the posterior [1, Z] of a task, given its context [1, C]."""
     network = FlatNetwork.of(encoder.prefix, encoder.spec, FlatParams(params), fold_bias=True)
-    posterior_of = inference(settings.use_information_bottleneck)
-    posteriors: list[PosteriorArrays] = []
-    # One task at a time: a task's bits must not depend on the number of tasks.
-    for b in range(len(context.rewards)):
-        outputs = network.forward(*context_features(settings, context, slice(b, b + 1)))
-        posteriors.append(posterior_of.infer(outputs[None]))
-    return PosteriorArrays(*(np.concatenate([getattr(p, name) for p in posteriors]) for name in ("mean", "variance")))
+    outputs = network.forward(*context_features(settings, context, slice(0, 1)))
+    return inference(settings.use_information_bottleneck).infer(outputs[None])

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from metaloom.pipeline.algorithms.off_policy.learner import FusedGradientSteps, merged
-from metaloom.pipeline.algorithms.off_policy.sac import LAYOUT, TWINS
+from metaloom.pipeline.algorithms.off_policy.sac import LAYOUT, METRICS, TWINS
 from metaloom.pipeline.algorithms.off_policy.settings import SAC
 from metaloom.pipeline.estimation.returns import EPSILON
 from metaloom.pipeline.nn.distributions import LOG_2PI
@@ -146,14 +146,7 @@ class SACKernel(FusedGradientSteps[Array]):
             target_vector = self._targets.vector
             target_vector *= settings.tau
             target_vector += (1 - settings.tau) * self._q.vector
-        return {
-            "temperature_loss": temperature_loss,
-            "temperature": alpha,
-            "entropy": -float(now.log_prob.mean()),
-            "q_loss": float(np.square(errors).mean()),
-            "q_mean": float(values.mean()),
-            "target_mean": float(targets.mean()),
-            "q_gradient_norm": q_norm,
-            "policy_loss": alpha * float(now.log_prob.mean()) - float(acting_values.min(axis=0).mean()),
-            "gradient_norm": policy_norm,
-        }
+        log_prob, q_loss = float(now.log_prob.mean()), float(np.square(errors).mean())
+        losses = alpha * log_prob - float(acting_values.min(axis=0).mean()), q_loss, temperature_loss
+        described = *losses, alpha, -log_prob, float(values.mean()), float(targets.mean()), policy_norm, q_norm
+        return dict(zip(METRICS, described, strict=True))

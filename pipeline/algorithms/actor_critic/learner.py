@@ -23,7 +23,7 @@ from metaloom.pipeline.nn.torch_optimizers import initial_state, lr_factor
 from metaloom.pipeline.policies.build import build_policy
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Params, Samples, Step
+from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, Step
 
 RUNNING = "advantage_moments"
 """Key in LearnerState.extra for the running count, mean and sum of squared deviations, [3] float64."""
@@ -49,10 +49,6 @@ class Moments:
     @property
     def std(self) -> float:
         return float(np.sqrt(self.squares / self.count))
-
-    def stored(self) -> Params:
-        """Return the moments as arrays for LearnerState.extra."""
-        return {RUNNING: np.array([self.count, self.mean, self.squares])}
 
     @classmethod
     def of(cls, learner: LearnerState) -> Moments | None:
@@ -248,7 +244,9 @@ class ActorCriticLearner(Learner[Step, Steps]):
         return ""
 
     def _counted(self, state: LearnerState, num_updates: int, moments: Moments | None) -> LearnerState:
-        counters = {NUM_UPDATES: np.array(num_updates, np.int64)} | (moments.stored() if moments else {})
+        counters = {NUM_UPDATES: np.array(num_updates, np.int64)}
+        if moments is not None:
+            counters[RUNNING] = np.array([moments.count, moments.mean, moments.squares])
         return replace(state, extra=state.extra | counters)
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from metaloom.pipeline.algorithms import ALGORITHMS
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
-from metaloom.pipeline.estimation.config import processing_problems
+from metaloom.pipeline.estimation.config import ValueTarget, processing_problems
 from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig
 from metaloom.pipeline.policies.config import LayerSize, PolicyConfig
 from metaloom.pipeline.schema import MOST_REPEATS, ByName, later
@@ -43,7 +43,7 @@ class ActorCritic(LearningRate):
     """With processing.normalize_advantages: normalize over this iteration's steps, or over all steps so far."""
     critic_hidden_sizes: tuple[LayerSize, ...] = (64, 64)
     """Units in each hidden layer of the critic."""
-    value_target: Literal["td_lambda", "empirical"] = "td_lambda"
+    value_target: ValueTarget = "td_lambda"
     """Critic targets: its own values plus advantages, or the observed discounted returns."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
     """Optimizer for the policy and, with separate state, the critic. adam and rmsprop use ε = 1e-5 unless set."""
@@ -136,7 +136,7 @@ class A2C(ActorCritic, AlgorithmSettings):
     """Maximum number of environment steps per gradient step; an epoch's steps are split evenly."""
     entropy_coeff: float = Field(default=1e-3, ge=0)
     """Weight of the policy's entropy, which is maximized."""
-    value_target: Literal["td_lambda", "empirical"] = "empirical"
+    value_target: ValueTarget = "empirical"
     """Critic targets: its own values plus advantages, or the observed discounted returns."""
     value_coeff: float = Field(default=0.5, gt=0)
     """Weight of the critic's loss."""
@@ -188,7 +188,7 @@ class PPO2(ActorCritic, AlgorithmSettings):
     """Maximum number of environment steps per gradient step; an epoch's steps are split evenly."""
     entropy_coeff: float = Field(default=1e-3, ge=0)
     """Weight of the policy's entropy, which is maximized."""
-    value_target: Literal["td_lambda", "empirical"] = "empirical"
+    value_target: ValueTarget = "empirical"
     """Critic targets: its own values plus advantages, or the observed discounted returns."""
     clip_eps: float = Field(default=0.1, gt=0)
     """Clipping range ε of the likelihood ratio and of value changes."""
@@ -237,13 +237,9 @@ class SVPG(AlgorithmSettings):
     """Number of iterations after which all particles, critics and optimizers are reinitialized."""
 
     @model_validator(mode="after")
-    def _particles_share_nothing_else(self) -> SVPG:
+    def _particle_settings_apply(self) -> SVPG:
         if self.particle.advantage_scaling == "running":
             raise ValueError("particle.advantage_scaling is running, but particles do not share time steps; use batch")
-        return self
-
-    @model_validator(mode="after")
-    def _one_kernel_for_all(self) -> SVPG:
         if self.particle.kernel != "auto":
             raise ValueError(
                 f"particle.kernel is {self.particle.kernel}; set algorithm.kernel, which applies to all particles"

@@ -169,15 +169,8 @@ def task_rows(
     if adjusted:
         named["adjusted rewards"] = adjusted.adjusted_rewards
     require_finite(named, tasks.start, "Look at its rollouts.", of=f"rollout batch {step.k}: ")
-    return TaskRows(
-        observations=observations,
-        actions=actions,
-        advantages=advantages,
-        weights=mask_rows / mask_rows.sum(1, keepdim=True).clamp(min=1),
-        behavior=behavior,
-        behavior_log_prob=behavior.log_prob(actions),
-        episodes=adjusted,
-    )
+    weights = mask_rows / mask_rows.sum(1, keepdim=True).clamp(min=1)
+    return TaskRows(observations, actions, advantages, weights, behavior, behavior.log_prob(actions), adjusted)
 
 
 def require_finite(values: Mapping[str, Tensor], first_task: int, advice: str, *, of: str = "") -> None:

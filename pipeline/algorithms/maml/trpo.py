@@ -72,7 +72,11 @@ class MetaPoint:
 
 def gauss_newton_product(at: MetaPoint) -> Product:
     """Return v ↦ G v for the Gauss-Newton matrix G, with any network."""
-    return hessian_product(at, _kl_from_itself)
+
+    def kl(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:
+        return {LOSS: chunk.rounds[-1].mean(kl_from_itself(current[-1]))}
+
+    return hessian_product(at, kl)
 
 
 def hessian_product(at: MetaPoint, constraint: Objective) -> Product:
@@ -130,10 +134,6 @@ def share_of_rows(mask: Array, share: float, rng: np.random.Generator) -> Array:
 def chunk_dtype(chunk: Chunk) -> np.dtype[Any]:
     """Return the NumPy dtype of a chunk's rows."""
     return np.dtype(np.float64 if chunk.rounds[0].weights.dtype == torch.float64 else np.float32)
-
-
-def _kl_from_itself(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:
-    return {LOSS: chunk.rounds[-1].mean(kl_from_itself(current[-1]))}
 
 
 def bounded_kl(current: Sequence[Distribution], chunk: Chunk, *, new_old: bool = False) -> dict[str, Tensor]:

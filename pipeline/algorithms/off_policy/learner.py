@@ -9,14 +9,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, SupportsFloat, T
 import numpy as np
 import torch
 
-from metaloom.pipeline.algorithms.contract import (
-    NUM_UPDATES,
-    Kernel,
-    KernelChoice,
-    Learner,
-    Setup,
-    require_finite_params,
-)
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup, require_finite_params
 from metaloom.pipeline.algorithms.kernel_choice import choose_kernel, fused, network_blockers, optimizer_blockers
 from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.flat_networks import FlatParams, renamed
@@ -168,13 +161,12 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
 
     def set_up(self, rates: Mapping[str, float], *networks: Network, others: Iterable[str] = ()) -> None:
         """Set the step sizes of the trained parts, and choose the kernel that these networks support."""
-        asked: KernelChoice = self.settings.kernel
         self._rates = {name: (rate, lr_factor(self.settings, rate)) for name, rate in rates.items()}
         specs = [network.spec for network in networks]
         optimizer = optimizer_blockers(self.settings.optimizer)
         blockers = [*network_blockers(*specs, device=self._setup.device), *optimizer, *others]
         how = "plain networks on the CPU, with hand-written derivatives"
-        self.kernel: Kernel = choose_kernel(asked, blockers=blockers, fused=how)
+        self.kernel: Kernel = choose_kernel(self.settings.kernel, blockers=blockers, fused=how)
         self._steps: Callable[..., GradientSteps[Any, Any]] = (
             fused(self.definition) if self.kernel.name == "fused" else self.definition
         )

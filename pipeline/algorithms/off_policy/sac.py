@@ -25,16 +25,9 @@ from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch
 
 METRICS = (
-    "policy_loss",
-    "q_loss",
-    "temperature_loss",
-    "temperature",
-    "entropy",
-    "q_mean",
-    "target_mean",
-    "gradient_norm",
+    "policy_loss", "q_loss", "temperature_loss", "temperature", "entropy", "q_mean", "target_mean", "gradient_norm",
     "q_gradient_norm",
-)
+)  # fmt: skip
 """Names of the metrics that a gradient step returns."""
 TWINS = ("q1", "q2")
 """Name prefixes of the Q-functions."""

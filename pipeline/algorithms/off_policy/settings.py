@@ -72,9 +72,9 @@ class OffPolicySettings(BaseModel):
         name = run.algorithm.name
         if run.baseline.name != "zero":
             yield f"baseline is {run.baseline.name} but {name} learns from single transitions; remove baseline"
-        for field in ProcessingConfig.model_fields:
+        for field, about in ProcessingConfig.model_fields.items():
             value = getattr(run.processing, field)
-            if field not in ("name", "discount") and value != getattr(_PROCESSING, field):
+            if field not in ("name", "discount") and value != about.default:
                 yield (
                     f"processing.{field} is {value} but {name} learns from single transitions, for which only "
                     "processing.discount applies; remove it"
@@ -152,9 +152,6 @@ class ReplaySettings(LearningRate, OffPolicySettings):
             )
         if run.num_tasks != 1:
             yield f"num_tasks is {run.num_tasks} but {name} learns one task; remove num_tasks"
-
-
-_PROCESSING = ProcessingConfig()
 
 
 class DQL(ReplaySettings, AlgorithmSettings):

@@ -95,8 +95,8 @@ class MemoryLearner(TrialLearner[Steps]):
             CRITIC_KERNEL: np.zeros((self.policy.critic_size, 1), np.float32),
             CRITIC_BIAS: np.zeros(1, np.float32),
         }
-        by_steps = self.settings if isinstance(self.settings, TrialSteps) else None
-        optimizer = {} if by_steps is None else initial_state(by_steps.optimizer, params | critic)
+        steps = self.settings
+        optimizer = initial_state(steps.optimizer, params | critic) if isinstance(steps, TrialSteps) else {}
         counter = np.array(0, np.int64)
         return LearnerState(params, optimizer, {**critic, CRITIC_SCALE: UNSCALED.copy(), NUM_UPDATES: counter})
 
