@@ -24,7 +24,7 @@ from metaloom.pipeline.schema import ConfigError, PluginSettings, Settings, late
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, Step, TaskParams
 
 KernelName = Literal["torch", "fused"]
-"""torch is the reference definition; fused computes the same updates faster, with hand-written derivatives."""
+"""Implementation: torch, the reference definition, or fused, which is faster and has hand-written derivatives."""
 KernelChoice = Literal["auto", "torch", "fused"]
 
 NUM_UPDATES = "num_updates"
@@ -107,6 +107,7 @@ class Learner(ABC, Generic[Evidence, Experience]):
         """Return each task's parameters after one adaptation step on its evidence. By default, they do not change.
 
         Training, evaluations and trained policies all call this method. Evaluations may take more steps than training.
+        Raise NumericalError if an array is not finite.
         """
         return params
 

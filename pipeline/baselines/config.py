@@ -31,7 +31,7 @@ class BaselineSettings(PluginSettings, Settings, Baseline):
 
 
 class BaselineConfig(BaselineSettings):
-    """Settings of a built-in baseline."""
+    """Settings for a built-in baseline."""
 
     name: Literal["linear_feature", "linear_time", "zero", "value_network"] = "linear_feature"
     """linear_feature: linear in features of observations and time; linear_time: of time only; zero: no baseline;

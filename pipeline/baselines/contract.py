@@ -21,7 +21,7 @@ class Baseline(ABC):
     def fit_predict(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Array:
-        """Fit the baseline to each task's targets and return its predictions.
+        """Fit the baseline to each task's targets and return its predictions, [B, E, T] float64, zero on padding.
 
         Args:
             observations: Observations, [B, E, T, O].
@@ -29,9 +29,6 @@ class Baseline(ABC):
             mask: Mask, [B, E, T]: 1 for real steps; padding does not affect the fit.
             seed: Seed for the fit's random draws.
             parallel: Map over tasks; the result does not depend on it.
-
-        Returns:
-            Predictions, [B, E, T] float64, zero on padding.
 
         Raises:
             BaselineError: no finite fit was found; the message names the task.

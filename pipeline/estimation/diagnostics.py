@@ -45,11 +45,7 @@ class Measures:
         return cls(of_episodes, {name: function for name, (of, function) in found.items() if of is Step})
 
     def of_round(self, rounds: Sequence[EpisodeBatch], k: int) -> Metrics:
-        """Return metrics of rollout batches collected after k adaptation steps, averaged over all their episodes.
-
-        Raises:
-            ConfigError: a function does not return a mapping from names to numbers.
-        """
+        """Return metrics of rollout batches collected after k adaptation steps, averaged over all their episodes."""
         total = sum(int(episodes.real.sum()) for episodes in rounds)
         metrics: Metrics = {}
         for source, function in self.of_episodes.items():
@@ -69,11 +65,7 @@ class Measures:
 
 
 def with_own(metrics: Metrics, own: Metrics) -> Metrics:
-    """Return the standard metrics merged with the custom ones.
-
-    Raises:
-        ConfigError: a custom metric has the name of a standard one.
-    """
+    """Return standard and custom metrics together; raise ConfigError if a custom metric has a standard one's name."""
     if taken := sorted(metrics.keys() & own.keys()):
         raise ConfigError(
             f"metrics: found {', '.join(taken)}, which every run has already; return it under another name"
@@ -182,9 +174,9 @@ def explained_variance(values: Array, returns: Array, mask: Array) -> float:
 def names_of_metrics(
     measures: Measures, sizes: Spaces, facts: Mapping[str, bool], *, processed: bool
 ) -> frozenset[str] | None:
-    """Return the names of a run's metrics per rollout batch, without `step_k.`, by computing them for made-up episodes.
+    """Return the names of a run's metrics, without the prefix `step_k.`, by computing them on synthetic episodes.
 
-    Return None if a function failed, as it may on such episodes.
+    Return None if a function fails, as it may on such episodes.
 
     Raises:
         ConfigError: a function uses the name of a standard metric, or does not return numbers keyed by name.

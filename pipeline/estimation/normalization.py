@@ -1,7 +1,4 @@
-"""Running normalization of observations and rewards, with statistics stored in the learner state.
-
-Statistics are constant during an iteration; the update then adds the iteration's episodes.
-"""
+"""Running normalization of observations and rewards. Statistics are constant during an iteration."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ PREFIX = "normalization."
 OBSERVATIONS, RETURNS = f"{PREFIX}observations", f"{PREFIX}returns"
 """Name prefixes of running statistics in LearnerState.extra."""
 MEAN, STD, REWARD_STD = f"{PREFIX}mean", f"{PREFIX}std", f"{PREFIX}reward_std"
-"""Names in TaskParams, of arrays [B, O], [B, O] and [B]."""
+"""Names of the normalization arrays in TaskParams: [B, O], [B, O] and [B]."""
 
 INITIAL_COUNT = 1e-4
 EPSILON = 1e-8

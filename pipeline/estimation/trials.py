@@ -23,7 +23,7 @@ class Trials:
         actions: Actions, [N, L, A] float32 or [N, L] int64.
         taken: Actions as float32, one-hot if discrete, [N, L, A].
         rewards: Rewards, [N, L], zero on padding.
-        behavior: Parameters of the behavior policy's distributions by name, [N, L, ...].
+        behavior: Parameters of the behavior policy's distributions, [N, L, ...], keyed by name.
     """
 
     def __init__(self, episodes: EpisodeBatch, episodes_per_trial: int, num_actions: int) -> None:

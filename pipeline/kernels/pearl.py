@@ -137,7 +137,7 @@ class GradientPart:
     def critic_gradients(self, minibatch: Minibatch, noise: Noise) -> Metrics:
         """Write the gradients of Σ mean (Q - y)² + kl_weight · Σ KL for the encoder and the Q-functions.
 
-        Return metrics as sums over this part's rows, or over its tasks for kl and latent_std.
+        Return metrics as sums over this part's rows; kl and latent_std are sums over its tasks.
         """
         assert minibatch.context is not None
         latent_noise = noise.latent[self._tasks].astype(self._dtype, copy=False)

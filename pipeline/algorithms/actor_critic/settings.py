@@ -175,10 +175,7 @@ class PPO(ActorCritic, AlgorithmSettings):
 
 
 class PPO2(ActorCritic, AlgorithmSettings):
-    """PPO with a joint policy and critic loss, and clipped value changes, as in OpenAI Baselines.
-
-    Clipping keeps both the policy and the critic close to their state before the update.
-    """
+    """PPO with a joint policy and critic loss, and clipped value changes, as in OpenAI Baselines."""
 
     name: Literal["ppo2"] = "ppo2"
 
@@ -209,7 +206,7 @@ class PPO2(ActorCritic, AlgorithmSettings):
 
 
 ActorCriticSettings = A2C | PPO | PPO2
-"""Settings of any actor-critic, used on its own or as an SVPG particle."""
+"""Settings for any actor-critic, used on its own or as an SVPG particle."""
 
 
 class SVPG(AlgorithmSettings):

@@ -58,10 +58,7 @@ class SVPGLearner(ActorCriticLearner):
         return self._counted(self._all_fresh(run_seed, 0), 0, None)
 
     def at_start(self, state: LearnerState, *, run_seed: int) -> LearnerState:
-        """Return reinitialized particles after each horizon, otherwise the stored state.
-
-        Because particles are not reinitialized in the update, stored and exported particles are always trained.
-        """
+        # Not in the update, so that stored and exported particles are always trained.
         num_updates = int(state.extra[NUM_UPDATES])
         if self.svpg.horizon is None or num_updates == 0 or num_updates % self.svpg.horizon:
             return state

@@ -115,9 +115,6 @@ class MetaLearner(Learner[Step, Steps]):
         """Return each task's parameters after inner step `evidence.k` on its samples.
 
         Inner steps beyond those used in training reuse the last step size.
-
-        Raises:
-            NumericalError: an array is not finite; the message names it and its task.
         """
         if not self.settings.inner_steps:
             raise ConfigError("algorithm.inner_steps is 0, so no task adapts; it must be at least 1")

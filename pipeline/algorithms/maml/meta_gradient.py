@@ -131,10 +131,8 @@ def meta_gradient(
 ) -> tuple[Params, TaskValues, Metrics]:
     """Return the gradient of the mean loss with respect to the meta-parameters, the objective's values, and metrics.
 
-    The metrics are `meta_gradient_norm` and, with `noise`, those from `noise_metrics`.
-
-    Raises:
-        NumericalError: a quantity is not finite; the message names it and its task.
+    The metrics are `meta_gradient_norm` and, with `noise`, those from `noise_metrics`. Raise NumericalError if a value
+    is not finite.
     """
 
     def work(chunk: Chunk) -> tuple[TensorParams, TaskValues, TensorParams, Array]:

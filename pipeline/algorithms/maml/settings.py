@@ -332,4 +332,4 @@ class VPGDice(MetaAdam, GradientBased, AlgorithmSettings):
 
 
 MetaSettings = ProMP | MAMLVPG | MAMLPPO | MAMLTRPO | EMAML | DiceMAML | VPGDice
-"""Settings of any algorithm that adapts by gradient steps."""
+"""Settings for any algorithm that adapts by gradient steps."""

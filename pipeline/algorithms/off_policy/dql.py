@@ -71,8 +71,6 @@ class DQLDefinition(TorchGradientSteps[None]):
 
 
 class DQLLearner(OffPolicyLearner[object, None]):
-    """Learner for DQL."""
-
     definition: ClassVar[type[TorchGradientSteps[Any]]] = DQLDefinition
     metrics: ClassVar[tuple[str, ...]] = METRICS
     finite: ClassVar[Mapping[str, str]] = {"q": "the Q-function"}

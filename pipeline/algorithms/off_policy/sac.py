@@ -84,7 +84,7 @@ class SACDefinition(TorchGradientSteps[Array]):
     def step(self, minibatch: Minibatch, noise: Array) -> dict[str, Tensor]:
         """Update the temperature, the Q-functions and the policy, then the target networks.
 
-        The noise [2n, A] is for actions at the n observations, then at the next observations.
+        The noise [2n, A] is used for actions at the n observations, then at the next observations.
         """
         settings, params, rates = self._settings, self._policy.params, self._rates
         batch = transitions_like(self._policy.vector, merged(minibatch))
@@ -122,8 +122,6 @@ class SACDefinition(TorchGradientSteps[Array]):
 
 
 class SACLearner(OffPolicyLearner[object, Array]):
-    """Learner for SAC."""
-
     definition: ClassVar[type[TorchGradientSteps[Any]]] = SACDefinition
     metrics: ClassVar[tuple[str, ...]] = METRICS
     finite: ClassVar[Mapping[str, str]] = {"policy": "the policy", "q": "the Q-functions"}

@@ -59,7 +59,7 @@ class OffPolicyPlan:
 
 
 class OffPolicySettings(BaseModel):
-    """Settings of an algorithm that learns from transitions of all iterations so far."""
+    """Settings for an algorithm that learns from the transitions of all iterations so far."""
 
     graph: ClassVar[str] = "off_policy"
     actor: ClassVar[ActorKind]

@@ -49,7 +49,7 @@ class TrialSettings(BaseModel):
 
     @property
     def position_size(self) -> int:
-        """Number of critic inputs for the position in a trial, which `Trials.position` computes."""
+        """Number of critic inputs for the position in a trial; see Trials.position."""
         return self.episodes_per_trial + 2 if self.trial_end == "seen" else 0
 
     def problems(self, run: RunSettings) -> Iterator[str]:
@@ -183,6 +183,6 @@ class RecurrentA2C(WithinEpisode, WithMemory, TrialSteps, AlgorithmSettings):
 
 
 MemorySteps = RL2 | RecurrentPPO | RecurrentA2C
-"""Settings of any algorithm whose recurrent policy is trained by gradient steps."""
+"""Settings for any algorithm whose recurrent policy is trained by gradient steps."""
 MemorySettings = MemorySteps | RL2TRPO
-"""Settings of any algorithm with a recurrent policy."""
+"""Settings for any algorithm with a recurrent policy."""

@@ -79,8 +79,6 @@ class VariBADPolicy:
 
 
 class VariBADLearner(TrialLearner[TrialExperience]):
-    """Learner for VariBAD."""
-
     network: ClassVar[MakeNetwork] = PosteriorNetwork
     optimizer_prefix = "policy."
     settings: VariBAD
