@@ -44,7 +44,7 @@ class Baseline(ABC):
 def by_task(
     fit: Callable[[Array, Array, Array], Array], observations: Array, targets: Array, mask: Array, parallel: ParallelMap
 ) -> Array:
-    """Fit each task's observations [E, T, O], targets [E, T] and mask [E, T]; return the results stacked, [B, ...]."""
+    """Apply `fit` to each task's observations, targets and mask; return the stacked results, [B, ...]."""
 
     def work(b: int) -> Array:
         try:
@@ -56,7 +56,7 @@ def by_task(
 
 
 def require_finite(observations: Array, targets: Array) -> None:
-    """Raise BaselineError, naming the array, if the data are not finite, so that no baseline can fit them."""
+    """Raise BaselineError, naming the array, if observations or targets are not finite."""
     for name, values in (("observations", observations), ("returns", targets)):
         if not np.isfinite(values).all():
             raise BaselineError(f"{name} are not finite, so no baseline can be fitted; check the rollouts of this task")

@@ -109,11 +109,7 @@ class ValueNetworkBaseline(Baseline):
             for part in range(num_minibatches):
                 rows = order[:, part::num_minibatches]
                 seen, goals = (np.take_along_axis(values, rows[..., None], 1) for values in (inputs, targets))
-                chosen = np.take_along_axis(weights, rows, 1)
-                share = chosen / np.maximum(chosen.sum(axis=1, keepdims=True), 1)
-                network = self._network(params, seen)
-                # The gradient of each network's ½ mean squared error over its real rows.
-                gradients = network.pull((network.outputs - goals) * share[..., None])
+                gradients = _gradient(self._network(params, seen), goals, np.take_along_axis(weights, rows, 1))
                 params, state = Adam(self.learning_rate * (1 - done / total)).step(params, gradients, state)
                 done += 1
         return params
@@ -130,6 +126,12 @@ def _standardized(values: Array, weights: Array) -> tuple[Array, Array, Array]:
     centred = (values - mean) * real
     std = np.sqrt(np.square(centred).sum(axis=1, keepdims=True) / count)
     return (centred / (std + EPSILON)).astype(np.float32), mean, std
+
+
+def _gradient(network: LinearizedMLP, goals: Array, weights: Array) -> Params:
+    """Return the gradient of each network's ½ mean squared error over rows with weight 1."""
+    share = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1)
+    return network.pull((network.outputs - goals) * share[..., None])
 
 
 def _initial(num_inputs: int, hidden_sizes: Sequence[int], rng: np.random.Generator) -> Params:

@@ -68,7 +68,7 @@ class ContextRounds:
         return sum(episodes.rewards.shape[1] for episodes in self.rounds)
 
     def transitions(self, num_transitions: int) -> Iterator[Transitions]:
-        """Yield each task's transitions [1, C]: in training a sample, without replacement if possible; later, all."""
+        """Yield the transitions [1, C] of each task: a random sample in training, all of them afterwards."""
         first = self.rounds[0]
         columns = TransitionColumns(first.observations.shape[-1], first.actions.shape[-1])
         for b in range(len(first.rewards)):

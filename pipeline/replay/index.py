@@ -208,7 +208,7 @@ _NO_TASK = _Task()
 
 
 class TaskIndex:
-    """Append-only index of each task's rows; earlier states stay readable."""
+    """Append-only index of each task's rows, which can be viewed as of any iteration."""
 
     def __init__(self) -> None:
         self._tasks: defaultdict[int, _Task] = defaultdict(_Task)

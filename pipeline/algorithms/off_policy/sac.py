@@ -41,7 +41,7 @@ LAYOUT: Layout = {
 
 
 def temperature_loss(log_alpha: Tensor, log_prob: Tensor, num_actions: int) -> Tensor:
-    """Return -log α · mean( log π(a|o) + H̄ ), H̄ = -A. Eq. 18 with log α in place of α, which keeps α positive."""
+    """Return -log α · mean( log π(a|o) + H̄ ) with H̄ = -A. Eq. 18 with log α for α, which keeps α positive."""
     return -log_alpha * (log_prob.detach() - num_actions).mean()
 
 

@@ -35,7 +35,7 @@ class CollectionRound:
 
 @dataclass(frozen=True)
 class OffPolicyPlan:
-    """Plan of an off-policy algorithm for the stages: which episodes to collect and which transitions to draw."""
+    """An off-policy algorithm's plan for the stages: which episodes to collect and which transitions to draw."""
 
     filling: Filling
     rounds: tuple[CollectionRound, ...]  # collection rounds of an iteration in each task, in order

@@ -103,7 +103,7 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
         return Batch(trials, step.samples, inputs, self.policy, self.setup.processing, self.device, behind)
 
     def described(self, episodes: EpisodeBatch, batch: Batch) -> Metrics:
-        """Return the mean returns of first and last episodes and, if the critic sees the end, advantages near it."""
+        """Return metrics of trials: mean returns of first and last episodes, and advantages near a visible end."""
         by_place = episodes.episode_returns.reshape(len(episodes.lengths), self.settings.episodes_per_trial, -1)
         ends = {"first_episode_return": by_place[:, 0], "last_episode_return": by_place[:, -1]}
         found = {name: float(returns.mean()) for name, returns in ends.items()}
