@@ -1,7 +1,4 @@
-"""Registry of algorithms. Settings are plain data; a learner's code is imported only when the learner is built.
-
-To add an algorithm, put its files in this folder and add a line to ALGORITHMS.
-"""
+"""Registry of algorithms. To add an algorithm, put its files in this folder and add a line to ALGORITHMS."""
 
 from metaloom.pipeline.plugins import Plugins
 

@@ -1,13 +1,12 @@
-"""The algorithm contract: settings that name a learner, and the learner that stages call.
+"""The contract between stages and algorithms: settings, which are plain data, and the learner built from them.
 
-Settings are plain data and do not import torch. A learner is built from them for each run. It holds sizes and options
-but no state: everything that persists between iterations is in LearnerState, which is stored.
+A learner has no state of its own: everything that persists between iterations is in LearnerState, which is stored.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, Signature, signature
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
@@ -22,9 +21,10 @@ from metaloom.pipeline.numerics import normal_numerics
 from metaloom.pipeline.plugins import load_class, path_of
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.pipeline.schema import ConfigError, PluginSettings, Settings, later
-from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, TaskParams
+from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, Step, TaskParams
 
 KernelName = Literal["torch", "fused"]
+"""Implementation: torch, the reference definition, or fused, which is faster and has hand-written derivatives."""
 KernelChoice = Literal["auto", "torch", "fused"]
 
 NUM_UPDATES = "num_updates"
@@ -38,21 +38,13 @@ ContextRounds from which tasks are inferred (task_inference)."""
 Experience = TypeVar("Experience", contravariant=True)
 """Input to an update: Steps 0 ... K of an iteration (on_policy and trials graphs), a TrialExperience
 (trial_inference), or Minibatches of stored transitions (off_policy and task_inference)."""
+Steps = Sequence[Step]
+"""Steps 0 ... K of an iteration."""
 
 
 @dataclass(frozen=True)
 class Setup(Spaces):
-    """Environment sizes and run settings from which a learner is built.
-
-    Attributes:
-        env_name: Environment name, for messages.
-        max_episode_steps: Step limit T of an episode.
-        policy: Policy settings.
-        baseline: Baseline settings.
-        processing: Settings for computing returns and advantages.
-        device: Torch device for updates: cpu, cuda or mps.
-        sparse_rewards: Function that maps the rewards [...] of real steps to the environment's sparse rewards.
-    """
+    """Environment sizes and run settings from which a learner is built."""
 
     env_name: str
     max_episode_steps: int
@@ -61,27 +53,19 @@ class Setup(Spaces):
     processing: ProcessingConfig
     device: DeviceName
     sparse_rewards: Callable[[Array], Array]
+    """Function that maps the rewards [...] of real steps to the environment's sparse rewards."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """Implementation of a learner's updates and the reason for choosing it, as shown by `metaloom show`.
-
-    Attributes:
-        name: torch is the reference definition; fused computes the same updates faster, with hand-written derivatives.
-        reason: Short phrase, such as "plain tanh network on the CPU".
-    """
+    """Implementation of a learner's updates and the reason for choosing it, as shown by `metaloom show`."""
 
     name: KernelName
-    reason: str
+    reason: str  # a short phrase, such as "plain tanh network on the CPU"
 
 
 class Learner(ABC, Generic[Evidence, Experience]):
-    """Interface between the stages and an algorithm. By default, an algorithm does not adapt.
-
-    Attributes:
-        kernel: Implementation of the updates.
-    """
+    """Interface between the stages and an algorithm. By default, an algorithm does not adapt."""
 
     kernel: Kernel = Kernel("torch", "the algorithm has no fused kernel")
 
@@ -95,26 +79,23 @@ class Learner(ABC, Generic[Evidence, Experience]):
         """Return the state before the first iteration."""
 
     def at_start(self, state: LearnerState, *, run_seed: int) -> LearnerState:
-        """Return the state to use in an iteration, given the stored state; by default, return it unchanged."""
+        """Return the state from which an iteration starts, given the stored state; by default, the stored state."""
         return state
 
     def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """Return each task's parameters before adaptation; by default, they are the same for all tasks."""
+        """Return each task's parameters before adaptation. By default, they are the same for all tasks."""
         return TaskParams.broadcast(state.params, num_tasks)
 
     def process(
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
     ) -> Samples:
-        """Compute returns, values and advantages for a rollout batch.
+        """Compute returns, values and advantages for a rollout batch. Off-policy graphs do not call this method.
 
         Args:
             state: State at the start of the iteration; actor-critics use its critic.
             episodes: Episodes of the rollout batch, [B, E, T].
             seed: Seed for the baseline's random draws.
             parallel: Map over tasks; the result does not depend on it.
-
-        Raises:
-            NotImplementedError: the subclass does not override this method, which off-policy graphs never call.
         """
         raise NotImplementedError(
             f"{type(self).__name__} does not define `process`, which process_samples calls; override it"
@@ -123,9 +104,10 @@ class Learner(ABC, Generic[Evidence, Experience]):
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: Evidence, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """Return each task's parameters after one adaptation step on its evidence; by default, return them unchanged.
+        """Return each task's parameters after one adaptation step on its evidence. By default, they do not change.
 
         Training, evaluations and trained policies all call this method. Evaluations may take more steps than training.
+        Raise NumericalError if an array is not finite.
         """
         return params
 
@@ -148,15 +130,11 @@ class Learner(ABC, Generic[Evidence, Experience]):
 
 
 class NumericalError(ArithmeticError):
-    """An input, loss, gradient or parameter is not finite."""
+    """Raised if an input, loss, gradient or parameter is not finite."""
 
 
 def require_finite_params(params: Mapping[str, Mapping[str, Array]], *, stage: str, advice: str) -> None:
-    """Raise unless all parameters are finite after an update.
-
-    Raises:
-        NumericalError: a parameter is not finite; the message names its network.
-    """
+    """Raise NumericalError, naming the network, if a parameter is not finite after an update."""
     for name, arrays in params.items():
         if not all(np.isfinite(value).all() for value in arrays.values()):
             raise NumericalError(
@@ -182,15 +160,14 @@ class RunSettings(Protocol):
 
 
 class AlgorithmSettings(PluginSettings, Settings):
-    """Algorithm settings. They do not import torch, so reading a configuration is fast.
+    """Base class for algorithm settings. They do not import torch, so reading a configuration is fast.
 
     A subclass specifies its graph and its learner. Base classes that hold settings shared by several algorithms come
     first: `class ProMP(MetaAdam, GradientBased, AlgorithmSettings)`.
     """
 
     graph: ClassVar[str] = ""
-    """Stage graph: on_policy, off_policy, task_inference, trials, trial_inference; or
-    module:NAME of a custom Graph."""
+    """Stage graph: on_policy, off_policy, task_inference, trials, trial_inference, or module:NAME of a custom Graph."""
     learner: ClassVar[str] = ""
     """Learner as module:Class; its constructor takes these settings and a Setup."""
 
@@ -290,11 +267,7 @@ class AlgorithmSettings(PluginSettings, Settings):
 
 
 def _require_methods(learner: type[Any], name: str) -> None:
-    """Reject a learner class that is abstract or whose methods have the wrong parameters.
-
-    Raises:
-        ConfigError: a method is missing, obsolete, or has the wrong parameters.
-    """
+    """Raise ConfigError if a method of a learner class is missing, obsolete, or has the wrong parameters."""
     if hasattr(learner, "adapt_to_episodes"):
         raise ConfigError(
             f"found {name} with a method adapt_to_episodes, which is no longer called: evaluations and trained "

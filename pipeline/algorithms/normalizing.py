@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.contract import Kernel, Learner, Setup
+from metaloom.pipeline.algorithms.contract import Kernel, Learner, Setup, Steps
 from metaloom.pipeline.estimation.normalization import (
     MEAN,
     OBSERVATIONS,
@@ -26,16 +26,16 @@ from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Metrics, ParallelMap, Params, Samples, Step, TaskParams
 
 
-class NormalizingLearner(Learner[Any, Sequence[Step]]):
+class NormalizingLearner(Learner[Any, Steps]):
     """Learner that passes normalized episodes to another learner and keeps running statistics in its state."""
 
-    def __init__(self, inner: Learner[Any, Sequence[Step]], setup: Setup) -> None:
+    def __init__(self, inner: Learner[Any, Steps], setup: Setup) -> None:
         if setup.policy.normalize_observations and setup.observation_scale != 1:
             raise ConfigError(
                 f"policy.normalize_observations is on, but the observations of {setup.env_name} are bytes, which are "
                 f"divided by {setup.observation_scale:g}; remove it"
             )
-        self.inner: Learner[Any, Sequence[Step]] = inner
+        self.inner: Learner[Any, Steps] = inner
         self._discount = setup.processing.discount
         self.kernel: Kernel = inner.kernel
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -45,11 +45,10 @@ class NormalizingLearner(Learner[Any, Sequence[Step]]):
             self._shapes[RETURNS] = ()
 
     @property
-    def unwrapped(self) -> Learner[Any, Sequence[Step]]:
+    def unwrapped(self) -> Learner[Any, Steps]:
         return self.inner
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """Return the algorithm's initial state with empty statistics; see Learner."""
         state = self.inner.initialize(run_seed=run_seed)
         initial = {prefix: RunningStatistics.initial(shape) for prefix, shape in self._shapes.items()}
         return _with_statistics(state, initial)
@@ -59,7 +58,6 @@ class NormalizingLearner(Learner[Any, Sequence[Step]]):
         return _with_statistics(found, self._statistics(state))
 
     def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """Return the task parameters, including the normalization arrays; see Learner."""
         params = self.inner.acting_params(_inner(state), num_tasks)
         return TaskParams(params.params | TaskParams.broadcast(self._normalization(state), num_tasks).params)
 
@@ -75,23 +73,14 @@ class NormalizingLearner(Learner[Any, Sequence[Step]]):
             seen = replace(evidence, episodes=self._normalized(state, evidence.episodes))
         else:
             seen = self._normalized(state, evidence)
-        found = self.inner.adapt(
-            _inner(state), TaskParams(without_normalization(params.params)), seen, parallel=parallel
-        )
-        return TaskParams(
-            found.params | {name: value for name, value in params.params.items() if name.startswith(PREFIX)}
-        )
+        kept = {name: value for name, value in params.params.items() if name.startswith(PREFIX)}
+        of_policy = TaskParams(without_normalization(params.params))
+        return TaskParams(self.inner.adapt(_inner(state), of_policy, seen, parallel=parallel).params | kept)
 
     def update(
-        self,
-        state: LearnerState,
-        experience: Sequence[Step],
-        *,
-        run_seed: int,
-        iteration: int,
-        parallel: ParallelMap = map,
+        self, state: LearnerState, experience: Steps, *, run_seed: int, iteration: int, parallel: ParallelMap = map
     ) -> tuple[LearnerState, Metrics]:
-        """Update with the current statistics, then add this iteration's episodes to them; see Learner."""
+        """Update the algorithm with the current statistics, then add this iteration's episodes to the statistics."""
         normalized = [replace(step, episodes=self._normalized(state, step.episodes)) for step in experience]
         found, metrics = self.inner.update(
             _inner(state), normalized, run_seed=run_seed, iteration=iteration, parallel=parallel
@@ -128,7 +117,5 @@ def _inner(state: LearnerState) -> LearnerState:
 
 
 def _with_statistics(state: LearnerState, statistics: Mapping[str, RunningStatistics]) -> LearnerState:
-    kept: Params = {}
-    for prefix, found in statistics.items():
-        kept |= found.stored(prefix)
-    return replace(state, extra=state.extra | kept)
+    stored = {name: value for prefix, found in statistics.items() for name, value in found.stored(prefix).items()}
+    return replace(state, extra=state.extra | stored)

@@ -11,25 +11,27 @@ from metaloom.pipeline.plugins import Plugins
 from metaloom.pipeline.schema import MOST_REPEATS, ByName, PluginSettings, Settings
 from metaloom.pipeline.types import Array, ParallelMap, Params
 
-_NETWORK_OPTIONS = ("hidden_sizes", "num_epochs", "learning_rate", "steps_per_minibatch", "shared")
-_OPTIONS = {
-    "linear_feature": ("regularization",),
-    "linear_time": ("regularization",),
-    "zero": (),
-    "value_network": _NETWORK_OPTIONS,
-}
+_BUILT_IN: dict[str, tuple[type[Baseline], tuple[str, ...]]] = {
+    "linear_feature": (LinearFeatureBaseline, ("regularization",)),
+    "linear_time": (LinearTimeBaseline, ("regularization",)),
+    "zero": (ZeroBaseline, ()),
+    "value_network": (
+        ValueNetworkBaseline, ("hidden_sizes", "num_epochs", "learning_rate", "steps_per_minibatch", "shared")
+    ),
+}  # fmt: skip
+"""Class and options of each built-in baseline."""
 
 
 class BaselineSettings(PluginSettings, Settings, Baseline):
-    """Baseline settings, which are also the baseline itself unless `build` is overridden; see Baseline."""
+    """Baseline settings, which also serve as the baseline itself unless `build` is overridden."""
 
     def build(self) -> Baseline:
-        """Build the baseline from these settings; by default, return the settings themselves."""
+        """Return the baseline that these settings describe; by default, the settings themselves."""
         return self
 
 
 class BaselineConfig(BaselineSettings):
-    """Settings of a built-in baseline."""
+    """Settings for a built-in baseline."""
 
     name: Literal["linear_feature", "linear_time", "zero", "value_network"] = "linear_feature"
     """linear_feature: linear in features of observations and time; linear_time: of time only; zero: no baseline;
@@ -51,7 +53,7 @@ class BaselineConfig(BaselineSettings):
     def _options_belong_to_the_baseline(self) -> "BaselineConfig":
         for option, about in type(self).model_fields.items():
             value = getattr(self, option)
-            if option != "name" and option not in _OPTIONS[self.name] and value != about.default:
+            if option != "name" and option not in _BUILT_IN[self.name][1] and value != about.default:
                 raise ValueError(f"{option} is {value} but the baseline {self.name} has no such option; remove it")
         return self
 
@@ -66,20 +68,12 @@ class BaselineConfig(BaselineSettings):
         return self.build().fit(observations, targets, mask, seed=seed, parallel=parallel)
 
     def build(self) -> Baseline:
-        """Build the baseline with this name."""
-        match self.name:
-            case "linear_feature":
-                return LinearFeatureBaseline(self.regularization)
-            case "linear_time":
-                return LinearTimeBaseline(self.regularization)
-            case "zero":
-                return ZeroBaseline()
-            case "value_network":
-                return ValueNetworkBaseline(**{option: getattr(self, option) for option in _NETWORK_OPTIONS})
+        baseline, options = _BUILT_IN[self.name]
+        return baseline(**{option: getattr(self, option) for option in options})
 
 
 BASELINES = Plugins(
-    "baseline", "metaloom.baselines", dict.fromkeys(_OPTIONS, "metaloom.pipeline.baselines.config:BaselineConfig")
+    "baseline", "metaloom.baselines", dict.fromkeys(_BUILT_IN, "metaloom.pipeline.baselines.config:BaselineConfig")
 )
 """Registry of baseline settings, subclasses of BaselineSettings."""
 

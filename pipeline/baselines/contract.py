@@ -1,4 +1,4 @@
-"""The interface between baselines and sample processing."""
+"""Interface between baselines and sample processing."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ from collections.abc import Callable
 import numpy as np
 
 from metaloom.pipeline.types import Array, ParallelMap, Params
-
-Fit = Callable[[Array, Array, Array], Array]
-"""Function from one task's observations [E, T, O], targets [E, T] and mask [E, T] to predictions [E, T] or
-parameters."""
 
 
 class BaselineError(ArithmeticError):
@@ -25,7 +21,7 @@ class Baseline(ABC):
     def fit_predict(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Array:
-        """Fit the baseline to each task's targets and return its predictions.
+        """Fit the baseline to each task's targets and return its predictions, [B, E, T] float64, zero on padding.
 
         Args:
             observations: Observations, [B, E, T, O].
@@ -34,9 +30,6 @@ class Baseline(ABC):
             seed: Seed for the fit's random draws.
             parallel: Map over tasks; the result does not depend on it.
 
-        Returns:
-            Predictions, [B, E, T] float64, zero on padding.
-
         Raises:
             BaselineError: no finite fit was found; the message names the task.
         """
@@ -44,16 +37,14 @@ class Baseline(ABC):
     def fit(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
-        """Fit like `fit_predict` and return the parameters [B, ...] by name; by default, there are none.
-
-        Raises:
-            BaselineError: no finite fit was found; the message names the task.
-        """
+        """Fit like `fit_predict` and return the parameters [B, ...], keyed by name. By default, there are none."""
         return {}
 
 
-def by_task(fit: Fit, observations: Array, targets: Array, mask: Array, parallel: ParallelMap) -> Array:
-    """Apply a fit to each task and return the stacked predictions or parameters."""
+def by_task(
+    fit: Callable[[Array, Array, Array], Array], observations: Array, targets: Array, mask: Array, parallel: ParallelMap
+) -> Array:
+    """Apply `fit` to each task's observations, targets and mask; return the stacked results, [B, ...]."""
 
     def work(b: int) -> Array:
         try:
@@ -65,11 +56,7 @@ def by_task(fit: Fit, observations: Array, targets: Array, mask: Array, parallel
 
 
 def require_finite(observations: Array, targets: Array) -> None:
-    """Reject data that no baseline can fit.
-
-    Raises:
-        BaselineError: an array is not finite; the message names it.
-    """
+    """Raise BaselineError, naming the array, if observations or targets are not finite."""
     for name, values in (("observations", observations), ("returns", targets)):
         if not np.isfinite(values).all():
             raise BaselineError(f"{name} are not finite, so no baseline can be fitted; check the rollouts of this task")

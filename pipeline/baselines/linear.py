@@ -20,48 +20,39 @@ class LinearTimeBaseline(Baseline):
     regularization: float = 1e-5
 
     def features(self, observations: Array) -> Array:
-        """Return features [E, T, 4] float64."""
+        """Return the features [E, T, F] float64 of one task's observations [E, T, O]."""
         return np.broadcast_to(time_features(observations.shape[1]), (*observations.shape[:2], 4))
 
     def fit_predict(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Array:
-        """Return the predictions [B, E, T] of each task's least-squares fit; see Baseline."""
-
         def task(observations: Array, targets: Array, mask: Array) -> Array:
-            rows = self._rows(observations, mask)
-            return (rows @ self._coefficients(rows, targets, mask)).reshape(targets.shape)
+            rows, coefficients = self._fit_task(observations, targets, mask)
+            return (rows @ coefficients).reshape(targets.shape)
 
         return by_task(task, observations, targets, mask, parallel)
 
     def fit(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
-        """Return each task's coefficients by feature, [B, ...]; `time` covers τ, τ² and τ³; see Baseline."""
-
-        def task(observations: Array, targets: Array, mask: Array) -> Array:
-            return self._coefficients(self._rows(observations, mask), targets, mask)
-
-        coefficients = by_task(task, observations, targets, mask, parallel)
+        """Return each task's coefficients [B, ...], keyed by feature; `time` covers τ, τ² and τ³."""
+        coefficients = by_task(lambda *task: self._fit_task(*task)[1], observations, targets, mask, parallel)
         O = (coefficients.shape[1] - 4) // 2
         of_observation = {"observation": coefficients[:, :O], "observation_squared": coefficients[:, O : 2 * O]}
         return {**(of_observation if O else {}), "time": coefficients[:, -4:-1], "constant": coefficients[:, -1:]}
 
-    def _rows(self, observations: Array, mask: Array) -> Array:
-        """Return feature rows [E T, F], zero on padding."""
+    def _fit_task(self, observations: Array, targets: Array, mask: Array) -> tuple[Array, Array]:
+        """Return the features of all steps, [E · T, F], zero on padding, and their coefficients, [F]."""
         features = self.features(observations)
         rows = features.reshape(-1, features.shape[-1])
-        return rows if mask.all() else rows * mask.reshape(-1, 1)
-
-    def _coefficients(self, rows: Array, targets: Array, mask: Array) -> Array:
-        return fit(rows, targets.reshape(-1) * mask.reshape(-1), self.regularization)
+        rows = rows if mask.all() else rows * mask.reshape(-1, 1)
+        return rows, fit(rows, targets.reshape(-1) * mask.reshape(-1), self.regularization)
 
 
 class LinearFeatureBaseline(LinearTimeBaseline):
     """Linear regression on observations clipped to ±10, their squares, τ, τ², τ³ and 1, with τ = t / 100."""
 
     def features(self, observations: Array) -> Array:
-        """Return features [E, T, 2 O + 4] float64."""
         E, T, O = observations.shape
         features = np.empty((E, T, 2 * O + 4))
         clipped = features[..., :O]
@@ -78,31 +69,19 @@ def time_features(num_steps: int) -> Array:
 
 
 def fit(features: Array, targets: Array, regularization: float) -> Array:
-    """Return the coefficients w [F] that solve (ΦᵀΦ + ρI) w = Φᵀy in the least-squares sense.
+    """Return the coefficients w [F] that solve (ΦᵀΦ + ρI) w = Φᵀy in the least-squares sense, for features Φ [N, F].
 
     ρ is multiplied by ten until all coefficients are finite. After five failed attempts, an error is raised; the
     reference instead keeps the last attempt.
-
-    Args:
-        features: Features Φ, [N, F]; rows of zeros have no effect.
-        targets: Targets y, [N].
-        regularization: Ridge coefficient ρ of the first attempt.
     """
     require_finite(features, targets)
     return solve(features.T @ features, features.T @ targets, regularization, setting="baseline.regularization")
 
 
 def solve(gram: Array, moments: Array, regularization: float, *, setting: str) -> Array:
-    """Return the coefficients w [F] that solve (G + ρI) w = m in the least-squares sense; see `fit`.
+    """Return the coefficients w [F] that solve (G + ρI) w = m in the least-squares sense, with ρ raised as in `fit`.
 
-    Args:
-        gram: Gram matrix G, [F, F].
-        moments: Moments m, [F].
-        regularization: Ridge coefficient ρ of the first attempt.
-        setting: Name of the setting for ρ, for messages.
-
-    Raises:
-        BaselineError: no attempt yields finite coefficients.
+    If the last attempt fails, raise a BaselineError that names the `setting` for ρ.
     """
     for attempt in range(MAX_FIT_ATTEMPTS):
         ridge = regularization * 10**attempt * np.eye(len(gram))

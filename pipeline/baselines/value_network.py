@@ -30,14 +30,8 @@ PREFIX = "value"
 class ValueNetworkBaseline(Baseline):
     """Network of observations and time, fitted to each rollout batch. It keeps no state between calls.
 
-    Inputs and targets are standardized over the real steps; Adam's step size decays linearly to zero.
-
-    Attributes:
-        hidden_sizes: Units in each hidden layer.
-        num_epochs: Training passes over a task's steps.
-        learning_rate: Adam's initial step size.
-        steps_per_minibatch: Environment steps per Adam step.
-        shared: True to fit one network to all tasks of a rollout batch.
+    Inputs and targets are standardized over the real steps; Adam's step size decays linearly to zero. BaselineConfig
+    describes the options.
     """
 
     hidden_sizes: tuple[int, ...] = (32, 32)
@@ -55,7 +49,7 @@ class ValueNetworkBaseline(Baseline):
     def fit(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
-        """Return the parameters of each task's network and standardization, [B, ...] by name; see Baseline."""
+        """Return the parameters of each task's network and of its standardization, [B, ...], keyed by name."""
         fits = [params for params, _ in self._fit_chunks(observations, targets, mask, seed, parallel)]
         return {name: np.concatenate([params[name] for params in fits]) for name in fits[0]}
 
@@ -114,9 +108,8 @@ class ValueNetworkBaseline(Baseline):
             order = np.argsort(np.where(weights == 0, 2.0, keys), axis=1, kind="stable")
             for part in range(num_minibatches):
                 rows = order[:, part::num_minibatches]
-                chosen = [np.take_along_axis(values, rows[..., None], 1) for values in (inputs, targets)]
-                network = self._network(params, chosen[0])
-                gradients = _gradient(network, chosen[1], np.take_along_axis(weights, rows, 1))
+                seen, goals = (np.take_along_axis(values, rows[..., None], 1) for values in (inputs, targets))
+                gradients = _gradient(self._network(params, seen), goals, np.take_along_axis(weights, rows, 1))
                 params, state = Adam(self.learning_rate * (1 - done / total)).step(params, gradients, state)
                 done += 1
         return params
@@ -126,12 +119,7 @@ class ValueNetworkBaseline(Baseline):
 
 
 def _standardized(values: Array, weights: Array) -> tuple[Array, Array, Array]:
-    """Return values standardized over rows with weight 1, in float32, and the mean and deviation in float64.
-
-    Args:
-        values: Values, [b, N, F]; the result is zero where the weight is zero.
-        weights: Row weights, [b, N], each 0 or 1.
-    """
+    """Return values [b, N, F] standardized over rows with weight 1 and zero elsewhere, and their mean and deviation."""
     real = weights[..., None].astype(np.float64)
     count = real.sum(axis=1, keepdims=True)
     mean = (values * real).sum(axis=1, keepdims=True) / count
@@ -147,7 +135,7 @@ def _gradient(network: LinearizedMLP, goals: Array, weights: Array) -> Params:
 
 
 def _initial(num_inputs: int, hidden_sizes: Sequence[int], rng: np.random.Generator) -> Params:
-    """Draw Glorot-uniform kernels and zero biases, layer by layer; the initial output is zero, the mean target."""
+    """Draw Glorot-uniform kernels with zero biases. The output layer is zero, which predicts the mean target."""
     params: Params = {}
     sizes = [*pairwise([num_inputs, *hidden_sizes, 1])]
     require_room({f"layer {n}": shape for n, shape in enumerate(sizes)}, setting="baseline.hidden_sizes")

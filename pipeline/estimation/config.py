@@ -9,6 +9,8 @@ from metaloom.pipeline.baselines.config import BaselineConfig, BaselineField
 from metaloom.pipeline.baselines.contract import Baseline
 from metaloom.pipeline.schema import Settings, later
 
+ValueTarget = Literal["td_lambda", "empirical"]
+"""Targets of a critic: its own values plus advantages, or the observed discounted returns."""
 _DICE_OPTIONS = {"dice_norm": "real", "return_baseline": None}
 
 
@@ -44,12 +46,12 @@ class ProcessingConfig(Settings):
         return self
 
     def build_return_baseline(self) -> Baseline:
-        """Build the baseline for advantages with name=dice. The default is zero, so advantages equal returns."""
+        """Build the baseline used to compute advantages with name=dice; the default is zero."""
         return (self.return_baseline or BaselineConfig(name="zero")).build()
 
 
 def processing_problems(processing: ProcessingConfig, learns_from: Sequence[str]) -> Iterator[str]:
-    """Yield conflicts between the settings and an algorithm that learns from these fields of Samples."""
+    """Yield conflicts between these settings and an algorithm that learns from the given fields of Samples."""
     needed = "dice" if "adjusted_rewards" in learns_from else "advantages"
     changed = [name for name, default in _DICE_OPTIONS.items() if getattr(processing, name) != default]
     if processing.name != needed:

@@ -26,17 +26,17 @@ _REQUIRED = (
 
 @dataclass(frozen=True)
 class Measures:
-    """Functions that compute a run's custom metrics, including an environment's diagnostics."""
+    """The functions that compute a run's custom metrics, including its environment's diagnostics."""
 
     of_episodes: Mapping[str, Callable[[EpisodeBatch], Numbers]]
     of_steps: Mapping[str, Callable[[Step], Numbers]]
 
     @classmethod
     def named(cls, names: Iterable[str], *, diagnostics: Callable[[EpisodeBatch], Numbers] | None = None) -> "Measures":
-        """Look up functions by name, and add an environment's diagnostics.
+        """Look up functions by name, without calling them, and add an environment's diagnostics.
 
         Raises:
-            ConfigError: a name does not refer to such a function. No function is called.
+            ConfigError: a name does not refer to such a function.
         """
         found = {name: _find(name) for name in names}
         of_episodes = {name: function for name, (of, function) in found.items() if of is EpisodeBatch}
@@ -45,11 +45,7 @@ class Measures:
         return cls(of_episodes, {name: function for name, (of, function) in found.items() if of is Step})
 
     def of_round(self, rounds: Sequence[EpisodeBatch], k: int) -> Metrics:
-        """Return metrics of the episodes collected after k adaptation steps, averaged over all episodes of the batches.
-
-        Raises:
-            ConfigError: a function does not return a mapping from names to numbers.
-        """
+        """Return metrics of rollout batches collected after k adaptation steps, averaged over all their episodes."""
         total = sum(int(episodes.real.sum()) for episodes in rounds)
         metrics: Metrics = {}
         for source, function in self.of_episodes.items():
@@ -69,11 +65,7 @@ class Measures:
 
 
 def with_own(metrics: Metrics, own: Metrics) -> Metrics:
-    """Return the standard metrics merged with the custom ones.
-
-    Raises:
-        ConfigError: a custom metric has the name of a standard one.
-    """
+    """Return standard and custom metrics together; raise ConfigError if a custom metric has a standard one's name."""
     if taken := sorted(metrics.keys() & own.keys()):
         raise ConfigError(
             f"metrics: found {', '.join(taken)}, which every run has already; return it under another name"
@@ -110,7 +102,7 @@ def _checked(source: str, numbers: object) -> dict[str, float]:
 
 
 def fact_means(facts: Mapping[str, Array]) -> Metrics:
-    """Return the means over episodes of per-episode facts, [...] bool or float32 by name.
+    """Return the means of per-episode facts, which are [...] bool or float32, keyed by name.
 
     A flag yields `NAME_rate`, the share of episodes where it is set; a number yields `average_NAME`, ignoring NaN.
     """
@@ -124,7 +116,7 @@ def fact_means(facts: Mapping[str, Array]) -> Metrics:
 
 
 def step_metrics(step: Step) -> Metrics:
-    """Return averages over all episodes of rollout batch k, with names prefixed by `step_k.`.
+    """Return the standard metrics of an inner step, with names prefixed by `step_k.`.
 
     Returns are undiscounted unless the name says otherwise. `explained_variance` is a mean over tasks, because the
     baseline is fitted per task. `policy_std` and `entropy` (in nats, joint over action dimensions) describe the
@@ -150,7 +142,7 @@ def step_metrics(step: Step) -> Metrics:
 
 
 def episode_metrics(rounds: Sequence[EpisodeBatch], k: int) -> Metrics:
-    """Return averages over all episodes of rollout batch k, with names prefixed by `step_k.`. Returns are undiscounted.
+    """Return the standard metrics of episodes, with names prefixed by `step_k.`. Returns are undiscounted.
 
     Includes means of the facts that the environment reports, such as `success_rate` or `average_distance`.
     """
@@ -182,10 +174,9 @@ def explained_variance(values: Array, returns: Array, mask: Array) -> float:
 def names_of_metrics(
     measures: Measures, sizes: Spaces, facts: Mapping[str, bool], *, processed: bool
 ) -> frozenset[str] | None:
-    """Return the names of the metrics that a run computes per rollout batch, found by trying synthetic episodes.
+    """Return the names of a run's metrics, without the prefix `step_k.`, by computing them on synthetic episodes.
 
-    Returns:
-        Names without the prefix `step_k.`, or None if a function failed, as it may on synthetic episodes.
+    Return None if a function fails, as it may on such episodes.
 
     Raises:
         ConfigError: a function uses the name of a standard metric, or does not return numbers keyed by name.

@@ -4,68 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
 
+from metaloom.pipeline.estimation.config import ValueTarget
 from metaloom.pipeline.estimation.returns import discounted_returns, gae
 from metaloom.pipeline.types import Array, EpisodeBatch, Params
 
 
 @dataclass(frozen=True)
 class StepRows:
-    """Environment steps for training a policy and its critic.
+    """Environment steps for training a policy and its critic."""
 
-    Attributes:
-        observations: Observations, [n, O].
-        actions: Actions, [n, A], or [n] int64.
-        old_log_prob: Log-probabilities of the actions under the behavior policy, [n].
-        advantages: Advantages, [n].
-        old_values: Values from the critic before the update, [n].
-        targets: Critic targets, [n].
-    """
-
-    observations: Array
-    actions: Array
-    old_log_prob: Array
-    advantages: Array
-    old_values: Array
-    targets: Array
+    observations: Array  # [n, O]
+    actions: Array  # [n, A], or [n] int64
+    old_log_prob: Array  # log-probabilities of the actions under the behavior policy, [n]
+    advantages: Array  # [n]
+    old_values: Array  # values from the critic before the update, [n]
+    targets: Array  # targets of the critic, [n]
 
     def __getitem__(self, which: Array | slice) -> StepRows:
-        """Select or reorder rows."""
+        """Return the selected rows, in the given order."""
         return StepRows(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
 
     def __len__(self) -> int:
         return len(self.actions)
 
 
-@dataclass(frozen=True)
-class CriticEstimate:
-    """A critic's estimates for some episodes.
+class CriticEstimate(NamedTuple):
+    """A critic's estimates for some episodes, [b, E, T] float64 each, zero on padding; advantages are unscaled."""
 
-    Attributes:
-        values: Values, [b, E, T] float64, zero on padding.
-        advantages: Advantages before shifting and scaling, [b, E, T] float64, zero on padding.
-        targets: Critic targets, [b, E, T] float64, zero on padding.
-    """
-
-    values: Array
     advantages: Array
+    values: Array
     targets: Array
 
 
 class Experience:
-    """Episodes for training one policy and its critic.
+    """Episodes for training one policy and its critic, as N real steps, ordered by task, episode and step.
 
     If the step limit ended an episode, its last step is credited with the value of the final state. If the task ended
-    it, nothing is credited.
-
-    Attributes:
-        mask: Mask of real steps, [b, E, T] bool.
-        observations: Observations of all real steps, ordered by task, episode and step, [N, O].
-        actions: Actions, [N, A] or [N].
-        behavior: Parameters of the behavior policy's distributions by name, [N, ...], repeated if stored per task.
+    it, nothing is credited. The behavior policy's parameters are repeated if they are stored per task.
     """
 
     def __init__(self, episodes: EpisodeBatch, tasks: slice) -> None:
@@ -88,11 +67,7 @@ class Experience:
         return values[self.mask].astype(np.float32)
 
     def estimate(
-        self,
-        critic: Callable[[Array], Array],
-        discount: float,
-        gae_lambda: float,
-        target: Literal["td_lambda", "empirical"],
+        self, critic: Callable[[Array], Array], discount: float, gae_lambda: float, target: ValueTarget
     ) -> CriticEstimate:
         """Return values, advantages and targets estimated with a critic, a function from [n, O] to [n]."""
         values, next_values, rewards = np.zeros(self.mask.shape), np.zeros(self.mask.shape), self._rewards * self.mask
@@ -102,7 +77,7 @@ class Experience:
             next_values[self._last_steps] = critic(self._last_observations)
         advantages = gae(rewards, values, next_values, discount, gae_lambda)
         if target == "td_lambda":
-            return CriticEstimate(values, advantages, values + advantages)
+            return CriticEstimate(advantages, values, values + advantages)
         rewards = rewards.astype(np.float64)
         rewards[self._last_steps] += discount * next_values[self._last_steps]
-        return CriticEstimate(values, advantages, discounted_returns(rewards, discount))
+        return CriticEstimate(advantages, values, discounted_returns(rewards, discount))

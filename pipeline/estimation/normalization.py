@@ -1,7 +1,4 @@
-"""Running normalization of observations and rewards, with statistics stored in the learner state.
-
-Statistics are constant during an iteration; the update then adds the iteration's episodes.
-"""
+"""Running normalization of observations and rewards. Statistics are constant during an iteration."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ PREFIX = "normalization."
 OBSERVATIONS, RETURNS = f"{PREFIX}observations", f"{PREFIX}returns"
 """Name prefixes of running statistics in LearnerState.extra."""
 MEAN, STD, REWARD_STD = f"{PREFIX}mean", f"{PREFIX}std", f"{PREFIX}reward_std"
-"""Names in TaskParams, of arrays [B, O], [B, O] and [B]."""
+"""Names of the normalization arrays in TaskParams: [B, O], [B, O] and [B]."""
 
 INITIAL_COUNT = 1e-4
 EPSILON = 1e-8
@@ -28,17 +25,11 @@ CLIP = 10.0
 
 @dataclass(frozen=True)
 class RunningStatistics:
-    """Mean and variance of all rows so far, float64.
-
-    Attributes:
-        mean: Mean, [...].
-        variance: Variance, [...].
-        count: Number of rows, a scalar.
-    """
+    """Mean and variance of all rows [...] so far, in float64."""
 
     mean: Array
     variance: Array
-    count: Array
+    count: Array  # number of rows, a scalar
 
     @classmethod
     def initial(cls, shape: tuple[int, ...]) -> RunningStatistics:
@@ -55,7 +46,7 @@ class RunningStatistics:
         return {f"{prefix}.{name}": value for name, value in vars(self).items()}
 
     def merged(self, rows: Array) -> RunningStatistics:
-        """Return the statistics with rows [n, ...] added (Chan et al. 1979)."""
+        """Return the statistics updated with rows [n, ...] (Chan et al. 1979)."""
         values = rows.astype(np.float64)
         count = self.count + len(values)
         gap = values.mean(axis=0) - self.mean
@@ -88,17 +79,11 @@ def merged_returns(statistics: RunningStatistics, rounds: Iterable[EpisodeBatch]
 
 @dataclass(frozen=True)
 class Normalization:
-    """Normalization for an iteration and B tasks. Statistics of quantities that are not normalized are None.
+    """Normalization for an iteration and B tasks. Statistics of quantities that are not normalized are None."""
 
-    Attributes:
-        mean: Mean to subtract from observations, [B, O] float32.
-        std: Divisor of centered observations, [B, O] float32.
-        reward_std: Divisor of rewards, [B] float32.
-    """
-
-    mean: Array | None = None
-    std: Array | None = None
-    reward_std: Array | None = None
+    mean: Array | None = None  # mean of observations, [B, O] float32
+    std: Array | None = None  # divisor of centered observations, [B, O] float32
+    reward_std: Array | None = None  # divisor of rewards, [B] float32
 
     @classmethod
     def of_params(cls, params: Mapping[str, Array]) -> Normalization | None:

@@ -21,16 +21,9 @@ def process_samples(
 ) -> Samples:
     """Compute returns, baseline values and advantages per step, and adjusted rewards for DiCE; zero on padding.
 
-    A baseline is fitted to each task's returns and predicts the same episodes. The value after an episode's last step
-    is 0 even if the step limit ended it: the objective is the return within the limit.
-
-    Args:
-        episodes: One rollout batch.
-        baseline: Baseline that predicts returns; for DiCE, it predicts discounted rewards, and the configured
-            `return_baseline` predicts returns.
-        processing: Discount, λ and normalization.
-        seed: Seed for the baselines' random draws, different for each rollout batch.
-        parallel: Map over tasks; it does not affect results. Tasks are independent unless they share a baseline.
+    A baseline is fitted to each task's returns and predicts the same episodes. For DiCE, `baseline` predicts discounted
+    rewards, and the configured `return_baseline` predicts returns. The value after an episode's last step is 0 even if
+    the step limit ended it: the objective is the return within the limit. The seed is for the baselines' random draws.
     """
     mask = episodes.mask
     rewards = episodes.rewards * mask
@@ -59,10 +52,7 @@ def baseline_parameters(
     seed: int = 0,
     parallel: ParallelMap = map,
 ) -> dict[str, Params]:
-    """Return the parameters [B, ...] of `baseline` and `return_baseline` that `process_samples` fits.
-
-    They are not stored, because they can be recomputed from the episodes and the seed.
-    """
+    """Return the parameters [B, ...] of the baselines that `process_samples` fits, keyed by setting and name."""
     rewards = episodes.rewards * episodes.mask
     fits = {"baseline": (_of_returns(baseline, processing), discounted_returns(rewards, processing.discount))}
     if processing.name == "dice":
@@ -75,14 +65,14 @@ def baseline_parameters(
 
 
 def task_advantages(rewards: Array, values: Array, mask: Array, processing: ProcessingConfig) -> Array:
-    """Return one task's advantages [E, T] in float64, from rewards and baseline values that are zero on padding."""
+    """Return one task's advantages [E, T] float64, given rewards and values that are zero on padding."""
     next_values = np.concatenate([values[:, 1:], np.zeros((len(values), 1))], axis=1)
     advantages = gae(rewards, values, next_values, processing.discount, processing.gae_lambda)
     return scale(advantages, mask, processing)
 
 
 def task_adjusted_rewards(discounted: Array, predicted: Array, mask: Array, processing: ProcessingConfig) -> Array:
-    """Return one task's γ^t r_t minus its prediction, [E, T] float64; both inputs must be zero on padding."""
+    """Return one task's adjusted rewards [E, T] float64: γ^t r_t minus its prediction, both zero on padding."""
     return scale(discounted - predicted, mask, processing)
 
 

@@ -24,9 +24,7 @@ def discounted_returns(rewards: Array, discount: float) -> Array:
 
 
 def gae(rewards: Array, values: Array, next_values: Array, discount: float, gae_lambda: float) -> Array:
-    """Return generalized advantage estimates; episodes may end before the end of the axis.
-
-    Schulman et al. 2016, arXiv:1506.02438, eq. 16.
+    """Return generalized advantage estimates, [..., T] float64. Schulman et al. 2016, arXiv:1506.02438, eq. 16.
 
     Args:
         rewards: Rewards, [..., T].
@@ -35,9 +33,6 @@ def gae(rewards: Array, values: Array, next_values: Array, discount: float, gae_
             its end, which is 0 if the task ended it.
         discount: Discount γ.
         gae_lambda: Weight λ; 1 gives returns minus values, 0 gives one-step TD errors.
-
-    Returns:
-        Advantages, [..., T] float64.
     """
     return discounted_returns(rewards + discount * next_values - values, discount * gae_lambda)
 
@@ -48,12 +43,9 @@ def discounted_rewards(rewards: Array, discount: float) -> Array:
 
 
 def normalize(values: Array, mask: Array, scale: Scale = "std") -> Array:
-    """Return values normalized over all real entries: (x - mean) / (std + 1e-8), and zero on padding.
+    """Return values normalized over all real entries, (x - mean) / (std + 1e-8), and zero on padding.
 
-    Args:
-        values: Values of any shape.
-        mask: Mask of real entries, of the same shape.
-        scale: "variance" divides by the unbiased variance + 1e-8 instead, as garage does.
+    The scale "variance" divides by the unbiased variance + 1e-8 instead, as garage does.
     """
     real = np.asarray(values, np.float64)[mask != 0]
     mean, std = real.mean(), real.std()

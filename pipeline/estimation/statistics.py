@@ -46,15 +46,9 @@ def mean(values: Array) -> Array:
 def bootstrap(
     returns: Array, statistic: Statistic, rng: np.random.Generator, *, resamples: int = RESAMPLES
 ) -> Interval:
-    """Return a statistic of the tasks' mean returns, with a percentile bootstrap interval.
+    """Return a statistic of the tasks' mean returns, with a percentile bootstrap interval, given returns [B, M].
 
     Tasks are resampled and, within each task, episodes. With a single episode in total, the ends are NaN.
-
-    Args:
-        returns: Returns of M episodes for each of B tasks, [B, M].
-        statistic: Statistic of the tasks' mean returns.
-        rng: Random generator for resampling.
-        resamples: Number of resamples.
     """
     B, M = returns.shape
     estimate = float(statistic(returns.mean(axis=1)))
@@ -84,18 +78,13 @@ class ClassEstimate(NamedTuple):
 
 @dataclass(frozen=True)
 class ClassReturns:
-    """Returns of a set of tasks by class.
-
-    Attributes:
-        names: Names of the C classes.
-        num_tasks: Number of tasks in each class.
-        estimates: Mean return over each class's tasks, with its standard error s / √n, where s has n - 1 degrees of
-            freedom. The mean is NaN without tasks, the standard error with fewer than two.
-    """
+    """Mean returns of a set of tasks by class."""
 
     names: tuple[str, ...]
     num_tasks: tuple[int, ...]
     estimates: tuple[ClassEstimate, ...]
+    """Mean return over each class's tasks, with its standard error s / √n, where s has n - 1 degrees of freedom. The
+    mean is NaN without tasks, the standard error with fewer than two."""
 
     @property
     def balanced(self) -> ClassEstimate:
@@ -106,13 +95,7 @@ class ClassReturns:
 
 
 def class_returns(task_returns: Array, classes: Array, names: Sequence[str]) -> ClassReturns:
-    """Return mean returns by class.
-
-    Args:
-        task_returns: Mean return of each task, [B].
-        classes: Class index of each task, [B].
-        names: Names of the C classes.
-    """
+    """Return mean returns by class, given each task's mean return and class index, [B] each."""
     groups = [np.asarray(task_returns[classes == c], np.float64) for c in range(len(names))]
     estimates = tuple(
         ClassEstimate(
@@ -142,11 +125,8 @@ def first_to_finish(lengths: Array, success: Array) -> float:
     so successful episodes finish first and are overrepresented. Use this rate only to compare with published tables;
     the success rate over all test episodes measures the policy.
 
-    The episodes of an environment run back to back. Ties are broken by the order of environments.
-
-    Args:
-        lengths: Episode lengths in steps for n environments, with episodes ended by success, [n, M].
-        success: Success of each episode, [n, M] bool.
+    The M episodes of each of n environments, with `lengths` in steps and `success` [n, M], end at success and run back
+    to back. Ties are broken by the order of environments.
 
     Raises:
         ValueError: M is less than COUNTED_EPISODES, so the rate may depend on missing episodes.
@@ -160,19 +140,11 @@ def first_to_finish(lengths: Array, success: Array) -> float:
 
 
 def official_rates(lengths: Array, success: Array, of: Array, among: Sequence[int]) -> list[float]:
-    """Return the official success rate of each class: the mean over groups of `first_to_finish`.
+    """Return the official success rate of each class in `among`: the mean over groups of tasks of `first_to_finish`.
 
-    The tasks of a class form groups of ENVIRONMENTS // classes tasks in order, as in the package. Leftover tasks
-    that do not fill a group are dropped, since the rate depends on the group size.
-
-    Args:
-        lengths: Lengths in steps of test episodes that end at success, [B, M].
-        success: Success of each episode, [B, M] bool.
-        of: Class index of each task, [B].
-        among: Indices of the classes.
-
-    Returns:
-        One rate per class in `among`; NaN for classes without a full group.
+    `lengths` and `success` [B, M] describe test episodes that end at success; `of` [B] is the class index of each task.
+    The tasks of a class form groups of ENVIRONMENTS // classes tasks in order, as in the package. Leftover tasks that
+    do not fill a group are dropped, since the rate depends on the group size. Without a full group, the rate is NaN.
     """
     size = max(1, ENVIRONMENTS // len(among))
     rates: list[float] = []

@@ -23,7 +23,7 @@ class Trials:
         actions: Actions, [N, L, A] float32 or [N, L] int64.
         taken: Actions as float32, one-hot if discrete, [N, L, A].
         rewards: Rewards, [N, L], zero on padding.
-        behavior: Parameters of the behavior policy's distributions by name, [N, L, ...].
+        behavior: Parameters of the behavior policy's distributions, [N, L, ...], keyed by name.
     """
 
     def __init__(self, episodes: EpisodeBatch, episodes_per_trial: int, num_actions: int) -> None:
@@ -64,12 +64,12 @@ class Trials:
 
     @property
     def num_bytes(self) -> int:
-        """Memory use of the trials and their episodes, in bytes."""
+        """Size of the trials and their episodes in memory, in bytes."""
         values = [*vars(self).values(), *vars(self._episodes).values(), *self.behavior.values()]
         return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
 
     def along(self, values: Array) -> Array:
-        """Arrange [B, E, T, ...] as trials, [N, L, ...]; values on padding are kept."""
+        """Arrange values [B, E, T, ...] as trials, [N, L, ...], without setting padding to zero."""
         joined = self._joined(values)
         if self._order is None:
             return joined
@@ -77,11 +77,10 @@ class Trials:
         return np.take_along_axis(joined, order, axis=1)
 
     def by_episode(self, values: Array) -> Array:
-        """Arrange [N, L] as [B, E, T], zero on padding."""
+        """Arrange values [N, L] of trials by episode, [B, E, T], zero on padding."""
         (B, E, T), n = self._shape, self._n
         joined = np.zeros((len(values), n * T), values.dtype)
-        num_trials, length = self.mask.shape
-        order = self._order if self._order is not None else np.broadcast_to(np.arange(length), (num_trials, length))
+        order = np.broadcast_to(np.arange(self.mask.shape[1]), self.mask.shape) if self._order is None else self._order
         np.put_along_axis(joined, order, np.where(self.mask, values, 0), axis=1)
         return np.ascontiguousarray(joined.reshape(B, E // n, n, T).swapaxes(1, 2)).reshape(B, E, T)
 
@@ -124,14 +123,8 @@ class Trials:
     def advantages(self, values: Array, discount: float, gae_lambda: float, behind: Array | None = None) -> Array:
         """Return advantages [N, L] float64 from values [N, L], zero on padding.
 
-        They extend across episodes and stop at the end of the trial: the objective is the discounted return of the
-        trial (Duan et al. 2016, section 2.2).
-
-        Args:
-            values: Values of the states before the steps.
-            discount: Discount γ.
-            gae_lambda: GAE weight λ.
-            behind: Value credited after each trial's end, [N]; None for no credit.
+        They extend across episodes and stop at the end of the trial, because the objective is the discounted return of
+        the trial (Duan et al. 2016, section 2.2). `behind` [N] is the value credited after each trial's end, if any.
         """
         values = np.where(self.mask, values, 0)
         next_values = np.zeros_like(values)

@@ -1,7 +1,6 @@
-"""Gradient steps of a tanh or ReLU policy and its critic in NumPy, with hand-written derivatives.
+"""Gradient steps of a policy and its critic in NumPy, with hand-written derivatives, in the parameters' precision.
 
-The reference definition is `algorithms/actor_critic/gradient_steps.py`, against which this kernel is tested. It
-computes in the precision of the parameters.
+The reference definition is algorithms/actor_critic/gradient_steps.py, against which this kernel is tested.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ LOG_STD = "log_std"
 
 
 class GaussianHead:
-    """Gaussian policy: the network outputs means, and the standard deviations are parameters."""
+    """Head of a Gaussian policy, whose network outputs means and whose standard deviations are parameters."""
 
     def __init__(self, log_std: Array, log_std_gradient: Array, min_std: float, *, learn_std: bool) -> None:
         self._log_std, self._gradient = log_std, log_std_gradient
@@ -44,9 +43,9 @@ class GaussianHead:
         return _gaussian_log_prob(self._z, log_std)
 
     def backward(self, weights: Array, entropy_coeff: float) -> Array:
-        """Return the gradient of Σ weights · log_prob - entropy_coeff · mean entropy with respect to the means.
+        """Return the gradient of Σ weights · log_prob - entropy_coeff · mean entropy with respect to the means, [n, A].
 
-        The gradient has shape [n, A]. Also writes the gradient with respect to the log standard deviations.
+        Also write the gradient with respect to the log standard deviations.
         """
         if self._learn_std:
             pull = np.square(self._z)
@@ -74,7 +73,7 @@ class GaussianHead:
 
 
 class CategoricalHead:
-    """Categorical policy: the network outputs one logit per action."""
+    """Head of a categorical policy, whose network outputs one logit per action."""
 
     def __init__(self) -> None:
         self._log_probs: Array = np.empty((0, 0), np.float32)
@@ -86,7 +85,7 @@ class CategoricalHead:
         return self._log_probs[np.arange(len(actions)), actions]
 
     def backward(self, weights: Array, entropy_coeff: float) -> Array:
-        """Return the gradient of Σ weights · log_prob - entropy_coeff · mean entropy in the logits, [n, out]."""
+        """Return the gradient of Σ weights · log_prob - entropy_coeff · mean entropy with respect to the logits."""
         log_probs, n = self._log_probs, len(self._actions)
         probs = np.exp(log_probs)
         gradient: Array = -weights[:, None] * probs
@@ -112,7 +111,7 @@ class CategoricalHead:
 
 
 def policy_loss(log_prob: Array, old_log_prob: Array, advantages: Array, clip_eps: float | None) -> float:
-    """Return the mean policy loss over n actions; see `algorithms/actor_critic/gradient_steps.py`."""
+    """Return the mean policy loss over n actions, clipped unless `clip_eps` is None."""
     if clip_eps is None:
         return -float((advantages * log_prob).mean())
     plain, clipped = _surrogates(log_prob, old_log_prob, advantages, clip_eps)
@@ -142,7 +141,7 @@ def value_slopes(values: Array, old_values: Array, targets: Array, clip_eps: flo
 
 
 class FusedSteps(ActorCriticSteps):
-    """Gradient steps without autograd; see ActorCriticSteps."""
+    """Gradient steps without autograd."""
 
     def __init__(
         self,
@@ -155,16 +154,17 @@ class FusedSteps(ActorCriticSteps):
         min_std: float,
         learn_std: bool,
     ) -> None:
-        """Copy the arrays that gradient steps change; `prefix` is the policy network's name prefix."""
         self.policy_params: FlatParams = FlatParams(state.params)
         self.critic_params: FlatParams = FlatParams(renamed(state.extra, f"{CRITIC}.", f"{CRITIC}."))
-        names = state.params.items()
-        learned = [np.full(value.size, learn_std or name != LOG_STD) for name, value in names]
+        learned = [np.full(value.size, learn_std or name != LOG_STD) for name, value in state.params.items()]
         self.learned: Array = np.concatenate(learned)
         super().__init__(settings, state)
         self._policy_network = FlatNetwork.of(prefix, policy, self.policy_params)
         self._critic_network = FlatNetwork.of(CRITIC, critic, self.critic_params)
-        self._head = _head(self.policy_params, min_std, learn_std)
+        self._head = CategoricalHead()
+        if LOG_STD in state.params:
+            flat = self.policy_params
+            self._head = GaussianHead(flat.params[LOG_STD], flat.gradients[LOG_STD], min_std, learn_std=learn_std)
 
     def values(self, observations: Array) -> Array:
         return self._critic_network.forward(observations)[:, 0]
@@ -204,14 +204,8 @@ class FusedSteps(ActorCriticSteps):
         return described
 
 
-def _head(policy: FlatParams, min_std: float, learn_std: bool) -> GaussianHead | CategoricalHead:
-    if LOG_STD not in policy.params:
-        return CategoricalHead()
-    return GaussianHead(policy.params[LOG_STD], policy.gradients[LOG_STD], min_std, learn_std=learn_std)
-
-
 def _surrogates(log_prob: Array, old_log_prob: Array, advantages: Array, clip_eps: float) -> tuple[Array, Array]:
-    """Return r A and clip(r, 1 ± ε) A."""
+    """Return r A and clip(r, 1 ± ε) A, [n] each."""
     ratio = np.exp(log_prob - old_log_prob)
     return ratio * advantages, np.clip(ratio, 1 - clip_eps, 1 + clip_eps) * advantages
 

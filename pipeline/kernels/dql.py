@@ -1,13 +1,10 @@
-"""DQL's gradient steps for plain networks on the CPU, with hand-written derivatives.
-
-Equivalent to `DQLDefinition` in pipeline/algorithms/off_policy/dql.py, which has the equations.
-"""
+"""DQL's gradient steps with hand-written derivatives; algorithms/off_policy/dql.py has the equations."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.off_policy.dql import LAYOUT
+from metaloom.pipeline.algorithms.off_policy.dql import LAYOUT, METRICS
 from metaloom.pipeline.algorithms.off_policy.learner import FusedGradientSteps, merged
 from metaloom.pipeline.algorithms.off_policy.settings import DQL
 from metaloom.pipeline.nn.flat_networks import FlatNetwork
@@ -16,7 +13,7 @@ from metaloom.pipeline.types import Array, Metrics, Minibatch
 
 
 class DQLKernel(FusedGradientSteps[None]):
-    """Working copies of the Q-function and target network for one iteration."""
+    """DQL's fused gradient steps, on working copies of the Q-function and its target network."""
 
     layout = LAYOUT
     _settings: DQL
@@ -44,12 +41,7 @@ class DQLKernel(FusedGradientSteps[None]):
         self._q.step(self._rates["q"])
         if self.counts_to(self._settings.target_update_intvl):
             self._target.vector[:] = self._q.vector
-        return {
-            "q_loss": loss,
-            "q_mean": float(chosen.mean()),
-            "target_mean": float(targets.mean()),
-            "gradient_norm": norm,
-        }
+        return dict(zip(METRICS, (loss, float(chosen.mean()), float(targets.mean()), norm), strict=True))
 
 
 def huber_loss(errors: Array) -> tuple[float, Array]:

@@ -1,8 +1,7 @@
-"""Gauss-Newton products for plain multilayer perceptrons on the CPU, with hand-written derivatives.
+"""Gauss-Newton products with hand-written derivatives, for Gaussian and categorical policies.
 
-Supports Gaussian and categorical policies. The reference definition is gauss_newton_product in maml.trpo. Everything
-that does not depend on the vector is computed only once; automatic differentiation recomputes it for every product and
-takes up to twice as long.
+The reference definition is gauss_newton_product in maml.trpo. Everything that does not depend on the vector is computed
+only once; automatic differentiation recomputes it for every product and takes up to twice as long.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ MAX_KEPT_BYTES = 1 << 30
 
 
 def fused_gauss_newton_product(at: MetaPoint) -> Product:
-    """Return v ↦ G v; see gauss_newton_product."""
+    """Return v ↦ G v for the Gauss-Newton matrix G."""
     problem, params, names = at.problem, at.params, [*at.flat.params]
 
     def curvature(chunk: Chunk) -> ChunkCurvature:
@@ -79,13 +78,14 @@ class ChunkCurvature:
 
     @staticmethod
     def num_bytes(policy: Policy, chunk: Chunk) -> int:
-        """Return the bytes of arrays as wide as the hidden layers: four per inner step and two at the end."""
+        """Return the memory in bytes of a chunk's largest arrays, which are as wide as the hidden layers."""
+        # Four arrays per inner step, and two at the end.
         arrays = [*(4 for _ in chunk.rounds[:-1]), 2]
         rows = (n * rows.weights.numel() for n, rows in zip(arrays, chunk.rounds, strict=True))
         return sum(rows) * sum(policy.network.spec.hidden_sizes) * chunk_dtype(chunk).itemsize
 
     def product(self, direction: Mapping[str, Array]) -> Params:
-        """Return Σ_i J_iᵀ F_i J_i v over the chunk's tasks, for v by name, without a task axis."""
+        """Return Σ_i J_iᵀ F_i J_i v over the chunk's tasks; v and the result are keyed by parameter name."""
         tangents = {name: self._for_every_task(value.astype(self._dtype)) for name, value in direction.items()}
         tangents |= self._fixed
         for hessian in self._hessians:
@@ -104,11 +104,7 @@ class ChunkCurvature:
 
 
 class InnerHessian:
-    """Hessians of the inner loss of b tasks at their parameters.
-
-    Attributes:
-        gradients: Gradients of the inner loss, [b, ...] by name.
-    """
+    """Hessians and gradients of the inner losses of b tasks at their parameters."""
 
     def __init__(self, policy: KnownPolicy, params: Params, rows: TaskRows, loss: InnerLoss) -> None:
         self._network = _linearized(policy, params, rows)

@@ -1,8 +1,7 @@
-"""PEARL's gradient steps for plain relu networks on the CPU, with hand-written derivatives.
+"""PEARL's gradient steps with hand-written derivatives.
 
 A step's tasks are split into fixed parts that threads compute in parallel. Parts are summed in a fixed order, so
-results are bitwise identical for any number of threads. Q(o, a', z) is evaluated once for both actor losses. Only the
-lower Q-value is differentiated with respect to the action, and input gradients are computed only for z or the action.
+results are bitwise identical for any number of threads.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from metaloom.pipeline.algorithms.off_policy.learner import FusedGradientSteps
-from metaloom.pipeline.algorithms.pearl.learner import ADAM_EPSILON, LAYOUT, TWINS, Noise, PEARLNetworks
+from metaloom.pipeline.algorithms.pearl.learner import ADAM_EPSILON, LAYOUT, MIN_VARIANCE, TWINS, Noise, PEARLNetworks
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.kernels.sac import TanhGaussianActions
 from metaloom.pipeline.nn.flat_networks import FlatNetwork, FlatParams
@@ -25,20 +24,14 @@ from metaloom.pipeline.types import Array, Metrics, Minibatch, Params, Transitio
 
 MAX_PARTS = 4
 """Maximum number of parts into which a step's tasks are split. It is fixed because the order of sums depends on it."""
-MIN_VARIANCE = 1e-7
 
 
 @dataclass(frozen=True)
 class PosteriorArrays:
-    """Diagonal Gaussian posteriors over the latent variables of K tasks.
+    """Diagonal Gaussian posteriors over the latent variables of K tasks."""
 
-    Attributes:
-        mean: Means, [K, Z].
-        variance: Variances, [K, Z]; 0 for point estimates.
-    """
-
-    mean: Array
-    variance: Array
+    mean: Array  # [K, Z]
+    variance: Array  # [K, Z]; 0 for point estimates
 
     def sample(self, noise: Array) -> Array:
         """Return latent variables [K, Z] sampled with standard normal noise [K, Z]."""
@@ -70,10 +63,7 @@ class GaussianProduct:
     def backward(self, latent_errors: Array, noise: Array, kl_weight: float) -> Array:
         """Return the gradient of a loss + kl_weight · Σ KL with respect to the encoder's outputs, [K, C, 2Z].
 
-        Args:
-            latent_errors: Gradient of the loss with respect to the sampled latent variables, [K, Z].
-            noise: Noise used to sample the latent variables, [K, Z].
-            kl_weight: Weight of the sum of all tasks' KL divergences.
+        `latent_errors` is the loss's gradient with respect to the latent variables sampled with `noise`, [K, Z] each.
         """
         mean, variance = self._posterior.mean, self._posterior.variance
         by_mean = latent_errors + kl_weight * mean
@@ -111,9 +101,6 @@ class GradientPart:
     """Gradients for some of a minibatch's K tasks, scaled so that all parts add up to the minibatch's gradient.
 
     Call `critic_gradients`, update the Q-functions, then call `actor_gradients`.
-
-    Attributes:
-        params: Parameters of each network, keyed by name; trained networks have this part's gradient.
     """
 
     def __init__(
@@ -148,10 +135,9 @@ class GradientPart:
         self._latent_columns = slice(q_size - settings.latent_size, q_size)
 
     def critic_gradients(self, minibatch: Minibatch, noise: Noise) -> Metrics:
-        """Write the gradients of the encoder and the Q-functions for the loss Σ mean (Q - y)² + kl_weight · Σ KL.
+        """Write the gradients of Σ mean (Q - y)² + kl_weight · Σ KL for the encoder and the Q-functions.
 
-        Returns:
-            Metrics as sums over this part's rows, or over its tasks for kl and latent_std.
+        Return metrics as sums over this part's rows; kl and latent_std are sums over its tasks.
         """
         assert minibatch.context is not None
         latent_noise = noise.latent[self._tasks].astype(self._dtype, copy=False)
@@ -177,7 +163,10 @@ class GradientPart:
         }
 
     def actor_gradients(self, minibatch: Minibatch, noise: Noise) -> Metrics:
-        """Write the gradients of V and the policy, with the latent variables from `critic_gradients` held fixed."""
+        """Write the gradients of V and the policy, with the latent variables from `critic_gradients` held fixed.
+
+        Return metrics as sums over this part's rows.
+        """
         batch = minibatch.transitions
         outputs = self._policy.forward(self._rows(batch.observations), self._z)
         acting = TanhGaussianActions(outputs, self._rows(noise.actions))
@@ -233,7 +222,7 @@ class GradientPart:
 
 
 def context_features(settings: PEARL, context: Transitions, tasks: slice) -> Sequence[Array]:
-    """Return the encoder's inputs for the given tasks' context, as columns [rows, ...]."""
+    """Return the encoder's inputs for the contexts of some tasks, as one array [rows, ...] per feature."""
     features = [context.observations, context.actions, context.rewards[..., None]]
     if settings.use_next_obs_in_context:
         features.append(context.next_observations)
@@ -245,7 +234,7 @@ def _sum_of_squares(values: Array) -> float:
 
 
 class PEARLKernel(FusedGradientSteps[Noise]):
-    """Working copies of the networks and their optimizers for one iteration."""
+    """PEARL's fused gradient steps, on working copies of the networks."""
 
     layout = LAYOUT
     epsilon: ClassVar[float | None] = ADAM_EPSILON
@@ -257,10 +246,6 @@ class PEARLKernel(FusedGradientSteps[Noise]):
         self._shape: tuple[int, ...] = ()
 
     def step(self, minibatch: Minibatch, noise: Noise) -> Metrics:
-        """Take one gradient step and return its metrics: means over transitions, or over tasks for kl and latent_std.
-
-        Equivalent to PEARLDefinition.step.
-        """
         assert minibatch.context is not None
         shape = (*minibatch.transitions.rewards.shape, minibatch.context.rewards.shape[1])
         if shape != self._shape:
@@ -297,12 +282,7 @@ class PEARLKernel(FusedGradientSteps[Noise]):
 
 
 def infer(settings: PEARL, encoder: Network, params: Params, context: Transitions) -> PosteriorArrays:
-    """Return each task's posterior, [B, Z], given its context [B, C]."""
+    """Return the posterior [1, Z] of a task, given its context [1, C]."""
     network = FlatNetwork.of(encoder.prefix, encoder.spec, FlatParams(params), fold_bias=True)
-    posterior_of = inference(settings.use_information_bottleneck)
-    posteriors: list[PosteriorArrays] = []
-    # One task at a time: a task's bits must not depend on the number of tasks.
-    for b in range(len(context.rewards)):
-        outputs = network.forward(*context_features(settings, context, slice(b, b + 1)))
-        posteriors.append(posterior_of.infer(outputs[None]))
-    return PosteriorArrays(*(np.concatenate([getattr(p, name) for p in posteriors]) for name in ("mean", "variance")))
+    outputs = network.forward(*context_features(settings, context, slice(0, 1)))
+    return inference(settings.use_information_bottleneck).infer(outputs[None])

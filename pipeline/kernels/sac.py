@@ -1,7 +1,4 @@
-"""SAC's gradient steps for plain networks on the CPU, with hand-written derivatives.
-
-Equivalent to `SACDefinition` in pipeline/algorithms/off_policy/sac.py, which has the equations.
-"""
+"""SAC's gradient steps with hand-written derivatives; algorithms/off_policy/sac.py has the equations."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from metaloom.pipeline.algorithms.off_policy.learner import FusedGradientSteps, merged
-from metaloom.pipeline.algorithms.off_policy.sac import LAYOUT, TWINS
+from metaloom.pipeline.algorithms.off_policy.sac import LAYOUT, METRICS, TWINS
 from metaloom.pipeline.algorithms.off_policy.settings import SAC
 from metaloom.pipeline.estimation.returns import EPSILON
 from metaloom.pipeline.nn.distributions import LOG_2PI
@@ -27,30 +24,17 @@ _LOG_2 = math.log(2)
 class TanhGaussianActions:
     """Sampled actions tanh(u), with Gaussian u, for n rows of network outputs, and their reparameterized gradients.
 
-    Haarnoja et al. 2018, arXiv:1801.01290, appendix C. Computed in the precision of the outputs.
-
-    Attributes:
-        mean: Means of u, [n, A].
-        log_std: Clamped log standard deviations of u, [n, A].
-        inside: Mask, [n, A] bool, False where log_std was clamped.
-        deviation: Standard deviation times noise, [n, A].
-        u: Actions before the tanh, [n, A].
-        actions: Actions in (-1, 1), [n, A].
-        log_prob: Log-densities of the actions, joint over their dimensions, [n].
+    Haarnoja et al. 2018, arXiv:1801.01290, appendix C. Computed in the precision of the outputs. Arrays are [n, A],
+    except log_prob, [n], the joint log-densities of the actions.
     """
 
     def __init__(self, outputs: Array, noise: Array) -> None:
-        """Compute u = mean + std * noise and the actions.
-
-        Args:
-            outputs: Network outputs, [n, 2A]: means, then log standard deviations.
-            noise: Standard normal noise, [n, A] float32.
-        """
+        """Sample actions, given the outputs [n, 2A], means and then log standard deviations, and the noise [n, A]."""
         A, noise = noise.shape[1], noise.astype(outputs.dtype, copy=False)
         self.mean: Array = outputs[:, :A]
         raw = outputs[:, A:]
         self.log_std: Array = np.clip(raw, MIN_LOG_STD, MAX_LOG_STD)
-        self.inside: Array = self.log_std == raw
+        self.inside: Array = self.log_std == raw  # False where log_std was clamped
         self.deviation: Array = np.exp(self.log_std) * noise
         self.u: Array = (u := self.mean + self.deviation)
         self.actions: Array = np.tanh(u)
@@ -62,9 +46,7 @@ class TanhGaussianActions:
     def backward(self, action_gradient: Array, log_prob_gradient: Array | float) -> Array:
         """Return the gradient of a loss with respect to the outputs, [n, 2A], with the noise held fixed.
 
-        Args:
-            action_gradient: Gradient of the loss with respect to the actions, [n, A].
-            log_prob_gradient: Gradient of the loss with respect to the log-densities, [n, 1] or a scalar.
+        The arguments are its gradients with respect to the actions, [n, A], and log-densities, [n, 1] or a scalar.
         """
         to_mean = action_gradient * (1 - np.square(self.actions))
         to_mean += 2 * log_prob_gradient * self.actions
@@ -75,10 +57,7 @@ class TanhGaussianActions:
 
 
 class TwinQKernel(FlatParams):
-    """Two Q-functions whose parameters are in one vector.
-
-    Fujimoto et al. 2018, arXiv:1802.09477, section 4.2.
-    """
+    """Two Q-functions with their parameters in one vector. Fujimoto et al. 2018, arXiv:1802.09477, section 4.2."""
 
     def __init__(self, params: Mapping[str, Array], spec: NetworkSpec, *, parallel: ParallelMap = map) -> None:
         """Copy parameters q1.* and q2.*; `parallel` maps over the two networks."""
@@ -87,12 +66,12 @@ class TwinQKernel(FlatParams):
         self._parallel = parallel
 
     def values(self, observations: Array, actions: Array) -> Array:
-        """Return the Q-values [2, n] of observations [n, O] and actions [n, A], which later gradients refer to."""
+        """Return the Q-values [2, n] of observations [n, O] and actions [n, A], where the next gradients are taken."""
         inputs = np.concatenate([observations, actions], axis=1)
         return np.stack(list(self._parallel(lambda network: network.forward(inputs)[:, 0], self._networks)))
 
     def backward(self, value_gradient: Array) -> None:
-        """Write a loss's parameter gradient, given its gradient with respect to the values, [2, n]."""
+        """Write the gradient of a loss to `gradient`, given its gradient with respect to the values, [2, n]."""
         list(self._parallel(lambda network, slopes: network.backward(slopes[:, None]), self._networks, value_gradient))
 
     def gradient_of_smaller(self, values: Array, columns: slice = ALL) -> Array:
@@ -111,13 +90,13 @@ class TwinQKernel(FlatParams):
 
 
 class SACKernel(FusedGradientSteps[Array]):
-    """Working copies of the policy, Q-functions, target networks and temperature for one iteration."""
+    """SAC's fused gradient steps, on working copies of the networks and the temperature."""
 
     layout = LAYOUT
     _settings: SAC
 
     def copied(self, name: str, state: LearnerState) -> FlatParams:
-        """Copy a part of a state, with both Q-functions in one vector; see GradientSteps."""
+        """Return a working copy of a part of a state, with both Q-functions in one vector."""
         if name not in ("q", "targets"):
             return super().copied(name, state)
         return TwinQKernel(LAYOUT[name].of(state), self._networks[1].spec, parallel=self._parallel)
@@ -167,14 +146,7 @@ class SACKernel(FusedGradientSteps[Array]):
             target_vector = self._targets.vector
             target_vector *= settings.tau
             target_vector += (1 - settings.tau) * self._q.vector
-        return {
-            "temperature_loss": temperature_loss,
-            "temperature": alpha,
-            "entropy": -float(now.log_prob.mean()),
-            "q_loss": float(np.square(errors).mean()),
-            "q_mean": float(values.mean()),
-            "target_mean": float(targets.mean()),
-            "q_gradient_norm": q_norm,
-            "policy_loss": alpha * float(now.log_prob.mean()) - float(acting_values.min(axis=0).mean()),
-            "gradient_norm": policy_norm,
-        }
+        log_prob, q_loss = float(now.log_prob.mean()), float(np.square(errors).mean())
+        losses = alpha * log_prob - float(acting_values.min(axis=0).mean()), q_loss, temperature_loss
+        described = *losses, alpha, -log_prob, float(values.mean()), float(targets.mean()), policy_norm, q_norm
+        return dict(zip(METRICS, described, strict=True))

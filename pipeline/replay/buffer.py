@@ -14,11 +14,9 @@ from metaloom.pipeline.types import Array, EpisodeBatch, Minibatch, Minibatches,
 
 @dataclass(frozen=True)
 class TransitionColumns:
-    """Column layout of a transition matrix: observation, action, reward, next observation, terminated.
+    """Column layout of a transition matrix [n, W]: observation, action, reward, next observation, terminated.
 
-    Attributes:
-        observation_size: Observation size O.
-        action_size: Action size A; 0 for discrete actions, whose index takes one column (float32 is exact below 2**24).
+    A discrete action has `action_size` 0; its index takes one column, in which float32 is exact below 2**24.
     """
 
     observation_size: int
@@ -26,12 +24,10 @@ class TransitionColumns:
 
     @property
     def width(self) -> int:
-        """Number of columns, W."""
         return 2 * self.observation_size + max(self.action_size, 1) + 2
 
     @property
     def row_bytes(self) -> int:
-        """Size of a row in bytes."""
         return self.width * np.dtype(np.float32).itemsize
 
     def pack(self, episodes: EpisodeBatch, b: Array, e: Array, t: Array) -> Array:
@@ -60,15 +56,10 @@ class TransitionColumns:
 
 @dataclass(frozen=True)
 class ContextRounds:
-    """The rollout batches from which an adaptation step infers tasks.
-
-    Attributes:
-        rounds: Rollout batches of the same B tasks.
-        position: Run seed, iteration and adaptation step, which seed the sampling of transitions; None after training,
-            when all transitions are used.
-    """
+    """The rollout batches from which an adaptation step infers B tasks."""
 
     rounds: Sequence[EpisodeBatch]
+    # Run seed, iteration and adaptation step, which seed the sampling of transitions; None after training.
     position: tuple[int, int, int] | None = None
 
     @property
@@ -77,24 +68,19 @@ class ContextRounds:
         return sum(episodes.rewards.shape[1] for episodes in self.rounds)
 
     def transitions(self, num_transitions: int) -> Iterator[Transitions]:
-        """Yield each task's transitions [1, C]: all of them, or a random sample, without replacement if possible."""
-        for b, (columns, seen) in enumerate(_by_task(self.rounds)):
+        """Yield the transitions [1, C] of each task: a random sample in training, all of them afterwards."""
+        first = self.rounds[0]
+        columns = TransitionColumns(first.observations.shape[-1], first.actions.shape[-1])
+        for b in range(len(first.rewards)):
+            real = [np.nonzero(episodes.mask[b]) for episodes in self.rounds]
+            packed = (columns.pack(of, np.full_like(e, b), e, t) for of, (e, t) in zip(self.rounds, real, strict=True))
+            seen = np.concatenate([*packed])
             if self.position is None:
                 yield columns.unpack(seen[None])
                 continue
             rng = generator(self.position[0], "context", *self.position[1:], b)
             rows = rng.choice(np.arange(len(seen)), num_transitions, replace=len(seen) < num_transitions)
             yield columns.unpack(seen[rows][None])
-
-
-def _by_task(rounds: Sequence[EpisodeBatch]) -> Iterator[tuple[TransitionColumns, Array]]:
-    """Yield the column layout and the packed real steps [n, W] of each task."""
-    first = rounds[0]
-    columns = TransitionColumns(first.observations.shape[-1], first.actions.shape[-1])
-    for b in range(len(first.rewards)):
-        real = [np.nonzero(episodes.mask[b]) for episodes in rounds]
-        packed = [columns.pack(of, np.full_like(e, b), e, t) for of, (e, t) in zip(rounds, real, strict=True)]
-        yield columns, np.concatenate(packed)
 
 
 ReadRound = Callable[[int], EpisodeBatch]
@@ -104,21 +90,14 @@ ReadRound = Callable[[int], EpisodeBatch]
 class ReplayBuffer:
     """Buffer that gathers minibatches of a run's transitions. Caching affects speed but not results.
 
-    A rollout batch is read when one of its rows is first drawn, so resumed runs and replays read only the batches they
-    need.
+    A rollout batch is read when one of its rows is first drawn, so resumed runs and replays read only what they need.
     """
 
     def __init__(self, columns: TransitionColumns, *, cache_bytes: int, max_rows: int) -> None:
-        """Make an empty buffer.
+        """Create an empty buffer, from which only the newest `max_rows` transitions can be drawn.
 
-        Args:
-            columns: Column layout of a transition.
-            cache_bytes: Memory for transitions in bytes, exceeded only if the rows of a single gradient step do not
-                fit. The batch being read is not included.
-            max_rows: Capacity: only this many of the newest transitions can be drawn.
-
-        Raises:
-            ReplayError: the cache is too small for two rows.
+        Transitions take at most `cache_bytes` in memory, unless the rows of a single gradient step need more. The batch
+        being read is not included.
         """
         self.rows: RowIndex = RowIndex()
         self._columns = columns
@@ -136,16 +115,12 @@ class ReplayBuffer:
         self._is_read = GrowingColumns(1)  # per rollout batch: 1 if its newest rows are in memory
 
     def append(self, lengths: Array) -> None:
-        """Append the next rollout batch, given its episode lengths [B, E]; its episodes are read on demand.
-
-        Raises:
-            ReplayError: the lengths are invalid, or none is positive.
-        """
+        """Append the next rollout batch, given its episode lengths [B, E]. Its episodes are read on demand."""
         self.rows.append(lengths)
         self._is_read.append(0)
 
     def minibatches(self, drawn: Minibatches, read: ReadRound) -> Iterator[Minibatch]:
-        """Yield one minibatch per gradient step. The buffer must not grow during iteration.
+        """Yield one minibatch per gradient step. The buffer must not grow in the meantime.
 
         Raises:
             ReplayError: a row is not in the buffer, a batch does not have the appended length, or the buffer grew.
@@ -171,7 +146,7 @@ class ReplayBuffer:
         return max(0, self.rows.num_rows - len(self._newest))
 
     def _gather(self, rows: Array, numbers: Array, old: Array) -> Array:
-        """Gather rows [K, n] as [K, n, W]; older ones come from `old`, whose sorted row indices are `numbers`."""
+        """Return rows [K, n] as [K, n, W], older ones from `old`, whose sorted row indices are `numbers`."""
         flat = rows.ravel()
         gathered = self._newest.take(flat % len(self._newest), axis=0)
         if len(numbers):
@@ -199,7 +174,7 @@ class ReplayBuffer:
             self._is_read[0][number] = 1
 
     def _read_old(self, rows: Array, read: ReadRound) -> tuple[Array, Array]:
-        """Return the unique row indices in order and their rows, reading each batch once without caching it."""
+        """Return the sorted unique row indices and their rows [n, W]. Each batch is read once and not cached."""
         numbers = np.unique(rows)
         data = np.empty((len(numbers), self._columns.width), np.float32)
         found = self.rows.locate(numbers)

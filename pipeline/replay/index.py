@@ -1,7 +1,7 @@
-"""Index of a run's transitions: their locations, and the rows of each task.
+"""Index of a run's transitions: the location of each, and the rows of each task.
 
 Row indices number the real steps of a run from 0, in order of collection: by rollout batch, then by task, episode and
-step. A rollout batch consists of complete episodes. The index stores episode lengths, not transitions.
+step. The index stores episode lengths, not transitions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class GrowingColumns:
 
 
 class ReplayError(ValueError):
-    """Raised for requested rows that are not in the replay buffer, and for invalid data."""
+    """Raised if requested rows are not in the replay buffer, or if appended data are invalid."""
 
 
 class Locations(NamedTuple):
@@ -70,11 +70,7 @@ class RowIndex:
         return len(self._first_rows)
 
     def append(self, lengths: Array) -> None:
-        """Index the rows of the next rollout batch, given its episode lengths [B, E]; 0 for empty slots.
-
-        Raises:
-            ReplayError: the lengths are invalid, or none is positive.
-        """
+        """Index the rows of the next rollout batch, given its episode lengths [B, E], 0 for empty slots."""
         _require_lengths(lengths)
         b, e = np.nonzero(lengths)
         steps = lengths[b, e].astype(np.int64)
@@ -83,7 +79,7 @@ class RowIndex:
         self.num_rows += int(steps.sum())
 
     def rows_of(self, number: int) -> range:
-        """Return the rows of a rollout batch."""
+        """Return the range of a rollout batch's rows."""
         first_rows = self._first_rows[0]
         stop = self.num_rows if number + 1 == len(first_rows) else int(first_rows[number + 1])
         return range(int(first_rows[number]), stop)
@@ -93,22 +89,14 @@ class RowIndex:
         return np.searchsorted(self._first_rows[0], rows, side="right") - 1
 
     def locate(self, rows: Array) -> Locations:
-        """Return the locations of rows [n].
-
-        Raises:
-            ReplayError: a row is not in the run.
-        """
+        """Return the locations of rows [n]."""
         self.require(rows)
         first_rows, b, e = (self._episodes[column] for column in range(3))
         episode = np.searchsorted(first_rows, rows, side="right") - 1
         return Locations(self.round_numbers(rows), b[episode], e[episode], rows - first_rows[episode])
 
     def require(self, rows: Array) -> None:
-        """Reject row indices [...] that are not in the run.
-
-        Raises:
-            ReplayError: a row is negative or too large.
-        """
+        """Raise ReplayError if any of the row indices [...] is not in the run."""
         if rows.size and not (rows.min() >= 0 and rows.max() < self.num_rows):
             raise ReplayError(
                 f"found rows from {rows.min()} to {rows.max()}; the replay buffer has 0 to {self.num_rows - 1}. "
@@ -117,7 +105,7 @@ class RowIndex:
 
 
 class _RowRanges:
-    """An ascending selection of rows, stored as ranges."""
+    """A selection of rows in ascending order, stored as ranges."""
 
     def __init__(self) -> None:
         self._ranges = GrowingColumns(2)  # first row, and the number of selected rows before it
@@ -159,7 +147,7 @@ class _RowRanges:
 
 @dataclass(frozen=True)
 class DrawableRows:
-    """Rows of a task that can be drawn, oldest first."""
+    """The rows of a task that can be drawn, oldest first."""
 
     ranges: _RowRanges
     start: int
@@ -169,7 +157,7 @@ class DrawableRows:
         return self.stop - self.start
 
     def at(self, positions: Array) -> Array:
-        """Return the rows at `positions` [...], where 0 is the oldest row and len - 1 the newest, [...] int64."""
+        """Return the rows at `positions` [...] int64, where 0 is the oldest row and len - 1 the newest."""
         if positions.size > len(self):
             # For many positions, a table of all rows is several times as fast as bisection.
             return self.ranges.between(self.start, self.stop)[positions]
@@ -209,10 +197,7 @@ class ReplayView:
         return DrawableRows(task.rows, max(0, stop - size), stop)
 
     def context(self, task_id: int) -> DrawableRows:
-        """Return a task's context rows: those flagged as context in the last iteration that collected the task.
-
-        Before the first such iteration, they come from the initial fill.
-        """
+        """Return a task's context rows from the last iteration that collected any, or from the initial fill."""
         task = self.tasks.get(task_id, _NO_TASK)
         latest = int(np.searchsorted(task.collections[0], self.num_rows)) - 1
         start = int(task.collections[1][latest]) if latest >= 0 else 0
@@ -223,7 +208,7 @@ _NO_TASK = _Task()
 
 
 class TaskIndex:
-    """Append-only index of each task's rows; earlier states stay readable."""
+    """Append-only index of each task's rows, which can be viewed as of any iteration."""
 
     def __init__(self) -> None:
         self._tasks: defaultdict[int, _Task] = defaultdict(_Task)
@@ -234,13 +219,9 @@ class TaskIndex:
         return len(self._rounds)
 
     def append(self, iteration: int, task_ids: Sequence[int] | Array, lengths: Array, *, in_context: bool) -> None:
-        """Add the next rollout batch.
+        """Append the next rollout batch, from which tasks may be inferred if `in_context`.
 
-        Args:
-            iteration: Iteration that collected it; -1 for the initial fill of the buffer.
-            task_ids: Buffer index of each task in the rollout batch, [B].
-            lengths: Episode lengths in steps, [B, E]; 0 for empty slots.
-            in_context: True if tasks may be inferred from this batch.
+        The iteration is -1 for the initial fill. The lengths [B, E] are in steps, 0 for empty slots.
 
         Raises:
             ReplayError: the last batch is from a later iteration, this one has no steps, or the shapes differ.
@@ -275,14 +256,10 @@ def _require_lengths(lengths: Array) -> None:
 
 
 class TrialBuffer:
-    """Sequence of trials, oldest rollout batch first. Batches are read when one of their trials is drawn.
-
-    Args:
-        counts: Number of trials in each rollout batch, oldest first.
-        read: Function that reads the trials of a rollout batch, given its index.
-    """
+    """Sequence of trials, oldest rollout batch first. A batch is read when one of its trials is drawn."""
 
     def __init__(self, counts: Sequence[int], read: Callable[[int], Trials]) -> None:
+        """Create a buffer from each batch's number of trials, and a function that reads a batch given its index."""
         self._ends, self._read = [*accumulate(counts)], read
 
     def __len__(self) -> int:
@@ -290,7 +267,7 @@ class TrialBuffer:
         return self._ends[-1]
 
     def take(self, numbers: Array) -> list[tuple[Trials, int]]:
-        """Return each trial as its rollout batch and its index within that batch, for trial indices [n]."""
+        """Return, for each trial index in `numbers` [n], the trials of its rollout batch and its index among them."""
         rounds = np.searchsorted(self._ends, numbers, side="right")
         begins = np.array([0, *self._ends])[rounds]
         return [(self._read(r), p) for r, p in zip(rounds.tolist(), (numbers - begins).tolist(), strict=True)]

@@ -1,1 +1,1 @@
-"""Common parts of A2C, PPO, PPO2 and SVPG: settings, critic, experience, and the loop over minibatches."""
+"""The actor-critic algorithms A2C, PPO, PPO2 and SVPG."""

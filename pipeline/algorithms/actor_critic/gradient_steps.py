@@ -20,15 +20,9 @@ from metaloom.pipeline.types import Array, LearnerState
 
 
 def policy_loss(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, clip_eps: float | None) -> Tensor:
-    """Return -mean min(r A, clip(r, 1 ± ε) A), or without clipping, -mean A log π(a|o).
+    """Return -mean min(r A, clip(r, 1 ± ε) A) with r = π(a|o) / π_behavior(a|o) or, without ε, -mean A log π(a|o).
 
     Schulman et al. 2017, arXiv:1707.06347, eq. 7; Mnih et al. 2016, arXiv:1602.01783, section 4.
-
-    Args:
-        log_prob: Log-probabilities of the actions under the current policy, [n].
-        old_log_prob: Log-probabilities of the actions under the behavior policy, [n].
-        advantages: Advantages A, [n].
-        clip_eps: Clipping range ε of the likelihood ratio r, or None for the policy gradient.
     """
     if clip_eps is None:
         return -(advantages * log_prob).mean()
@@ -41,15 +35,9 @@ def clip_fraction(log_prob: Tensor, old_log_prob: Tensor, clip_eps: float) -> Te
 
 
 def value_loss(values: Tensor, old_values: Tensor, targets: Tensor, clip_eps: float | None) -> Tensor:
-    """Return ½ mean (V - t)², or clipped ½ mean max((V - t)², (V_old + clip(V - V_old, ±ε) - t)²).
+    """Return ½ mean (V - t)² or, with clipping, ½ mean max((V - t)², (V_old + clip(V - V_old, ±ε) - t)²).
 
-    The clipped form follows OpenAI Baselines' ppo2/model.py.
-
-    Args:
-        values: Values V [n] from the current critic.
-        old_values: Values V_old [n] from the critic before the update.
-        targets: Targets t [n].
-        clip_eps: Range ε within which a value may change, or None for the unclipped form.
+    The clipped form follows OpenAI Baselines' ppo2/model.py. V_old [n] are values from the critic before the update.
     """
     plain = values - targets
     if clip_eps is None:
@@ -66,16 +54,11 @@ POLICY, CRITIC = "policy", "critic"
 
 
 class ActorCriticSteps(ABC):
-    """Working copies of a policy, its critic and their optimizers. Base class of all actor-critic kernels.
-
-    Attributes:
-        policy_params, critic_params: Parameters of the policy and the critic, each with an optimizer.
-        learned: Mask of the policy parameters that are trained, [D] bool.
-    """
+    """Working copies of a policy, its critic and their optimizers, which gradient steps update in place."""
 
     policy_params: FlatParams | FlatTensors
     critic_params: FlatParams | FlatTensors
-    learned: Array
+    learned: Array  # mask of the policy parameters that are trained, [D] bool
 
     def __init__(self, settings: ActorCriticSettings, state: LearnerState) -> None:
         """Restore the optimizers; the subclass has already copied the parameters from the state."""
@@ -93,7 +76,7 @@ class ActorCriticSteps(ABC):
 
     @abstractmethod
     def policy_gradient(self, rows: StepRows, critic_weight: float | None = None) -> SupportsFloat:
-        """Store the clipped gradient of the policy's loss; return its norm before clipping.
+        """Store the clipped gradient of the policy's loss and return its norm before clipping.
 
         With `critic_weight`, also store the gradient of that multiple of the critic's loss on the same rows.
         """
@@ -107,14 +90,14 @@ class ActorCriticSteps(ABC):
         """Return the losses, KL and entropy on all rows, keyed by name."""
 
     def state(self) -> LearnerState:
-        """Return the current parameters and optimizers; `extra` holds only the critic."""
+        """Return the parameters and optimizer states as a LearnerState whose `extra` holds only the critic."""
         optimizer = renamed(self.policy_params.optimizer_state, "", f"{POLICY}.")
         optimizer |= renamed(self.critic_params.optimizer_state, "", f"{CRITIC}.")
         return LearnerState(self.policy_params.copies(), optimizer, self.critic_params.copies())
 
 
 class TorchSteps(ActorCriticSteps):
-    """Gradient steps with autograd, for any networks and on any device; see ActorCriticSteps."""
+    """Gradient steps with autograd, for any network and device."""
 
     def __init__(
         self, settings: ActorCriticSettings, policy: Policy, critic: Network, state: LearnerState, device: torch.device
@@ -134,7 +117,6 @@ class TorchSteps(ActorCriticSteps):
         return acted.log_prob(self._tensor(experience.actions)).cpu().numpy()
 
     def policy_gradient(self, rows: StepRows, critic_weight: float | None = None) -> Tensor:
-        """Differentiate the policy loss - c_e · entropy, plus c_v · value loss if shared; see ActorCriticSteps."""
         settings = self._settings
         now = self._distribution(rows.observations)
         loss = self._policy_loss(now.log_prob(self._tensor(rows.actions)), rows)
@@ -185,7 +167,7 @@ class TorchSteps(ActorCriticSteps):
         return self._critic(self.critic_params.params, self._observations(observations)).squeeze(-1)
 
     def _observations(self, array: Array) -> Tensor:
-        """Convert observations to a tensor, integers as float32."""
+        """Convert observations to a floating-point tensor."""
         tensor = self._tensor(array)
         return tensor if tensor.is_floating_point() else tensor.float()
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from metaloom.pipeline.algorithms.actor_critic.gradient_steps import CRITIC, POLICY, ActorCriticSteps, TorchSteps
 from metaloom.pipeline.algorithms.actor_critic.settings import PPO, ActorCriticSettings
-from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup, require_finite_params
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup, Steps, require_finite_params
 from metaloom.pipeline.algorithms.kernel_choice import choose_kernel, fused, network_blockers, optimizer_blockers
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.estimation.experience import Experience, StepRows
@@ -23,7 +23,7 @@ from metaloom.pipeline.nn.torch_optimizers import initial_state, lr_factor
 from metaloom.pipeline.policies.build import build_policy
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Params, Samples, Step
+from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, Step
 
 RUNNING = "advantage_moments"
 """Key in LearnerState.extra for the running count, mean and sum of squared deviations, [3] float64."""
@@ -38,7 +38,7 @@ class Moments:
     squares: float = 0.0
 
     def merged(self, values: Array) -> Moments:
-        """Return the moments updated with more values."""
+        """Return the moments updated with values [n]."""
         count, mean = len(values), float(values.mean())
         total, gap = self.count + count, mean - self.mean
         squares = float(np.square(values - mean).sum())
@@ -48,12 +48,7 @@ class Moments:
 
     @property
     def std(self) -> float:
-        """Standard deviation of all values."""
         return float(np.sqrt(self.squares / self.count))
-
-    def stored(self) -> Params:
-        """Return the moments as arrays for LearnerState.extra."""
-        return {RUNNING: np.array([self.count, self.mean, self.squares])}
 
     @classmethod
     def of(cls, learner: LearnerState) -> Moments | None:
@@ -62,7 +57,7 @@ class Moments:
 
 
 def scaled(advantages: Array, mask: Array, processing: ProcessingConfig, running: Moments | None) -> Array:
-    """Scale advantages [b, E, T] according to `processing`, per task or by running moments that include them."""
+    """Return advantages [b, E, T] normalized and shifted as configured, per task or with moments that include them."""
     if running is None:
         return np.stack([scale(task, real, processing) for task, real in zip(advantages, mask, strict=True)])
     if processing.normalize_advantages:
@@ -76,8 +71,8 @@ POLICY_PASS, CRITIC_PASS = 0, 1
 """Last element of the position that seeds the minibatch order."""
 
 
-class ActorCriticLearner(Learner[Step, Sequence[Step]]):
-    """Learner that trains a policy and its critic; see Learner."""
+class ActorCriticLearner(Learner[Step, Steps]):
+    """Learner that trains a policy and its critic on complete episodes."""
 
     def __init__(self, settings: ActorCriticSettings, setup: Setup) -> None:
         self.settings: ActorCriticSettings = settings
@@ -102,7 +97,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
     def process(
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
     ) -> Samples:
-        """Estimate advantages with the critic before its update; see Learner."""
+        """Compute values and advantages with the current critic, before this iteration's update."""
         mask, parts = episodes.mask, [self.steps(part) for part in self.split(state)]
         raw, values, _ = self._estimated(self.experiences(episodes), parts)
         before = Moments.of(state)
@@ -115,15 +110,9 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         )
 
     def update(
-        self,
-        state: LearnerState,
-        experience: Sequence[Step],
-        *,
-        run_seed: int,
-        iteration: int,
-        parallel: ParallelMap = map,
+        self, state: LearnerState, experience: Steps, *, run_seed: int, iteration: int, parallel: ParallelMap = map
     ) -> tuple[LearnerState, Metrics]:
-        """Train in epochs of minibatches over the complete episodes; see Learner.
+        """Train in epochs of minibatches over the complete episodes.
 
         A critic with separate epochs is trained first; the policy then uses the advantages from the updated critic.
         """
@@ -172,8 +161,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
             **learned,
         }
         joined = self.joined(updated)
-        kept = LearnerState(joined.params, joined.optimizer, state.extra | joined.extra)
-        return self._counted(kept, num_updates + 1, moments), metrics
+        return self._counted(replace(joined, extra=state.extra | joined.extra), num_updates + 1, moments), metrics
 
     def _learn(
         self,
@@ -183,7 +171,7 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         num_updates: int,
         of_seed: Callable[[int, int, int], np.random.Generator],
     ) -> Metrics:
-        """Run the policies' epochs, which also train critics without separate epochs, and return metrics."""
+        """Train the policies, and critics without separate epochs, in epochs of minibatches; return metrics."""
         critic_weight = self.settings.critic_weight if self._critic_epochs is None else None
         norms: list[float] = []
         described: Metrics = {}
@@ -205,27 +193,23 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         return {"gradient_norm": float(np.mean(norms)), "learning_rate": rate, **described}
 
     def _estimated(self, owned: Sequence[Experience], steps: Sequence[ActorCriticSteps]) -> tuple[Array, Array, Array]:
-        """Return advantages, values and targets [B, E, T] of all episodes, from the policies' current critics."""
+        """Return advantages, values and targets [B, E, T] of all episodes, estimated with the current critics."""
         discount, gae_lambda = self._processing.discount, self._processing.gae_lambda
         estimates = [
             e.estimate(of.values, discount, gae_lambda, self.settings.value_target)
             for e, of in zip(owned, steps, strict=True)
         ]
-        advantages, values, targets = (
-            np.concatenate([getattr(estimate, name) for estimate in estimates])
-            for name in ("advantages", "values", "targets")
-        )
+        advantages, values, targets = map(np.concatenate, zip(*estimates, strict=True))
         return advantages, values, targets
 
     def fresh(self, rng: np.random.Generator) -> LearnerState:
-        """Return the state of an untrained policy and critic, without counters."""
+        """Return the initial state of a policy and its critic, without counters."""
         params = self.policy.initialize(rng)
         # The output layer is the last with a weight matrix.
         matrices = [name for name, shape in self.policy.network.shapes.items() if len(shape) > 1]
         for name in matrices[-1:]:
             params[name] *= np.float32(self.settings.initial_output_scale)
-        critic = self.critic.initialize(rng)
-        optimizer = self.settings.optimizer
+        critic, optimizer = self.critic.initialize(rng), self.settings.optimizer
         states = renamed(initial_state(optimizer, params), "", f"{POLICY}.")
         states |= renamed(initial_state(optimizer, critic), "", f"{CRITIC}.")
         return LearnerState(params, states, critic)
@@ -239,16 +223,16 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         return fused(TorchSteps)(*of, prefix=policy.prefix, min_std=config.min_std, learn_std=config.learn_std)
 
     def split(self, state: LearnerState) -> list[LearnerState]:
-        """Split the state by policy; by default, there is one policy for all tasks."""
+        """Return the state of each policy. By default, one policy acts in all tasks."""
         return [state]
 
     def joined(self, states: Sequence[LearnerState]) -> LearnerState:
-        """Join the states of all policies."""
+        """Combine the policies' states into one state, the inverse of `split`."""
         (state,) = states
         return state
 
     def experiences(self, episodes: EpisodeBatch) -> list[Experience]:
-        """Return each policy's experience."""
+        """Return the experience that each policy learns from."""
         return [Experience(episodes, slice(None))]
 
     def directions(self, steps: Sequence[ActorCriticSteps], num_updates: int) -> tuple[Sequence[Array | None], Metrics]:
@@ -260,8 +244,10 @@ class ActorCriticLearner(Learner[Step, Sequence[Step]]):
         return ""
 
     def _counted(self, state: LearnerState, num_updates: int, moments: Moments | None) -> LearnerState:
-        counters = {NUM_UPDATES: np.array(num_updates, np.int64)} | (moments.stored() if moments else {})
-        return LearnerState(state.params, state.optimizer, state.extra | counters)
+        counters = {NUM_UPDATES: np.array(num_updates, np.int64)}
+        if moments is not None:
+            counters[RUNNING] = np.array([moments.count, moments.mean, moments.squares])
+        return replace(state, extra=state.extra | counters)
 
 
 def _described(steps: Sequence[ActorCriticSteps], data: Sequence[StepRows], owned: Sequence[Experience]) -> Metrics:

@@ -1,4 +1,4 @@
-"""Settings of A2C, PPO, PPO2 and SVPG, and the base class of the first three."""
+"""Settings for A2C, PPO, PPO2 and SVPG."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from metaloom.pipeline.algorithms import ALGORITHMS
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
-from metaloom.pipeline.estimation.config import processing_problems
+from metaloom.pipeline.estimation.config import ValueTarget, processing_problems
 from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig
 from metaloom.pipeline.policies.config import LayerSize, PolicyConfig
 from metaloom.pipeline.schema import MOST_REPEATS, ByName, later
@@ -43,7 +43,7 @@ class ActorCritic(LearningRate):
     """With processing.normalize_advantages: normalize over this iteration's steps, or over all steps so far."""
     critic_hidden_sizes: tuple[LayerSize, ...] = (64, 64)
     """Units in each hidden layer of the critic."""
-    value_target: Literal["td_lambda", "empirical"] = "td_lambda"
+    value_target: ValueTarget = "td_lambda"
     """Critic targets: its own values plus advantages, or the observed discounted returns."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
     """Optimizer for the policy and, with separate state, the critic. adam and rmsprop use ε = 1e-5 unless set."""
@@ -65,7 +65,6 @@ class ActorCritic(LearningRate):
 
     @property
     def networks(self) -> tuple[str, ...]:
-        """The critic's network, if it differs from the policy's; see AlgorithmSettings."""
         return () if self.critic_network is None else (self.critic_network,)
 
     @property
@@ -88,7 +87,7 @@ class ActorCritic(LearningRate):
         return 1.0
 
     def critic_like(self, policy: PolicyConfig) -> PolicyConfig:
-        """Return the policy's network settings, overridden by the critic's.
+        """Return the critic's network settings, which default to the policy's.
 
         Raises:
             ValueError: the critic's settings contradict each other.
@@ -137,7 +136,7 @@ class A2C(ActorCritic, AlgorithmSettings):
     """Maximum number of environment steps per gradient step; an epoch's steps are split evenly."""
     entropy_coeff: float = Field(default=1e-3, ge=0)
     """Weight of the policy's entropy, which is maximized."""
-    value_target: Literal["td_lambda", "empirical"] = "empirical"
+    value_target: ValueTarget = "empirical"
     """Critic targets: its own values plus advantages, or the observed discounted returns."""
     value_coeff: float = Field(default=0.5, gt=0)
     """Weight of the critic's loss."""
@@ -150,7 +149,7 @@ class A2C(ActorCritic, AlgorithmSettings):
 
 
 class PPO(ActorCritic, AlgorithmSettings):
-    """Proximal policy optimization, Schulman et al. 2017, arXiv:1707.06347, with a separate critic.
+    """Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) with a separate critic.
 
     The critic is trained first; the policy then learns from the updated critic's advantages.
     """
@@ -176,10 +175,7 @@ class PPO(ActorCritic, AlgorithmSettings):
 
 
 class PPO2(ActorCritic, AlgorithmSettings):
-    """PPO with a joint policy and critic loss, and clipped value changes, as in OpenAI Baselines.
-
-    Clipping keeps both the policy and the critic close to their state before the update.
-    """
+    """PPO with a joint policy and critic loss, and clipped value changes, as in OpenAI Baselines."""
 
     name: Literal["ppo2"] = "ppo2"
 
@@ -189,7 +185,7 @@ class PPO2(ActorCritic, AlgorithmSettings):
     """Maximum number of environment steps per gradient step; an epoch's steps are split evenly."""
     entropy_coeff: float = Field(default=1e-3, ge=0)
     """Weight of the policy's entropy, which is maximized."""
-    value_target: Literal["td_lambda", "empirical"] = "empirical"
+    value_target: ValueTarget = "empirical"
     """Critic targets: its own values plus advantages, or the observed discounted returns."""
     clip_eps: float = Field(default=0.1, gt=0)
     """Clipping range ε of the likelihood ratio and of value changes."""
@@ -210,11 +206,11 @@ class PPO2(ActorCritic, AlgorithmSettings):
 
 
 ActorCriticSettings = A2C | PPO | PPO2
-"""Settings of any actor-critic, used on its own or as an SVPG particle."""
+"""Settings for any actor-critic, used on its own or as an SVPG particle."""
 
 
 class SVPG(AlgorithmSettings):
-    """Stein variational policy gradient, Liu et al. 2017, arXiv:1704.02399.
+    """Stein variational policy gradient (Liu et al. 2017, arXiv:1704.02399).
 
     Several policies (particles), each with its own critic, maximize their returns and repel each other.
     """
@@ -238,13 +234,9 @@ class SVPG(AlgorithmSettings):
     """Number of iterations after which all particles, critics and optimizers are reinitialized."""
 
     @model_validator(mode="after")
-    def _particles_share_nothing_else(self) -> SVPG:
+    def _particle_settings_apply(self) -> SVPG:
         if self.particle.advantage_scaling == "running":
             raise ValueError("particle.advantage_scaling is running, but particles do not share time steps; use batch")
-        return self
-
-    @model_validator(mode="after")
-    def _one_kernel_for_all(self) -> SVPG:
         if self.particle.kernel != "auto":
             raise ValueError(
                 f"particle.kernel is {self.particle.kernel}; set algorithm.kernel, which applies to all particles"
@@ -253,7 +245,6 @@ class SVPG(AlgorithmSettings):
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """Defaults with one task per particle; see AlgorithmSettings."""
         return {**RUN_DEFAULTS, "num_tasks": self.num_particles}
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -17,7 +18,7 @@ from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, 
 
 
 def median_bandwidth(particles: Array) -> float:
-    """Return h² = median over pairs of ‖x_i - x_j‖² / (2 log(n + 1)), for particles [n, D]; 1 if all coincide."""
+    """Return h², the median over pairs of ‖x_i - x_j‖² / (2 log(n + 1)) for particles [n, D], or 1 if it is 0."""
     n = len(particles)
     squares = _squared_distances(particles)[np.triu_indices(n, 1)]
     median = float(np.median(squares)) if n > 1 else 0.0
@@ -27,15 +28,8 @@ def median_bandwidth(particles: Array) -> float:
 def stein_direction(particles: Array, scores: Array, bandwidth: float) -> Array:
     """Return φ(x_i) = (1/n) Σ_j [ k(x_j, x_i) s_j + ∇_{x_j} k(x_j, x_i) ], each particle's ascent direction.
 
-    Liu and Wang 2016, arXiv:1608.04471, eq. 8, with k = exp(-‖x_j - x_i‖² / (2 h²)).
-
-    Args:
-        particles: Particles x, [n, D].
-        scores: Scores s, [n, D]: gradients of the log target density.
-        bandwidth: Squared kernel bandwidth h².
-
-    Returns:
-        Directions, [n, D] float64.
+    Liu and Wang 2016, arXiv:1608.04471, eq. 8, with k = exp(-‖x_j - x_i‖² / (2 h²)) and bandwidth h². The scores s are
+    gradients of the log target density. All arrays are [n, D].
     """
     x = particles.astype(np.float64)
     kernel = np.exp(-_squared_distances(x) / (2 * bandwidth))
@@ -54,11 +48,7 @@ def _squared_distances(x: Array) -> Array:
 
 
 class SVPGLearner(ActorCriticLearner):
-    """Learner for SVPG; every stored parameter has a leading axis over the n particles.
-
-    Attributes:
-        svpg: Settings shared by the particles; `settings` holds the settings of each particle.
-    """
+    """Learner for SVPG. Every stored parameter has a leading axis over the n particles."""
 
     def __init__(self, svpg: SVPG, setup: Setup) -> None:
         super().__init__(svpg.particle.model_copy(update={"kernel": svpg.kernel}), setup)
@@ -68,49 +58,39 @@ class SVPGLearner(ActorCriticLearner):
         return self._counted(self._all_fresh(run_seed, 0), 0, None)
 
     def at_start(self, state: LearnerState, *, run_seed: int) -> LearnerState:
-        """Return reinitialized particles after each horizon; see Learner.
-
-        Because particles are not reinitialized in the update, stored and exported particles are always trained.
-        """
+        # Not in the update, so that stored and exported particles are always trained.
         num_updates = int(state.extra[NUM_UPDATES])
         if self.svpg.horizon is None or num_updates == 0 or num_updates % self.svpg.horizon:
             return state
         fresh = self._all_fresh(run_seed, num_updates)
-        return LearnerState(fresh.params, fresh.optimizer, state.extra | fresh.extra)
+        return replace(fresh, extra=state.extra | fresh.extra)
 
     def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """Return the parameters of particle b mod n for each task b; see Learner."""
+        """Return the parameters of particle b mod n for each task b."""
         particles = np.arange(num_tasks) % self.svpg.num_particles
         return TaskParams({name: value[particles] for name, value in state.params.items()})
 
     def experiences(self, episodes: EpisodeBatch) -> list[Experience]:
-        """Return each particle's own episodes."""
         return [Experience(episodes, slice(j, j + 1)) for j in range(self.svpg.num_particles)]
 
     def split(self, state: LearnerState) -> list[LearnerState]:
         """Return the state of each particle, without the counters, which all particles share."""
-        n = self.svpg.num_particles
+        n, parts = self.svpg.num_particles, (state.params, state.optimizer, state.extra)
 
         def of(arrays: Params, j: int) -> Params:
             return {name: value[j] for name, value in arrays.items() if value.shape[:1] == (n,)}
 
-        parts = (state.params, state.optimizer, state.extra)
         return [LearnerState(*(of(arrays, j) for arrays in parts)) for j in range(n)]
 
     def joined(self, states: Sequence[LearnerState]) -> LearnerState:
-        """Stack the states along a leading particle axis."""
-
         def stacked(parts: Sequence[Params]) -> Params:
             return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
 
-        return LearnerState(
-            stacked([state.params for state in states]),
-            stacked([state.optimizer for state in states]),
-            stacked([state.extra for state in states]),
-        )
+        parts = [(state.params, state.optimizer, state.extra) for state in states]
+        return LearnerState(*map(stacked, zip(*parts, strict=True)))
 
     def directions(self, steps: Sequence[ActorCriticSteps], num_updates: int) -> tuple[Sequence[Array | None], Metrics]:
-        """Return the negated Stein direction, since optimizers descend, and its metrics."""
+        """Return each particle's Stein direction, negated because optimizers descend, and metrics."""
         temperature = self.svpg.temperature * self.svpg.temperature_decay**num_updates
         x = np.stack([_array(of.policy_params.vector) for of in steps])
         scores = np.stack([_array(of.policy_params.gradient) for of in steps]).astype(np.float64) / -temperature
@@ -122,7 +102,6 @@ class SVPGLearner(ActorCriticLearner):
         return list((-upward).astype(x.dtype)), metrics
 
     def called(self, j: int) -> str:
-        """Return " of particle j"; see ActorCriticLearner."""
         return f" of particle {j}"
 
     def _all_fresh(self, run_seed: int, num_updates: int) -> LearnerState:

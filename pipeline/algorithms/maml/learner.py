@@ -1,4 +1,4 @@
-"""Base class of learners that adapt by gradient steps."""
+"""Base class for learners that adapt by gradient steps."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup, Steps
 from metaloom.pipeline.algorithms.maml.meta_gradient import (
     INNER_KL,
     LOG_INNER_LR,
@@ -66,12 +66,8 @@ class MetaUpdate(NamedTuple):
     metrics: Metrics
 
 
-class MetaLearner(Learner[Step, Sequence[Step]]):
-    """Learner that adapts by gradient steps on each task's samples, with a meta-update through the adaptation.
-
-    Raises:
-        ConfigError: the device is missing, or the learning-rate schedule is invalid.
-    """
+class MetaLearner(Learner[Step, Steps]):
+    """Learner that adapts by gradient steps on each task's samples, with a meta-update through the adaptation."""
 
     def __init__(self, settings: MetaSettings, setup: Setup, inner_loss: InnerLoss) -> None:
         self.policy: Policy = build_policy(setup.policy, setup)
@@ -84,7 +80,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         self.kernel: Kernel = Kernel("torch", reason)
 
     @abstractmethod
-    def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
+    def objective(self, state: LearnerState, steps: Steps) -> Objective:
         """Return the meta-loss as a function of the policies before and after each inner step."""
 
     def __init_subclass__(cls, **others: Any) -> None:
@@ -96,7 +92,6 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
             )
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """Return policy parameters, optimizer state, update count and trainable step sizes; see Learner."""
         params = self.policy.initialize(generator(run_seed, "initialize"))
         learned = {name: params[name] for name in self.policy.learned(params)}
         extra: Params = {NUM_UPDATES: np.zeros((), np.int64)}
@@ -117,13 +112,9 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: Step, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """Return each task's parameters after inner step `evidence.k` on its samples; see Learner.
+        """Return each task's parameters after inner step `evidence.k` on its samples.
 
         Inner steps beyond those used in training reuse the last step size.
-
-        Raises:
-            ConfigError: there are no inner steps.
-            NumericalError: an array is not finite; the message names it and its task.
         """
         if not self.settings.inner_steps:
             raise ConfigError("algorithm.inner_steps is 0, so no task adapts; it must be at least 1")
@@ -147,13 +138,7 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         return TaskParams(join([*parallel(work, bounds)]))
 
     def update(
-        self,
-        state: LearnerState,
-        experience: Sequence[Step],
-        *,
-        run_seed: int,
-        iteration: int,
-        parallel: ParallelMap = map,
+        self, state: LearnerState, experience: Steps, *, run_seed: int, iteration: int, parallel: ParallelMap = map
     ) -> tuple[LearnerState, Metrics]:
         found, required = [step.k for step in experience], list(range(self.settings.inner_steps + 1))
         if found != required:
@@ -163,13 +148,9 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         extra, of_algorithm = self.concluded(state, made.after)
         extra = {**state.extra, **step_size_logs(made.meta_params), **extra}
         extra[NUM_UPDATES] = np.array(state.extra[NUM_UPDATES] + 1)
-        metrics = {"loss_before": mean_over_tasks(made.before[LOSS]), "loss_after": mean_over_tasks(made.after[LOSS])}
-        inner_kls: list[float] = []
-        for name, value in made.after.items():
-            if name.startswith(INNER_KL):
-                inner_kls.append(mean_over_tasks(value))
-            elif name != LOSS:
-                metrics[name] = mean_over_tasks(value)
+        after = {name: mean_over_tasks(value) for name, value in made.after.items()}
+        inner_kls = [after.pop(name) for name in made.after if name.startswith(INNER_KL)]
+        metrics = {"loss_before": mean_over_tasks(made.before[LOSS]), "loss_after": after.pop(LOSS), **after}
         if inner_kls:
             metrics["inner_kl"] = float(np.mean(inner_kls))
         if self.settings.trainable_inner_lr:
@@ -179,13 +160,11 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
         return LearnerState(params, made.optimizer, extra), {**metrics, **made.metrics, **of_algorithm}
 
     def concluded(self, state: LearnerState, after: TaskValues) -> tuple[Params, Metrics]:
-        """Return algorithm-specific arrays for the next state, and metrics; the default is none."""
+        """Return algorithm-specific arrays for the next state, and metrics. By default, there are none."""
         return {}, {}
 
-    def minimize(
-        self, state: LearnerState, steps: Sequence[Step], *, draws: Draws, parallel: ParallelMap = map
-    ) -> MetaUpdate:
-        """Minimize the meta-loss with the optimizer, in epochs over the samples; see MetaUpdate."""
+    def minimize(self, state: LearnerState, steps: Steps, *, draws: Draws, parallel: ParallelMap = map) -> MetaUpdate:
+        """Minimize the meta-loss by optimizer steps, in epochs over the samples."""
         settings, problem = self.settings, self.problem(state, steps)
         assert isinstance(settings, MetaAdam), "other settings override minimize"
         rate = settings.outer_lr
@@ -225,22 +204,20 @@ class MetaLearner(Learner[Step, Sequence[Step]]):
 
     def chunks(
         self,
-        steps: Sequence[Step],
+        steps: Steps,
         rows: Sequence[Array] | None = None,
         *,
         dtype: torch.dtype = torch.float32,
         parallel: ParallelMap = map,
     ) -> Sequence[Chunk]:
-        """Return all tasks in chunks, with all rows or only the given ones; see build_chunks."""
+        """Return the rows of all tasks in chunks; see build_chunks."""
         size, recorded = self.settings.tasks_per_chunk, self.policy.recorded
         return build_chunks(steps, size, rows, dtype=dtype, device=self._device, recorded=recorded, parallel=parallel)
 
-    def problem(self, state: LearnerState, steps: Sequence[Step]) -> MetaProblem:
-        """Return the adaptation and the meta-loss for this iteration."""
-        settings = self.settings
-        return MetaProblem(
-            self.policy, self._inner_loss, settings.inner_lr, settings.first_order, self.objective(state, steps)
-        )
+    def problem(self, state: LearnerState, steps: Steps) -> MetaProblem:
+        """Return the meta-learning problem of this iteration: the adaptation and the meta-loss."""
+        inner_lr, first_order = self.settings.inner_lr, self.settings.first_order
+        return MetaProblem(self.policy, self._inner_loss, inner_lr, first_order, self.objective(state, steps))
 
 
 def _optimizer(settings: MetaAdam, rate: float = 0.0) -> Adam | TorchOptimizerSteps:
@@ -248,7 +225,7 @@ def _optimizer(settings: MetaAdam, rate: float = 0.0) -> Adam | TorchOptimizerSt
 
 
 def step_size_logs(arrays: Mapping[str, Array]) -> Params:
-    """Return the arrays that hold trainable step sizes, log α by full name; empty if there are none."""
+    """Return the trainable inner step sizes, log α keyed by full name; empty if step sizes are not trained."""
     return {name: value for name, value in arrays.items() if name.startswith(LOG_INNER_LR)}
 
 

@@ -85,41 +85,29 @@ def clipped_loss(current: Distribution, rows: TaskRows, clip_eps: float) -> tupl
 
 
 def policy_kls(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:
-    """Return KLs from the behavior to the current policies, without gradient: `inner_kl_k` and `outer_kl`, [b]."""
+    """Return KLs from the behavior to the current policies, without gradient: `inner_kl_k` and `outer_kl`, [b] each."""
     kls = [rows.mean(rows.behavior.kl(now.detach())) for now, rows in zip(current, chunk.rounds, strict=True)]
     return {**{f"{INNER_KL}{k}": kl for k, kl in enumerate(kls[:-1])}, OUTER_KL: kls[-1]}
 
 
 @dataclass(frozen=True)
 class MetaProblem:
-    """Adaptation of a policy, and the objective that is differentiated through it.
-
-    Attributes:
-        policy: Policy to adapt.
-        inner_loss: Inner loss L_in.
-        inner_lr: Inner step size, unless step sizes are meta-parameters.
-        first_order: True to treat inner gradients as constants.
-        objective: Outer objective; the meta-loss is the mean of its `loss` over tasks.
-    """
+    """Adaptation of a policy, and the objective that is differentiated through it."""
 
     policy: Policy
     inner_loss: InnerLoss
-    inner_lr: float
-    first_order: bool
-    objective: Objective
+    inner_lr: float  # unless step sizes are meta-parameters
+    first_order: bool  # True to treat inner gradients as constants
+    objective: Objective  # the meta-loss is the mean of its `loss` over tasks
 
 
 def inner_step(
     policy: Policy, params: TensorParams, losses: Tensor, step_size: StepSize, *, differentiable: bool
 ) -> TensorParams:
-    """Return each task's parameters after one gradient step.
+    """Return each task's parameters after one gradient step on its loss; only learned parameters change.
 
-    Args:
-        policy: Policy, which names the learned parameters; others are returned unchanged.
-        params: Parameters [b, ...] by name, in the graph of `losses`.
-        losses: Per-task losses, [b], each of which depends only on its task's parameters.
-        step_size: Step size α.
-        differentiable: True to allow differentiation through the gradient.
+    The losses [b] must depend on `params` [b, ...], each only on its own task's parameters. Set `differentiable` to
+    differentiate through the step.
     """
     names = policy.learned(params)
     # Always retain the graph: a KL penalty differentiates the same forward pass again.
@@ -141,12 +129,10 @@ def meta_gradient(
     noise: bool = False,
     parallel: ParallelMap = map,
 ) -> tuple[Params, TaskValues, Metrics]:
-    """Return the gradient of the mean loss in the learned meta-parameters, the objective's task values, and metrics.
+    """Return the gradient of the mean loss with respect to the meta-parameters, the objective's values, and metrics.
 
-    The metrics are `meta_gradient_norm` and, with `noise`, those from `noise_metrics`.
-
-    Raises:
-        NumericalError: a quantity is not finite; the message names it and its task.
+    The metrics are `meta_gradient_norm` and, with `noise`, those from `noise_metrics`. Raise NumericalError if a value
+    is not finite.
     """
 
     def work(chunk: Chunk) -> tuple[TensorParams, TaskValues, TensorParams, Array]:
@@ -176,15 +162,11 @@ def meta_gradient(
 
 
 def noise_metrics(mean: Mapping[str, Array], even: Mapping[str, Array], squared_norms: Array) -> Metrics:
-    """Return the standard error of the meta-gradient over tasks, and how well two halves of the tasks agree.
+    """Return metrics of how much the meta-gradient varies across tasks.
 
     The meta-gradient ḡ = (1/B) Σ g_i is a mean over the B tasks sampled in an iteration. The spread of the per-task
-    gradients g_i estimates how much ḡ would change with other tasks and episodes.
-
-    Args:
-        mean: Mean gradient ḡ, by name.
-        even: Sum of g_i over i = 0, 2, 4, ..., by name.
-        squared_norms: Squared norms ‖g_i‖², [B] float64.
+    gradients g_i estimates how much ḡ would change with other tasks and episodes. `even` is the sum of g_i over
+    i = 0, 2, 4, ..., and the squared norms are ‖g_i‖², [B].
 
     Returns:
         `meta_gradient_standard_error`: √(s²/B) with s² = (Σ ‖g_i‖² - B ‖ḡ‖²) / (B - 1), the Euclidean norm of the
@@ -209,7 +191,7 @@ def noise_metrics(mean: Mapping[str, Array], even: Mapping[str, Array], squared_
 def meta_objective(
     problem: MetaProblem, meta_params: Mapping[str, Array], chunks: Sequence[Chunk], *, parallel: ParallelMap = map
 ) -> TaskValues:
-    """Return the objective's values without computing a gradient."""
+    """Return the objective's per-task values for these meta-parameters, without computing a gradient."""
 
     def work(chunk: Chunk) -> TaskValues:
         leaves = meta_leaves(problem, meta_params, chunk)
@@ -220,21 +202,15 @@ def meta_objective(
 
 @dataclass(frozen=True)
 class Leaves:
-    """Meta-parameters as leaves of a graph, [b, ...]: every task has its own copy, so gradients are per task.
-
-    Attributes:
-        params: Policy parameters.
-        log_inner_lr: Trainable step sizes by parameter name, log α [b, K, ...].
-        learned: Leaves of either kind that require a gradient, by meta-parameter name.
-    """
+    """Meta-parameters as leaves of a graph, [b, ...]: every task has its own copy, so gradients are per task."""
 
     params: TensorParams
-    log_inner_lr: TensorParams
-    learned: TensorParams
+    log_inner_lr: TensorParams  # log α [b, K, ...], keyed by parameter name
+    learned: TensorParams  # leaves of either kind that require a gradient, keyed by meta-parameter name
 
 
 def meta_leaves(problem: MetaProblem, meta_params: Mapping[str, Array], chunk: Chunk) -> Leaves:
-    """Return the meta-parameters of a chunk's tasks; only learned ones require a gradient."""
+    """Return a copy of the meta-parameters for each task of a chunk; only learned ones require a gradient."""
     like = chunk.rounds[0].weights
     leaves = Leaves({}, {}, {})
     for name, value in meta_params.items():
@@ -268,7 +244,7 @@ def objective_values(problem: MetaProblem, leaves: Leaves, chunk: Chunk, *, diff
 
 
 def join(parts: Sequence[TaskValues]) -> TaskValues:
-    """Concatenate the task values of all chunks, [B, ...] by name."""
+    """Concatenate the chunks' task values into arrays [B, ...], keyed by name."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

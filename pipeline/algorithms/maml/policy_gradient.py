@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.contract import Setup
+from metaloom.pipeline.algorithms.contract import Setup, Steps
 from metaloom.pipeline.algorithms.maml.learner import MetaLearner
 from metaloom.pipeline.algorithms.maml.meta_gradient import (
     INNER_LOSSES,
@@ -22,10 +22,10 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
 from metaloom.pipeline.algorithms.maml.rows import Chunk, EpisodeRows, TaskRows
 from metaloom.pipeline.algorithms.maml.settings import MAMLPPO, MAMLVPG, DiceMAML, Exploration, VPGDice
 from metaloom.pipeline.nn.distributions import Distribution
-from metaloom.pipeline.types import Array, LearnerState, Step
+from metaloom.pipeline.types import Array, LearnerState
 
 
-def with_exploration(objective: Objective, settings: Exploration, steps: Sequence[Step]) -> Objective:
+def with_exploration(objective: Objective, settings: Exploration, steps: Steps) -> Objective:
     """Return the objective with -credit Σ_k mean(log π_{θ^k}(a|o)) added to its loss, if the settings enable it.
 
     This term of E-MAML credits exploration before adaptation. Stadie et al. 2018, arXiv:1803.01118.
@@ -47,11 +47,8 @@ def with_exploration(objective: Objective, settings: Exploration, steps: Sequenc
     return credited
 
 
-def exploration_credit(steps: Sequence[Step]) -> Array:
-    """Return each task's mean standardized reward after adaptation, [B].
-
-    Rewards are standardized to zero mean and unit standard deviation over the real steps of all tasks.
-    """
+def exploration_credit(steps: Steps) -> Array:
+    """Return each task's mean reward after adaptation, [B], with rewards standardized over the steps of all tasks."""
     rewards, mask = steps[-1].episodes.rewards.astype(np.float64), steps[-1].samples.mask
     real = rewards[mask == 1]
     standardized = (rewards - real.mean()) / (real.std() + 1e-8)
@@ -59,16 +56,13 @@ def exploration_credit(steps: Sequence[Step]) -> Array:
 
 
 class MAMLVPGLearner(MetaLearner):
-    """Learner for MAML-VPG: the log-likelihood loss after adaptation, with exploration credit if enabled.
-
-    Finn et al. 2017, arXiv:1703.03400, algorithm 3.
-    """
+    """Learner for MAML-VPG: the log-likelihood loss after adaptation, with exploration credit if enabled."""
 
     def __init__(self, settings: MAMLVPG, setup: Setup) -> None:
         super().__init__(settings, setup, INNER_LOSSES[settings.inner_loss])
         self._settings = settings
 
-    def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
+    def objective(self, state: LearnerState, steps: Steps) -> Objective:
         return with_exploration(partial(_with_kls, loss=log_likelihood_loss), self._settings, steps)
 
 
@@ -109,16 +103,13 @@ def _episodes_of(rows: TaskRows) -> EpisodeRows:
 
 
 class DiceLearner(MetaLearner):
-    """Learner for DICE-MAML and VPG-DICE: the DiCE loss during adaptation and, in DICE-MAML, after it.
-
-    Foerster et al. 2018, arXiv:1802.05098; used for meta-learning in Rothfuss et al. 2019, arXiv:1810.06784.
-    """
+    """Learner for DICE-MAML and VPG-DICE: the DiCE loss during adaptation and, in DICE-MAML, after it."""
 
     def __init__(self, settings: DiceMAML | VPGDice, setup: Setup) -> None:
         super().__init__(settings, setup, dice_loss)
         self._outer_loss = log_likelihood_per_cell if isinstance(settings, VPGDice) else dice_loss
 
-    def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
+    def objective(self, state: LearnerState, steps: Steps) -> Objective:
         return partial(_with_kls, loss=self._outer_loss)
 
 
@@ -127,10 +118,7 @@ def _with_kls(current: Sequence[Distribution], chunk: Chunk, loss: InnerLoss) ->
 
 
 class MAMLPPOLearner(MetaLearner):
-    """Learner for MAML-PPO: likelihood-ratio inner steps, clipped if enabled, and a clipped surrogate after them.
-
-    PPO, Schulman et al. 2017, arXiv:1707.06347, as in garage.
-    """
+    """Learner for MAML-PPO: likelihood-ratio inner steps, clipped if enabled, and a clipped surrogate after them."""
 
     def __init__(self, settings: MAMLPPO, setup: Setup) -> None:
         clip_eps = self._clip_eps = settings.clip_eps
@@ -140,7 +128,7 @@ class MAMLPPOLearner(MetaLearner):
 
         super().__init__(settings, setup, clipped if settings.inner_loss == "clipped" else likelihood_ratio_loss)
 
-    def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
+    def objective(self, state: LearnerState, steps: Steps) -> Objective:
         def objective(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:
             loss, clipped = clipped_loss(current[-1], chunk.rounds[-1], self._clip_eps)
             return {LOSS: loss, **policy_kls(current, chunk), "clip_fraction": clipped}

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Setup
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Setup, Steps
 from metaloom.pipeline.algorithms.maml.learner import MetaLearner, mean_over_tasks
 from metaloom.pipeline.algorithms.maml.meta_gradient import (
     INNER_KL,
@@ -20,7 +20,7 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
 from metaloom.pipeline.algorithms.maml.rows import Chunk
 from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.nn.distributions import Distribution
-from metaloom.pipeline.types import LearnerState, Metrics, Params, Step
+from metaloom.pipeline.types import LearnerState, Metrics, Params
 
 MIN_INNER_KL_PENALTY = 1e-6
 MAX_INNER_KL_PENALTY = 1e2
@@ -36,17 +36,16 @@ class ProMPLearner(MetaLearner):
         self._settings = settings
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """Return the initial state, including η; see Learner."""
         state = super().initialize(run_seed=run_seed)
         coeffs = np.full(self._settings.inner_steps, self._settings.init_inner_kl_penalty)
         return LearnerState(state.params, state.optimizer, state.extra | {INNER_KL_COEFF: coeffs})
 
-    def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
+    def objective(self, state: LearnerState, steps: Steps) -> Objective:
         coeffs = state.extra[INNER_KL_COEFF].tolist()
         return partial(promp_objective, clip_eps=self._clip_eps(state), kl_coeffs=coeffs)
 
     def concluded(self, state: LearnerState, after: TaskValues) -> tuple[Params, Metrics]:
-        """Return the next η from the adaptive rule, and the current ε and η as metrics; see MetaLearner."""
+        """Return the next η from the adaptive rule, and the current ε and η as metrics."""
         coeffs, extra, metrics = state.extra[INNER_KL_COEFF], Params(), {"clip_eps": self._clip_eps(state)}
         if self._settings.adaptive_inner_kl_penalty:
             target = self._settings.target_inner_kl
@@ -65,18 +64,9 @@ class ProMPLearner(MetaLearner):
 def promp_objective(
     current: Sequence[Distribution], chunk: Chunk, *, clip_eps: float, kl_coeffs: Sequence[float]
 ) -> dict[str, Tensor]:
-    """Return the clipped surrogate after adaptation plus (1/K) Σ_k η_k KL_k before it, with metrics.
+    """Return the ProMP loss and its metrics, [b] each. Rothfuss et al. 2019, section 6.
 
-    Rothfuss et al. 2019, section 6.
-
-    Args:
-        current: Action distributions after k inner steps, on the rows of rollout batch k, for k = 0 ... K.
-        chunk: Rows of these rollout batches.
-        clip_eps: Clipping range ε.
-        kl_coeffs: KL penalty coefficient η of each inner step.
-
-    Returns:
-        `loss`, `inner_kl_k`, `outer_kl` and `clip_fraction`, each [b].
+    The loss is the clipped surrogate after adaptation plus (1/K) Σ_k η_k KL_k before it, with η = `kl_coeffs`.
     """
     rows, adapted = chunk.rounds[-1], current[-1]
     loss, clipped = clipped_loss(adapted, rows, clip_eps)

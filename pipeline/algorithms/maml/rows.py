@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.contract import NumericalError
+from metaloom.pipeline.algorithms.contract import NumericalError, Steps
 from metaloom.pipeline.nn.distributions import DiagGaussian, Distribution
 from metaloom.pipeline.types import Array, ParallelMap, Samples, Step
 
@@ -36,71 +36,47 @@ class Chunk:
 
 @dataclass(frozen=True)
 class TaskRows:
-    """Rows of b tasks, N per task.
+    """Rows of b tasks, N per task, with the behavior policy's distributions and log-densities of the actions."""
 
-    Attributes:
-        observations: Observations, [b, N, O].
-        actions: Actions, [b, N, A], or [b, N] int64 if discrete.
-        advantages: Advantages, [b, N].
-        weights: Row weights, [b, N]: 1 / (number of the task's real rows) for real rows, 0 for padding. A weighted sum
-            over rows is the mean over a task's real steps.
-        behavior: Distributions of the behavior policy, [b, N].
-        behavior_log_prob: Log-densities of the actions under the behavior policy, [b, N].
-        episodes: Data for losses over whole episodes; None for other losses.
-    """
-
-    observations: Tensor
-    actions: Tensor
-    advantages: Tensor
-    weights: Tensor
-    behavior: Distribution
-    behavior_log_prob: Tensor
-    episodes: EpisodeRows | None = None
+    observations: Tensor  # [b, N, O]
+    actions: Tensor  # [b, N, A], or [b, N] int64 if discrete
+    advantages: Tensor  # [b, N]
+    weights: Tensor  # [b, N]: 1 / (number of the task's real rows) for real rows, 0 for padding
+    behavior: Distribution  # [b, N]
+    behavior_log_prob: Tensor  # [b, N]
+    episodes: EpisodeRows | None = None  # for losses over whole episodes
 
     def mean(self, values: Tensor) -> Tensor:
-        """Return the mean of values [b, N] over the real rows of each task: [b]."""
+        """Return each task's mean of values [b, N] over its real rows, [b]."""
         return (values * self.weights).sum(-1)
 
 
 @dataclass(frozen=True)
 class EpisodeRows:
-    """Rows arranged as episodes: N = E * T, episode by episode, padding included.
+    """Rows arranged as episodes: N = E * T, episode by episode, padding included."""
 
-    Attributes:
-        adjusted_rewards: Adjusted rewards, [b, E, T], arbitrary on padding.
-        mask: Mask, [b, E, T]: 1 for real steps, 0 for padding.
-    """
-
-    adjusted_rewards: Tensor
-    mask: Tensor
+    adjusted_rewards: Tensor  # [b, E, T], arbitrary on padding
+    mask: Tensor  # [b, E, T]: 1 for real steps, 0 for padding
 
     def split(self, values: Tensor) -> Tensor:
         """Reshape row values [b, N] to [b, E, T], zero on padding."""
         return values.reshape(self.mask.shape) * self.mask
 
     def mean_over_cells(self, values: Tensor) -> Tensor:
-        """Return each task's sum of values [b, E, T], divided by E T, so that padding counts: [b].
-
-        Short episodes weigh less, because this is a mean over episodes of sums over time.
-        """
+        """Return each task's sum of values [b, E, T] divided by E · T, [b], so that short episodes weigh less."""
         return (values * self.mask).mean((-2, -1))
 
 
 def chunk_bounds(num_tasks: int, tasks_per_chunk: int) -> list[slice]:
-    """Return slices that split the tasks into consecutive chunks."""
+    """Split the tasks into consecutive chunks; return a slice of task indices for each."""
     return [slice(start, min(start + tasks_per_chunk, num_tasks)) for start in range(0, num_tasks, tasks_per_chunk)]
 
 
 def minibatch_rows(mask: Array, num_minibatches: int, rng: np.random.Generator) -> list[Array]:
-    """Partition each task's real rows at random into minibatches whose sizes differ by at most one.
+    """Partition each task's real rows at random; return one row index array [b, n] per minibatch, with padding last.
 
-    Args:
-        mask: Mask of real rows, [b, N].
-        num_minibatches: Number of minibatches.
-        rng: Random generator; draws one number per row, including padding, so that tasks are partitioned independently.
-
-    Returns:
-        One index array [b, about N / num_minibatches] per minibatch; padding rows come last in each.
+    Sizes differ by at most one. One number is drawn per row of the mask [b, N], including padding, so that tasks are
+    partitioned independently.
     """
     keys = np.where(mask == 0, 2.0, rng.random(mask.shape))
     most = int(np.count_nonzero(mask, axis=1).max())
@@ -109,11 +85,7 @@ def minibatch_rows(mask: Array, num_minibatches: int, rng: np.random.Generator) 
 
 
 def minibatches(samples: Samples, num_minibatches: int, rng: np.random.Generator) -> list[Array]:
-    """Partition each task's real steps at random, or its episodes if the loss is over whole episodes.
-
-    Returns:
-        One index array [B, n] per minibatch.
-    """
+    """Partition each task's steps (episodes, for DiCE) at random; return a row index array [B, n] per minibatch."""
     B, E, T = samples.mask.shape
     if samples.adjusted_rewards is None:
         return minibatch_rows(samples.mask.reshape(B, E * T), num_minibatches, rng)
@@ -128,7 +100,7 @@ def minibatches(samples: Samples, num_minibatches: int, rng: np.random.Generator
 
 
 def build_chunks(
-    steps: Sequence[Step],
+    steps: Steps,
     tasks_per_chunk: int,
     rows: Sequence[Array] | None = None,
     *,
@@ -137,17 +109,7 @@ def build_chunks(
     recorded: Recorded = recorded_gaussian,
     parallel: ParallelMap = map,
 ) -> Sequence[Chunk]:
-    """Return the rows of all tasks, in chunks of tasks.
-
-    Args:
-        steps: Rollout batches 0 ... K.
-        tasks_per_chunk: Number of tasks in each chunk except the last.
-        rows: Indices [B, n] of the rows to take from each rollout batch; None for all real rows.
-        dtype: Tensor dtype.
-        device: Tensor device.
-        recorded: Function that rebuilds the behavior policy's distributions.
-        parallel: Map over the chunks.
-    """
+    """Return the rows of all tasks in chunks: all real rows, or those with indices `rows` [B, n] in each batch."""
 
     def chunk(tasks: slice) -> Chunk:
         chosen = [None] * len(steps) if rows is None else [indices[tasks] for indices in rows]
@@ -165,16 +127,10 @@ def task_rows(
     device: torch.device = CPU,
     recorded: Recorded = recorded_gaussian,
 ) -> TaskRows:
-    """Return the rows of a slice of tasks.
+    """Return the rows of a slice of tasks as tensors.
 
-    Args:
-        step: One rollout batch with its samples.
-        tasks: Slice of task indices.
-        rows: Indices [b, n] into the E * T rows of each task; None for all real rows. If the samples have adjusted
-            rewards, the rows must be whole episodes, and None means all of them.
-        dtype: Tensor dtype.
-        device: Tensor device.
-        recorded: Function that rebuilds the behavior policy's distributions.
+    The indices `rows` [b, n] are among the E * T rows of each task; None stands for all real rows. If the samples have
+    adjusted rewards, the rows must be whole episodes, and None stands for all of them.
     """
     episodes, samples = step.episodes, step.samples
     E, T = episodes.rewards.shape[1:]
@@ -211,23 +167,12 @@ def task_rows(
     if adjusted:
         named["adjusted rewards"] = adjusted.adjusted_rewards
     require_finite(named, tasks.start, "Look at its rollouts.", of=f"rollout batch {step.k}: ")
-    return TaskRows(
-        observations=observations,
-        actions=actions,
-        advantages=advantages,
-        weights=mask_rows / mask_rows.sum(1, keepdim=True).clamp(min=1),
-        behavior=behavior,
-        behavior_log_prob=behavior.log_prob(actions),
-        episodes=adjusted,
-    )
+    weights = mask_rows / mask_rows.sum(1, keepdim=True).clamp(min=1)
+    return TaskRows(observations, actions, advantages, weights, behavior, behavior.log_prob(actions), adjusted)
 
 
 def require_finite(values: Mapping[str, Tensor], first_task: int, advice: str, *, of: str = "") -> None:
-    """Raise unless all values are finite. Messages prefix array names with `of`.
-
-    Raises:
-        NumericalError: an array is not finite; the message names the first such array and task.
-    """
+    """Raise NumericalError if a value is not finite; the message names its array, prefixed with `of`, and its task."""
     for name, value in values.items():
         finite = torch.isfinite(value.detach())
         if not finite.all():

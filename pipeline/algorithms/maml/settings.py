@@ -55,7 +55,6 @@ class GradientBased(BaseModel):
 
     @property
     def minibatches_per_epoch(self) -> int:
-        """Number of minibatches per epoch."""
         return 1
 
     def problems(self, run: RunSettings) -> Iterator[str]:
@@ -149,9 +148,9 @@ class Exploration(GradientBased):
 
 
 class TrustRegion(NaturalSteps, Exploration, AlgorithmSettings):
-    """Settings for the trust region, which bounds the mean KL after adaptation.
+    """Settings for a meta-update within a trust region, which bounds the mean KL after adaptation.
 
-    TRPO, Schulman et al. 2015, arXiv:1502.05477, as a meta-update of MAML.
+    TRPO, Schulman et al. 2015, arXiv:1502.05477.
     """
 
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.trpo:TrustRegionLearner"
@@ -173,7 +172,7 @@ class TrustRegion(NaturalSteps, Exploration, AlgorithmSettings):
         return "gauss_newton" if value == "exact" else value
 
     def decisive(self) -> dict[str, JsonValue]:
-        """Return settings with hvp as version 0.1 wrote it, so that its digests stay valid; see Settings.decisive."""
+        """Return the decisive settings with `hvp` spelled as in version 0.1, so that its digests stay valid."""
         decisive = super().decisive()
         return decisive | {"hvp": "exact"} if decisive["hvp"] == "gauss_newton" else decisive
 
@@ -264,7 +263,6 @@ class MAMLPPO(MetaAdam, GradientBased, AlgorithmSettings):
     """Passes over the samples of an iteration; the first step is never clipped."""
 
     def warnings(self) -> Iterator[str]:
-        """Yield a warning about a clipped inner loss with several meta-gradient steps."""
         if self.inner_loss == "clipped" and self.num_epochs > 1:
             yield (
                 f"algorithm.inner_loss is clipped with {self.num_epochs} epochs: where the inner loss is flat, the "
@@ -334,4 +332,4 @@ class VPGDice(MetaAdam, GradientBased, AlgorithmSettings):
 
 
 MetaSettings = ProMP | MAMLVPG | MAMLPPO | MAMLTRPO | EMAML | DiceMAML | VPGDice
-"""Settings of any algorithm that adapts by gradient steps."""
+"""Settings for any algorithm that adapts by gradient steps."""

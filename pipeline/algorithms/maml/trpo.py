@@ -1,8 +1,5 @@
 """MAML-TRPO and E-MAML: MAML with a meta-update within a trust region.
 
-Finn et al. 2017, arXiv:1703.03400, section 5.3; Stadie et al. 2018, arXiv:1803.01118; TRPO, Schulman et al. 2015,
-arXiv:1502.05477.
-
 The bounded KL is from the behavior policies to the adapted policies θ_i^K(θ). The metric is the Gauss-Newton matrix
 
     G = mean_i J_iᵀ F_i J_i,    J_i = dθ_i^K / dθ = (I - α H_{i,K-1}) ... (I - α H_{i,0}),
@@ -25,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.contract import Kernel, NumericalError, Setup
+from metaloom.pipeline.algorithms.contract import Kernel, NumericalError, Setup, Steps
 from metaloom.pipeline.algorithms.kernel_choice import choose_kernel, fused, network_blockers
 from metaloom.pipeline.algorithms.maml.learner import Draws, MetaLearner, MetaUpdate, mean_over_tasks, step_size_logs
 from metaloom.pipeline.algorithms.maml.meta_gradient import (
@@ -49,7 +46,7 @@ from metaloom.pipeline.nn.distributions import Distribution, kl_from_itself
 from metaloom.pipeline.nn.flat_networks import FlatParams
 from metaloom.pipeline.nn.natural_steps import dot, natural_step, search
 from metaloom.pipeline.schema import ConfigError
-from metaloom.pipeline.types import Array, LearnerState, ParallelMap, Params, Step
+from metaloom.pipeline.types import Array, LearnerState, ParallelMap, Params
 
 DIFFERENCE_STEP = 1e-5
 """Step ε of finite differences."""
@@ -60,31 +57,26 @@ Product = Callable[[Array], Array]
 
 @dataclass(frozen=True)
 class MetaPoint:
-    """Meta-parameters θ, with the data for metric-vector products at θ.
-
-    Attributes:
-        problem: Adaptation of the policy; here, step sizes are constants, not meta-parameters.
-        params: Meta-parameters θ.
-        flat: Order of the elements in a vector.
-        chunks: Rows of all tasks.
-        parallel: Map over the chunks.
-    """
+    """Meta-parameters θ, with the data for metric-vector products at θ."""
 
     problem: MetaProblem
     params: Mapping[str, Array]
-    flat: FlatParams
+    flat: FlatParams  # order of the elements in a vector; step sizes are constants
     chunks: Sequence[Chunk]
     parallel: ParallelMap = map
 
     @property
     def num_tasks(self) -> int:
-        """Number of tasks in all chunks."""
         return sum(len(chunk) for chunk in self.chunks)
 
 
 def gauss_newton_product(at: MetaPoint) -> Product:
     """Return v ↦ G v for the Gauss-Newton matrix G, with any network."""
-    return hessian_product(at, _kl_from_itself)
+
+    def kl(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:
+        return {LOSS: chunk.rounds[-1].mean(kl_from_itself(current[-1]))}
+
+    return hessian_product(at, kl)
 
 
 def hessian_product(at: MetaPoint, constraint: Objective) -> Product:
@@ -111,12 +103,9 @@ def hessian_product(at: MetaPoint, constraint: Objective) -> Product:
 
 
 def difference_product(at: MetaPoint, constraint: Objective, *, scaled: bool) -> Product:
-    """Return v ↦ (∇c(θ + ε v) - ∇c(θ - ε v)) / 2ε, which approximates H v.
+    """Return v ↦ (∇c(θ + ε v) - ∇c(θ - ε v)) / 2ε, which approximates H v, in the dtype of the chunks.
 
-    Args:
-        at: Point at which to compute products; differences are computed in the dtype of the chunks.
-        constraint: Objective whose `loss` is c.
-        scaled: True for ε = 1e-5 / ‖v‖, False for ε = 1e-5 as in the ProMP code.
+    The step is ε = 1e-5 / ‖v‖ if `scaled`, otherwise 1e-5, as in the ProMP code.
     """
     problem = replace(at.problem, objective=constraint)
     (dtype,) = at.parallel(chunk_dtype, at.chunks[:1])
@@ -147,12 +136,8 @@ def chunk_dtype(chunk: Chunk) -> np.dtype[Any]:
     return np.dtype(np.float64 if chunk.rounds[0].weights.dtype == torch.float64 else np.float32)
 
 
-def _kl_from_itself(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:
-    return {LOSS: chunk.rounds[-1].mean(kl_from_itself(current[-1]))}
-
-
 def bounded_kl(current: Sequence[Distribution], chunk: Chunk, *, new_old: bool = False) -> dict[str, Tensor]:
-    """Return the bounded KL as `loss`: KL(behavior ‖ updated), or with `new_old`, KL(updated ‖ behavior)."""
+    """Return the bounded KL as `loss`: KL(behavior ‖ updated) or, with `new_old`, KL(updated ‖ behavior)."""
     adapted, rows = current[-1], chunk.rounds[-1]
     return {LOSS: rows.mean(adapted.kl(rows.behavior) if new_old else rows.behavior.kl(adapted))}
 
@@ -161,9 +146,6 @@ class TrustRegionLearner(MetaLearner):
     """Learner for MAML-TRPO and E-MAML: the likelihood-ratio loss after adaptation, within a trust region.
 
     An update is the longest step of the line search that lowers the loss within the bound, or no step.
-
-    Raises:
-        ConfigError: the device is missing, or does not support the requested method or kernel.
     """
 
     def __init__(self, settings: MAMLTRPO | EMAML, setup: Setup) -> None:
@@ -179,13 +161,12 @@ class TrustRegionLearner(MetaLearner):
             blockers.append(f"policy is {setup.policy.name}")
         if settings.hvp != "gauss_newton":
             blockers.append(f"hvp is {settings.hvp}")
-        of_network = f"plain {network.activation} network on the CPU"
-        self.kernel: Kernel = choose_kernel(settings.kernel, blockers=blockers, fused=of_network)
+        how = f"plain {network.activation} network on the CPU"
+        self.kernel: Kernel = choose_kernel(settings.kernel, blockers=blockers, fused=how)
         is_fused = self.kernel.name == "fused"
         self._gauss_newton_product = fused(gauss_newton_product) if is_fused else gauss_newton_product
 
-    def objective(self, state: LearnerState, steps: Sequence[Step]) -> Objective:
-        """Return the objective: the likelihood-ratio loss, with credit if enabled, and the KLs; see MetaLearner."""
+    def objective(self, state: LearnerState, steps: Steps) -> Objective:
 
         def objective(current: Sequence[Distribution], chunk: Chunk) -> dict[str, Tensor]:
             values = {LOSS: likelihood_ratio_loss(current[-1], chunk.rounds[-1]), **policy_kls(current, chunk)}
@@ -195,10 +176,8 @@ class TrustRegionLearner(MetaLearner):
 
         return with_exploration(objective, self._settings, steps)
 
-    def minimize(
-        self, state: LearnerState, steps: Sequence[Step], *, draws: Draws, parallel: ParallelMap = map
-    ) -> MetaUpdate:
-        """Solve G x = g, scale x to a KL of max_kl in the quadratic model, and run a line search; see MetaLearner."""
+    def minimize(self, state: LearnerState, steps: Steps, *, draws: Draws, parallel: ParallelMap = map) -> MetaUpdate:
+        """Solve G x = g, scale x to a KL of max_kl in the quadratic model, and run a line search along x."""
         settings, problem = self._settings, self.problem(state, steps)
         meta_params, chunks = state.params | step_size_logs(state.extra), self.chunks(steps, parallel=parallel)
         gradients, before, measured = meta_gradient(
@@ -224,8 +203,8 @@ class TrustRegionLearner(MetaLearner):
         metrics |= {"outer_kl_before": mean_over_tasks(before[OUTER_KL]), **measured, **searched}
         return MetaUpdate(updated, state.optimizer, before, after, metrics)
 
-    def _product(self, at: MetaPoint, steps: Sequence[Step], draws: Draws) -> Product:
-        """Return the metric-vector product, computed from the configured share of rows."""
+    def _product(self, at: MetaPoint, steps: Steps, draws: Draws) -> Product:
+        """Return the configured metric-vector product, computed from the configured share of rows."""
         hvp, share, rows = self._settings.hvp, self._settings.hvp_subsample, None
         if share < 1:
             rng = draws(0)

@@ -1,1 +1,1 @@
-"""Common parts of DQL, SAC and PEARL: settings, Q-functions, the squashed Gaussian, the loop over gradient steps."""
+"""DQL and SAC, and the parts that they share with PEARL."""

@@ -1,4 +1,4 @@
-"""Deep Q-learning in torch: the gradient step, for any network and device, and the learner.
+"""Deep Q-learning in torch: the gradient step for any network and device, and the learner.
 
 Mnih et al. 2015, doi:10.1038/nature14236, algorithm 1.
 """
@@ -28,40 +28,26 @@ LAYOUT: Layout = {
     "q": Stored("params", f"{Q_NETWORK}.", f"{Q_NETWORK}.", "q."),
     "target": Stored("extra", "target_q.", f"{Q_NETWORK}."),
 }
-"""State layout of the Q-function and its target network."""
+"""Locations of the Q-function and its target network in the state."""
 
 
 def td_targets(rewards: Tensor, continuing: Tensor, next_values: Tensor) -> Tensor:
-    """Return the TD targets y = r + γ (1 - terminated) max_b Q̄(o', b), [n].
-
-    Args:
-        rewards: Rewards, [n].
-        continuing: Discount factors, [n]: γ where the task continues, 0 where it terminated.
-        next_values: Values from the target network, [n, number of actions].
-    """
+    """Return the TD targets y = r + γ (1 - terminated) max_b Q̄(o', b), [n], with `continuing` = γ (1 - terminated)."""
     return rewards + continuing * next_values.amax(1)
 
 
 def q_loss(values: Tensor, actions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean of huber(Q(o, a) - y) over stored actions a, huber(e) = e² / 2 where |e| < 1, |e| - ½ elsewhere.
+    """Return the mean Huber loss of the errors Q(o, a) - y, and the values Q(o, a) of the stored actions a, [n].
 
     The paper clips errors to [-1, 1], which gives the same gradient. SimuRLacra instead uses the value of the best
     action.
-
-    Args:
-        values: Q-values, [n, number of actions].
-        actions: Stored actions, [n].
-        targets: TD targets y, [n].
-
-    Returns:
-        The loss, and the values Q(o, a), [n].
     """
     taken = values.gather(1, actions[:, None])[:, 0]
     return huber_loss(taken, targets), taken
 
 
 class DQLDefinition(TorchGradientSteps[None]):
-    """Working copies of the Q-function and target network for one iteration."""
+    """DQL's gradient steps in torch, on working copies of the Q-function and its target network."""
 
     layout: ClassVar[Layout] = LAYOUT
     _settings: DQL
@@ -85,8 +71,6 @@ class DQLDefinition(TorchGradientSteps[None]):
 
 
 class DQLLearner(OffPolicyLearner[object, None]):
-    """Learner for DQL; see OffPolicyLearner."""
-
     definition: ClassVar[type[TorchGradientSteps[Any]]] = DQLDefinition
     metrics: ClassVar[tuple[str, ...]] = METRICS
     finite: ClassVar[Mapping[str, str]] = {"q": "the Q-function"}
@@ -99,7 +83,6 @@ class DQLLearner(OffPolicyLearner[object, None]):
         self.set_up({"q": settings.learning_rate}, self.networks)
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """Return an initial Q-function and a target network equal to it; see Learner."""
         params = self.networks.initialize(generator(run_seed, "initialize"))
         return self.first_state({"q": params, "target": {name: value.copy() for name, value in params.items()}})
 
@@ -107,7 +90,6 @@ class DQLLearner(OffPolicyLearner[object, None]):
         return _acting_with(self._epsilon(state), state, num_tasks)
 
     def filling_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """Return the Q-function with the final `epsilon`; see OffPolicyLearner."""
         return _acting_with(self.settings.eps_final, state, num_tasks)
 
     def noise(self, minibatch: Minibatch, rng: np.random.Generator) -> None:

@@ -1,7 +1,4 @@
-"""Base classes of learners with a replay buffer: gradient steps on minibatches, fused or in torch.
-
-Both implementations update working copies of a state and count gradient steps.
-"""
+"""Base classes for learners with a replay buffer, and for their gradient steps in torch and in fused kernels."""
 
 from __future__ import annotations
 
@@ -12,14 +9,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, SupportsFloat, T
 import numpy as np
 import torch
 
-from metaloom.pipeline.algorithms.contract import (
-    NUM_UPDATES,
-    Kernel,
-    KernelChoice,
-    Learner,
-    Setup,
-    require_finite_params,
-)
+from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Learner, Setup, require_finite_params
 from metaloom.pipeline.algorithms.kernel_choice import choose_kernel, fused, network_blockers, optimizer_blockers
 from metaloom.pipeline.nn.device import use_device
 from metaloom.pipeline.nn.flat_networks import FlatParams, renamed
@@ -41,19 +31,12 @@ Copy = TypeVar("Copy", FlatParams, FlatTensors)
 
 
 class Stored(NamedTuple):
-    """Location of one part's arrays in a state.
-
-    Attributes:
-        where: Field of the state that holds the arrays.
-        there: Prefix of the array names in that field.
-        here: Prefix of the array names in a working copy, as used by the part's network.
-        optimizer: Prefix of the part's optimizer state; None without an optimizer, as for a target network.
-    """
+    """Location of a part's arrays in a learner's state: a field and name prefixes."""
 
     where: Literal["params", "extra"]
-    there: str
-    here: str
-    optimizer: str | None = None
+    there: str  # name prefix in that field
+    here: str  # name prefix in a working copy, as used by the part's network
+    optimizer: str | None = None  # name prefix of the optimizer's state; None for target networks
 
     def of(self, state: LearnerState) -> Params:
         """Return the part's arrays in a state, without copying them."""
@@ -61,13 +44,13 @@ class Stored(NamedTuple):
 
 
 Layout = Mapping[str, Stored]
-"""Locations of a learner's parts, keyed by name."""
+"""Locations of a learner's parts in its state, keyed by part name."""
 
 
 def state_of(
     layout: Layout, parts: Mapping[str, Params], optimizers: Mapping[str, Params], counters: Mapping[str, int]
 ) -> LearnerState:
-    """Build a state from all parts, their optimizers and the counters."""
+    """Build a state from the arrays of all parts, their optimizer states and the counters."""
     kept: dict[str, Params] = {"params": {}, "optimizer": {}, "extra": {}}
     for name, stored in layout.items():
         kept[stored.where] |= renamed(parts[name], stored.here, stored.there)
@@ -78,11 +61,7 @@ def state_of(
 
 
 class GradientSteps(ABC, Generic[Noise, Copy]):
-    """Working copies of a state's arrays, which gradient steps change in place.
-
-    Attributes:
-        copies: Working copy of each part, with its optimizer if it has one.
-    """
+    """Working copies of a state's arrays, which gradient steps change in place."""
 
     layout: ClassVar[Layout]
     epsilon: ClassVar[float | None] = None
@@ -112,7 +91,7 @@ class GradientSteps(ABC, Generic[Noise, Copy]):
 
     @abstractmethod
     def copied(self, name: str, state: LearnerState) -> Copy:
-        """Return a working copy of a part of a state."""
+        """Return a working copy of the named part of a state."""
 
     def prepare(self) -> None:
         """Prepare for the first step; by default, do nothing."""
@@ -136,7 +115,7 @@ class GradientSteps(ABC, Generic[Noise, Copy]):
 
 
 class TorchGradientSteps(GradientSteps[Noise, FlatTensors]):
-    """Gradient steps with autograd; see GradientSteps."""
+    """Gradient steps with autograd."""
 
     def copied(self, name: str, state: LearnerState) -> FlatTensors:
         stored = self.layout[name]
@@ -144,7 +123,7 @@ class TorchGradientSteps(GradientSteps[Noise, FlatTensors]):
 
 
 class FusedGradientSteps(GradientSteps[Noise, FlatParams]):
-    """Gradient steps with hand-written derivatives; see GradientSteps."""
+    """Gradient steps with hand-written derivatives."""
 
     def copied(self, name: str, state: LearnerState) -> FlatParams:
         return FlatParams(self.layout[name].of(state))
@@ -157,12 +136,7 @@ def merged(minibatch: Minibatch) -> Transitions:
 
 
 class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence, DrawnNoise]):
-    """Base learner that takes one gradient step per minibatch; see Learner.
-
-    Attributes:
-        networks: Networks used by the gradient steps.
-        settings: Algorithm settings.
-    """
+    """Base class for learners that take one gradient step per minibatch of stored transitions."""
 
     definition: ClassVar[type[TorchGradientSteps[Any]]]
     """Class that takes gradient steps in torch."""
@@ -175,11 +149,6 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
     networks: Any
 
     def __init__(self, settings: Any, setup: Setup, *, discrete: bool) -> None:
-        """Check the action space and prepare the device.
-
-        Raises:
-            ConfigError: the device is missing, or the algorithm does not support the action space.
-        """
         if bool(setup.num_actions) != discrete:
             found = f"{setup.num_actions} discrete ones" if setup.num_actions else "continuous ones"
             kind, others = ("discrete", "sac or pearl") if discrete else ("continuous", "dql")
@@ -191,18 +160,13 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         self.settings: Any = settings
 
     def set_up(self, rates: Mapping[str, float], *networks: Network, others: Iterable[str] = ()) -> None:
-        """Set the step sizes of the trained parts, and choose the kernel.
-
-        Raises:
-            ConfigError: the fused kernel was requested but is not supported, or the learning-rate schedule is invalid.
-        """
-        asked: KernelChoice = self.settings.kernel
+        """Set the step sizes of the trained parts, and choose the kernel that these networks support."""
         self._rates = {name: (rate, lr_factor(self.settings, rate)) for name, rate in rates.items()}
         specs = [network.spec for network in networks]
         optimizer = optimizer_blockers(self.settings.optimizer)
         blockers = [*network_blockers(*specs, device=self._setup.device), *optimizer, *others]
         how = "plain networks on the CPU, with hand-written derivatives"
-        self.kernel: Kernel = choose_kernel(asked, blockers=blockers, fused=how)
+        self.kernel: Kernel = choose_kernel(self.settings.kernel, blockers=blockers, fused=how)
         self._steps: Callable[..., GradientSteps[Any, Any]] = (
             fused(self.definition) if self.kernel.name == "fused" else self.definition
         )
@@ -218,12 +182,12 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         return {name: rate * factor(count) for name, (rate, factor) in self._rates.items()}
 
     def gradient_steps(self, state: LearnerState, *, parallel: ParallelMap = map) -> GradientSteps[Any, Any]:
-        """Return working copies of a state, for the chosen kernel."""
+        """Return working copies of a state, on which the chosen kernel takes gradient steps."""
         of, discount = (self.settings, self.networks, state), self._setup.processing.discount
         return self._steps(*of, discount=discount, rates=self.rates(state), device=self._device, parallel=parallel)
 
     def shown(self, minibatch: Minibatch) -> Minibatch:
-        """Return a minibatch preprocessed for gradient steps; by default, unchanged."""
+        """Return the minibatch that gradient steps see; by default, the minibatch itself."""
         return minibatch
 
     @abstractmethod
@@ -247,7 +211,7 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         iteration: int,
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
-        """Take one gradient step per minibatch; see Learner. Metrics are means over the steps, or NaN without steps."""
+        """Take one gradient step per minibatch. Metrics are means over the steps, or NaN if there are none."""
         rng = generator(run_seed, "updates", iteration)
         steps = self.gradient_steps(state, parallel=parallel)
         each = [steps.step(minibatch, self.noise(minibatch, rng)) for minibatch in map(self.shown, experience)]

@@ -19,7 +19,7 @@ from metaloom.pipeline.types import Array, Transitions
 
 
 class TransitionTensors(NamedTuple):
-    """Transitions [...] as tensors; `terminated` is 1 where the task ended, otherwise 0. See Transitions."""
+    """Transitions as tensors; `terminated` is 1 where the task ended the episode, otherwise 0."""
 
     observations: Tensor
     actions: Tensor
@@ -52,11 +52,8 @@ class TanhGaussianSample(NamedTuple):
 def sample(outputs: Tensor, noise: Tensor) -> TanhGaussianSample:
     """Sample a = tanh(u) with u = μ + σ ε, and compute log π(a) = log N(u; μ, σ) - Σ log(1 - tanh² u).
 
-    Haarnoja et al. 2018, arXiv:1801.01290, eq. 20 and 21.
-
-    Args:
-        outputs: Policy outputs, [n, 2A]: means, then log standard deviations, which are clamped.
-        noise: Standard normal noise ε, [n, A].
+    Haarnoja et al. 2018, arXiv:1801.01290, eq. 20 and 21. The outputs [n, 2A] are the means μ, then log σ, which is
+    clamped; the noise ε [n, A] is standard normal.
     """
     mean, raw = outputs.chunk(2, -1)
     log_std = raw.clamp(MIN_LOG_STD, MAX_LOG_STD)
@@ -72,10 +69,7 @@ def log_slope(u: Tensor) -> Tensor:
 
 
 class TwinQ(FlatTensors):
-    """Two Q-functions whose parameters are in one vector, the first before the second.
-
-    Fujimoto et al. 2018, arXiv:1802.09477, section 4.2.
-    """
+    """Two Q-functions with their parameters in one vector. Fujimoto et al. 2018, arXiv:1802.09477, section 4.2."""
 
     def __init__(self, network: Network, params: Mapping[str, Array], device: torch.device) -> None:
         """Copy parameters q1.* and q2.*; `network` is the first Q-function's."""
@@ -87,18 +81,16 @@ class TwinQ(FlatTensors):
             leaf.requires_grad_()
 
     def __call__(self, *inputs: Tensor, learn: bool = False) -> Tensor:
-        """Return both Q-values [2, n] for observations, actions and any further inputs, [n, ...] each.
+        """Return both Q-values [2, n] of inputs [n, ...], which are concatenated along the last axis.
 
-        Args:
-            inputs: Tensors to concatenate along the last axis.
-            learn: True for gradients with respect to the parameters as well as the inputs.
+        With `learn`, the values have gradients with respect to the parameters as well as the inputs.
         """
         joined = torch.cat(inputs, -1)
         params = self._leaves if learn else self._fixed
         return self._network(params, joined.expand(2, *joined.shape)).squeeze(-1)
 
     def backward(self, loss: Tensor, *others: FlatTensors) -> None:
-        """Write the gradient of a loss to `gradient` and to the gradients of other vectors."""
+        """Write the gradient of a loss to `gradient` and to the gradients of the other vectors."""
         leaves, gradients = [*self._leaves.values()], [*self._gradients.values()]
         for other in others:
             leaves += other.params.values()

@@ -1,4 +1,4 @@
-"""Soft actor-critic in torch: the gradient step, for any network and device, and the learner.
+"""Soft actor-critic in torch: the gradient step for any network and device, and the learner.
 
 Haarnoja et al. 2018, arXiv:1812.05905, algorithm 1; equation numbers refer to that paper unless otherwise stated.
 """
@@ -25,16 +25,9 @@ from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, LearnerState, Metrics, Minibatch
 
 METRICS = (
-    "policy_loss",
-    "q_loss",
-    "temperature_loss",
-    "temperature",
-    "entropy",
-    "q_mean",
-    "target_mean",
-    "gradient_norm",
+    "policy_loss", "q_loss", "temperature_loss", "temperature", "entropy", "q_mean", "target_mean", "gradient_norm",
     "q_gradient_norm",
-)
+)  # fmt: skip
 """Names of the metrics that a gradient step returns."""
 TWINS = ("q1", "q2")
 """Name prefixes of the Q-functions."""
@@ -44,25 +37,20 @@ LAYOUT: Layout = {
     "targets": Stored("extra", "target_q", "q"),
     "alpha": Stored("extra", "log_alpha", "log_alpha", "alpha."),
 }
-"""State layout of the policy, both Q-functions, their target networks and the log temperature, a scalar."""
+"""Locations of the policy, both Q-functions, their target networks and the scalar log temperature in the state."""
 
 
 def temperature_loss(log_alpha: Tensor, log_prob: Tensor, num_actions: int) -> Tensor:
-    """Return -log α · mean( log π(a|o) + H̄ ), H̄ = -A. Eq. 18 with log α in place of α, which keeps α positive."""
+    """Return -log α · mean( log π(a|o) + H̄ ) with H̄ = -A. Eq. 18 with log α for α, which keeps α positive."""
     return -log_alpha * (log_prob.detach() - num_actions).mean()
 
 
 def td_targets(
     rewards: Tensor, continuing: Tensor, next_values: Tensor, next_log_prob: Tensor, alpha: Tensor
 ) -> Tensor:
-    """Return the TD targets y = r + γ (1 - terminated) ( min_j Q̄_j(o', a') - α log π(a'|o') ). Eq. 2 and 3.
+    """Return the TD targets y = r + γ (1 - terminated) ( min_j Q̄_j(o', a') - α log π(a'|o') ), [n]. Eq. 2 and 3.
 
-    Args:
-        rewards: Scaled rewards, [n].
-        continuing: Discount factors, [n]: γ where the task continues, 0 where it terminated.
-        next_values: Values from both target networks, [2, n].
-        next_log_prob: Log-densities of the next actions, [n].
-        alpha: Temperature α, a scalar.
+    `continuing` is γ (1 - terminated), and `next_values` are [2, n].
     """
     return rewards + continuing * (next_values.amin(0) - alpha * next_log_prob)
 
@@ -78,13 +66,13 @@ def policy_loss(alpha: Tensor, log_prob: Tensor, values: Tensor) -> Tensor:
 
 
 class SACDefinition(TorchGradientSteps[Array]):
-    """Working copies of the policy, Q-functions, target networks and temperature for one iteration."""
+    """SAC's gradient steps in torch, on working copies of the networks and the temperature."""
 
     layout: ClassVar[Layout] = LAYOUT
     _settings: SAC
 
     def copied(self, name: str, state: LearnerState) -> FlatTensors:
-        """Copy a part of a state, with both Q-functions in one vector; see GradientSteps."""
+        """Return a working copy of a part of a state, with both Q-functions in one vector."""
         if name not in ("q", "targets"):
             return super().copied(name, state)
         return TwinQ(self._networks[1], LAYOUT[name].of(state), self._device)
@@ -96,9 +84,7 @@ class SACDefinition(TorchGradientSteps[Array]):
     def step(self, minibatch: Minibatch, noise: Array) -> dict[str, Tensor]:
         """Update the temperature, the Q-functions and the policy, then the target networks.
 
-        Args:
-            minibatch: Minibatch of n transitions.
-            noise: Standard normal noise, [2n, A]: for actions at the observations, then at the next observations.
+        The noise [2n, A] is used for actions at the n observations, then at the next observations.
         """
         settings, params, rates = self._settings, self._policy.params, self._rates
         batch = transitions_like(self._policy.vector, merged(minibatch))
@@ -136,8 +122,6 @@ class SACDefinition(TorchGradientSteps[Array]):
 
 
 class SACLearner(OffPolicyLearner[object, Array]):
-    """Learner for SAC; see OffPolicyLearner."""
-
     definition: ClassVar[type[TorchGradientSteps[Any]]] = SACDefinition
     metrics: ClassVar[tuple[str, ...]] = METRICS
     finite: ClassVar[Mapping[str, str]] = {"policy": "the policy", "q": "the Q-functions"}
@@ -153,7 +137,6 @@ class SACLearner(OffPolicyLearner[object, Array]):
         self.set_up(rates, *self.networks)
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """Return the initial state, with target networks equal to the Q-functions; see Learner."""
         rng = generator(run_seed, "initialize")
         policy, first, second = (network.initialize(rng) for network in (*self.networks, self.networks[1]))
         q = first | renamed(second, *TWINS)
@@ -162,7 +145,6 @@ class SACLearner(OffPolicyLearner[object, Array]):
         return self.first_state({"policy": policy, "q": q, "targets": targets, "alpha": alpha})
 
     def noise(self, minibatch: Minibatch, rng: np.random.Generator) -> Array:
-        """Draw standard normal noise [2n, A]; see SACDefinition.step."""
         return rng.standard_normal((2 * minibatch.transitions.rewards.size, self._setup.action_size), np.float32)
 
     def described(self, state: LearnerState) -> Metrics:

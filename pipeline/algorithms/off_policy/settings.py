@@ -1,4 +1,4 @@
-"""Plans for algorithms with a replay buffer, and the settings of DQL and SAC."""
+"""Plans for algorithms with a replay buffer, and settings for DQL and SAC."""
 
 from __future__ import annotations
 
@@ -17,65 +17,41 @@ from metaloom.pipeline.schema import later
 
 @dataclass(frozen=True)
 class Filling:
-    """Initial fill of the replay buffer, in environment steps or in episodes per training task.
+    """Initial fill of the replay buffer, either in environment steps or in episodes per training task."""
 
-    Attributes:
-        actor: Kind of actor: uniform, or the algorithm's actor with `OffPolicyLearner.filling_params`.
-        steps: Total environment steps; None if episodes are counted.
-        episodes: Episodes per training task; None if steps are counted.
-    """
-
-    actor: ActorKind
+    actor: ActorKind  # uniform, or the algorithm's actor with `OffPolicyLearner.filling_params`
     steps: int | None = None
     episodes: int | None = None
 
 
 @dataclass(frozen=True)
 class CollectionRound:
-    """Episodes that an iteration collects in one task with one policy.
+    """Episodes that an iteration collects in one task with one policy."""
 
-    Attributes:
-        episodes: Maximum number of episodes; with task inference, each has its own latent variable.
-        from_posterior: True to infer the task first, from the iteration's episodes so far; False to collect under the
-            prior.
-        in_context: True if tasks may be inferred from these episodes; False to use them only for learning.
-    """
-
-    episodes: int
-    from_posterior: bool = False
-    in_context: bool = False
+    episodes: int  # at most; with task inference, each has its own latent variable
+    from_posterior: bool = False  # infer the task first, from the iteration's episodes so far
+    in_context: bool = False  # infer tasks from these episodes, besides learning from them
 
 
 @dataclass(frozen=True)
 class OffPolicyPlan:
-    """Plan of an off-policy algorithm, which makes the stages independent of the algorithm.
-
-    Attributes:
-        filling: Initial fill of the replay buffer.
-        rounds: Collection rounds of an iteration in each task, in order.
-        num_updates: Gradient steps per iteration; None for one per environment step of the iteration.
-        tasks_per_gradient_step: Number of tasks K per gradient step.
-        batch_size: Number of transitions N per task.
-        context_size: Number of transitions C from which each task is inferred; 0 without inference.
-        memory_size: Capacity of the replay buffer in transitions, per task if tasks are inferred.
-        scores_sparse_rewards: True if evaluations score the environment's sparse rewards.
-    """
+    """An off-policy algorithm's plan for the stages: which episodes to collect and which transitions to draw."""
 
     filling: Filling
-    rounds: tuple[CollectionRound, ...]
-    num_updates: int | None
-    tasks_per_gradient_step: int
-    batch_size: int
-    context_size: int
-    memory_size: int
-    scores_sparse_rewards: bool = False
+    rounds: tuple[CollectionRound, ...]  # collection rounds of an iteration in each task, in order
+    num_updates: int | None  # gradient steps per iteration; None for one per environment step of the iteration
+    tasks_per_gradient_step: int  # K
+    batch_size: int  # transitions N per task and gradient step
+    context_size: int  # transitions C from which each task is inferred; 0 without inference
+    memory_size: int  # capacity of the replay buffer in transitions, per task if tasks are inferred
+    scores_sparse_rewards: bool = False  # evaluations score the environment's sparse rewards
 
     def gradient_steps(self, num_env_steps: int) -> int:
-        """Return the number of gradient steps in an iteration with `num_env_steps` environment steps."""
+        """Return the number of gradient steps after an iteration collects `num_env_steps` environment steps."""
         return num_env_steps if self.num_updates is None else self.num_updates
 
     def most_transitions(self, *, iterations: int, num_tasks: int, all_tasks: int, max_episode_steps: int) -> int:
-        """Return the maximum number of transitions that can be drawn: the buffer's capacity or the run's total."""
+        """Return an upper bound on the transitions in the buffer: its capacity, or the run's total if that is less."""
         # The last filling episodes run in parallel and may double the requested number of steps.
         filled = 2 * (self.filling.steps or 0) + (all_tasks * (self.filling.episodes or 0) + 1) * max_episode_steps
         collected = num_tasks * sum(part.episodes for part in self.rounds) * max_episode_steps
@@ -83,22 +59,22 @@ class OffPolicyPlan:
 
 
 class OffPolicySettings(BaseModel):
-    """Settings of an algorithm that learns from transitions of all iterations so far."""
+    """Settings for an algorithm that learns from the transitions of all iterations so far."""
 
     graph: ClassVar[str] = "off_policy"
     actor: ClassVar[ActorKind]
 
     def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
-        """Return the plan for a run with these settings."""
+        """Return the plan for a run with these episode counts and lengths."""
         raise NotImplementedError
 
     def problems(self, run: RunSettings) -> Iterator[str]:
         name = run.algorithm.name
         if run.baseline.name != "zero":
             yield f"baseline is {run.baseline.name} but {name} learns from single transitions; remove baseline"
-        for field in ProcessingConfig.model_fields:
+        for field, about in ProcessingConfig.model_fields.items():
             value = getattr(run.processing, field)
-            if field not in ("name", "discount") and value != getattr(_PROCESSING, field):
+            if field not in ("name", "discount") and value != about.default:
                 yield (
                     f"processing.{field} is {value} but {name} learns from single transitions, for which only "
                     "processing.discount applies; remove it"
@@ -115,7 +91,7 @@ class OffPolicySettings(BaseModel):
 
 
 class ReplaySettings(LearningRate, OffPolicySettings):
-    """Replay settings of DQL and SAC: buffer size, and gradient steps per iteration."""
+    """Settings for the replay buffer and the gradient steps of DQL and SAC."""
 
     sizes: ClassVar[tuple[str, ...]] = ("batch_size", "num_updates_per_step")
     decides_episodes: ClassVar[tuple[str, ...]] = ("num_init_memory_steps", "use_trained_policy_for_refill")
@@ -146,18 +122,16 @@ class ReplaySettings(LearningRate, OffPolicySettings):
 
     @property
     def init_memory_steps(self) -> int:
-        """Environment steps before the first update."""
         if self.num_init_memory_steps is None:
             return self.memory_size
         return max(min(self.num_init_memory_steps, self.memory_size), self.batch_size)
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """Defaults with one task and no baseline; see AlgorithmSettings."""
         return {"num_tasks": 1, "episodes_per_task": 1, "baseline": {"name": "zero"}}
 
     def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
-        """Return a plan that prefills the buffer and collects once per iteration; see OffPolicySettings."""
+        """Return a plan that prefills the buffer and then collects one round of episodes per iteration."""
         return OffPolicyPlan(
             Filling(self.actor if self.use_trained_policy_for_refill else "uniform", steps=self.init_memory_steps),
             (CollectionRound(episodes_per_task),),
@@ -180,14 +154,8 @@ class ReplaySettings(LearningRate, OffPolicySettings):
             yield f"num_tasks is {run.num_tasks} but {name} learns one task; remove num_tasks"
 
 
-_PROCESSING = ProcessingConfig()
-
-
 class DQL(ReplaySettings, AlgorithmSettings):
-    """Deep Q-learning: a Q-function over discrete actions, with ε-greedy exploration.
-
-    Mnih et al. 2015, doi:10.1038/nature14236.
-    """
+    """Deep Q-learning for discrete actions, with ε-greedy exploration. Mnih et al. 2015, doi:10.1038/nature14236."""
 
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.off_policy.dql:DQLLearner"
     actor: ClassVar[ActorKind] = "q_values"

@@ -1,1 +1,1 @@
-"""PEARL: settings, collection, networks, posterior over tasks, gradient steps."""
+"""PEARL: a soft actor-critic conditioned on a latent variable inferred for each task."""

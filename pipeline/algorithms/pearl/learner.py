@@ -1,4 +1,4 @@
-"""PEARL in torch: networks, task inference, gradient step and learner, for any network and device.
+"""PEARL in torch, for any network and device: networks, task inference, the gradient step and the learner.
 
 Rakelly et al. 2019, arXiv:1903.08254, algorithm 1; equation numbers refer to that paper unless otherwise stated.
 """
@@ -47,7 +47,7 @@ LAYOUT: Layout = {
     "v": Stored("extra", "v.", "v.", "v."),
     "target_v": Stored("extra", "target_v.", "v."),
 }
-"""State layout of the six networks; the last is the target network of V."""
+"""Locations of the networks in the state; `target_v` is V's target network."""
 
 METRICS = ("q_loss", "value_loss", "policy_loss", "kl", "latent_std", "entropy", "q_target")
 """Names of the metrics that a gradient step returns."""
@@ -59,19 +59,12 @@ MIN_VARIANCE = 1e-7
 
 @dataclass(frozen=True)
 class PEARLNetworks:
-    """The networks of a run.
+    """The networks of PEARL."""
 
-    Attributes:
-        policy: Maps (o, z) to the means and log standard deviations of the action before the tanh.
-        encoder: Maps (o, a, r) or (o, a, r, o') to a factor of the posterior over z.
-        q: Maps (o, a, z) to a value; named after the first Q-function and shared by both.
-        v: Maps (o, z) to a value.
-    """
-
-    policy: Network
-    encoder: Network
-    q: Network
-    v: Network
+    policy: Network  # from (o, z) to the means and log standard deviations of the action before the tanh
+    encoder: Network  # from (o, a, r) or (o, a, r, o') to a factor of the posterior over z
+    q: Network  # from (o, a, z) to a value; named after the first Q-function and shared by both
+    v: Network  # from (o, z) to a value
 
     @classmethod
     def build(cls, settings: PEARL, setup: Setup) -> PEARLNetworks:
@@ -93,12 +86,12 @@ class PEARLNetworks:
         )
 
     def of(self, part: str) -> Network:
-        """Return the network of a part of the layout."""
+        """Return the network whose parameters are the given part of LAYOUT."""
         return {"policy": self.policy, "encoder": self.encoder, "v": self.v, "target_v": self.v}.get(part, self.q)
 
 
 def initialize(network: Network, rng: np.random.Generator, *, output_limit: float = OUTPUT_LIMIT) -> Params:
-    """Draw a network's initial parameters in float32, layer by layer.
+    """Draw a network's initial parameters, layer by layer.
 
     Hidden kernels are drawn from U(±1/√in), where `in` is the layer's fan-in, and hidden biases are 0.1. The output
     layer's kernel and bias are drawn from U(±output_limit), as in Lillicrap et al. 2016, arXiv:1509.02971, section 7. A
@@ -126,15 +119,15 @@ def initialize(network: Network, rng: np.random.Generator, *, output_limit: floa
 class Noise:
     """Standard normal noise for one gradient step."""
 
-    latent: Array
-    actions: Array
+    latent: Array  # [K, Z]
+    actions: Array  # [K, N, A]
 
 
 class Posterior(NamedTuple):
-    """Gaussian posteriors over K tasks' latent variables: mean and variance, [K, Z] each. Points have variance 0."""
+    """Gaussian posteriors over the latent variables of K tasks."""
 
-    mean: Tensor
-    variance: Tensor
+    mean: Tensor  # [K, Z]
+    variance: Tensor  # [K, Z]; 0 for point posteriors
 
     def kl(self) -> Tensor:
         """Return KL(posterior ‖ N(0, I)) = ½ Σ (σ² + μ² - 1 - log σ²) for each task in nats, [K]."""
@@ -144,10 +137,8 @@ class Posterior(NamedTuple):
 def posterior(outputs: Tensor) -> Posterior:
     """Return q(z|c) ∝ ∏ N(z; μ_n, σ²_n), with one factor per transition. Eq. 2.
 
-    The product is the Gaussian with 1/σ² = Σ 1/σ²_n and μ = σ² Σ μ_n/σ²_n.
-
-    Args:
-        outputs: Encoder outputs, [K, C, 2Z]: μ_n, then the softplus inputs for σ²_n, which is at least 1e-7.
+    The product is the Gaussian with 1/σ² = Σ 1/σ²_n and μ = σ² Σ μ_n/σ²_n. The encoder's outputs [K, C, 2Z] are μ_n,
+    then the softplus inputs for σ²_n, which is at least 1e-7.
     """
     means, raw = outputs.chunk(2, -1)
     precisions = 1 / softplus(raw, threshold=50).clamp(min=MIN_VARIANCE)
@@ -156,7 +147,7 @@ def posterior(outputs: Tensor) -> Posterior:
 
 
 def point(outputs: Tensor) -> Posterior:
-    """Return a point posterior, the mean of the encoder's outputs [K, C, Z], for runs without the bottleneck."""
+    """Return the point posterior of runs without the bottleneck: the mean of the encoder's outputs [K, C, Z]."""
     mean = outputs.mean(1)
     return Posterior(mean, torch.zeros_like(mean))
 
@@ -172,7 +163,7 @@ def value_loss(values: Tensor, lowest: Tensor, log_prob: Tensor) -> Tensor:
 
 
 def policy_loss(settings: PEARL, acting: TanhGaussianSample, lowest: Tensor) -> Tensor:
-    """Return the mean of log π(a'|o, z) - min_j Q_j(o, a', z), plus the regularization. Eq. 4."""
+    """Return the mean of log π(a'|o, z) - min_j Q_j(o, a', z), plus the regularization terms. Eq. 4."""
     return (
         (acting.log_prob - lowest).mean()
         + settings.policy_mean_reg * acting.mean.square().mean()
@@ -182,7 +173,7 @@ def policy_loss(settings: PEARL, acting: TanhGaussianSample, lowest: Tensor) -> 
 
 
 def infer(settings: PEARL, encoder: Network, params: Mapping[str, Tensor], context: TransitionTensors) -> Posterior:
-    """Return each task's posterior given its context [K, C]; the encoder's input is (o, a, r) or (o, a, r, o')."""
+    """Return the posteriors of K tasks, given their contexts [K, C]."""
     features = [context.observations, context.actions, context.rewards[..., None]]
     if settings.use_next_obs_in_context:
         features.append(context.next_observations)
@@ -192,7 +183,7 @@ def infer(settings: PEARL, encoder: Network, params: Mapping[str, Tensor], conte
 
 
 class PEARLDefinition(TorchGradientSteps[Noise]):
-    """Working copies of the networks, their target network and their optimizers for one iteration."""
+    """PEARL's gradient steps in torch, on working copies of the networks."""
 
     layout: ClassVar[Layout] = LAYOUT
     epsilon: ClassVar[float | None] = ADAM_EPSILON
@@ -200,7 +191,7 @@ class PEARLDefinition(TorchGradientSteps[Noise]):
     _networks: PEARLNetworks
 
     def copied(self, name: str, state: LearnerState) -> FlatTensors:
-        """Copy a part of a state, with both Q-functions in one vector; see GradientSteps."""
+        """Return a working copy of a part of a state, with both Q-functions in one vector."""
         if name not in TWINS:
             return super().copied(name, state)
         if name == TWINS[0]:
@@ -257,7 +248,7 @@ class PEARLDefinition(TorchGradientSteps[Noise]):
 
 
 class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
-    """Learner that infers tasks and trains a soft actor-critic conditioned on the latent variable; see Learner."""
+    """Learner that infers tasks, and trains a soft actor-critic conditioned on each task's latent variable."""
 
     definition: ClassVar[type[TorchGradientSteps[Any]]] = PEARLDefinition
     metrics: ClassVar[tuple[str, ...]] = METRICS
@@ -281,7 +272,6 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         self.set_up(rates, *networks, others=others)
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        """Return the initial networks; the target network starts as a copy of V."""
         rng, networks = generator(run_seed, "initialize"), self.networks
         parts = {"policy": initialize(networks.policy, rng, output_limit=POLICY_OUTPUT_LIMIT)}
         parts |= {name: initialize(networks.of(name), rng) for name in ("encoder", "q1", "q2", "v")}
@@ -290,36 +280,33 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         return self.first_state(parts)
 
     def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """Return the policy and the prior over z: N(0, I), or the point 0 without the bottleneck."""
+        """Return the policy and the prior over z, which is N(0, I), or the point 0 without the bottleneck."""
         shared = TaskParams.broadcast(LAYOUT["policy"].of(state), num_tasks).params
         mean = np.zeros((num_tasks, self.settings.latent_size), np.float32)
         variance = np.ones_like(mean) if self.settings.use_information_bottleneck else np.zeros_like(mean)
         return TaskParams({**shared, BELIEF_MEAN: mean, BELIEF_VARIANCE: variance})
 
     def infer(self, state: LearnerState, contexts: Iterable[Transitions]) -> TaskParams:
-        """Return each task's posterior given its context [1, C], as belief.mean and belief.variance [B, Z]."""
+        """Return each task's posterior, `belief.mean` and `belief.variance` [B, Z], given its context [1, C]."""
         network, encoder = self.networks.encoder, LAYOUT["encoder"].of(state)
-        means: list[Array] = []
-        variances: list[Array] = []
-        # One task at a time: C may differ, and a task's bits must not depend on the number of tasks.
-        for context in contexts:
+
+        @torch.no_grad()
+        def of_task(context: Transitions) -> tuple[Array, Array]:
             if self.kernel.name == "fused":
                 found = fused(infer)(self.settings, network, encoder, context)
-                means.append(found.mean)
-                variances.append(found.variance)
-                continue
+                return found.mean, found.variance
             flat = FlatTensors(encoder, self._device)
-            with torch.no_grad():
-                seen = transitions_like(flat.vector, context)
-                inferred = infer(self.settings, network, flat.params, seen)
-            means.append(inferred.mean.cpu().numpy())
-            variances.append(inferred.variance.cpu().numpy())
+            found = infer(self.settings, network, flat.params, transitions_like(flat.vector, context))
+            return found.mean.cpu().numpy(), found.variance.cpu().numpy()
+
+        # One task at a time: C may differ, and a task's bits must not depend on the number of tasks.
+        means, variances = zip(*map(of_task, contexts), strict=True)
         return TaskParams({BELIEF_MEAN: np.concatenate(means), BELIEF_VARIANCE: np.concatenate(variances)})
 
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: ContextRounds, *, parallel: ParallelMap = map
     ) -> TaskParams:
-        """Return `params` with the posterior inferred from transitions of the rollout batches; see Learner.
+        """Return `params` with the posterior inferred from transitions of the rollout batches.
 
         After training, all transitions are used, but only once there are `num_exp_traj_eval` episodes.
         """
@@ -334,11 +321,10 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         return Noise(latent, rng.standard_normal(shape, np.float32))
 
     def shown(self, minibatch: Minibatch) -> Minibatch:
-        """Return the minibatch with its context prepared for the encoder; see `_shown`."""
         return replace(minibatch, context=self._shown(minibatch.context))
 
     def _shown(self, context: Transitions | None) -> Transitions:
-        """Return the context with sparse rewards if they are enabled."""
+        """Return the context that the encoder sees: with sparse rewards if they are enabled."""
         if context is None:
             raise ValueError("update: a minibatch has no context; PEARL requires one to infer its tasks")
         if not self.settings.sparse_rewards:

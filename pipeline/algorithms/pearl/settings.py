@@ -117,11 +117,10 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
 
     @property
     def adaptation_steps(self) -> int:
-        """Default number of task inferences in an evaluation."""
         return 2
 
     def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
-        """Return the plan, with step counts rounded up to full-length episodes."""
+        """Return a plan with all step counts rounded up to full-length episodes."""
         return OffPolicyPlan(
             Filling(self.actor, episodes=_episodes(self.num_initial_steps, max_episode_steps)),
             self.rounds(max_episode_steps),
@@ -134,7 +133,7 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
         )
 
     def rounds(self, max_episode_steps: int) -> tuple[CollectionRound, ...]:
-        """Return the collection rounds of an iteration, in order. Every phase starts from the prior."""
+        """Return the collection rounds of an iteration, in order. Each phase starts from the prior."""
         prior, posterior, extra = (
             _episodes(steps, max_episode_steps)
             for steps in (self.num_steps_prior, self.num_steps_posterior, self.num_extra_rl_steps_posterior)

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from operator import add
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, NumericalError, Setup, require_finite_params
+from metaloom.pipeline.algorithms.contract import (
+    NUM_UPDATES,
+    Kernel,
+    NumericalError,
+    Setup,
+    Steps,
+    require_finite_params,
+)
 from metaloom.pipeline.algorithms.trials.learner import CRITIC_SCALE, UNSCALED, TrialLearner
-from metaloom.pipeline.algorithms.trials.losses import Batch, Sequences
+from metaloom.pipeline.algorithms.trials.losses import Sequences
 from metaloom.pipeline.algorithms.trials.settings import RL2TRPO, MemorySettings, TrialSteps
 from metaloom.pipeline.baselines.linear import solve
 from metaloom.pipeline.estimation.trials import Trials
@@ -22,13 +31,13 @@ from metaloom.pipeline.nn.recurrent import differentiable_twice
 from metaloom.pipeline.nn.torch_optimizers import initial_state
 from metaloom.pipeline.policies.build import RecurrentPolicy
 from metaloom.pipeline.seeding import generator
-from metaloom.pipeline.types import Array, LearnerState, Metrics, ParallelMap, Params, Step
+from metaloom.pipeline.types import Array, LearnerState, Metrics, ParallelMap, Params
 
 CRITIC_KERNEL, CRITIC_BIAS = "critic.output.kernel", "critic.output.bias"
 
 
 class MemoryPolicy(RecurrentPolicy):
-    """A recurrent policy with a linear critic on its memory; see TrialPolicy."""
+    """A recurrent policy with a linear critic on its memory."""
 
     def __init__(self, settings: MemorySettings, setup: Setup) -> None:
         super().__init__(setup, setup.policy)
@@ -37,11 +46,11 @@ class MemoryPolicy(RecurrentPolicy):
         self._position_size, self._input_size = P, setup.policy.cell_spec(setup).seen_size
 
     def features(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Return the memory's features; the critic-only inputs are ignored."""
+        """Return the memory's features, ignoring inputs that only the critic sees."""
         return super().features(params, inputs[..., : self._input_size])
 
     def judging(self, features: Tensor, inputs: Tensor) -> Tensor:
-        """Return the inputs to the linear critic, [L, N, critic_size].
+        """Return the linear critic's inputs, [L, N, critic_size], given the memory's features and the policy's inputs.
 
         If the critic sees the trial's end, the inputs are the memory h, d·h and the position, whose last entry d is the
         remaining share of discounted steps. A trial that pays r(h) at every step has value d·r(h), which is linear in
@@ -70,8 +79,8 @@ class MemoryPolicy(RecurrentPolicy):
         return torch.nn.functional.linear(features, params[CRITIC_KERNEL].t(), params[CRITIC_BIAS]).squeeze(-1)
 
 
-class MemoryLearner(TrialLearner[Sequence[Step]]):
-    """Learner that trains a recurrent policy with gradient steps on minibatches of trials; see Learner."""
+class MemoryLearner(TrialLearner[Steps]):
+    """Learner that trains a recurrent policy with gradient steps on minibatches of trials."""
 
     policy: MemoryPolicy
 
@@ -86,29 +95,20 @@ class MemoryLearner(TrialLearner[Sequence[Step]]):
             CRITIC_KERNEL: np.zeros((self.policy.critic_size, 1), np.float32),
             CRITIC_BIAS: np.zeros(1, np.float32),
         }
-        by_steps = self.settings if isinstance(self.settings, TrialSteps) else None
-        optimizer = {} if by_steps is None else initial_state(by_steps.optimizer, params | critic)
+        steps = self.settings
+        optimizer = initial_state(steps.optimizer, params | critic) if isinstance(steps, TrialSteps) else {}
         counter = np.array(0, np.int64)
         return LearnerState(params, optimizer, {**critic, CRITIC_SCALE: UNSCALED.copy(), NUM_UPDATES: counter})
 
     def update(
-        self,
-        state: LearnerState,
-        experience: Sequence[Step],
-        *,
-        run_seed: int,
-        iteration: int,
-        parallel: ParallelMap = map,
+        self, state: LearnerState, experience: Steps, *, run_seed: int, iteration: int, parallel: ParallelMap = map
     ) -> tuple[LearnerState, Metrics]:
         (step,) = experience
         return self.improved(state, step, run_seed=run_seed, iteration=iteration)
 
 
-ADVICE = "Lower algorithm.max_kl"
-
-
 class Found(NamedTuple):
-    """Means over all real steps, for one set of parameters."""
+    """Means over all real steps, for one set of policy parameters."""
 
     loss: float
     kl: float
@@ -123,11 +123,7 @@ class TrialChunk(NamedTuple):
 
 
 class SequenceRegion:
-    """Loss, gradient and Fisher metric of a policy on whole trials, summed chunk by chunk in order.
-
-    Attributes:
-        flat: Learned parameters, which define the order of elements in a vector.
-    """
+    """Loss, gradient and Fisher metric of a policy on whole trials, summed chunk by chunk in order."""
 
     def __init__(self, policy: MemoryPolicy, params: Params, chunks: Sequence[TrialChunk]) -> None:
         self._policy, self._params, self._chunks = policy, params, chunks
@@ -146,10 +142,9 @@ class SequenceRegion:
         return self._mean(of_chunk)
 
     def product(self, v: Array) -> Array:
-        """Return F v for v [D] float64, with the Fisher matrix F, the Hessian of the mean KL of the policy from itself.
+        """Return F v for v [D] float64 and the Fisher matrix F, the Hessian of the mean KL of the policy from itself.
 
-        Differentiates twice, ∇(∇KL · v), through all steps of a trial. The graph is rebuilt for every product, which
-        bounds memory.
+        The graph of ∇(∇KL · v), through all steps of a trial, is rebuilt for every product, which bounds memory.
         """
         direction = self.flat.views(v)
 
@@ -170,17 +165,14 @@ class SequenceRegion:
         """Return the means for other parameters, or None if any mean is not finite."""
         total = np.zeros(3)
         for of, recorded in self._chunks:
-            now = self._policy.acting(self._tensors(params, of), of)
+            now = self._policy.acting(_tensors(params, of), of)
             loss = -(likelihood_ratio(now.log_prob(of.actions), of.old_log_prob) * of.advantages).sum()
             entropy = now.entropy().expand(of.advantages.shape).sum()
             total += [float(loss), float(recorded.kl(now).sum()), float(entropy)]
         return Found(*(total / self._num_steps).tolist()) if np.isfinite(total).all() else None
 
-    def _tensors(self, params: Mapping[str, Array], of: Sequences) -> dict[str, Tensor]:
-        return {name: torch.tensor(value, device=of.inputs.device) for name, value in params.items()}
-
     def _leaves(self, of: Sequences) -> dict[str, Tensor]:
-        tensors = self._tensors(self._params, of)
+        tensors = _tensors(self._params, of)
         return {name: t.requires_grad_() if name in self.flat.params else t for name, t in tensors.items()}
 
     def _learned(self, leaves: Mapping[str, Tensor]) -> list[Tensor]:
@@ -191,32 +183,27 @@ class SequenceRegion:
         return self.flat.pack({name: value.cpu().numpy() for name, value in pairs})
 
     def _mean(self, of_chunk: Callable[[Sequences], Array]) -> Array:
-        total = of_chunk(self._chunks[0].of)
-        for chunk in self._chunks[1:]:
-            total = total + of_chunk(chunk.of)
-        return total / self._num_steps
+        return reduce(add, (of_chunk(chunk.of) for chunk in self._chunks)) / self._num_steps
+
+
+def _tensors(params: Mapping[str, Array], of: Sequences) -> dict[str, Tensor]:
+    return {name: torch.tensor(value, device=of.inputs.device) for name, value in params.items()}
 
 
 class RL2TRPOLearner(MemoryLearner):
-    """Learner for RL2-TRPO: a natural-gradient step, then a critic fit on the updated memory; see Learner."""
+    """Learner for RL2-TRPO: a natural-gradient step, then a critic fitted to the updated memory."""
 
     def __init__(self, settings: RL2TRPO, setup: Setup) -> None:
         super().__init__(settings, setup)
         self._settings = settings
 
     def update(
-        self,
-        state: LearnerState,
-        experience: Sequence[Step],
-        *,
-        run_seed: int,
-        iteration: int,
-        parallel: ParallelMap = map,
+        self, state: LearnerState, experience: Steps, *, run_seed: int, iteration: int, parallel: ParallelMap = map
     ) -> tuple[LearnerState, Metrics]:
-        """Take a trust-region step and refit the critic; see Learner."""
         (step,) = experience
         batch = self.batch(state, step)
-        chunks = self._chunks(batch)
+        parts = np.array_split(np.arange(len(batch)), -(-len(batch) // self._settings.trials_per_chunk))
+        chunks = [TrialChunk(batch.sequences(part), batch.recorded(part)) for part in parts]
         region = SequenceRegion(self.policy, state.params, chunks)
         before = region.at(state.params)
         gradient = region.gradient()
@@ -233,7 +220,8 @@ class RL2TRPOLearner(MemoryLearner):
         found, searched = search(state.params, region.flat.views(full_step), region.at, accept, self._settings)
         params = state.params if found is None else found.params
         critic, value_loss = self._fit(params, chunks)
-        require_finite_params({"the policy": params, "the critic": critic}, stage="meta_optimize", advice=ADVICE)
+        networks = {"the policy": params, "the critic": critic}
+        require_finite_params(networks, stage="meta_optimize", advice="Lower algorithm.max_kl")
         after = before if found is None else found.value
         described = {} if after is None else {"loss_after": after.loss, "kl": after.kl, "entropy_after": after.entropy}
         metrics |= {
@@ -247,19 +235,13 @@ class RL2TRPOLearner(MemoryLearner):
         extra = {**state.extra, **critic, CRITIC_SCALE: batch.scale, NUM_UPDATES: counter}
         return LearnerState(params, state.optimizer, extra), metrics
 
-    def _chunks(self, batch: Batch) -> list[TrialChunk]:
-        places = np.arange(len(batch))
-        parts = np.array_split(places, -(-len(batch) // self._settings.trials_per_chunk))
-        return [TrialChunk(batch.sequences(part), batch.recorded(part)) for part in parts]
-
     @torch.no_grad()
     def _fit(self, params: Mapping[str, Array], chunks: Sequence[TrialChunk]) -> tuple[Params, float]:
         """Return the critic's least-squares fit and half its mean squared error, in the critic's units."""
         F = self.policy.critic_size
         gram, moments, squares, num_steps = np.zeros((F + 1, F + 1)), np.zeros(F + 1), 0.0, 0
         for of, _ in chunks:
-            tensors = {name: torch.tensor(value, device=of.inputs.device) for name, value in params.items()}
-            judging = self.policy.judging(self.policy.features(tensors, of.inputs), of.inputs)
+            judging = self.policy.judging(self.policy.features(_tensors(params, of), of.inputs), of.inputs)
             features = of.rows(judging).cpu().numpy().astype(np.float64)
             rows = np.concatenate([features, np.ones((len(features), 1))], axis=1)
             targets = of.targets.cpu().numpy().astype(np.float64)

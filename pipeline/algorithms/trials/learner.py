@@ -1,4 +1,4 @@
-"""Base class of learners that adapt within a trial: advantage estimates, and gradient steps on whole trials."""
+"""Base class for learners that adapt within a trial: advantage estimates, and gradient steps on whole trials."""
 
 from __future__ import annotations
 
@@ -34,14 +34,7 @@ UNSCALED = np.array([0, 1], np.float32)
 
 
 class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
-    """Learner for a policy that acts on the history of a trial, and its critic; see Learner.
-
-    Attributes:
-        policy: Policy and critic.
-        critic: Names of the critic's parameters in LearnerState.extra.
-        inferring: Names of policy parameters that gradient steps on trials do not change.
-        lr_factor: Factor on step sizes as a function of the number of updates.
-    """
+    """Base class for learners that train a critic and a policy that acts on the history of a trial."""
 
     network: ClassVar[MakeNetwork] = CellAndHead
     """Class of the network that acts."""
@@ -53,8 +46,8 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
         settings: TrialSettings,
         setup: Setup,
         policy: TrialPolicy,
-        critic: Iterable[str],
-        inferring: Collection[str] = (),
+        critic: Iterable[str],  # names of the critic's parameters in LearnerState.extra
+        inferring: Collection[str] = (),  # names of policy parameters that gradient steps on trials do not change
     ) -> None:
         self.settings: TrialSettings = settings
         self.setup: Setup = setup
@@ -70,7 +63,7 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
         return Trials(episodes, self.settings.episodes_per_trial, self.setup.num_actions)
 
     def inputs(self, trials: Trials) -> Array:
-        """Return the policy's inputs followed by the critic-only inputs, [N, L, in] float32."""
+        """Return the policy's inputs followed by the inputs that only the critic sees, [N, L, in] float32."""
         inputs = self.policy.inputs(trials)
         if not self.settings.position_size:
             return inputs
@@ -80,7 +73,7 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
     def process(
         self, state: LearnerState, episodes: EpisodeBatch, *, seed: int, parallel: ParallelMap = map
     ) -> Samples:
-        """Estimate advantages along trials with the critic before this update; see Learner."""
+        """Compute values and advantages along trials with the current critic, before this iteration's update."""
         trials, processing = self.trials(episodes), self.setup.processing
         values, behind = self._values(state, trials)
         raw = trials.advantages(values, processing.discount, processing.gae_lambda, behind)
@@ -137,11 +130,7 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
     def improved(
         self, state: LearnerState, step: Step, *, run_seed: int, iteration: int
     ) -> tuple[LearnerState, Metrics]:
-        """Run epochs of gradient steps on minibatches of trials; return the next state and metrics.
-
-        Raises:
-            NumericalError: an array is not finite; the message names it.
-        """
+        """Run epochs of gradient steps on minibatches of trials; return the next state and metrics."""
         settings, num_updates = self.settings, int(state.extra[NUM_UPDATES])
         assert isinstance(settings, TrialSteps), "other settings override update"
         weights = Weights(settings.policy_clip, settings.value_coeff, settings.entropy_coeff)

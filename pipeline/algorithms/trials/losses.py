@@ -19,26 +19,17 @@ from metaloom.pipeline.types import Array, Metrics, Samples
 
 @dataclass(frozen=True)
 class Sequences:
-    """Trials [L, N] for a gradient step, time first as recurrent networks require.
+    """Trials [L, N] for a gradient step, time first as recurrent networks require, with n real steps in all."""
 
-    Attributes:
-        inputs: Policy inputs followed by the trial position, which only the critic sees, [L, N, in].
-        real: Indices of the real steps among the L·N steps, [n]; None if all are real.
-        actions: Actions at real steps, like all following arrays, [n, A] or [n].
-        old_log_prob: Log-probabilities under the behavior policy, [n].
-        advantages: Advantages, [n].
-        targets: Critic targets, in the critic's units, [n].
-    """
-
-    inputs: Tensor
-    real: Tensor | None
-    actions: Tensor
-    old_log_prob: Tensor
-    advantages: Tensor
-    targets: Tensor
+    inputs: Tensor  # policy inputs, then the position in the trial if the critic sees it, [L, N, in]
+    real: Tensor | None  # indices of the real steps among the L·N steps, [n]; None if all are real
+    actions: Tensor  # [n, A] or [n]
+    old_log_prob: Tensor  # [n]
+    advantages: Tensor  # [n]
+    targets: Tensor  # in the critic's units, [n]
 
     def rows(self, features: Tensor) -> Tensor:
-        """Select the features [n, F] of real steps from features [L, N, F]."""
+        """Return the rows [n, F] of features [L, N, F] at real steps."""
         flat = features.flatten(0, 1)
         return flat if self.real is None else flat[self.real]
 
@@ -69,7 +60,7 @@ class TrialPolicy(Protocol):
 
 @dataclass(frozen=True)
 class Weights:
-    """Clipping range, and weights of the loss terms."""
+    """Clipping range of the likelihood ratio, and weights of the loss terms."""
 
     clip_eps: float | None
     value: float
@@ -93,13 +84,7 @@ _SMALLEST_STD = 1e-4
 
 
 class Batch:
-    """All trials of an iteration, time first.
-
-    Attributes:
-        scale: Mean and standard deviation of the critic's targets over all real steps, [2] float32.
-        end_advantages: Share of squared advantages in the last twelfth of each trial, and the mean advantage there;
-            near 1/12 and 0 if the critic sees the end.
-    """
+    """All trials of an iteration, time first."""
 
     def __init__(
         self,
@@ -111,28 +96,20 @@ class Batch:
         device: torch.device,
         behind: Array | None = None,
     ) -> None:
-        """Move an iteration's trials to a device.
-
-        Args:
-            trials: Trials of the iteration.
-            samples: Samples of the trials.
-            inputs: Inputs of the policy and the critic, [N, L, in].
-            policy: Policy that acted, to be trained.
-            processing: Settings for computing returns and advantages.
-            device: Torch device.
-            behind: Value credited after each trial's end, [N]; None for no credit.
-        """
+        """Move an iteration's trials to a device; `behind` [N] is the value credited after each trial's end, if any."""
         self._device = device
         values = trials.along(samples.values)
         # Stored advantages are shifted and scaled; advantages in targets must not be.
         targets = values + trials.advantages(values, processing.discount, processing.gae_lambda, behind)
         real_targets = targets[trials.mask]
+        # Mean and standard deviation of the critic's targets over all real steps.
         self.scale: Array = np.array([real_targets.mean(), max(real_targets.std(), _SMALLEST_STD)], np.float32)
         self._inputs, self._actions = self._tensor(inputs), self._tensor(trials.actions)
         advantages = trials.along(samples.advantages)
         self._advantages = self._tensor(advantages)
         end = advantages[trials.mask & (np.arange(advantages.shape[1]) >= trials.lengths[:, None] * 11 // 12)]
         at_end, of_all = (float(np.square(of, dtype=np.float64).sum()) for of in (end, advantages[trials.mask]))
+        # Near 1/12 if the critic sees the end.
         share = at_end / of_all if of_all else 0.0
         self.end_advantages: Metrics = {"end_advantage_share": share, "end_advantage_mean": float(end.mean())}
         mean, std = self.scale
@@ -146,7 +123,7 @@ class Batch:
         return self._inputs.shape[1]
 
     def sequences(self, which: Array) -> Sequences:
-        """Return the trials with these indices as sequences."""
+        """Return the trials with these indices, [N'], as sequences."""
         chosen = torch.from_numpy(which).to(self._device)
         real = self._places(None if self._real is None else self._real[:, chosen])
         parts = (self._actions, self._old_log_prob, self._advantages, self._targets)

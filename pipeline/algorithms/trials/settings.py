@@ -35,7 +35,6 @@ class TrialSettings(BaseModel):
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """Defaults without a baseline, and with noise that reaches the action bounds; see AlgorithmSettings."""
         return {
             "env": {"action_scale": 1.0},
             "policy": self.default_policy,
@@ -93,7 +92,6 @@ class TrialSteps(TrialSettings, LearningRate):
 
     @property
     def policy_clip(self) -> float | None:
-        """Clipping range of the likelihood ratio, or None without clipping."""
         return None
 
 
@@ -160,12 +158,10 @@ class WithinEpisode(TrialSettings):
 
     @property
     def adapts(self) -> bool:
-        """False: episodes are independent."""
         return False
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        """Defaults of the actor-critics, with one GRU; see AlgorithmSettings."""
         return {**RUN_DEFAULTS, "policy": self.default_policy}
 
 
@@ -187,6 +183,6 @@ class RecurrentA2C(WithinEpisode, WithMemory, TrialSteps, AlgorithmSettings):
 
 
 MemorySteps = RL2 | RecurrentPPO | RecurrentA2C
-"""Settings of any algorithm whose recurrent policy is trained by gradient steps."""
+"""Settings for any algorithm whose recurrent policy is trained by gradient steps."""
 MemorySettings = MemorySteps | RL2TRPO
-"""Settings of any algorithm with a recurrent policy."""
+"""Settings for any algorithm with a recurrent policy."""

@@ -42,12 +42,9 @@ ADAM_EPSILON = 1e-8
 
 
 class VariBADPolicy:
-    """A policy and its critic, conditioned on the observation and the posterior; see TrialPolicy.
+    """An encoder of trials, and a policy and critic whose inputs are the observation and the posterior [μ, log σ].
 
-    Attributes:
-        encoder: Encoder of trials.
-        policy: Policy whose inputs are the observation and the posterior [μ, log σ].
-        critic: Critic with the same inputs, and the position in the trial if it sees the end.
+    If the critic sees the end of a trial, it also has the position in the trial as input.
     """
 
     def __init__(self, settings: VariBAD, setup: Setup) -> None:
@@ -82,8 +79,6 @@ class VariBADPolicy:
 
 
 class VariBADLearner(TrialLearner[TrialExperience]):
-    """Learner for VariBAD; see TrialLearner."""
-
     network: ClassVar[MakeNetwork] = PosteriorNetwork
     optimizer_prefix = "policy."
     settings: VariBAD
@@ -114,7 +109,7 @@ class VariBADLearner(TrialLearner[TrialExperience]):
         iteration: int,
         parallel: ParallelMap = map,
     ) -> tuple[LearnerState, Metrics]:
-        """Train the policy on this iteration's trials and the model on trials from the buffer; see Learner."""
+        """Train the policy on this iteration's trials, and the model on trials from the buffer."""
         after, metrics = self.improved(state, experience.step, run_seed=run_seed, iteration=iteration)
         settings, buffer = self.settings, experience.buffer
         encoder = {name: state.params[name] for name in self.inferring}

@@ -28,9 +28,6 @@ class Encoder:
     """Encoder that infers the task from a trial, step by step: q(m | τ_:t) = N(μ_t, σ_t²).
 
     Zintgraf et al. 2020, arXiv:1910.08348, section 3.1. All methods are functions of explicit parameters.
-
-    Attributes:
-        shapes: Parameter shapes by name, in order.
     """
 
     def __init__(self, sizes: EncoderSizes, input_size: int) -> None:
@@ -38,7 +35,6 @@ class Encoder:
         self._cell = build_cell(sizes.spec)
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw initial parameters in float32, in declaration order."""
         require_room(self.shapes, setting="algorithm.encoder_size or embedding_size")
         layers = {name: shape for name, shape in self.shapes.items() if name not in self._cell.shapes}
         drawn = initialize_shapes(layers, rng) | self._cell.initialize(rng)
@@ -55,23 +51,15 @@ class Encoder:
 
 @dataclass(frozen=True)
 class DecodedSteps:
-    """D steps from each of N trials.
+    """D steps from each of N trials. After an episode's last step, the next observation is its final observation."""
 
-    Attributes:
-        observations: Observations, [N, D, O].
-        taken: Actions, [N, D, A], one-hot if discrete.
-        next_observations: Observations after the actions, [N, D, O]; after an episode's last step, its final
-            observation.
-        rewards: Rewards, [N, D].
-    """
-
-    observations: Tensor
-    taken: Tensor
-    next_observations: Tensor
-    rewards: Tensor
+    observations: Tensor  # [N, D, O]
+    taken: Tensor  # actions, [N, D, A], one-hot if discrete
+    next_observations: Tensor  # [N, D, O]
+    rewards: Tensor  # [N, D]
 
     def at(self, steps: Tensor) -> DecodedSteps:
-        """Return the steps at indices [N, D'] int64 of each trial."""
+        """Return each trial's steps at the given indices, [N, D'] int64."""
         trials = torch.arange(len(steps), device=steps.device)[:, None]
         return DecodedSteps(**{f.name: getattr(self, f.name)[trials, steps] for f in fields(self)})
 
@@ -87,7 +75,6 @@ class Decoders:
         self._states = self._network(STATES, Z + O + A, O) if settings.decode_states else None
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw initial parameters in float32, in declaration order."""
         networks = [network for network in (self._rewards, self._states) if network is not None]
         require_room({n: s for of in networks for n, s in of.shapes.items()}, setting="algorithm.decoder_layers")
         return {name: value for network in networks for name, value in network.initialize(rng).items()}
@@ -133,46 +120,28 @@ def _log_normal(errors: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TrialTensors:
-    """N trials of up to L steps for a gradient step of the model.
+    """N trials of up to L steps for a gradient step of the model."""
 
-    Attributes:
-        inputs: Encoder inputs, [L, N, in], time first as recurrent networks require.
-        steps: All steps, [N, L, ...].
-        lengths: Number of real steps per trial, [N] int64.
-    """
-
-    inputs: Tensor
-    steps: DecodedSteps
-    lengths: Tensor
+    inputs: Tensor  # encoder inputs, [L, N, in], time first as recurrent networks require
+    steps: DecodedSteps  # all steps, [N, L, ...]
+    lengths: Tensor  # number of real steps per trial, [N] int64
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Random draws for a gradient step of the model.
+    """Random draws for a gradient step of the model."""
 
-    Attributes:
-        at: Steps whose posteriors are trained, [K, N] int64; None for all steps.
-        decoded: Steps to decode, [N, D] int64; None for all steps.
-        noise: Standard normal noise, [K, N, Z]; K is L if `at` is None.
-    """
-
-    at: Tensor | None
-    decoded: Tensor | None
-    noise: Tensor
+    at: Tensor | None  # steps whose posteriors are trained, [K, N] int64; None for all L steps
+    decoded: Tensor | None  # steps to decode, [N, D] int64; None for all L steps
+    noise: Tensor  # standard normal, [K, N, Z]
 
 
 class Elbo(NamedTuple):
-    """Parts of the evidence lower bound in nats: means over trials and their posteriors.
+    """Parts of the evidence lower bound in nats, as means over trials and their posteriors."""
 
-    Attributes:
-        rewards: Log-likelihood of the rewards of a whole trial.
-        states: Log-likelihood of its next observations; 0 if they are not decoded.
-        kl: KL divergence of each posterior from the previous one.
-    """
-
-    rewards: Tensor
-    states: Tensor
-    kl: Tensor
+    rewards: Tensor  # log-likelihood of a whole trial's rewards
+    states: Tensor  # log-likelihood of its next observations; 0 if they are not decoded
+    kl: Tensor  # KL divergence of a posterior from the previous one
 
 
 def kl_between(posterior: DiagGaussian, prior: DiagGaussian) -> Tensor:
@@ -193,9 +162,8 @@ def elbo(
 ) -> Elbo:
     """Return the parts of E_q(m|τ_:t)[log p(τ | m)] - KL(q(m|τ_:t) ‖ q(m|τ_:t-1)), averaged over t and trials τ.
 
-    Zintgraf et al. 2020, arXiv:1910.08348, section 3; m is the latent variable of a task.
-
-    The likelihood covers all steps of the trial, including those after t, so the posterior must predict them.
+    Zintgraf et al. 2020, arXiv:1910.08348, section 3; m is the latent variable of a task. The likelihood covers all
+    steps of the trial, including those after t, so the posterior must predict them.
     """
     posteriors = encoder.posteriors(params, trials.inputs)
     kl = kl_between(posteriors, priors_of(posteriors))

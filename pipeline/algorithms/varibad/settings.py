@@ -1,4 +1,4 @@
-"""Settings of VariBAD, Zintgraf et al. 2020, arXiv:1910.08348, with PPO."""
+"""Settings for VariBAD (Zintgraf et al. 2020, arXiv:1910.08348) with PPO."""
 
 from __future__ import annotations
 
