@@ -48,12 +48,8 @@ def describe(problem: ErrorDetails) -> str:
 def later(default: Any, *, before: Any = None, **about: Any) -> Any:
     """Declare a field that earlier versions did not have, without changing the digests of their runs.
 
-    The value that gives the old behavior is omitted from digests.
-
-    Args:
-        default: Default for new runs.
-        before: Value that gives earlier versions' behavior, if it differs from the default; see `Settings.before`.
-        about: Keyword arguments for pydantic.Field.
+    Digests omit the value that gives the old behavior: `before`, or the default if `before` is None; see
+    `Settings.before`. Other keyword arguments are those of pydantic.Field.
     """
     return Field(default=default, json_schema_extra={LATER: default if before is None else before}, **about)
 
@@ -67,7 +63,7 @@ class Settings(BaseModel):
 
     @classmethod
     def descriptions(cls) -> dict[str, str]:
-        """Return each field's docstring. It is parsed from the source on demand, since parsing is slow."""
+        """Return each field's docstring, keyed by field name. They are parsed from the source on demand: it is slow."""
         found: dict[str, str] = {}
         for base in reversed(cls.__mro__[: cls.__mro__.index(Settings)]):
             try:
@@ -168,12 +164,7 @@ def _with_suggestion(problem: ErrorDetails, keys: Iterable[str]) -> InitErrorDet
 class ByName(Generic[S]):
     """Annotation for a field that holds the settings of any plug-in of one kind, selected by `name`.
 
-    A bare string selects the plug-in with default settings.
-
-    Attributes:
-        plugins: Registry in which names are looked up.
-        base: Base class that the settings must derive from.
-        default: Default name.
+    A bare string selects the plug-in with default settings; without a name, `default` is selected.
     """
 
     plugins: Plugins
@@ -181,7 +172,7 @@ class ByName(Generic[S]):
     default: str | None = None
 
     def validate(self, value: object) -> S:
-        """Build settings from a name, a mapping that contains a name, or a settings object.
+        """Build settings derived from `base`, given a name, a mapping that contains a name, or a settings object.
 
         Raises:
             ValidationError: the settings are invalid, or their class cannot be found by name.
@@ -197,8 +188,8 @@ class ByName(Generic[S]):
             names = get_args(found.model_fields["name"].annotation)
             if names and name not in names:
                 raise ConfigError(
-                    f"found {name!r}, whose field name takes only {', '.join(map(repr, names))}; required a class "
-                    + ("without this field" if len(names) == 1 else f"derived from {path_of(self.base)}")
+                    f"found {name!r}, a class whose `name` must be {' or '.join(map(repr, names))}; use a class "
+                    + ("without the field `name`" if len(names) == 1 else f"derived from {path_of(self.base)}")
                 )
         except ConfigError as problem:
             line = InitErrorDetails(type=refusal(str(problem)), loc=("name",), input=name)
@@ -218,7 +209,7 @@ class ByName(Generic[S]):
         return value if given else value.model_copy(update={"name": name})
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
-        """Accept any settings derived from `base`; dumps include all fields of their class."""
+        """Accept any settings derived from `base`. Dumps include all fields of their class."""
         return core_schema.no_info_plain_validator_function(self.validate)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
