@@ -32,7 +32,7 @@ LETTERS = {
     "P": "task_field",
     "S": "state",
 }
-"""Letter -> name of the common axis."""
+"""Letter in `Axes.names` -> axis name."""
 
 REST = "..."
 """Placeholder for any further axes at the end."""
@@ -113,12 +113,10 @@ class OutputField:
             yield f"has the axes {' '.join(self.dims)}; required task (B) as the first one, as in all batches"
 
     def problem_of(self, name: str, value: object, sizes: dict[str, int]) -> str | None:
-        """Describe why an array does not match the field, or return None. Adds the array's axis lengths to `sizes`.
+        """Return a message that says why an array does not match the field, or None if it does.
 
-        Args:
-            name: Array name for the message.
-            value: Value to check.
-            sizes: Axis lengths in previous arrays, keyed by axis name; updated in place.
+        `name` is the array's name in the message. `sizes` contains the axis lengths of previous arrays, keyed by axis
+        name; this array's lengths are added.
         """
         if not isinstance(value, np.ndarray):
             return f"{name} is {type(value).__name__}; required an array of {self.dtype}"
@@ -138,13 +136,7 @@ class OutputField:
 
 @dataclass(frozen=True)
 class OutputSchema:
-    """Schema of a custom output.
-
-    Attributes:
-        name: Class name.
-        fields: Fields in declaration order.
-        description: First paragraph of the class's docstring, or "".
-    """
+    """Schema of a custom output; `description` is the first paragraph of its class's docstring, or ""."""
 
     name: str
     fields: tuple[OutputField, ...]
@@ -152,11 +144,7 @@ class OutputSchema:
 
     @classmethod
     def of(cls, declared: object) -> "OutputSchema":
-        """Derive the schema from a frozen dataclass.
-
-        Raises:
-            OutputError: `declared` is not a frozen dataclass, or a field does not declare its axes.
-        """
+        """Derive the schema from a frozen dataclass, or raise OutputError if a field does not declare its axes."""
         if not (isinstance(declared, type) and is_dataclass(declared)):
             raise OutputError(f"{_name_of(declared)} is not a dataclass of arrays")
         if not cast(Any, declared).__dataclass_params__.frozen:
@@ -166,9 +154,8 @@ class OutputSchema:
         try:
             hints = get_type_hints(declared, include_extras=True)
         except Exception as problem:
-            raise OutputError(
-                f"the annotations of {_name_of(declared)} raised {type(problem).__name__}: {problem}"
-            ) from problem
+            found = f"the annotations of {_name_of(declared)} raised {type(problem).__name__}: {problem}"
+            raise OutputError(found) from problem
         # A dataclass without a docstring gets its signature as the docstring.
         about = declared.__doc__ or ""
         about = "" if about.startswith(f"{declared.__name__}(") else " ".join(about.split("\n\n")[0].split())
@@ -177,11 +164,7 @@ class OutputSchema:
 
     @classmethod
     def parse(cls, name: str, document: Mapping[str, Any]) -> "OutputSchema":
-        """Parse a schema from run.json.
-
-        Raises:
-            OutputError: the document is not a schema.
-        """
+        """Parse a schema from run.json, or raise OutputError if the document is not one."""
         try:
             found = _plain().validate_python({**document, "name": name})
         except (ValueError, TypeError):  # pydantic raises the former
@@ -189,11 +172,7 @@ class OutputSchema:
         return found.checked()
 
     def checked(self) -> "OutputSchema":
-        """Validate the schema and return it.
-
-        Raises:
-            OutputError: outputs of this schema cannot be stored.
-        """
+        """Return the schema, or raise OutputError if outputs of this schema cannot be stored."""
         problems = [f"{self.name}.{f.name} {problem}" for f in self.fields for problem in f.problems()]
         if not _FIELD.fullmatch(self.name) or keyword.iskeyword(self.name):
             problems.append(f"{self.name!r} is not a valid name of an output; required letters, digits and _")
@@ -224,7 +203,7 @@ class OutputSchema:
         ]
 
     def problem_of(self, value: object) -> str | None:
-        """Describe why an output does not match the schema, or return None if it does."""
+        """Return a message that says why an output does not match the schema, or None if it does."""
         sizes: dict[str, int] = {}
         for f in self.fields:
             if not hasattr(value, f.name):

@@ -33,8 +33,7 @@ def seed_for(run_seed: int, stream: Stream, *position: int) -> int:
 
 def generator(run_seed: int, stream: Stream, *position: int) -> np.random.Generator:
     """Return a counter-based (Philox) generator for a stream at a position of a run."""
-    key = np.frombuffer(_digest(run_seed, stream, position), np.uint64)
-    return np.random.Generator(np.random.Philox(key=key))
+    return _generator(_digest(run_seed, stream, position))
 
 
 def own_generator(run_seed: int, name: str, *position: int) -> np.random.Generator:
@@ -50,8 +49,11 @@ def own_generator(run_seed: int, name: str, *position: int) -> np.random.Generat
     """
     if not name or not name.isprintable():
         raise ValueError(f"found the stream {name!r}; required a name of printable characters")
-    key = np.frombuffer(_digest(run_seed, f"{OWN}{name}", position), np.uint64)
-    return np.random.Generator(np.random.Philox(key=key))
+    return _generator(_digest(run_seed, f"{OWN}{name}", position))
+
+
+def _generator(digest: bytes) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, np.uint64)))
 
 
 def _digest(run_seed: int, stream: str, position: tuple[int, ...]) -> bytes:
