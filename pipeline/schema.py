@@ -49,7 +49,7 @@ def later(default: Any, *, before: Any = None, **about: Any) -> Any:
     """Declare a field that earlier versions did not have, without changing the digests of their runs.
 
     Digests omit the value that gives the old behavior: `before`, or the default if `before` is None; see
-    `Settings.before`. Other keyword arguments are those of pydantic.Field.
+    `Settings.before`. Other keyword arguments are passed to pydantic.Field.
     """
     return Field(default=default, json_schema_extra={LATER: default if before is None else before}, **about)
 

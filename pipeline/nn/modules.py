@@ -64,11 +64,9 @@ def require_learnable(module: nn.Module, name: str) -> None:
     """
     if not learned_parameters(module):
         raise ConfigError(f"policy.network: {name} has no parameters to learn; required at least one")
-    for parameter, value in module.named_parameters():
+    for key, value in module.named_parameters():
         if value.dtype != torch.float32:
-            raise ConfigError(
-                f"policy.network: parameter {parameter} of {name} is {value.dtype}; required torch.float32"
-            )
+            raise ConfigError(f"policy.network: parameter {key} of {name} is {value.dtype}; required torch.float32")
 
 
 def require_room_for(construct: Callable[[], nn.Module]) -> None:
@@ -198,10 +196,7 @@ class ModuleNetwork:
                 parameter.data = own[name]
             return module(x)
 
-        def one_task(task_params: dict[str, Tensor], task_inputs: Tensor) -> Tensor:
-            return functional_call(module, task_params, (task_inputs,))
-
-        return vmap(one_task)(own, x)
+        return vmap(lambda task_params, task_inputs: functional_call(module, task_params, (task_inputs,)))(own, x)
 
 
 def scaled(spec: NetworkSpec, inputs: Tensor) -> Tensor:

@@ -15,17 +15,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from metaloom.pipeline.memory import require_room
+from metaloom.pipeline.nn import modules
 from metaloom.pipeline.nn.cells import ATTENTION_STEPS, CELL, ENCODER, LINEAR_ATTENTION, BuiltInCell, CellSpec
 from metaloom.pipeline.nn.cells import GRU as GRU_NAME
 from metaloom.pipeline.nn.cells import LSTM as LSTM_NAME
-from metaloom.pipeline.nn.modules import (
-    ModuleCopies,
-    learned_parameters,
-    require_function,
-    require_learnable,
-    require_room_for,
-    seeded,
-)
+from metaloom.pipeline.nn.modules import ModuleCopies, learned_parameters, seeded
 from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.spec import NETWORKS, NetworkSpec, of_encoder
 from metaloom.pipeline.schema import ConfigError
@@ -174,16 +168,16 @@ class ModuleCell:
             self._class: Any = NETWORKS.find(spec.name, nn.Module)
         except ConfigError as problem:
             raise ConfigError(f"policy.network: {problem}") from problem
-        require_room_for(lambda: self._construct(0))
+        modules.require_room_for(lambda: self._construct(0))
         self._module = self._construct(0)
         self._copies = ModuleCopies(_Along(self._module))
         self.state_size: int = self._size("state_size")
         self.feature_size: int = self._size("feature_size")
         # Check that the module is a rowwise function of its parameters, inputs and states.
-        require_learnable(self._module, spec.name)
+        modules.require_learnable(self._module, spec.name)
         with seeded(0):
             inputs = [torch.rand(4, size) for size in (spec.input_size, self.state_size)]
-            require_function(self._module, spec.name, inputs, self._check_outputs)
+            modules.require_function(self._module, spec.name, inputs, self._check_outputs)
         if _offers_sequence(self._module):
             _require_same_sequence(self._class, spec.name, spec.input_size, json.dumps(dict(spec.options)))
 
@@ -332,8 +326,7 @@ def _gradients(learned: list[nn.Parameter], parts: Sequence[Tensor], weights: Se
     loss = torch.stack([(part * weight).sum() for part, weight in zip(parts, weights, strict=True)]).sum()
     if not loss.requires_grad:
         return [torch.zeros_like(value) for value in learned]
-    found = torch.autograd.grad(loss, learned, allow_unused=True, materialize_grads=True)
-    return [*found]
+    return [*torch.autograd.grad(loss, learned, allow_unused=True, materialize_grads=True)]
 
 
 def _require_same(what: str, names: Sequence[str], found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
@@ -388,9 +381,5 @@ def build_cell(spec: CellSpec) -> Cell:
     """
     if spec.encoder is not None:
         return EncodedCell(spec, spec.encoder)
-    built_in: dict[str, Callable[[CellSpec], Cell]] = {
-        GRU_NAME: GRU,
-        LSTM_NAME: LSTM,
-        LINEAR_ATTENTION: LinearAttention,
-    }
+    built_in: Mapping[str, type[Cell]] = {GRU_NAME: GRU, LSTM_NAME: LSTM, LINEAR_ATTENTION: LinearAttention}
     return built_in.get(spec.name, ModuleCell)(spec)

@@ -182,12 +182,11 @@ def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Ma
     elif name in SIZED_NETWORKS and options:
         others = "; ".join(f"{other} takes {_names(of)}" for other, of in _OPTIONS.items())
         raise ValueError(f"network {name} has no options, found {dict(options)}; {others}")
+    found = f"found hidden_sizes {hidden_sizes}"
     if name == RESIDUAL and len(set(hidden_sizes)) > 1:
-        raise ValueError(f"network residual adds each layer's outputs to its inputs; found hidden_sizes "
-                         f"{hidden_sizes}; required equal sizes")  # fmt: skip
+        raise ValueError(f"network residual adds each layer's outputs to its inputs; {found}; required equal sizes")
     if name in RECURRENT_NETWORKS and len(hidden_sizes) != 1:
-        raise ValueError(f"network {name} has a single layer; found hidden_sizes {hidden_sizes}; required one size, "
-                         "the number of features")  # fmt: skip
+        raise ValueError(f"network {name} has a single layer; {found}; required one size, the number of features")
 
 
 def check_fits(spec: NetworkSpec) -> None:
@@ -320,14 +319,7 @@ def _names(options: type[Settings]) -> str:
     return ", ".join(options.model_fields)
 
 
-def _smallest() -> int:
-    options, pixels = ConvolutionOptions(), 1
-    for kernel, stride in zip(reversed(options.kernel_sizes), reversed(options.strides), strict=True):
-        pixels = (pixels - 1) * stride + kernel
-    return pixels
-
-
-_SMALLEST = _smallest()
-"""Smallest image side in pixels for the default convolutions."""
+_SMALLEST = 7
+"""Smallest image side, in pixels, for the default convolutions: two with kernel size 3 and stride 2."""
 _CNN_OPTIONS = _names(ConvolutionOptions)
 _OPTIONS: Mapping[str, type[Settings]] = {CNN: ConvolutionOptions, LINEAR_ATTENTION: AttentionOptions}

@@ -153,6 +153,10 @@ def _array(value: Tensor | float) -> Array:
     return value.detach().cpu().numpy().copy() if isinstance(value, Tensor) else np.array(value)
 
 
+def _like(vector: Tensor, array: Array) -> Tensor:
+    return torch.tensor(array, dtype=vector.dtype, device=vector.device)
+
+
 class AdamOnVector:
     """Adam on a torch vector with torch's fused kernel, equivalent to AdamInPlace."""
 
@@ -165,21 +169,10 @@ class AdamOnVector:
     def step(self, gradient: Tensor, learning_rate: float) -> None:
         """Update the vector in place with a gradient [D]."""
         self._count += 1
-        torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
-            [self._vector],
-            [gradient],
-            [self._first],
-            [self._second],
-            [],
-            [self._count],
-            lr=learning_rate,
-            beta1=AdamInPlace.beta_1,
-            beta2=AdamInPlace.beta_2,
-            eps=self._epsilon,
-            weight_decay=0.0,
-            amsgrad=False,
-            maximize=False,
-        )
+        vectors = ([self._vector], [gradient], [self._first], [self._second], [], [self._count])
+        constants = {"beta1": AdamInPlace.beta_1, "beta2": AdamInPlace.beta_2, "eps": self._epsilon}
+        off = {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
+        torch._fused_adam_(*vectors, lr=learning_rate, **constants, **off)  # pyright: ignore
 
     @property
     def state(self) -> Params:
@@ -241,10 +234,6 @@ def initial_state(config: OptimizerConfig, params: Mapping[str, Array]) -> Param
 def is_customary(config: OptimizerConfig) -> bool:
     """Return True for Adam or RMSprop with default options, which fused kernels also implement."""
     return config.name in IN_PLACE and not config.options
-
-
-def _like(vector: Tensor, array: Array) -> Tensor:
-    return torch.tensor(array, dtype=vector.dtype, device=vector.device)
 
 
 _REFUSALS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
