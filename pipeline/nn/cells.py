@@ -37,7 +37,7 @@ class CellSpec:
 
     @property
     def seen_size(self) -> int:
-        """Size of one input before the encoder: an observation and the rest."""
+        """Size of one input before encoding: an observation, and the last action, reward and episode end."""
         return self.input_size + (self.encoder.input_size - self.encoder.output_size if self.encoder else 0)
 
     @property
@@ -58,7 +58,7 @@ class CellSpec:
 
 @dataclass(frozen=True)
 class BuiltInCell:
-    """Base class with the common attributes of built-in cells; see Cell in pipeline.nn.recurrent."""
+    """Base class of built-in cells; see Cell in pipeline.nn.recurrent."""
 
     spec: CellSpec
 

@@ -1,4 +1,4 @@
-"""First and second derivatives of a tanh or relu network at fixed parameters, in many directions. NumPy only.
+"""First and second derivatives of a tanh or relu network at fixed parameters, in many directions, in NumPy.
 
 Automatic differentiation gives the same values (tests compare them) but recomputes shared parts for each direction, so
 Hessian-vector products would take up to twice as long. R{x} is the derivative of x in the direction of a tangent
@@ -70,7 +70,7 @@ class LinearizedMLP:
         return gradients
 
     def pull_to_input(self, layer: int, cotangent: Array) -> Array:
-        """Return the cotangent of a layer's input, given the cotangent of its pre-activations."""
+        """Return the cotangent of a layer's inputs, given the cotangent of its pre-activations."""
         return cotangent @ _transposed(self.kernels[layer])
 
     def layer_gradient(self, layer: int, kernel: Array, cotangent: Array) -> Params:
@@ -79,11 +79,7 @@ class LinearizedMLP:
 
 
 class PulledBack:
-    """Pullback of a cotangent that can be differentiated in many directions.
-
-    Attributes:
-        gradients: The pullback: parameter name -> [b, ...].
-    """
+    """Pullback of a cotangent that can be differentiated in many directions; `gradients` holds it by parameter name."""
 
     def __init__(self, network: LinearizedMLP, cotangent: Array) -> None:
         self._network = network
@@ -104,10 +100,7 @@ class PulledBack:
     def differentiate(self, tangents: Tangents, pushed: Sequence[Array], cotangent: Array) -> Params:
         """Return R{pull}, the derivative of the pullback in the direction of the tangents.
 
-        Args:
-            tangents: Direction in parameter space.
-            pushed: Result of `push(tangents)`.
-            cotangent: R{cotangent of the outputs}, [b, N, out].
+        `pushed` is the result of `push(tangents)`, and `cotangent` is R{cotangent of the outputs}, [b, N, out].
         """
         network, change = self._network, cotangent
         gradients: Params = {}

@@ -51,16 +51,17 @@ Value = TypeVar("Value")
 
 
 class LineSearchTrial(NamedTuple, Generic[Value]):
-    """Parameters tried by the line search, with their value; None if the value is not finite."""
+    """Parameters tried by the line search, and the value that `evaluate` returned for them."""
 
     params: Params
     value: Value | None
 
 
 def natural_step(product: Callable[[Array], Array], gradient: Array, settings: NaturalSteps) -> tuple[Array, Metrics]:
-    """Return the step [D] with KL max_kl in the quadratic model (zero if its curvature is not positive), and metrics.
+    """Return the step [D] whose KL divergence is max_kl in a quadratic model, with metrics.
 
-    TRPO, Schulman et al. 2015, arXiv:1502.05477, section 6 and appendix C.
+    The step is zero if the model's curvature is not positive. TRPO, Schulman et al. 2015, arXiv:1502.05477, section 6
+    and appendix C.
     """
     damped = lambda v: product(v) + settings.cg_damping * v  # noqa: E731
     x, residual, iterations = conjugate_gradient(
@@ -81,7 +82,7 @@ def search(
     accept: Callable[[Value], bool],
     settings: NaturalSteps,
 ) -> tuple[LineSearchTrial[Value] | None, Metrics]:
-    """Backtracking line search: try fractions 1, ratio, ratio², ... of a step; return the accepted trial or None."""
+    """Try fractions 1, ratio, ratio², ... of a step; return the accepted trial, or None, and metrics."""
     trials, accepted, found = 0, False, LineSearchTrial[Value](params, None)
     can_move = any(step.any() for step in full_step.values())
     while can_move and not accepted and trials < settings.line_search_trials:

@@ -26,7 +26,7 @@ class Adam:
     epsilon: float = 1e-8
 
     def initialize(self, params: Mapping[str, Array]) -> Params:
-        """Return the state before the first step: zero moments per parameter, and the step count."""
+        """Return the state before the first step: a step count and zero moments for each parameter."""
         state: Params = {STEP_COUNT: np.zeros((), np.int64)}
         for moment in (FIRST_MOMENT, SECOND_MOMENT):
             state |= {f"{moment}.{name}": np.zeros_like(value) for name, value in params.items()}

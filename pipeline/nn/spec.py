@@ -99,7 +99,6 @@ class NetworkSpec:
 
     @property
     def observation_size(self) -> int:
-        """Size of one observation."""
         return math.prod(self.input_shape)
 
     @property

@@ -1,4 +1,4 @@
-"""torch.optim optimizers with their state as plain arrays, Adam and RMSprop on a single vector, and schedules."""
+"""Optimizers from torch.optim with their state as plain arrays, Adam and RMSprop on a single vector, and schedules."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class TorchOptimizer:
                 self._optimizer.state[self._params[name]] = kept
 
     def step(self, gradients: Mapping[str, Tensor] | Tensor, learning_rate: float) -> None:
-        """Update, in place, the parameters for which a gradient is given."""
+        """Update in place the parameters for which gradients are given."""
         for name, gradient in ({_VECTOR: gradients} if isinstance(gradients, Tensor) else gradients).items():
             self._params[name].grad = gradient
         self._optimizer.param_groups[0]["lr"] = learning_rate
@@ -213,18 +213,14 @@ def _of_torch(
 def vector_optimizer(
     config: OptimizerConfig, vector: Tensor, state: Mapping[str, Array], *, epsilon: float | None = None
 ) -> AdamOnVector | RMSpropOnVector | TorchOptimizer:
-    """Return an optimizer that updates a vector in place, resumed from a state."""
+    """Return an optimizer that updates a vector in place, restored from a state."""
     if is_customary(config):
         return _ON_VECTOR[config.name](vector, state, epsilon or IN_PLACE[config.name].epsilon)
     return _of_torch(config, vector, state, epsilon)
 
 
 def initial_state(config: OptimizerConfig, params: Mapping[str, Array]) -> Params:
-    """Return the optimizer state before the first step.
-
-    Raises:
-        ConfigError: the optimizer does not exist or rejects its options.
-    """
+    """Return the optimizer state before the first step, or raise ConfigError if the optimizer rejects its options."""
     vector = np.concatenate([np.ravel(value) for value in params.values()])
     if is_customary(config):
         return IN_PLACE[config.name].initial(vector)
@@ -249,11 +245,9 @@ _SCHEDULERS: Mapping[str, Callable[..., LRScheduler]] = {
 
 
 def lr_factor(settings: LearningRate | ScheduledSteps, learning_rate: float) -> LrFactor:
-    """Return an algorithm's learning-rate schedule as a factor that depends on the number of updates.
+    """Return an algorithm's learning-rate schedule as a function from the number of updates to a factor.
 
-    Args:
-        settings: Algorithm settings.
-        learning_rate: Learning rate for torch schedulers that use absolute learning rates, such as OneCycleLR.
+    `learning_rate` is for torch schedulers that use absolute learning rates, such as OneCycleLR.
 
     Raises:
         ConfigError: the scheduler does not exist, rejects its options, or needs more than the number of updates. The
