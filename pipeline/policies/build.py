@@ -35,17 +35,9 @@ _METHODS = {
 _TASKS, _ROWS = 2, 4
 
 
-def require_policy(policy: OwnPolicy, name: str, spaces: Spaces) -> None:
-    """Check that a custom policy's distributions can be sampled and agree between acting, recording and learning.
-
-    Raises:
-        ConfigError: the policy violates the contract; names the violation and the requirement.
-    """
-    with torch.no_grad():
-        _Check(policy, name, spaces).all()
-
-
 class _Check:
+    """Check that a custom policy's distributions can be sampled and agree between acting, recording and learning."""
+
     def __init__(self, policy: OwnPolicy, name: str, spaces: Spaces) -> None:
         self._policy, self._name, self._spaces = policy, name, spaces
         rng = np.random.default_rng(0)
@@ -67,9 +59,8 @@ class _Check:
         log_prob = self._log_prob(of_rows, actions, "log_prob")
         again = self._distribution(self._params, self._observations)
         if not torch.equal(log_prob, again.log_prob(actions)):
-            self._refuse(
-                "returns different distributions when called again", "a function of parameters and observations"
-            )
+            found = "returns different distributions when called again"
+            self._refuse(found, "a function of parameters and observations")
         self._check_recorded(of_rows, actions, log_prob)
         params = {name: value.expand(_TASKS, *value.shape) for name, value in self._params.items()}
         of_tasks = self._distribution(params, self._observations.expand(_TASKS, -1, -1))
@@ -80,9 +71,8 @@ class _Check:
         ):
             shape = tuple(self._call(what, measured).shape)
             if shape not in shapes:
-                self._refuse(
-                    f"returns {what} of shape {shape} for {_ROWS} rows", f"{(_ROWS,)}, summed over the actions"
-                )
+                found = f"returns {what} of shape {shape} for {_ROWS} rows"
+                self._refuse(found, f"{(_ROWS,)}, summed over the actions")
 
     def _distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> OwnDistribution:
         state = torch.get_rng_state()
@@ -104,10 +94,8 @@ class _Check:
         shape = (_ROWS,) if discrete else (_ROWS, self._spaces.action_size)
         actions: Any
         for name, actions in (("sample", drawn[0]), ("mode", self._call("mode", of_rows.mode))):
-            is_kind = isinstance(actions, Tensor) and (
-                actions.dtype == torch.int64 if discrete else actions.is_floating_point()
-            )
-            if not is_kind or tuple(actions.shape) != shape:
+            fits = isinstance(actions, Tensor) and tuple(actions.shape) == shape
+            if not (fits and (actions.dtype == torch.int64 if discrete else actions.is_floating_point())):
                 kind = "int64" if discrete else "floating-point"
                 self._refuse(f"returns {_form(actions)} in `{name}` for {_ROWS} rows", f"actions {shape}, {kind}")
         if not torch.equal(*drawn):
@@ -232,7 +220,8 @@ def build_policy(config: PolicyConfig, spaces: Spaces) -> Policy:
     """
     if config.name is not None:
         policy = build_own_policy(config, spaces)
-        require_policy(policy, config.name, spaces)
+        with torch.no_grad():
+            _Check(policy, config.name, spaces).all()
         return policy
     check_std(config, spaces)
     return CategoricalPolicy(spaces, config) if spaces.num_actions else GaussianPolicy(spaces, config)

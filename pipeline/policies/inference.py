@@ -80,15 +80,6 @@ class Affine:
         return np.matmul(inputs, self._kernel) + self._bias
 
 
-def check_network(prefix: str, spec: NetworkSpec, params: Params) -> None:
-    """Check that parameters [B, ...] match a network.
-
-    Raises:
-        BatchError: a parameter does not match; names it, its shape and the required shape.
-    """
-    check_shapes(params, network_shapes(prefix, spec))
-
-
 def network_shapes(prefix: str, spec: NetworkSpec) -> Shapes:
     """Return the shapes of a network's parameters, keyed by name."""
     if spec.name in BUILT_IN_NETWORKS:

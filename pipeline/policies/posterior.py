@@ -11,7 +11,7 @@ import numpy as np
 from metaloom.pipeline.nn.cells import CELL, GRU, CellSpec, cell_shapes
 from metaloom.pipeline.nn.spec import Spaces, is_image
 from metaloom.pipeline.policies.config import PolicyConfig
-from metaloom.pipeline.policies.inference import Affine, GatedCell, check_network, check_shapes, network_inference
+from metaloom.pipeline.policies.inference import Affine, GatedCell, check_shapes, network_inference, network_shapes
 from metaloom.pipeline.policies.remembering import memory_shapes, policy_prefix
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, Params, Shapes, TaskParams
@@ -107,13 +107,12 @@ def check_posterior(config: PolicyConfig, params: Params, spaces: Spaces) -> Non
     Raises:
         ValueError: a parameter does not match; names it, its shape and the required shape.
     """
-    sizes = EncoderSizes.of(params)
+    sizes, A = EncoderSizes.of(params), spaces.num_actions or spaces.action_size
     required = sizes.shapes(encoder_input_size(config, spaces)) | memory_shapes(params, sizes.cell, spaces)
     if not spaces.num_actions:
-        required["log_std"] = (spaces.action_size,)
-    check_shapes(params, required)
-    A = spaces.num_actions or spaces.action_size
-    check_network(policy_prefix(spaces), config.network_spec(spaces, A, extra_size=2 * sizes.latent), params)
+        required["log_std"] = (A,)
+    spec = config.network_spec(spaces, A, extra_size=2 * sizes.latent)
+    check_shapes(params, required | network_shapes(policy_prefix(spaces), spec))
 
 
 def without_posterior(behavior: Mapping[str, T]) -> dict[str, T]:
