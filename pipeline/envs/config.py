@@ -139,9 +139,6 @@ def registered_id(name: str) -> str | None:
     """Return an environment's gymnasium id after importing its module, or None for other names.
 
     Ids may lack a version, so a name that the module does not define may be an id that it registered.
-
-    Raises:
-        ConfigError: the module cannot be imported.
     """
     own = name.rpartition(":")[2]
     if ":" in name and hasattr(import_module(name), own.partition(".")[0]):
@@ -156,7 +153,7 @@ _ASKED = ContextVar("_ASKED", default=True)
 
 @contextmanager
 def step_limits_left_open() -> Generator[None]:
-    """Within the block, configurations do not look up gymnasium's step limits. For callers that only read settings."""
+    """Skip the look-up of gymnasium's step limits within the block, for callers that only read settings."""
     token = _ASKED.set(False)
     try:
         yield
@@ -165,11 +162,7 @@ def step_limits_left_open() -> Generator[None]:
 
 
 def gymnasium_limit(name: str) -> int | None:
-    """Return gymnasium's step limit for a gymnasium environment, or None if there is none.
-
-    Raises:
-        ConfigError: the module that registers the environment cannot be imported.
-    """
+    """Return gymnasium's step limit for a gymnasium environment, or None if there is none."""
     # A lower-case name is a misspelled built-in environment, which is rejected earlier.
     if not _ASKED.get() or name in ENVS or (re.fullmatch("[a-z0-9-]+", name) and not is_gymnasium_id(name)):
         return None

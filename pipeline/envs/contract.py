@@ -18,11 +18,7 @@ class EnvError(ValueError):
 
 
 def require_count(env: gymnasium.Env[Any, Any], option: str, value: object, *, least: int) -> None:
-    """Check that an environment option is an integer of at least `least`.
-
-    Raises:
-        EnvError: it is not; names the option.
-    """
+    """Raise EnvError unless an environment option is an integer of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise EnvError(f"{type(env).__name__}: {option} is {value!r}; required a whole number of at least {least}")
 
@@ -285,23 +281,19 @@ class MetaEnv(gymnasium.Env[Array, Array]):
 
 @cache
 def follows_other_base(cls: type[MetaEnv]) -> bool:
-    """Return True if, without a row_batch, a base after MetaEnv defines `step`: `class Tasks(MetaEnv, CartPoleEnv)`."""
+    """Return True if `step` comes from a base after MetaEnv, as in `class Tasks(MetaEnv, CartPoleEnv)`."""
     following = cls.mro()[cls.mro().index(MetaEnv) + 1 :]
     steps = (vars(base)["step"] for base in following if "step" in vars(base))
     return cls.row_batch is MetaEnv.row_batch and next(steps) is not gymnasium.Env.step
 
 
 def keeps_rules(env: gymnasium.Env[Any, Any], base: type[gymnasium.Env[Any, Any]]) -> bool:
-    """Return False if a subclass overrides `step` or `reset`, since the batch of `base` would ignore the override."""
+    """Return True unless a subclass overrides `step` or `reset`, which the batch of `base` would ignore."""
     return type(env).step is base.step and type(env).reset is base.reset
 
 
 def check_task(env: MetaEnv, task: Array) -> Array:
-    """Validate a task and return it as an array, [P] float64.
-
-    Raises:
-        EnvError: the task has another shape or a non-finite entry.
-    """
+    """Return a task as an array, [P] float64, or raise EnvError if it has another shape or a non-finite entry."""
     names = [field.name for field in env.task_fields]
     value = np.array(task, np.float64)
     if value.shape != (len(names),) or not np.isfinite(value).all():

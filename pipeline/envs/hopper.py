@@ -61,10 +61,7 @@ class HopperRandParams(RandomDynamics, Hopper):
 
 
 class PearlHopperRandParams(FixedTasks, RandomDynamics, Hopper):
-    """HopperRandParams with 40 fixed training bodies, ids 0-39, and 10 test bodies.
-
-    Options: `num_train_tasks` and `num_test_tasks`.
-    """
+    """HopperRandParams with fixed bodies: `num_train_tasks` for training (40, ids 0-39) and `num_test_tasks` (10)."""
 
     def __init__(self, render_mode: str | None = None, *, num_train_tasks: int = 40, num_test_tasks: int = 10) -> None:
         super().__init__(render_mode)

@@ -1,4 +1,4 @@
-"""Construction of actors, and checks that they suit an environment and its policy parameters."""
+"""Construction of actors, and checks that actors suit an environment and its policy parameters."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +21,7 @@ from metaloom.pipeline.types import Params, TaskParams
 
 
 def make_actor(kind: ActorKind, setup: ActorSetup) -> Actor:
-    """Make an actor; its observations are normalized if the parameters contain normalization statistics."""
+    """Make an actor. Its observations are normalized if the parameters contain normalization statistics."""
     if (normalization := Normalization.of_params(setup.params.params)) is not None:
         actor = make_actor(kind, replace(setup, params=TaskParams(without_normalization(setup.params.params))))
         return on_policy.NormalizingActor(actor, normalization, setup.num_rows)
@@ -43,11 +43,7 @@ def make_actor(kind: ActorKind, setup: ActorSetup) -> Actor:
 
 
 def check_actor(kind: ActorKind, actions: gymnasium.Space[Any], *, deterministic: bool = False) -> None:
-    """Check that an actor can act in an environment with this action space.
-
-    Raises:
-        ValueError: the actor needs another kind or range of actions, or has no most likely action to take.
-    """
+    """Raise ValueError if an actor needs another kind or range of actions, or cannot take the most likely action."""
     if kind == "uniform" and deterministic:
         raise ValueError("actor uniform: no action is the most likely; required deterministic=False")
     if kind == "q_values" and not isinstance(actions, Discrete):
@@ -64,11 +60,9 @@ def check_actor(kind: ActorKind, actions: gymnasium.Space[Any], *, deterministic
 
 
 def check_actor_params(kind: ActorKind, config: PolicyConfig, params: Params, spaces: Spaces) -> None:
-    """Check that an actor's parameters [B, ...] match the environment's spaces.
+    """Raise ValueError if an actor's parameters [B, ...] do not match the environment's spaces.
 
-    Raises:
-        ValueError: a parameter has a wrong shape or value; names the parameter and the required shape.
-        ConfigError: the policy's network does not support the observations.
+    Raises ConfigError if the policy's network does not support the observations.
     """
 
     def check(prefix: str, output_size: int, *, extra_size: int = 0, activation: str = "relu") -> None:

@@ -85,7 +85,7 @@ class _Check:
         return found
 
     def _actions(self, of_rows: OwnDistribution) -> Tensor:
-        """Sample actions with a fixed seed, and check them."""
+        """Sample actions with a fixed seed and return them if they are valid."""
         drawn: list[Tensor] = []
         for _ in range(2):
             with seeded(0):
@@ -155,12 +155,7 @@ LOG_STD = "log_std"
 
 
 class GaussianPolicy(Policy):
-    """Gaussian policy for continuous actions; `extra_size` extra inputs follow the observation. See Policy.
-
-    Attributes:
-        action_size: Action dimension A.
-        config: Policy settings, including those of the standard deviation.
-    """
+    """Gaussian policy for continuous actions. `extra_size` is the size of inputs after the observation. See Policy."""
 
     def __init__(self, spaces: Spaces, config: PolicyConfig, extra_size: int = 0) -> None:
         self.action_size: int = spaces.action_size
@@ -169,17 +164,16 @@ class GaussianPolicy(Policy):
         self.network: Network = build_network(MEAN_NETWORK, spec)
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw initial float32 parameters: those of the mean network in order, then log_std [A]."""
+        """Draw initial float32 parameters: those of the mean network, followed by log_std [A]."""
         params = self.network.initialize(rng)
         params[LOG_STD] = np.full(self.action_size, math.log(self.config.init_std), np.float32)
         return params
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
-        """Return the names of the parameters that adaptation and meta-training update, in order."""
         return tuple(params) if self.config.learn_std else tuple(name for name in params if name != LOG_STD)
 
     def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> DiagGaussian:
-        """Return the distributions with mean [..., N, A] and log_std [..., 1, A], which is at least log min_std."""
+        """Return distributions with mean [..., N, A] and log_std [..., 1, A], which is at least log min_std."""
         return self.head(self.network(params, observations), params[LOG_STD])
 
     def head(self, mean: Tensor, log_std: Tensor) -> DiagGaussian:
@@ -193,7 +187,7 @@ class GaussianPolicy(Policy):
 
 
 class CategoricalPolicy(Policy):
-    """Categorical policy for discrete actions; `extra_size` extra inputs follow the observation. See Policy."""
+    """Categorical policy for discrete actions. `extra_size` is the size of inputs after the observation. See Policy."""
 
     def __init__(self, spaces: Spaces, config: PolicyConfig, extra_size: int = 0) -> None:
         spec = config.network_spec(spaces, spaces.num_actions, extra_size=extra_size)
@@ -214,9 +208,7 @@ class CategoricalPolicy(Policy):
 def build_policy(config: PolicyConfig, spaces: Spaces) -> Policy:
     """Build a Gaussian policy for continuous actions, a categorical one for discrete actions, or a custom one.
 
-    Raises:
-        ConfigError: the policy or its network does not support the observations or actions, or a custom policy fails
-            its checks.
+    Raises ConfigError if the spaces are not supported, or if a custom policy fails its checks.
     """
     if config.name is not None:
         policy = build_own_policy(config, spaces)
@@ -228,11 +220,7 @@ def build_policy(config: PolicyConfig, spaces: Spaces) -> Policy:
 
 
 def check_std(config: PolicyConfig, spaces: Spaces) -> None:
-    """Check that no standard deviation is set for discrete actions.
-
-    Raises:
-        ConfigError: actions are discrete, but settings for the standard deviation are given; names the settings.
-    """
+    """Raise ConfigError if actions are discrete, but settings for the standard deviation are given."""
     if spaces.num_actions and (options := config.std_options):
         raise ConfigError(
             f"policy: {options} sets a standard deviation, but the environment has {spaces.num_actions} discrete "
@@ -241,11 +229,7 @@ def check_std(config: PolicyConfig, spaces: Spaces) -> None:
 
 
 def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:
-    """Build the custom policy that `config.name` selects.
-
-    Raises:
-        ConfigError: the class cannot be found or constructed.
-    """
+    """Build the custom policy that `config.name` selects, or raise ConfigError if this fails."""
     assert config.name is not None
     try:
         # a concrete subclass
@@ -267,7 +251,7 @@ class RecurrentPolicy:
         self._config, self._spaces, self._head = config, spaces, f"{policy_prefix(spaces)}.output"
 
     def initialize(self, rng: np.random.Generator, output_scale: float) -> Params:
-        """Draw initial float32 parameters: name -> array, in order. The output kernel is scaled by `output_scale`."""
+        """Draw initial float32 parameters, with the output kernel scaled by `output_scale`."""
         A = self._spaces.num_actions or self._spaces.action_size
         shapes = {f"{self._head}.kernel": (self.cell.feature_size, A), f"{self._head}.bias": (A,)}
         params = self.cell.initialize(rng) | initialize_shapes(shapes, rng)

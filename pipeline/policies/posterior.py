@@ -89,8 +89,7 @@ class PosteriorNetwork:
 def encoder_input_size(config: PolicyConfig, spaces: Spaces) -> int:
     """Return the size of the encoder's input: an observation and the last action, reward and episode end.
 
-    Raises:
-        ConfigError: observations are images.
+    Raises ConfigError if observations are images.
     """
     if is_image(spaces.observation_shape, spaces.observation_scale):
         raise ConfigError(
@@ -102,11 +101,7 @@ def encoder_input_size(config: PolicyConfig, spaces: Spaces) -> int:
 
 
 def check_posterior(config: PolicyConfig, params: Params, spaces: Spaces) -> None:
-    """Check that parameters [B, ...] match a posterior-conditioned policy.
-
-    Raises:
-        ValueError: a parameter does not match; names it, its shape and the required shape.
-    """
+    """Raise ValueError unless parameters [B, ...] match a posterior-conditioned policy."""
     sizes, A = EncoderSizes.of(params), spaces.num_actions or spaces.action_size
     required = sizes.shapes(encoder_input_size(config, spaces)) | memory_shapes(params, sizes.cell, spaces)
     if not spaces.num_actions:

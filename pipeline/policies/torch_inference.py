@@ -1,4 +1,4 @@
-"""Acting in torch, one task at a time, for custom cells and all networks that are not plain."""
+"""Forward passes in torch, one task at a time, for custom cells and all networks that are not plain."""
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,13 +18,10 @@ ROWS_MULTIPLE = 4
 
 
 class PaddedRows:
-    """Each task's parameters, and its input rows zero-padded to a multiple of four rows.
+    """Each task's parameters, and its input rows zero-padded to a multiple of four rows. Callers write to `inputs`.
 
     The network is called once per task, so that all calls have the same shape. In a joint call, the remainders of
     vectorized loops would depend on the number of tasks.
-
-    Attributes:
-        inputs: [B, E, in] float32, to which callers write observations.
     """
 
     def __init__(self, params: Mapping[str, Array], num_rows: int, input_size: int) -> None:
@@ -64,7 +61,7 @@ class TorchInference:
 
 @contextmanager
 def one_thread() -> Generator[None]:
-    """Within the block, run torch on one thread. With more threads, bits would depend on the machine."""
+    """Run torch on one thread within the block. With more threads, bits would depend on the machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -160,7 +160,7 @@ class MetaWorld(FixedTasks, MetaEnv):
         return OfficialClass(CLASSES[number], goal_visible=self.goal_visible, reward_version=self.reward_version)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without simulators; a copy replays the episode's actions to reach the same state."""
+        """Return the state without simulators. A copy replays the episode's actions to reach the same state."""
         state = {**vars(self), "_taken": None, "_renderer": None}
         state.pop("_row", None)
         return state
@@ -203,10 +203,7 @@ class MetaWorld(FixedTasks, MetaEnv):
 
 
 class ML1(MetaWorld):
-    """One task class with 50 training goals and 50 test goals. Goals are hidden.
-
-    Observation, action, task and reward: see MetaWorld.
-    """
+    """One task class with 50 training goals and 50 test goals. Goals are hidden; see MetaWorld."""
 
     goal_visible = False
     test_seed_offset = 1

@@ -26,20 +26,13 @@ _MOCAP_QUAT = (1.0, 0.0, 1.0, 0.0)
 
 @dataclass(frozen=True)
 class Start:
-    """Initial state of all episodes with a given goal. A reset draws nothing else.
+    """Initial state of all episodes with a given goal. A reset draws nothing else."""
 
-    Attributes:
-        observation: First observation, [39].
-        state: MuJoCo's state, [S], see STATE.
-        body_pos, site_pos: Model fields that depend on the goal.
-        attributes: Attributes of the package's environment object.
-    """
-
-    observation: Array
-    state: Array
-    body_pos: Array
+    observation: Array  # the first one, [39]
+    state: Array  # MuJoCo's state, [S], see STATE
+    body_pos: Array  # model fields that depend on the goal
     site_pos: Array
-    attributes: Mapping[str, Any]
+    attributes: Mapping[str, Any]  # of the package's environment object
 
 
 class RowPhysics:
@@ -103,7 +96,7 @@ class RowPhysics:
         return self._env.model, self._env.data
 
     def some(self, rows: Array) -> Array | slice:
-        """Return an index for the rows. For all rows it is a slice, which gives views instead of copies."""
+        """Return an index for rows [n]. For all rows it is a slice, which gives views instead of copies."""
         return slice(None) if len(rows) == self._num_rows else rows
 
     def _ids(self, rows: Array) -> Array | None:
@@ -160,11 +153,7 @@ class OfficialClass:
         self._starts: dict[bytes, Start] = {}
 
     def goal_of(self, task_goal: Array) -> Array:
-        """Return a task's goal without padding.
-
-        Raises:
-            EnvError: the goal is invalid for this class.
-        """
+        """Return a task's goal without padding, or raise EnvError if it is invalid for this class."""
         low, high = self.space.low, self.space.high
         goal, rest = task_goal[: len(low)], task_goal[len(low) :]
         if rest.any() or (goal < low).any() or (goal > high).any():
@@ -175,11 +164,7 @@ class OfficialClass:
         return goal.copy()
 
     def start(self, goal: Array) -> Start:
-        """Return the initial state for a goal, cached per goal.
-
-        Raises:
-            EnvError: the class rejects the goal.
-        """
+        """Return the initial state for a goal, cached per goal, or raise EnvError if the class rejects the goal."""
         key = goal.tobytes()
         if key not in self._starts:
             self._starts[key] = self._reset(goal)
@@ -249,7 +234,7 @@ class OracleRows(ClassRows):
         )
 
     def _row(self, row: int, start: Start) -> Any:
-        """Make another instance of the package's class, which reads a row of the batch instead of simulating."""
+        """Return another instance of the package's class, which reads a row of the batch instead of simulating."""
         env = object.__new__(type(self._official.env))
         env.__dict__.update(start.attributes)
         env.do_simulation = lambda ctrl, n_frames: self.physics.put(row)

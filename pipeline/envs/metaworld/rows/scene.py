@@ -54,12 +54,9 @@ def hamacher(first: Array, second: Array) -> Array:
 
 
 def fraction_of_box(places: Array, empty: Array, full: Array) -> Array:
-    """Return the volume fraction of a box between the corner `empty` and a point, [n]; 1 for points outside the box.
+    """Return the volume fraction [n] of a box between its corner `empty` and points [n, 3]; 1 for points outside.
 
-    Args:
-        places: Points, [n, 3].
-        empty: Corner at which the fraction is 0, [n, 3].
-        full: Opposite corner, at which the fraction is 1, [n, 3].
+    `full` is the opposite corner, where the fraction is 1. Both corners are [n, 3].
     """
     inside = (np.minimum(empty, full) <= places) & (places <= np.maximum(empty, full))
     shares = (places - empty) / (full - empty)
@@ -81,12 +78,7 @@ _SIGNS = np.array([[0, 1, 1, -1], [1, 0, 1, -1], [1, 1, 0, -1], [-1, -1, -1, 0]]
 
 
 class Source(NamedTuple):
-    """A quantity to read from the simulator.
-
-    Attributes:
-        field: MjData field to read.
-        name: Name of the body, site, geom or joint.
-    """
+    """A quantity to read from the simulator: an MjData field, for the body, site, geom or joint with this name."""
 
     field: Literal["xpos", "xquat", "site_xpos", "site_xmat", "geom_xpos", "geom_xmat", "qpos"]
     name: str

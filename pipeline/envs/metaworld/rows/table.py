@@ -26,7 +26,7 @@ _SIDES = np.array([1.0, -1.0])
 
 
 def closing(moment: Moment) -> Array:
-    """Return the effort with which the gripper closes, [n], from 0 to 1."""
+    """Return how strongly the gripper closes, [n], from 0 to 1."""
     return np.minimum(np.maximum(moment.actions[:, 3], 0), 1)
 
 
@@ -61,11 +61,8 @@ def pick_up(moment: Moment) -> Array:
 def sweep_along(moment: Moment, *, radius: float, slack: float, level: float) -> Array:
     """Return the reward for caging in the sweep classes, [n]: the pads must be close but need not press.
 
-    Args:
-        moment: State of the rows.
-        radius: Radius of the object, in m.
-        slack: Gap between the object and a pad that still counts as gripping, in m.
-        level: Distance in x and z, as in `cage_and_grip`.
+    `radius` is the object's radius, `slack` the gap between object and pad that still counts as gripping, and `level`
+    the distance in x and z as in `cage_and_grip`, all in m.
     """
     caging = hamacher(_between_pads(moment, radius, 0.05), _level_with(moment, level))
     return (caging + np.where(caging > 0.95, _between_pads(moment, radius, radius + slack), 0)) / 2
