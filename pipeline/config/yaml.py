@@ -17,9 +17,8 @@ from pydantic import JsonValue
 def parse(text: str) -> JsonValue:
     """Parse JSON or YAML text.
 
-    Raises:
-        ValueError: the text is neither, contains a tag, a date, a duplicate key or a value that contains itself, or
-            has too many values after its aliases are expanded.
+    Raises ValueError if the text is neither, contains a tag, a date, a duplicate key or a value that contains itself,
+    or has too many values after its aliases are expanded.
     """
     try:
         return json.loads(text, object_pairs_hook=_mapping)
@@ -66,11 +65,7 @@ class _Dumper(yaml.SafeDumper):
     """Dumper that quotes strings that YAML 1.1 or 1.2 would not read as strings, such as 1e3."""
 
 
-def _construct_int(loader: _Loader, node: Any) -> int:
-    return int(loader.construct_scalar(node))
-
-
-_Loader.add_constructor(f"{_TAG}int", _construct_int)
+_Loader.add_constructor(f"{_TAG}int", lambda loader, node: int(loader.construct_scalar(node)))
 for _kind, _pattern, _first in (
     ("null", "~|null|Null|NULL|", "~nN"),
     ("bool", "true|True|TRUE|false|False|FALSE", "tTfF"),
@@ -100,7 +95,7 @@ def _load(text: str) -> Any:
 
 
 def _num_values(node: yaml.Node, known: dict[int, float]) -> float:
-    """Count the values of a node after expanding aliases; infinite if it contains itself."""
+    """Return the number of values in a node after its aliases are expanded; infinity if it contains itself."""
     if id(node) not in known:
         known[id(node)] = math.inf
         if isinstance(node, yaml.MappingNode):

@@ -1,4 +1,4 @@
-"""Edges: rules that select the outputs that a stage reads as an input.
+"""Edges, which are rules that select the outputs that a stage reads as an input.
 
 An edge such as `this_step(PROCESS_SAMPLES)` is relative to the position of the stage that reads it. Execution order,
 lineage, static checks, diagrams and composition are derived from edges without calling any stage.

@@ -42,7 +42,7 @@ class SpanOutputs:
         return self._graph.within(self._config, self.span, iteration)
 
     def load(self, ref: StageRef) -> Any:
-        """Load one of the outputs. This and the next two methods raise ValueError for outputs outside the span."""
+        """Load one of the span's outputs; like the next two methods, raise ValueError for other outputs."""
         return read_only(self._graph[ref.stage].as_declared(self._outputs.load(self._own(ref))))
 
     def lengths(self, ref: StageRef) -> Array:
@@ -60,7 +60,7 @@ class SpanOutputs:
 
 
 def read_only(value: T) -> T:
-    """Make an output's arrays read-only and return it: other stages read it, and it may not be on disk yet."""
+    """Make an output's arrays read-only and return the output: other stages read it, and it may not be on disk yet."""
     if isinstance(value, np.ndarray):
         value.flags.writeable = False
     elif isinstance(value, Mapping):
