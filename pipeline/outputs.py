@@ -68,23 +68,14 @@ class Axes:
 
 @dataclass(frozen=True)
 class OutputField:
-    """A field of a custom output.
-
-    Attributes:
-        name: Field name.
-        axes: Axis names; the last may be `...`.
-        dtype: Array dtype.
-        unit: Unit of the entries.
-        description: What an entry means.
-        mapping: True if the field is a mapping from names to such arrays.
-    """
+    """A field of a custom output."""
 
     name: str
-    axes: tuple[str, ...]
+    axes: tuple[str, ...]  # axis names; the last may be `...`
     dtype: str
     unit: str
     description: str
-    mapping: bool = False
+    mapping: bool = False  # True for a mapping from names to such arrays
 
     @property
     def dims(self) -> tuple[str, ...]:

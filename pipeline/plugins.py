@@ -30,17 +30,11 @@ INSTALLED = "installed"
 
 @dataclass(frozen=True, eq=False)
 class Plugins:
-    """Registry of plug-ins of one kind.
+    """Registry of one kind of plug-ins."""
 
-    Attributes:
-        kind: Kind of plug-in for messages, such as "algorithm".
-        group: Entry point group, such as "metaloom.algorithms".
-        builtin: Built-in name -> module:Class, imported on use.
-    """
-
-    kind: str
-    group: str
-    builtin: Mapping[str, str]
+    kind: str  # for messages, such as "algorithm"
+    group: str  # entry point group, such as "metaloom.algorithms"
+    builtin: Mapping[str, str]  # name -> module:Class, imported on use
 
     def names(self) -> list[str]:
         """Return the built-in names, followed by the names that installed packages provide."""

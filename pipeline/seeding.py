@@ -21,12 +21,9 @@ OWN = "own:"
 
 
 def seed_for(run_seed: int, stream: Stream, *position: int) -> int:
-    """Return the 64-bit seed of a stream at a position of a run.
+    """Return the 64-bit seed of a stream at a position: iteration, inner step, task and episode, as far as they apply.
 
-    Args:
-        run_seed: The run's seed, from 0 to 2**63 - 1.
-        stream: Purpose of the random draws; different streams are independent.
-        position: Iteration, inner step, task and episode, as far as they apply.
+    Different streams are independent. A run's seed is from 0 to 2**63 - 1.
     """
     return int.from_bytes(_digest(run_seed, stream, position)[:8], "little")
 

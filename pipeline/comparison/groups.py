@@ -160,26 +160,16 @@ class Band:
 
 @dataclass(frozen=True)
 class Pair:
-    """Comparison of two groups.
-
-    Attributes:
-        a, b: Group names; a has the higher interquartile mean.
-        difference: Difference of their interquartile means.
-        improvement: Probability that a run of a scores higher than a run of b.
-        test: Permutation test of the difference.
-        adjusted_p: The test's p-value after Holm's correction for all pairs.
-        shown: True if a is significantly higher at the 5 % level after the correction.
-        smallest_p: Smallest attainable adjusted p-value for this number of runs.
-    """
+    """Comparison of two groups, of which `a` has the higher interquartile mean."""
 
     a: str
     b: str
-    difference: Estimate
-    improvement: Estimate
+    difference: Estimate  # of their interquartile means
+    improvement: Estimate  # probability that a run of a scores higher than a run of b
     test: Permutations
-    adjusted_p: float
-    shown: bool
-    smallest_p: float
+    adjusted_p: float  # after Holm's correction for all pairs
+    shown: bool  # a is significantly higher at the 5 % level after the correction
+    smallest_p: float  # smallest attainable adjusted p-value for this number of runs
 
     @property
     def attainable(self) -> bool:

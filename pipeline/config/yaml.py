@@ -65,7 +65,11 @@ class _Dumper(yaml.SafeDumper):
     """Dumper that quotes strings that YAML 1.1 or 1.2 would not read as strings, such as 1e3."""
 
 
-_Loader.add_constructor(f"{_TAG}int", lambda loader, node: int(loader.construct_scalar(node)))
+def _construct_int(loader: _Loader, node: Any) -> int:
+    return int(loader.construct_scalar(node))
+
+
+_Loader.add_constructor(f"{_TAG}int", _construct_int)
 for _kind, _pattern, _first in (
     ("null", "~|null|Null|NULL|", "~nN"),
     ("bool", "true|True|TRUE|false|False|FALSE", "tTfF"),

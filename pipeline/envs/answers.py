@@ -19,9 +19,7 @@ LARGEST = float(np.finfo(np.float32).max)
 class RowFault(EnvError):
     """Raised if one row's environment raises an error or returns an invalid result, also by a custom `BatchEnv`.
 
-    Attributes:
-        row: Index of the row at fault.
-        call: Call that failed: "make", "set_task", "reset", "step" or "act" (the policy's action is not finite).
+    `call` is the call that failed: "make", "set_task", "reset", "step" or "act" (the policy's action is not finite).
     """
 
     def __init__(self, message: str, row: int, call: str) -> None:

@@ -37,12 +37,7 @@ class Distribution(Protocol):
 
 
 class DiagGaussian(NamedTuple):
-    """Gaussian distributions with independent action dimensions.
-
-    Attributes:
-        mean: Means μ, [..., A].
-        log_std: Log standard deviations log σ, broadcastable to the shape of `mean`.
-    """
+    """Gaussian distributions with means μ [..., A] and independent dimensions; log σ is broadcastable to the means."""
 
     mean: Tensor
     log_std: Tensor

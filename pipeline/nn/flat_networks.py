@@ -30,11 +30,9 @@ class Layer(NamedTuple):
 
 
 class FlatParams:
-    """Parameters and their gradient, each as named views of a single vector, with an optimizer that updates the vector.
+    """Parameters and their gradient, each as named views of one vector [D], with an optimizer that updates `vector`.
 
-    Attributes:
-        vector: All parameters in the order and dtype of the mapping, [D].
-        gradient: Gradient of the loss with respect to `vector`, [D].
+    Both vectors have the order and dtype of the mapping from which they are built.
     """
 
     def __init__(self, params: Mapping[str, Array]) -> None:

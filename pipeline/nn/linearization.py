@@ -19,29 +19,21 @@ Tangents = Mapping[str, Array]
 
 
 class LinearizedMLP:
-    """MLP at fixed parameters and inputs, with separate parameters per task.
-
-    Attributes:
-        outputs: Network outputs, [b, N, out].
-        inputs: Inputs of each layer, [b, N, in].
-        kernels: Kernel of each layer, [b, in, out].
-        slopes: Slopes of the activation before each layer but the first: 1 - input² for tanh, 0 or 1 for relu.
-        names: Layer names.
-        activation: Activation function, tanh or relu.
-    """
+    """MLP at fixed parameters and inputs, with separate parameters per task."""
 
     def __init__(self, prefix: str, num_hidden: int, params: Tangents, inputs: Array, activation: str = "tanh") -> None:
         self.activation = activation
         self.names: tuple[str, ...] = layer_paths(prefix, num_hidden)
-        self.kernels: list[Array] = [params[f"{name}.kernel"] for name in self.names]
-        self.inputs: list[Array] = [inputs]
+        self.kernels: list[Array] = [params[f"{name}.kernel"] for name in self.names]  # [b, in, out] per layer
+        self.inputs: list[Array] = [inputs]  # [b, N, in] per layer
         for name, kernel in zip(self.names, self.kernels, strict=True):
             sums = self.inputs[-1] @ kernel
             sums += params[f"{name}.bias"][:, None]
             if name != self.names[-1]:
                 sums = np.tanh(sums, out=sums) if activation == "tanh" else np.maximum(sums, 0, out=sums)
             self.inputs.append(sums)
-        self.outputs: Array = self.inputs.pop()
+        self.outputs: Array = self.inputs.pop()  # [b, N, out]
+        # Slopes of the activation before each layer but the first.
         self.slopes: list[Array] = [
             1 - np.square(x) if activation == "tanh" else (x > 0).astype(x.dtype) for x in self.inputs[1:]
         ]

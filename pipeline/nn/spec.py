@@ -163,11 +163,7 @@ def is_image(observation_shape: tuple[int, ...], observation_scale: float) -> bo
 
 
 def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Mapping[str, JsonValue]) -> None:
-    """Check the hidden layer sizes and options of a built-in network, without an environment.
-
-    Raises:
-        ValueError: a size or option is invalid; lists the network's options.
-    """
+    """Raise ValueError if a hidden layer size or an option of a built-in network is invalid in any environment."""
     NETWORKS.path(name)
     if name in _OPTIONS:
         try:
@@ -189,11 +185,7 @@ def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Ma
 
 
 def check_fits(spec: NetworkSpec) -> None:
-    """Check that a built-in network supports the shape of its inputs.
-
-    Raises:
-        ConfigError: it does not; suggests a network for such inputs.
-    """
+    """Raise ConfigError if a built-in network does not support the shape of its inputs, and suggest one that does."""
     shape = spec.input_shape
     if spec.name in RECURRENT_NETWORKS:
         raise ConfigError(
@@ -248,8 +240,7 @@ class Convolutions:
 def convolutions(spec: NetworkSpec) -> Convolutions:
     """Return the layout of a cnn's convolutions for the observations of a spec.
 
-    Raises:
-        ConfigError: observations are not images, or the images are too small for the options.
+    Raises ConfigError if observations are not images, or if the images are too small for the options.
     """
     try:
         options = ConvolutionOptions.model_validate(dict(spec.options))

@@ -42,19 +42,11 @@ _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 class TorchOptimizer:
-    """A torch.optim optimizer that updates tensors in place.
+    """A torch.optim optimizer that updates the named tensors `params` in place, starting from a stored state if given.
 
     Its state has an entry per quantity and tensor, such as `exp_avg.policy.output.bias`, and the step count. Before the
-    first step, entries are zero placeholders, so that the names of a learner's arrays never change.
-
-    Args:
-        config: Optimizer and its options.
-        params: Name -> tensor to update, on any device.
-        state: State to resume from, as returned by `state`; None before the first step.
-
-    Raises:
-        ConfigError: the optimizer does not exist, rejects its options or these parameters, or needs more than
-            gradients.
+    first step, entries are zero placeholders, so that the names of a learner's arrays never change. Raises ConfigError
+    if the optimizer does not exist, rejects its options or these parameters, or needs more than gradients.
     """
 
     def __init__(

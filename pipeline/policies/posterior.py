@@ -59,11 +59,8 @@ _NAMES = (f"{EMBEDDING}.bias", f"{CELL}.hidden_bias", f"{POSTERIOR}.bias")
 class PosteriorNetwork:
     """Policy network whose inputs are an observation and the posterior N(μ, σ²) as μ and log σ; see MemoryNetwork.
 
-    e = relu(x E + b), h' = GRU(e, h), (μ, log σ) = h' W + c, where x is the input of a policy with memory.
-
-    Attributes:
-        latent_size: Size Z of the latent variable.
-        posterior: [B, E, 2 Z], μ and log σ after the last step.
+    e = relu(x E + b), h' = GRU(e, h), (μ, log σ) = h' W + c, where x is the input of a policy with memory. `posterior`
+    is [B, E, 2 Z], μ and log σ after the last step.
     """
 
     def __init__(self, config: PolicyConfig, spaces: Spaces, params: TaskParams, num_rows: int) -> None:

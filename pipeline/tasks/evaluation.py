@@ -18,21 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """Sizes and seed of an evaluation.
+    """Sizes and seed of an evaluation."""
 
-    Attributes:
-        adaptation_steps: Number of adaptation steps K.
-        episodes: Number of episodes N per task and adaptation step.
-        test_episodes: Number of test episodes M per task after each of 0 ... K steps.
-        deterministic: True to take the most likely action in test episodes.
-        run_seed: Seed that replaces the run's seed in the evaluation, so that no draw is shared with training.
-    """
-
-    adaptation_steps: int
-    episodes: int
-    test_episodes: int
-    deterministic: bool
-    run_seed: int
+    adaptation_steps: int  # K
+    episodes: int  # N, per task and adaptation step
+    test_episodes: int  # M, per task after each of 0 ... K steps
+    deterministic: bool  # take the most likely action in test episodes
+    run_seed: int  # replaces the run's seed in the evaluation, so that no draw is shared with training
 
     @classmethod
     def of(cls, config: RunConfig) -> EvaluationPlan:

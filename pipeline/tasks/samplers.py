@@ -51,17 +51,11 @@ class TaskDistribution:
 
 @dataclass(frozen=True)
 class TaskPool:
-    """Sampler for a finite set of tasks.
-
-    Attributes:
-        fields: Task field of each column.
-        tasks: Tasks, shape [n, P]; a task's index is its id.
-        with_replacement: True to draw tasks independently; otherwise draw random permutations of the pool.
-    """
+    """Sampler for a finite set of tasks [n, P], whose indices are their ids."""
 
     fields: tuple[TaskField, ...]
     tasks: Array
-    with_replacement: bool = False
+    with_replacement: bool = False  # False: draw random permutations of the pool
 
     @classmethod
     def of(cls, env: MetaEnv, tasks: Sequence[Sequence[float]]) -> "TaskPool":

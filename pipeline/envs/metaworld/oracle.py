@@ -36,16 +36,10 @@ class Start:
 
 
 class RowPhysics:
-    """MuJoCo batch for one class, controlled through a mocap body as in the package.
+    """MuJoCo batch of N rows of one class, controlled through a mocap body as in the package.
 
-    Args:
-        env: The package's environment for the class. It may be shared with other simulations, but not concurrently.
-        starts: Initial states of the N rows' episodes.
-        num_threads: Number of threads of the batch.
-
-    Attributes:
-        batch: MuJoCo's batch.
-        joints: Live views of the joint positions [N, nq] and velocities [N, nv].
+    `env`, the package's environment, may be shared with other simulations, but not concurrently. `joints` are live
+    views of the joint positions [N, nq] and velocities [N, nv].
     """
 
     def __init__(self, env: Any, starts: Sequence[Start], num_threads: int) -> None:
@@ -113,30 +107,19 @@ _MAX_DRAWS = 100
 
 
 class RowsStep(NamedTuple):
-    """Result of one control step in n rows.
+    """Result of one control step in n rows."""
 
-    Attributes:
-        observations: Observations after the step, [n, 39].
-        rewards: Rewards, [n].
-        success: [n] bool, True where the task is solved.
-        info: Name -> [n], see INFO.
-        truncated: [n] bool, True after MAX_STEPS steps.
-    """
-
-    observations: Array
-    rewards: Array
-    success: Array
-    info: Mapping[str, Array]
-    truncated: Array
+    observations: Array  # [n, 39], after the step
+    rewards: Array  # [n]
+    success: Array  # [n] bool, True where the task is solved
+    info: Mapping[str, Array]  # name -> [n], see INFO
+    truncated: Array  # [n] bool, True after MAX_STEPS steps
 
 
 class OfficialClass:
     """The package's environment for one class, with a cache of initial states.
 
-    Args:
-        name: Class name, see names.CLASSES.
-        goal_visible: True to show the goal in the last three observation entries, which are otherwise 0.
-        reward_version: Version of the package's rewards, v1 or v2.
+    `goal_visible` shows the goal in the last three observation entries, which are otherwise 0.
     """
 
     def __init__(self, name: str, *, goal_visible: bool, reward_version: str) -> None:
@@ -192,12 +175,7 @@ class OfficialClass:
 
 
 class ClassRows:
-    """Base class for N rows of one class with goals [N, R], each at the start of an episode.
-
-    Attributes:
-        physics: Simulation of the rows.
-        observations: First observations, [N, 39].
-    """
+    """Base class for N rows of one class with goals [N, R], each at its first observation, `observations` [N, 39]."""
 
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
         self._official = official
