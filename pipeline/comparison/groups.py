@@ -72,9 +72,9 @@ def smallest_p(x: Scores, y: Scores) -> float:
     return (2 if mirrored else 1) / divisions(x, y)
 
 
-def runs_needed(num_pairs: int, significance: float = SIGNIFICANCE) -> int:
+def runs_needed(num_pairs: int) -> int:
     """Return the minimum number of runs per group for a significant difference in one of `num_pairs` comparisons."""
-    return next(n for n in range(2, 100) if 2 / math.comb(2 * n, n) * num_pairs <= significance)
+    return next(n for n in range(2, 100) if 2 / math.comb(2 * n, n) * num_pairs <= SIGNIFICANCE)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -64,24 +64,19 @@ class EnvConfig(Settings):
     action_scale: float | None = Field(default=10.0, gt=0)
     """Map the policy's box [-action_scale, action_scale] onto the environment's action box. null passes actions
     unchanged, which is the default for actor-critics and the only choice for discrete actions."""
-
     diagnostics: bool = later(False)
     """Store the environment's diagnostics for each rollout batch, such as forward_velocity, among the metrics."""
     facts: dict[str, InfoFact] = later({})
     """Facts to store from the info of a plain gymnasium environment, as name: key, such as success: is_success. A
     MetaEnv declares its own facts."""
-
     wrappers: tuple[WrapperConfig, ...] = later(())
     """Wrappers around the environment, innermost first, such as [FlattenObservation] or [{name: my_module:Class,
     options: {key: value}}]."""
-
     observed: tuple[Annotated[int, Field(ge=0)], ...] | None = later(None, min_length=1)
     """Indices of the observation entries that the policy sees, such as [0, 2] for a cart-pole without velocities; null:
     all. Only for plain gymnasium environments."""
-
     integer_observations: bool = later(True, before=False)
     """Store integer observations, such as image bytes, in their own dtype; false: as float32."""
-
     copies: Literal["auto", "kept", "fresh"] = later("auto", before="kept")
     """Copies of a third-party environment. kept: reused across episodes. fresh: new for each episode, which is slower.
     auto: fresh if a rehearsal before the run finds that episodes depend on earlier ones, otherwise kept."""

@@ -162,25 +162,18 @@ class MetaEnv(gymnasium.Env[Array, Array]):
 
     task_fields: tuple[TaskField, ...] = ()
     """The P task fields, in the order of the task vector."""
-
     task_set: tuple[tuple[float, ...], ...] | None = None
     """All tasks, if there are finitely many; a task's id is its index. None for a continuous distribution."""
-
     test_task_set: tuple[tuple[float, ...], ...] | None = None
     """Held-out tasks, if there is a fixed `task_set`. None: evaluation draws new tasks."""
-
     task_classes: Classes | None = None
     """Named task classes for per-class returns and balanced sampling. None: a single class."""
-
     observation_components: Sequence[tuple[str, str]] | None = None
     """Name and unit of each observation entry, flattened in C order; see Component. None: unnamed."""
-
     action_components: Sequence[tuple[str, str]] | None = None
     """Name and unit of each action entry. None: unnamed."""
-
     facts: Sequence[Fact] = ()
     """Facts that `step` reports, see Fact. It may be a class or an instance attribute."""
-
     recorded: Mapping[str, Any] = MappingProxyType({})
     """Plain data that runs record in addition to the options, such as which implementation the environment uses."""
 

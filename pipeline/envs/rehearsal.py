@@ -234,11 +234,9 @@ def missed_box(space: gymnasium.Space[Any]) -> str:
 def _statistics_wrapper(env: gymnasium.Env[Any, Any]) -> str:
     """Return the name of a gymnasium wrapper in `env` that normalizes with statistics over episodes, or ""."""
     inner: Any = env
-    while isinstance(inner, gymnasium.Env):
-        if isinstance(inner, tuple(STATISTICS)):
-            return type(inner).__name__
+    while isinstance(inner, gymnasium.Env) and not isinstance(inner, tuple(STATISTICS)):
         inner = getattr(inner, "env", None)
-    return ""
+    return type(inner).__name__ if isinstance(inner, tuple(STATISTICS)) else ""
 
 
 _NORMALIZES = (

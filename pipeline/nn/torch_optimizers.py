@@ -180,13 +180,11 @@ class RMSpropOnVector:
         self._vector, self._second, self._epsilon = vector, _like(vector, state[SECOND_MOMENT]), epsilon
 
     def step(self, gradient: Tensor, learning_rate: float) -> None:
-        """Update the vector in place with a gradient [D]."""
         self._second.mul_(RMSpropInPlace.beta).addcmul_(gradient, gradient, value=1 - RMSpropInPlace.beta)
         self._vector.addcdiv_(gradient, self._second.sqrt().add_(self._epsilon), value=-learning_rate)
 
     @property
     def state(self) -> Params:
-        """Copy of the optimizer state, keyed by name."""
         return {SECOND_MOMENT: _array(self._second)}
 
 

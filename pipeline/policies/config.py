@@ -71,7 +71,6 @@ class PolicyConfig(Settings):
     """module:Class of a custom policy, or the name of a plug-in; null: the Gaussian or categorical policy."""
     options: dict[str, JsonValue] = later({})
     """Options of a custom policy."""
-
     hidden_sizes: tuple[LayerSize, ...] = (64, 64)
     """Units in each hidden layer of the policy network, [] for a linear network; in a cnn, the layers after the
     convolutions."""
