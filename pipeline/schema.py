@@ -9,17 +9,8 @@ from itertools import pairwise
 from textwrap import dedent
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetJsonSchemaHandler,
-    JsonValue,
-    ModelWrapValidatorHandler,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError, core_schema
 
@@ -81,7 +72,9 @@ class Settings(BaseModel):
         return found
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: pydantic.GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         """Add the fields' docstrings as descriptions."""
         shown = handler.resolve_ref_schema(handler(schema))
         described = cls.descriptions()
@@ -92,7 +85,7 @@ class Settings(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _suggest_keys(cls, value: Any, handler: ModelWrapValidatorHandler["Settings"]) -> "Settings":
+    def _suggest_keys(cls, value: Any, handler: pydantic.ModelWrapValidatorHandler["Settings"]) -> "Settings":
         try:
             return handler({cls.short_for: value} if cls.short_for and isinstance(value, str) else value)
         except ValidationError as error:
@@ -212,7 +205,9 @@ class ByName(Generic[S]):
         """Accept any settings derived from `base`. Dumps include all fields of their class."""
         return core_schema.no_info_plain_validator_function(self.validate)
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: pydantic.GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         """Return the JSON schema of the union of all built-in settings classes."""
         found = (load(path) for path in self.plugins.builtin.values())
         builtin: dict[Any, None] = dict.fromkeys(cls for cls in found if issubclass(cls, self.base))

@@ -42,12 +42,8 @@ class Hopper(PlanarWalker, MujocoRobot, MetaEnv):
         height, angle = qpos[:, 1], qpos[:, 2]
         # Comparisons with NaN are false.
         bounded = (np.abs(qpos[:, 2:]) < self.max_state).all(axis=1) & (np.abs(qvel) < self.max_state).all(axis=1)
-        return (
-            bounded
-            & np.isfinite(qpos[:, :2]).all(axis=1)
-            & (height > self.min_height)
-            & (np.abs(angle) < self.max_angle)
-        )
+        bounded &= np.isfinite(qpos[:, :2]).all(axis=1)
+        return bounded & (height > self.min_height) & (np.abs(angle) < self.max_angle)
 
 
 class HopperRandParams(RandomDynamics, Hopper):

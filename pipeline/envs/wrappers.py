@@ -329,17 +329,13 @@ def _action_space(env: MetaEnv) -> ActionSpace:
                 f"the policy's network; required at most {MOST_ACTIONS:,}. {_OWN_ACTIONS}"
             )
         return space
-    if (
-        not isinstance(space, Box)
-        or len(space.shape) != 1
-        or not np.issubdtype(space.dtype, np.floating)
-        or not space.shape[0]
-    ):
-        raise EnvError(
-            f"{name} has the action space {space}; required a Box of floats with one axis, not empty, for a Gaussian "
-            f"policy, or Discrete, MultiDiscrete or MultiBinary, for a categorical one. {_OWN_ACTIONS}"
-        )
-    return space
+    is_vector = isinstance(space, Box) and len(space.shape) == 1 and space.shape[0] > 0
+    if is_vector and np.issubdtype(space.dtype, np.floating):
+        return space
+    raise EnvError(
+        f"{name} has the action space {space}; required a Box of floats with one axis, not empty, for a Gaussian "
+        f"policy, or Discrete, MultiDiscrete or MultiBinary, for a categorical one. {_OWN_ACTIONS}"
+    )
 
 
 _OWN_ACTIONS = (

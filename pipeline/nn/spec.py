@@ -109,12 +109,8 @@ class NetworkSpec:
     @property
     def is_plain(self) -> bool:
         """True for unscaled tanh or relu MLPs with a linear last layer, which fused kernels support."""
-        return (
-            self.name == MLP
-            and self.activation in ("tanh", "relu")
-            and self.output_activation == "identity"
-            and self.input_scale == 1
-        )
+        activations = self.activation in ("tanh", "relu") and self.output_activation == "identity"
+        return self.name == MLP and activations and self.input_scale == 1
 
     @property
     def is_image(self) -> bool:

@@ -13,22 +13,9 @@ from pydantic import JsonValue
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from metaloom.pipeline.nn.optimization import (
-    FROM_A_COUNT,
-    SHORT_NAMES,
-    LearningRate,
-    OptimizerConfig,
-    ScheduledSteps,
-    TorchScheduler,
-)
-from metaloom.pipeline.nn.optimizers import (
-    FIRST_MOMENT,
-    IN_PLACE,
-    SECOND_MOMENT,
-    STEP_COUNT,
-    AdamInPlace,
-    RMSpropInPlace,
-)
+from metaloom.pipeline.nn import optimization, optimizers
+from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig, ScheduledSteps, TorchScheduler
+from metaloom.pipeline.nn.optimizers import FIRST_MOMENT, SECOND_MOMENT, STEP_COUNT, AdamInPlace, RMSpropInPlace
 from metaloom.pipeline.schema import ConfigError, suggestion
 from metaloom.pipeline.types import Array, Params
 
@@ -133,7 +120,7 @@ def _tried(config: OptimizerConfig, params: Mapping[str, Tensor]) -> dict[str, d
 
 def _build(config: OptimizerConfig, params: Mapping[str, Tensor]) -> torch.optim.Optimizer:
     if config.torch_name not in _OPTIMIZERS:
-        names = [*SHORT_NAMES, *_OPTIMIZERS]
+        names = [*optimization.SHORT_NAMES, *_OPTIMIZERS]
         raise ConfigError(
             f"algorithm.optimizer: torch {torch.__version__} has no torch.optim.{config.torch_name}; "
             f"required one of {', '.join(names)}{suggestion(config.torch_name, names)}"
@@ -195,7 +182,7 @@ def _of_torch(
     config: OptimizerConfig, vector: Tensor, state: Mapping[str, Array] | None, epsilon: float | None = None
 ) -> TorchOptimizer:
     # Keep this package's default ε when other options are set.
-    known = IN_PLACE.get(config.name)
+    known = optimizers.IN_PLACE.get(config.name)
     defaults: dict[str, JsonValue] = {"eps": known.epsilon if epsilon is None else epsilon} if known else {}
     return TorchOptimizer(config.model_copy(update={"options": defaults | config.options}), {_VECTOR: vector}, state)
 
@@ -205,7 +192,7 @@ def vector_optimizer(
 ) -> AdamOnVector | RMSpropOnVector | TorchOptimizer:
     """Return an optimizer that updates a vector in place, restored from a state."""
     if is_customary(config):
-        return _ON_VECTOR[config.name](vector, state, epsilon or IN_PLACE[config.name].epsilon)
+        return _ON_VECTOR[config.name](vector, state, epsilon or optimizers.IN_PLACE[config.name].epsilon)
     return _of_torch(config, vector, state, epsilon)
 
 
@@ -213,13 +200,13 @@ def initial_state(config: OptimizerConfig, params: Mapping[str, Array]) -> Param
     """Return the optimizer state before the first step, or raise ConfigError if the optimizer rejects its options."""
     vector = np.concatenate([np.ravel(value) for value in params.values()])
     if is_customary(config):
-        return IN_PLACE[config.name].initial(vector)
+        return optimizers.IN_PLACE[config.name].initial(vector)
     return _of_torch(config, torch.from_numpy(vector), None).state
 
 
 def is_customary(config: OptimizerConfig) -> bool:
     """Return True for Adam or RMSprop with default options, which fused kernels also implement."""
-    return config.name in IN_PLACE and not config.options
+    return config.name in optimizers.IN_PLACE and not config.options
 
 
 _REFUSALS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
@@ -250,7 +237,7 @@ def lr_factor(settings: LearningRate | ScheduledSteps, learning_rate: float) -> 
     if (scheduler := _SCHEDULERS.get(schedule.name)) is None:
         raise ConfigError(
             f"algorithm.lr_schedule: torch {torch.__version__} has no torch.optim.lr_scheduler.{schedule.name}; "
-            f"required one such as {', '.join(FROM_A_COUNT)}{suggestion(schedule.name, _SCHEDULERS)}"
+            f"required one such as {', '.join(optimization.FROM_A_COUNT)}{suggestion(schedule.name, _SCHEDULERS)}"
         )
 
     def factor_after(num_updates: int) -> float:

@@ -108,15 +108,10 @@ def log_softmax(logits: Array) -> Array:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def _tanh(values: Array) -> None:
-    np.tanh(values, out=values)
-
-
-def _relu(values: Array) -> None:
-    np.maximum(values, 0, out=values)
-
-
-_ACTIVATE_IN_PLACE: dict[str, Callable[[Array], None]] = {"tanh": _tanh, "relu": _relu}
+_ACTIVATE_IN_PLACE: dict[str, Callable[[Array], object]] = {
+    "tanh": lambda values: np.tanh(values, out=values),
+    "relu": lambda values: np.maximum(values, 0, out=values),
+}
 
 
 class CellInference(Protocol):

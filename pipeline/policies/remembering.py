@@ -7,15 +7,9 @@ from typing import Protocol
 import numpy as np
 
 from metaloom.pipeline.nn.spec import Spaces
+from metaloom.pipeline.policies import inference
 from metaloom.pipeline.policies.config import PolicyConfig
-from metaloom.pipeline.policies.inference import (
-    LOGITS_NETWORK,
-    MEAN_NETWORK,
-    Affine,
-    cell_inference,
-    check_shapes,
-    shapes_of,
-)
+from metaloom.pipeline.policies.inference import LOGITS_NETWORK, MEAN_NETWORK, Affine, cell_inference, check_shapes
 from metaloom.pipeline.types import Array, EpisodeBatch, Params, Shapes, TaskParams
 
 TRIAL_STATE, TRIAL_LAST = "trial.state", "trial.last"
@@ -142,7 +136,7 @@ def check_remembering(config: PolicyConfig, params: Params, spaces: Spaces) -> N
     spec, A = config.cell_spec(spaces), spaces.num_actions or spaces.action_size
     cell = cell_inference(spec, params)
     required: Shapes = {
-        **shapes_of(spec),
+        **inference.shapes_of(spec),
         f"{policy_prefix(spaces)}.output.kernel": (cell.feature_size, A),
         f"{policy_prefix(spaces)}.output.bias": (A,),
     }

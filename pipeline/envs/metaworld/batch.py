@@ -211,13 +211,9 @@ class MetaWorldBatch(RowBatch):
                 numbers[name][at] = values
         self._until_success[rows] += ~self._succeeded[rows]
         self._succeeded[rows] |= success
-        return BatchStep(
-            self._observed(observations, rows),
-            {"reward": numbers.pop("reward")},
-            np.zeros(len(rows), np.bool_),
-            truncated,
-            {"success": success, **numbers, "steps_until_success": self._until_success[rows]},
-        )
+        terms, none = {"reward": numbers.pop("reward")}, np.zeros(len(rows), np.bool_)
+        facts = {"success": success, **numbers, "steps_until_success": self._until_success[rows]}
+        return BatchStep(self._observed(observations, rows), terms, none, truncated, facts)
 
     def _observed(self, observations: Array, rows: Array | slice) -> Array:
         return np.concatenate([observations, self._ids[rows]], axis=1) if self._one_hot else observations

@@ -203,13 +203,9 @@ class OracleRows(ClassRows):
         self.physics.step(actions, rows)
         answers = [self._rows[row].step(action) for row, action in zip(rows.tolist(), actions, strict=True)]
         observations, rewards, _, truncated, infos = zip(*answers, strict=True)
-        return RowsStep(
-            np.stack(observations),
-            np.array(rewards, np.float64),
-            np.array([info["success"] == 1 for info in infos]),
-            {name: np.array([info[name] for info in infos], np.float64) for name in INFO},
-            np.array(truncated),
-        )
+        success = np.array([info["success"] == 1 for info in infos])
+        info = {name: np.array([info[name] for info in infos], np.float64) for name in INFO}
+        return RowsStep(np.stack(observations), np.array(rewards, np.float64), success, info, np.array(truncated))
 
     def _row(self, row: int, start: Start) -> Any:
         """Return another instance of the package's class, which reads a row of the batch instead of simulating."""
