@@ -59,10 +59,7 @@ def files_of(paths: Iterable[str]) -> dict[str, Path]:
 
 
 def _written_in(path: str) -> tuple[str, Path | None]:
-    """Return the module and the file that define module:Class. The file is None for code that is not Python.
-
-    Raises ConfigError if the file no longer exists.
-    """
+    """Return the module and the file that define module:Class. The file is None for code that is not Python."""
     found = import_module(path) if is_gymnasium_id(path) or registered_id(path) else load(path)
     # Objects such as a Graph do not record where they were made.
     has_file = inspect.isclass(found) or inspect.isfunction(found)

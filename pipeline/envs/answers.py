@@ -1,4 +1,4 @@
-"""Validation of all values that an environment returns."""
+"""Validation of all values that an environment returns. Functions raise EnvError if a value is invalid."""
 
 import math
 import re
@@ -32,10 +32,7 @@ class RowFault(EnvError):
 
 
 def observation_of(answer: Any, shape: tuple[int, ...]) -> Array:
-    """Return an observation as a flat array [O], which may share memory with the environment.
-
-    Raises EnvError if the observation is not numeric or has another shape.
-    """
+    """Return an observation as a flat array [O], which may share memory with the environment."""
     values = np.asarray(answer)
     if values.dtype.kind not in "biuf" or values.shape != shape:
         raise EnvError(
@@ -46,7 +43,7 @@ def observation_of(answer: Any, shape: tuple[int, ...]) -> Array:
 
 
 def as_integers(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert observations to the integer dtype of their space, or raise EnvError if it cannot represent a value."""
+    """Return observations in the integer dtype of their space, which must be able to represent them."""
     if values.dtype == dtype:
         return values
     with np.errstate(invalid="ignore"):
@@ -71,7 +68,7 @@ def wrong_number(observations: Array) -> tuple[int, str] | None:
 
 
 def number_of(answer: Any, name: str) -> float:
-    """Convert a number that an environment returned to a float, or raise EnvError if it is not finite in float32."""
+    """Return a number from an environment as a float, which must be finite in float32."""
     if type(answer) is float:  # the usual case; this check makes it twice as fast
         number = answer
     else:
@@ -85,7 +82,7 @@ def number_of(answer: Any, name: str) -> float:
 
 
 def flag_of(answer: Any, name: str) -> bool:
-    """Return a boolean from an environment, or raise EnvError for other types, since text such as "False" is truthy."""
+    """Return a boolean from an environment. Other types are rejected, since text such as "False" is truthy."""
     if answer is True or answer is False:
         return answer
     value = np.asarray(answer)
@@ -95,10 +92,7 @@ def flag_of(answer: Any, name: str) -> bool:
 
 
 def reward_terms_of(reward: float, info: Any) -> dict[str, float]:
-    """Return the reward terms in `info`, or the reward as the only term if there are none.
-
-    Raises EnvError if the terms do not sum to the reward.
-    """
+    """Return the reward terms in `info`, which must sum to the reward, or the reward as the only term if there are none."""
     if not isinstance(info, Mapping):
         raise EnvError(f"found {shown(info)} as info; required a dict")
     if "reward_terms" not in info:
@@ -150,10 +144,7 @@ _TAKEN = ("return", "discounted_return", "length")
 
 
 def declared_facts(env: gymnasium.Env[Any, Any]) -> tuple[Fact, ...]:
-    """Return the facts declared by the outermost wrapper with a declaration, or else by the environment.
-
-    Raises EnvError if a declaration is invalid, or a name is duplicated or reserved.
-    """
+    """Return the facts declared by the outermost wrapper with a declaration, or else by the environment."""
     declared = env.get_wrapper_attr("facts") if env.has_wrapper_attr("facts") else ()
     is_declaration = isinstance(declared, list | tuple) and all(isinstance(f, tuple) and len(f) > 1 for f in declared)
     if not (isinstance(env.unwrapped, MetaEnv) or is_declaration):
@@ -191,10 +182,7 @@ def described_facts(env: gymnasium.Env[Any, Any]) -> dict[str, dict[str, Any]]:
 
 
 def facts_in(info: Mapping[str, Any], declared: Sequence[Fact]) -> dict[str, float]:
-    """Return the facts that a single environment reports in `info`, with flags as 0 and 1.
-
-    Raises EnvError if a fact is missing, not declared, or of the wrong kind.
-    """
+    """Return the facts that a single environment reports in `info`, with flags as 0 and 1."""
     reported = info.get("facts", {})
     if not declared and reported == {}:
         return {}

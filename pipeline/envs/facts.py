@@ -106,10 +106,7 @@ def parts_from(described: Mapping[str, Any]) -> gymnasium.Space[Any]:
 
 
 def component_facts(env: MetaEnv) -> dict[str, Any]:
-    """Return an environment's declared components: `observation` and `action`, each with `names` and `units`.
-
-    Raises EnvError if the number of components is wrong, or a name is invalid or duplicated.
-    """
+    """Return an environment's declared components: `observation` and `action`, each with `names` and `units`."""
     kinds = {
         "observation": (env.observation_components, env.observation_space),
         "action": (env.action_components, env.action_space),

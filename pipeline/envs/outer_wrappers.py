@@ -24,10 +24,7 @@ STATISTICS: dict[type[gymnasium.Env[Any, Any]], str] = {
 
 
 def in_wrappers(env: gymnasium.Env[Any, Any], wrappers: Sequence[WrapperConfig]) -> gymnasium.Env[Any, Any]:
-    """Wrap an environment, with the first wrapper innermost. A MetaEnv keeps its tasks.
-
-    Raises EnvError if a wrapper cannot be found, keeps statistics, or is incompatible with the environment.
-    """
+    """Wrap an environment, with the first wrapper innermost. A MetaEnv keeps its tasks."""
     found = functools.reduce(_in_wrapper, wrappers, env)
     return _InWrappers(found, env) if wrappers and isinstance(env, MetaEnv) else found
 

@@ -73,10 +73,7 @@ class Classes:
         return None
 
     def of(self, params: Array, fields: Sequence[str]) -> Array:
-        """Return the class index of each task, [B] int64, given task parameters [B, P] and the P fields' names.
-
-        Raises ValueError if the tasks lack a required field.
-        """
+        """Return the class index of each task, [B] int64, given task parameters [B, P] and the P fields' names."""
         if missing := [field for field in self.fields if field not in fields]:
             raise ValueError(f"task_classes: found the task fields {[*fields]}; required {missing} too")
         chosen = params[:, [[*fields].index(field) for field in self.fields]]

@@ -298,10 +298,7 @@ class SingleTask(Wrapped, MetaEnv):
 
 
 def observe_places(env: gymnasium.Env[Any, Any], places: Sequence[int]) -> gymnasium.Env[Any, Any]:
-    """Return an environment that shows only some entries of its observations.
-
-    Raises EnvError if the observations are not vectors, or an index is out of range.
-    """
+    """Wrap an environment so that it returns only some entries of its observations, which must be vectors."""
     env = env if isinstance(env.observation_space, Box) else FlatObservations(env)
     space, chosen = env.observation_space, list(places)
     if not isinstance(space, Box) or len(space.shape) != 1 or max(chosen) >= space.shape[0]:
@@ -329,8 +326,7 @@ def _action_space(env: MetaEnv) -> ActionSpace:
                 f"the policy's network; required at most {MOST_ACTIONS:,}. {_OWN_ACTIONS}"
             )
         return space
-    is_vector = isinstance(space, Box) and len(space.shape) == 1 and space.shape[0] > 0
-    if is_vector and np.issubdtype(space.dtype, np.floating):
+    if isinstance(space, Box) and len(space.shape) == 1 and space.shape[0] and np.issubdtype(space.dtype, np.floating):
         return space
     raise EnvError(
         f"{name} has the action space {space}; required a Box of floats with one axis, not empty, for a Gaussian "

@@ -162,10 +162,7 @@ class CNN(MLP):
 
 
 def build_network(prefix: str, spec: NetworkSpec) -> Network:
-    """Build the network that a spec describes, with parameters named `prefix.*`.
-
-    Raises ConfigError if the network does not exist or does not support the observations.
-    """
+    """Build the network that a spec describes, with parameters named `prefix.*`."""
     check_fits(spec)
     built_in: dict[str, Callable[[str, NetworkSpec], Network]] = {"mlp": MLP, "residual": ResidualMLP, "cnn": CNN}
     return built_in.get(spec.name, ModuleNetwork)(prefix, spec)

@@ -234,10 +234,7 @@ class Convolutions:
 
 
 def convolutions(spec: NetworkSpec) -> Convolutions:
-    """Return the layout of a cnn's convolutions for the observations of a spec.
-
-    Raises ConfigError if observations are not images, or if the images are too small for the options.
-    """
+    """Return the layout of a cnn's convolutions, or raise ConfigError if observations are not large enough images."""
     try:
         options = ConvolutionOptions.model_validate(dict(spec.options))
     except ValidationError as problem:

@@ -60,10 +60,7 @@ def check_actor(kind: ActorKind, actions: gymnasium.Space[Any], *, deterministic
 
 
 def check_actor_params(kind: ActorKind, config: PolicyConfig, params: Params, spaces: Spaces) -> None:
-    """Raise ValueError if an actor's parameters [B, ...] do not match the environment's spaces.
-
-    Raises ConfigError if the policy's network does not support the observations.
-    """
+    """Raise ValueError if an actor's parameters [B, ...] do not match the environment's spaces."""
 
     def check(prefix: str, output_size: int, *, extra_size: int = 0, activation: str = "relu") -> None:
         spec = config.network_spec(spaces, output_size, extra_size=extra_size, activation=activation)

@@ -84,10 +84,7 @@ class PosteriorNetwork:
 
 
 def encoder_input_size(config: PolicyConfig, spaces: Spaces) -> int:
-    """Return the size of the encoder's input: an observation and the last action, reward and episode end.
-
-    Raises ConfigError if observations are images.
-    """
+    """Return the size of the encoder's input: an observation and the last action, reward and episode end."""
     if is_image(spaces.observation_shape, spaces.observation_scale):
         raise ConfigError(
             f"policy: observations are images of shape {spaces.observation_shape}, from which tasks cannot be "

@@ -21,10 +21,7 @@ class TaskDistribution:
     seen: Array
 
     def sample(self, num_tasks: int, rng: np.random.Generator, balanced_by: Classes | None = None) -> TaskBatch:
-        """Draw `num_tasks` tasks that are not in `seen`, equally many per class if classes are given.
-
-        Raises EnvError if the distribution almost never yields an unseen task, or a task of some class.
-        """
+        """Draw `num_tasks` tasks that are not in `seen`, equally many per class if classes are given."""
         fields = self.env.task_fields
         if balanced_by is None:
             tasks = self._draw(num_tasks, rng)
@@ -74,10 +71,7 @@ class TaskPool:
         return self._batch(shuffled_blocks(n, num_tasks, rng))
 
     def sample_balanced(self, num_tasks: int, rng: np.random.Generator, classes: Classes) -> TaskBatch:
-        """Draw `num_tasks` tasks, equally many per class, in random order. Tasks repeat only after their whole class.
-
-        Raises EnvError if a class has no task.
-        """
+        """Draw `num_tasks` tasks, equally many per class, in random order. Tasks repeat only after their whole class."""
         of = classes.of(self.tasks, [field.name for field in self.fields])
         among, places = classes.among(of), list[Array]()
         for c, quota in zip(among, class_quotas(len(among), num_tasks, rng), strict=True):
@@ -91,10 +85,7 @@ class TaskPool:
         return self._batch(rng.permutation(np.concatenate(places)))
 
     def sample_evenly(self, num_tasks: int | None, rng: np.random.Generator, by: str) -> TaskBatch:
-        """Draw `num_tasks` tasks (default: one per class), cycling through the values of a task field in order.
-
-        Raises EnvError if there is no such field, or `num_tasks` is not a multiple of the number of values.
-        """
+        """Draw `num_tasks` tasks (default: one per class), cycling through the values of a task field in order."""
         names = [field.name for field in self.fields]
         if by not in names:
             raise EnvError(f"found no task field {by!r} to draw evenly by; required one of {names}")
@@ -164,10 +155,7 @@ def require_classes(env: MetaEnv, setting: str) -> Classes:
 
 
 def distinct_tasks(env: MetaEnv, num_tasks: int, rng: np.random.Generator) -> TaskBatch:
-    """Draw tasks from the environment's `task_set` uniformly without replacement, in random order.
-
-    Raises EnvError if there is no such set, or if it has fewer than `num_tasks` tasks.
-    """
+    """Draw tasks from the environment's `task_set` uniformly without replacement, in random order."""
     size = len(fixed_tasks(env))
     if num_tasks > size:
         raise EnvError(

@@ -21,10 +21,7 @@ VERSION = "3.1.1"
 
 @cache
 def official_classes() -> Mapping[str, type[Any]]:
-    """Return the package's environment classes, keyed by name without the suffix -v3.
-
-    Raises EnvError if the package is missing or has another version.
-    """
+    """Return the package's environment classes by name, without the suffix -v3, or raise EnvError if it is missing."""
     try:
         found = version("metaworld")
         importlib.import_module("scipy")

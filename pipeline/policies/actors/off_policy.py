@@ -26,10 +26,7 @@ def draw_latents(setup: ActorSetup) -> Array | None:
 
 
 def latent_size(params: Params) -> int:
-    """Return the latent size Z of the posterior in the parameters, or 0 if they contain none.
-
-    Raises ValueError if one of the posterior's arrays is missing or invalid.
-    """
+    """Return the latent size Z of the posterior in the parameters, or 0 if they contain none."""
     named = [params[name] for name in (BELIEF_MEAN, BELIEF_VARIANCE) if name in params]
     if not named:
         return 0
