@@ -92,7 +92,7 @@ def flag_of(answer: Any, name: str) -> bool:
 
 
 def reward_terms_of(reward: float, info: Any) -> dict[str, float]:
-    """Return the reward terms in `info`, which must sum to the reward, or the reward as the only term if there are none."""
+    """Return the reward terms in `info`, which must sum to the reward, or the reward as the only term."""
     if not isinstance(info, Mapping):
         raise EnvError(f"found {shown(info)} as info; required a dict")
     if "reward_terms" not in info:

@@ -50,10 +50,7 @@ class WrapperConfig(Settings):
 
 
 class EnvConfig(Settings):
-    """An environment, selected by name, and its options.
-
-    A bare string sets the name: `--set env=point-corner`.
-    """
+    """An environment, selected by name, and its options. A bare string sets the name: `--set env=point-corner`."""
 
     short_for = "name"
     name: str = Field(min_length=1)

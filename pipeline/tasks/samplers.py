@@ -71,7 +71,7 @@ class TaskPool:
         return self._batch(shuffled_blocks(n, num_tasks, rng))
 
     def sample_balanced(self, num_tasks: int, rng: np.random.Generator, classes: Classes) -> TaskBatch:
-        """Draw `num_tasks` tasks, equally many per class, in random order. Tasks repeat only after their whole class."""
+        """Draw `num_tasks` tasks, equally many per class, in random order; tasks repeat only after their class."""
         of = classes.of(self.tasks, [field.name for field in self.fields])
         among, places = classes.among(of), list[Array]()
         for c, quota in zip(among, class_quotas(len(among), num_tasks, rng), strict=True):
