@@ -17,7 +17,7 @@ from metaloom.pipeline.types import Array
 
 
 def build_learner(config: RunConfig) -> tuple[Setup, Learner[Any, Any], MetaEnv]:
-    """Return a run's Setup, learner and environment, or raise ConfigError if the algorithm does not support them."""
+    """Return a run's Setup, learner and environment, which the algorithm must support."""
     # Let the learner check the kind of actions first: discrete actions have no scale for the environment to apply.
     with closing(make_env(config.env.model_copy(update={"action_scale": None}))) as plain:
         setup = setup_of(config, plain)

@@ -185,7 +185,7 @@ class OutputSchema:
         return _plain().dump_python(self, mode="json", exclude={"name"})
 
     def differences(self, stored: "OutputSchema") -> list[str]:
-        """Describe the differences in fields, axes, dtypes and units from a stored schema."""
+        """Return messages about the differences from a stored schema in fields, axes, dtypes and units."""
         mine, other = ({f.name: _words(f) for f in schema.fields} for schema in (self, stored))
         return [
             f"{self.name}.{name} is {mine.get(name, 'absent')}, stored as {other.get(name, 'absent')}"

@@ -208,7 +208,7 @@ EACH_EPISODE: Mapping[str, type[np.generic]] = {
 
 
 def fact_of_episodes(values: Array, lengths: Array) -> Array:
-    """Reduce a fact [B, E, T] to [B, E]: a flag to whether it was True in any step, a number to its last value.
+    """Reduce a fact [B, E, T] to [B, E]: for flags, whether the fact was True in any step; for numbers, the last value.
 
     Facts [B, E] are returned unchanged.
     """

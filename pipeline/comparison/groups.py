@@ -209,7 +209,7 @@ class Resampled:
         return self._band(group, np.array([float(interquartile_mean(point)) for point in points]), resampled)
 
     def pairs(self) -> list[Pair]:
-        """Compare all pairs of groups, with p-values corrected for their number."""
+        """Return comparisons of all pairs of groups, with p-values corrected for the number of pairs."""
         names = sorted(self.groups, key=lambda name: (-float(interquartile_mean(self.groups[name])), name))
         chosen = [*combinations(names, 2)]
         tests: list[Permutations] = []

@@ -166,7 +166,7 @@ class Rehearsal:
         }
 
     def _draw(self, n: int) -> Draw | None:
-        """Find the code that draws from or seeds a global generator in episode n."""
+        """Return the first draw from a global generator in episode n, or None."""
         self.alone((n + 1) % len(self.seeds))  # else, an environment that reseeds it in episode n would not change it
         return GlobalRandomWatch().draw_of(lambda: self.alone(n), "the rehearsal")[1]
 
@@ -216,7 +216,7 @@ def stopwatch() -> Callable[[], float]:
 
 
 def missed_box(space: gymnasium.Space[Any]) -> str:
-    """Describe how much of the action box is beyond a new Gaussian policy's reach, or return "" if little is."""
+    """Return a message that says how much of the action box a new Gaussian policy cannot reach, or "" if little."""
     if not isinstance(space, Box) or not is_bounded(space):
         return ""
     low, high = space.low.astype(float), space.high.astype(float)

@@ -82,7 +82,7 @@ def search(
     accept: Callable[[Value], bool],
     settings: NaturalSteps,
 ) -> tuple[LineSearchTrial[Value] | None, Metrics]:
-    """Try fractions 1, ratio, ratio², ... of a step; return the accepted trial, or None, and metrics."""
+    """Search along a step, trying fractions 1, ratio, ratio², ...; return the accepted trial, or None, and metrics."""
     trials, accepted, found = 0, False, LineSearchTrial[Value](params, None)
     can_move = any(step.any() for step in full_step.values())
     while can_move and not accepted and trials < settings.line_search_trials:

@@ -202,7 +202,7 @@ def check_fits(spec: NetworkSpec) -> None:
 
 @contextmanager
 def of_encoder() -> Generator[None]:
-    """Within the block, convert errors about policy.network to errors about policy.encoder."""
+    """Convert errors about policy.network to errors about policy.encoder within the block."""
     try:
         yield
     except ConfigError as problem:
