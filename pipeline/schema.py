@@ -27,7 +27,7 @@ MOST_REPEATS = 1_000_000
 
 
 def describe(problem: ErrorDetails) -> str:
-    """Return a message about a problem found by pydantic: the requirement, the value found, and a similar allowed value."""
+    """Return a message about a problem found by pydantic: the requirement, the value found, and a similar value."""
     found, context = problem["input"], problem.get("ctx", {})
     if problem["type"] == REFUSAL:
         return problem["msg"]
