@@ -57,13 +57,9 @@ class LinearizedMLP:
         for layer in reversed(range(len(self.names))):
             gradients |= self.layer_gradient(layer, _transposed(self.inputs[layer]) @ cotangent, cotangent)
             if layer:
-                cotangent = self.pull_to_input(layer, cotangent)
+                cotangent = cotangent @ _transposed(self.kernels[layer])
                 cotangent *= self.slopes[layer - 1]
         return gradients
-
-    def pull_to_input(self, layer: int, cotangent: Array) -> Array:
-        """Return the cotangent of a layer's inputs, given the cotangent of its pre-activations."""
-        return cotangent @ _transposed(self.kernels[layer])
 
     def layer_gradient(self, layer: int, kernel: Array, cotangent: Array) -> Params:
         """Return the gradients of a layer's kernel (as given) and bias, given the cotangent of its pre-activations."""
@@ -82,7 +78,7 @@ class PulledBack:
             x = network.inputs[layer]
             self.gradients |= network.layer_gradient(layer, _transposed(x) @ cotangent, cotangent)
             if layer:
-                back = network.pull_to_input(layer, cotangent)
+                back = cotangent @ _transposed(network.kernels[layer])
                 cotangent = self._cotangents[layer - 1] = back * network.slopes[layer - 1]
                 if network.activation == "tanh":
                     # R{back (1 - x²)} = R{back} (1 - x²) - 2 back x R{x}
@@ -102,7 +98,7 @@ class PulledBack:
                 kernel += _transposed(pushed[layer - 1]) @ self._cotangents[layer]
             gradients |= network.layer_gradient(layer, kernel, change)
             if layer:
-                change = network.pull_to_input(layer, change)
+                change = change @ _transposed(network.kernels[layer])
                 change += self._cotangents[layer] @ _transposed(tangents[f"{network.names[layer]}.kernel"])
                 change *= network.slopes[layer - 1]
                 if layer in self._bends:

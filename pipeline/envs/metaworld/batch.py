@@ -118,13 +118,6 @@ def computed_by(name: str, computation: Computation, reward_version: str) -> Lit
     return "vectorized" if by_rules else "oracle"
 
 
-def class_rows(official: OfficialClass, goals: Array, num_threads: int, computation: Computation) -> ClassRows:
-    """Return N rows of a class with goals [N, R], each at the start of an episode."""
-    if computed_by(official.name, computation, official.reward_version) == "vectorized":
-        return VectorizedRows(official, goals, num_threads)
-    return OracleRows(official, goals, num_threads)
-
-
 OBSERVATION_SIZE, ACTION_SIZE = 39, 4
 
 FACTS = (
@@ -186,7 +179,8 @@ class MetaWorldBatch(RowBatch):
         for number in np.unique(numbers).tolist():
             rows, official = np.flatnonzero(numbers == number), self.official(number)
             goals = np.stack([official.goal_of(goal) for goal in tasks[rows, 1:]])
-            group = class_rows(official, goals, self._num_threads, self._computation)
+            computed = computed_by(official.name, self._computation, official.reward_version)
+            group = (VectorizedRows if computed == "vectorized" else OracleRows)(official, goals, self._num_threads)
             self._groups.append((rows, group))
             self._place[rows] = np.arange(len(rows))
             observations[rows] = group.observations

@@ -76,7 +76,7 @@ class MetaWorld(FixedTasks, MetaEnv):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 80}
     split: ClassVar[Split]
-    goal_visible: ClassVar[bool]
+    goal_visible: ClassVar[bool] = False
     test_seed_offset: ClassVar[int] = 0
     """Offset that the package adds to the seed for test goals."""
 
@@ -205,7 +205,6 @@ class MetaWorld(FixedTasks, MetaEnv):
 class ML1(MetaWorld):
     """One task class with 50 training goals and 50 test goals. Goals are hidden; see MetaWorld."""
 
-    goal_visible = False
     test_seed_offset = 1
 
 
@@ -213,14 +212,12 @@ class ML10(MetaWorld):
     """Ten training classes and five test classes, with 50 goals each. Goals are hidden; see MetaWorld."""
 
     split: Split = BENCHMARKS["ml10"]
-    goal_visible = False
 
 
 class ML45(MetaWorld):
     """Forty-five training classes and five test classes, with 50 goals each. Goals are hidden; see MetaWorld."""
 
     split: Split = BENCHMARKS["ml45"]
-    goal_visible = False
 
 
 class MT10(MetaWorld):
