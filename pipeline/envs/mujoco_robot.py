@@ -128,23 +128,14 @@ GYMNASIUM_MODELS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets
 
 @dataclass(frozen=True)
 class Motion:
-    """One control step in n simulations.
+    """One control step in n simulations."""
 
-    Attributes:
-        qpos_before: Joint positions before the step, [n, nq].
-        qpos: Joint positions after the step, [n, nq].
-        qvel: Joint velocities after the step, [n, nv].
-        actions: Controls that were applied, [n, A].
-        dt: Duration of the step in seconds.
-        derived_before: Name -> [n, ...], the robot's `derived_before` fields before the step.
-        derived: Name -> [n, ...], the robot's `derived` fields after the step.
-    """
-
-    qpos_before: Array
-    qpos: Array
-    qvel: Array
-    actions: Array
-    dt: float
+    qpos_before: Array  # joint positions before the step, [n, nq]
+    qpos: Array  # joint positions after the step, [n, nq]
+    qvel: Array  # joint velocities after the step, [n, nv]
+    actions: Array  # controls that were applied, [n, A]
+    dt: float  # duration of the step in seconds
+    # Name -> [n, ...], the robot's `derived_before` fields before the step, and its `derived` fields after the step.
     derived_before: Mapping[str, Array] = field(default_factory=dict)
     derived: Mapping[str, Array] = field(default_factory=dict)
 

@@ -15,27 +15,16 @@ from metaloom.pipeline.types import Array, TaskParams
 
 @dataclass(frozen=True)
 class ActorSetup:
-    """Constructor arguments of actors.
-
-    Attributes:
-        config: Policy settings.
-        params: Per-task policy parameters.
-        taken: Output array for all actions, [T, B * E, A] float32; A is 1 for discrete actions.
-        num_rows: Number of rows (parallel episodes) E per task.
-        spaces: Observation and action sizes of the environment.
-        rngs: Action generators of the B tasks; None to take the most likely actions.
-        belief_rng: Function that maps (b, e) to the generator for the latent variable in episode e of task b.
-        memory: Memory of previous episodes, for actors with memory; None at the beginning of a trial.
-    """
+    """Constructor arguments of actors."""
 
     config: PolicyConfig
     params: TaskParams
-    taken: Array
-    num_rows: int
+    taken: Array  # output array for all actions, [T, B * E, A] float32; A is 1 for discrete actions
+    num_rows: int  # number of rows (parallel episodes) E per task
     spaces: Spaces
-    rngs: Sequence[np.random.Generator] | None
-    belief_rng: Callable[[int, int], np.random.Generator]
-    memory: Memory | None = None
+    rngs: Sequence[np.random.Generator] | None  # action generators of the B tasks; None: take the most likely actions
+    belief_rng: Callable[[int, int], np.random.Generator]  # for the latent variable in episode e of task b, from (b, e)
+    memory: Memory | None = None  # of previous episodes, for actors with memory; None at the beginning of a trial
 
     @property
     def num_tasks(self) -> int:
