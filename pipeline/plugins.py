@@ -30,7 +30,7 @@ INSTALLED = "installed"
 
 @dataclass(frozen=True, eq=False)
 class Plugins:
-    """Registry of one kind of plug-ins."""
+    """Registry of plug-ins of one kind."""
 
     kind: str  # for messages, such as "algorithm"
     group: str  # entry point group, such as "metaloom.algorithms"

@@ -54,7 +54,7 @@ class Settings(BaseModel):
 
     @classmethod
     def descriptions(cls) -> dict[str, str]:
-        """Return each field's docstring, keyed by field name. They are parsed from the source on demand: it is slow."""
+        """Return the docstrings of fields by name. They are parsed from the source on demand, since parsing is slow."""
         found: dict[str, str] = {}
         for base in reversed(cls.__mro__[: cls.__mro__.index(Settings)]):
             try:

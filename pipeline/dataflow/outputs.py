@@ -42,7 +42,7 @@ class SpanOutputs:
         return self._graph.within(self._config, self.span, iteration)
 
     def load(self, ref: StageRef) -> Any:
-        """Load one of the span's outputs; like the next two methods, raise ValueError for other outputs."""
+        """Load one of the outputs. This and the next two methods raise ValueError for outputs outside the span."""
         return read_only(self._graph[ref.stage].as_declared(self._outputs.load(self._own(ref))))
 
     def lengths(self, ref: StageRef) -> Array:

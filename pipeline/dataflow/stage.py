@@ -236,7 +236,7 @@ class Stage:
 
 
 def tools_of(make: Callable[..., object]) -> Sequence[str]:
-    """Return the names of the tools that the function which makes a shared object takes."""
+    """Return the names of the tools that a shared object's factory function takes."""
     try:
         found = inspect.signature(make).parameters.values()
     except ValueError:  # a class written in C, such as dict

@@ -17,7 +17,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class RowFault(EnvError):
-    """Raised if one row's environment raises an error or returns an invalid result, also by a custom `BatchEnv`.
+    """Raised, also by custom batches, if one row's environment raises an error or returns an invalid result.
 
     `call` is the call that failed: "make", "set_task", "reset", "step" or "act" (the policy's action is not finite).
     """

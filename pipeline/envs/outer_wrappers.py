@@ -30,7 +30,7 @@ def in_wrappers(env: gymnasium.Env[Any, Any], wrappers: Sequence[WrapperConfig])
 
 
 class _InWrappers(WithTasks):
-    """Wrapped MetaEnv. Changes of the reward by wrappers are a separate reward term."""
+    """Wrapped MetaEnv. Changes that wrappers make to the reward are a separate reward term."""
 
     def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)

@@ -79,7 +79,7 @@ def with_all_options(config: EnvConfig) -> EnvConfig:
 
 
 def require_env(name: str) -> str:
-    """Return an environment's path, module:Class, or a gymnasium id whose module has been imported; check the name."""
+    """Return an environment's path, module:Class, or its gymnasium id, or raise EnvError if the name is unknown."""
     try:
         return (None if name in ENVS else registered_id(name)) or PLUGINS.path(name)
     except ConfigError as problem:

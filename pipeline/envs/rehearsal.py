@@ -216,7 +216,7 @@ def stopwatch() -> Callable[[], float]:
 
 
 def missed_box(space: gymnasium.Space[Any]) -> str:
-    """Return a message that says how much of the action box a new Gaussian policy cannot reach, or "" if little."""
+    """Return a message that says how much of the action box a new Gaussian policy misses, or "" if it is little."""
     if not isinstance(space, Box) or not is_bounded(space):
         return ""
     low, high = space.low.astype(float), space.high.astype(float)

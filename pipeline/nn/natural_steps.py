@@ -58,7 +58,7 @@ class LineSearchTrial(NamedTuple, Generic[Value]):
 
 
 def natural_step(product: Callable[[Array], Array], gradient: Array, settings: NaturalSteps) -> tuple[Array, Metrics]:
-    """Return the step [D] whose KL divergence is max_kl in a quadratic model, with metrics.
+    """Return the natural-gradient step [D] whose KL divergence is max_kl in a quadratic model, and metrics.
 
     The step is zero if the model's curvature is not positive. TRPO, Schulman et al. 2015, arXiv:1502.05477, section 6
     and appendix C.

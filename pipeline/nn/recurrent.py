@@ -224,7 +224,7 @@ class ModuleCell:
 
 
 def _shapes(outputs: Any) -> list[object]:
-    """Return the shapes of a custom cell's outputs, with the type in place of the shape for anything but a tensor."""
+    """Return the shape of each output of a custom cell, or the type of an output that is not a tensor."""
     parts: tuple[Any, ...] = tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
     return [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
 
