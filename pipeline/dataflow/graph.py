@@ -86,7 +86,7 @@ class Graph:
         return self._order.sort(refs)
 
     def sampled_from(self, config: RunConfig, iteration: int) -> set[StageRef]:
-        """Return references to the outputs of sampling stages and their inputs, which determine an iteration's episodes."""
+        """Return references to sampling stages' outputs and inputs, which determine an iteration's episodes."""
         sampling = [ref for ref in self.order(config, iteration) if self[ref.stage].samples]
         read = (wanted for ref in sampling for wanted in self.inputs(config, ref).values())
         return {*sampling, *(wanted for wanted in read if isinstance(wanted, StageRef))}

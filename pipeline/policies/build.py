@@ -36,7 +36,7 @@ _TASKS, _ROWS = 2, 4
 
 
 class _Check:
-    """Check of a custom policy, which must be sampled and give equal distributions in acting, recording and learning."""
+    """Check that a custom policy gives the same distributions in acting, recording and learning, and can be sampled."""
 
     def __init__(self, policy: OwnPolicy, name: str, spaces: Spaces) -> None:
         self._policy, self._name, self._spaces = policy, name, spaces
