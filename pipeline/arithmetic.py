@@ -1,4 +1,4 @@
-"""The machine code that does the arithmetic in this process. Does not import torch, which some workers lack."""
+"""Machine code used for arithmetic in this process. This module does not import torch, which some workers lack."""
 
 from collections.abc import Set
 from functools import cache
@@ -32,7 +32,7 @@ def numpy_facts() -> str:
 
 
 def acting_facts() -> tuple[str, ...]:
-    """Return the machine code that actors without torch use, sorted."""
+    """Return the machine code that actors without torch depend on, sorted."""
     return tuple(sorted((*blas_facts(), f"numpy {numpy_facts()}")))
 
 
@@ -67,28 +67,19 @@ _NEEDED: dict[str, dict[str, frozenset[str]]] = {
 
 
 def code_for(flags: Set[str]) -> dict[str, str]:
-    """Return each library's default machine code on an x86-64 processor with AVX2, or {} for other processors.
+    """Return each library's default machine code on an x86-64 processor with these flags; {} without AVX2.
 
     For OpenBLAS, the default is Haswell, which OpenBLAS also uses on unknown processors.
-
-    Args:
-        flags: Processor flags.
     """
     if not flags >= _AVX2:
         return {}
-    numpy = [name for name in _numpy_extensions() if flags >= _NEEDED["numpy"].get(name, {"unknown"})]
+    numpy = [name for name in _numpy_extensions() if flags >= _NEEDED["numpy"][name]]
     torch = "AVX512" if flags >= _NEEDED["torch"]["AVX512"] else "AVX2"
     return {"blas": "openblas Haswell", "torch": torch, "numpy": " ".join(numpy)}
 
 
 def lacking(library: str, code: str, flags: Set[str]) -> str:
-    """Return why a processor cannot run a library's machine code, or "" if it can.
-
-    Args:
-        library: `blas`, `torch` or `numpy`.
-        code: Name of the machine code, as recorded in a run.
-        flags: Processor flags.
-    """
+    """Return why a processor with these flags cannot run a library's machine code, or "" if it can."""
     names = code.split() if library == "numpy" else [code]
     known = _NEEDED[library]
     if unknown := [name for name in names if name not in known]:
@@ -98,7 +89,7 @@ def lacking(library: str, code: str, flags: Set[str]) -> str:
 
 
 def variables_for(library: str, code: str) -> dict[str, str | None]:
-    """Return the environment variables that select a library's machine code in a new process; None: unset."""
+    """Return the environment variables that select a library's machine code in a new process; unset those with None."""
     if library == "blas":
         return {"OPENBLAS_CORETYPE": code.removeprefix("openblas ")}
     if library == "torch":

@@ -1,4 +1,4 @@
-"""Building the environment, learner and measures that a configuration describes."""
+"""Construction of the environment, learner and measures that a configuration describes."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -17,11 +17,7 @@ from metaloom.pipeline.types import Array
 
 
 def build_learner(config: RunConfig) -> tuple[Setup, Learner[Any, Any], MetaEnv]:
-    """Build a run's learner setup, learner and environment.
-
-    Raises:
-        ConfigError: the algorithm or an option does not support the environment.
-    """
+    """Return a run's Setup, learner and environment, which the algorithm must support."""
     # Let the learner check the kind of actions first: discrete actions have no scale for the environment to apply.
     with closing(make_env(config.env.model_copy(update={"action_scale": None}))) as plain:
         setup = setup_of(config, plain)
@@ -29,11 +25,7 @@ def build_learner(config: RunConfig) -> tuple[Setup, Learner[Any, Any], MetaEnv]
 
 
 def measures_of(config: RunConfig, env: MetaEnv) -> Measures:
-    """Return the measures that a run computes for each rollout batch.
-
-    Raises:
-        ConfigError: a metric function does not exist, or diagnostics are requested but the environment has none.
-    """
+    """Return the measures that a run computes for each rollout batch, or raise ConfigError if one is not available."""
     if config.env.diagnostics and not env.has_diagnostics:
         raise ConfigError(
             f"env.diagnostics is on, but {config.env.name} has none; remove it, or define MetaEnv.diagnostics in a "
@@ -48,7 +40,7 @@ def setup_of(config: RunConfig, env: MetaEnv) -> Setup:
 
 
 def setup_for(config: RunConfig, spaces: Spaces, sparse_rewards: Callable[[Array], Array]) -> Setup:
-    """Return the Setup for a run from its spaces, without an environment."""
+    """Return a run's Setup, given the spaces of its environment instead of the environment."""
     return Setup(
         **asdict(spaces),
         env_name=config.env.name,

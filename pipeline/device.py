@@ -5,12 +5,11 @@ from typing import Literal
 DeviceName = Literal["cpu", "cuda", "mps"]
 
 EqualityClass = Literal["bits", "bits on this device", "stored"]
-"""Reproducibility classes. bits: on any CPU with the same versions. bits on this device: on the same device model with
-the same versions. stored: only from stored inputs, since there are no deterministic algorithms."""
+"""Reproducibility classes, given the same versions. bits: identical on any CPU. bits on this device: identical on the
+same device model. stored: only from stored inputs, since there are no deterministic algorithms."""
 
 # Metal has no deterministic kernels, so stages can be replayed only from stored inputs.
 EQUALITY: dict[DeviceName, EqualityClass] = {"cpu": "bits", "cuda": "bits on this device", "mps": "stored"}
-"""Device -> reproducibility class of its updates."""
 
 EQUAL_IN_WORDS: dict[EqualityClass, str] = {
     "bits": "identical",

@@ -8,6 +8,7 @@ import logging
 import random
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -34,19 +35,12 @@ _CURE_OF_TORCH = (
 
 
 class Draw(NamedTuple):
-    """A draw from a global generator.
+    """A draw from a global generator."""
 
-    Attributes:
-        generator: Name of the generator's module.
-        where: Function and line of the draw.
-        in_env: True if an environment made the draw, False for an actor or learner.
-        installed: True if the function belongs to an installed package.
-    """
-
-    generator: str
-    where: str
-    in_env: bool
-    installed: bool
+    generator: str  # name of its module
+    where: str  # function and line
+    in_env: bool  # made by an environment, not by an actor or learner
+    installed: bool  # made by code of an installed package
 
     def __str__(self) -> str:
         cure = "self.np_random, which reset(seed=...) seeds" if self.in_env else _CURE
@@ -74,14 +68,10 @@ class GlobalRandomWatch:
     def draw_of(
         self, work: Callable[[], T], stage: str, again: Callable[[], object] | None = None
     ) -> tuple[T, Draw | None]:
-        """Run some work; return its result and the draw that it made from a global generator, if any.
+        """Run `work` and return its result, with the draw that it made from a global generator or None.
 
-        Warns if a generator changed but no draw is found: once per generator and stage, and again when it gives up.
-
-        Args:
-            work: Function to run and watch.
-            stage: Stage name for warnings.
-            again: Function that repeats the work on this thread only, if a generator changed; default: `work`.
+        If a generator changed, the work (or `again`) is repeated on this thread only. Warns if no draw is found then:
+        once per generator and stage, and again when it gives up.
         """
         if not self._on:
             return work(), None
@@ -102,21 +92,15 @@ class GlobalRandomWatch:
     def _warn(self, generator: str, stage: str, problem: Exception | None) -> None:
         times = self._fruitless[stage, generator]
         if times == 1:
+            raised = f" (which raised {type(problem).__name__}: {problem})" if problem else ""
             log.warning(
-                "the global generator of %s changed during %s, but when the work was repeated%s, no function drew "
-                "from it. Either a value was drawn once and cached, so a replay in another process may differ, or "
-                "another thread draws from it",
-                generator,
-                stage,
-                f" (which raised {type(problem).__name__}: {problem})" if problem else "",
+                f"the global generator of {generator} changed during {stage}, but when the work was repeated{raised}, "
+                "no function drew from it. Either a value was drawn once and cached, so a replay in another process "
+                "may differ, or another thread draws from it"
             )
         elif times == _MOST_FRUITLESS:
-            log.warning(
-                "the global generator of %s changed %d times in this way; it is no longer watched during %s",
-                generator,
-                times,
-                stage,
-            )
+            what = f"the global generator of {generator} changed {times} times in this way"
+            log.warning(f"{what}; it is no longer watched during {stage}")
 
 
 def _states(*, exact: bool = False) -> dict[str, object]:
@@ -142,7 +126,7 @@ def _numpy_state(*, exact: bool) -> object:
 def _repeated_draw(
     work: Callable[[], object], generators: Sequence[str]
 ) -> tuple[Draw, None] | tuple[None, Exception | None]:
-    """Repeat the work; return the draw that it makes each time, or the error that ended the repetition."""
+    """Repeat the work and return the draw that it makes every time, or None and any error that it raised."""
     began = time.perf_counter()
     draw, problem = _first_draw(work, generators)
     if draw is None:
@@ -189,11 +173,7 @@ def _first_draw(work: Callable[[], object], generators: Sequence[str]) -> tuple[
 
 def _draw(generator: str, frame: FrameType) -> Draw:
     """Return a Draw whose origin is the innermost function outside libraries and Metaloom."""
-    stack: list[FrameType] = []
-    at: FrameType | None = frame
-    while at is not None:
-        stack.append(at)
-        at = at.f_back
+    stack = [f for f, _ in traceback.walk_stack(frame)]
     others = (f for f in stack if _module(f).partition(".")[0] not in _LIBRARIES)
     who = next(others, frame)
     in_env = any(_module(f) == "metaloom.pipeline.envs.loop_batch" for f in stack)

@@ -18,11 +18,7 @@ def machine_memory() -> int:
 
 
 def require_room(shapes: Mapping[str, tuple[int, ...]], *, setting: str) -> None:
-    """Check, before allocating it, that a network is small enough to train in this machine's memory.
-
-    Raises:
-        ConfigError: the network is too large; names its largest parameter.
-    """
+    """Raise ConfigError if training a network with these parameter shapes would exceed this machine's memory."""
     needed = _PARAMETER_BYTES * sum(map(math.prod, shapes.values()))
     if needed > (memory := machine_memory()):
         largest = max(shapes, key=lambda name: math.prod(shapes[name]))

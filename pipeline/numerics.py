@@ -22,7 +22,7 @@ _SMALLEST_NORMAL, _DENORMAL = sys.float_info.min, 5e-324
 
 
 class _Setting(NamedTuple):
-    """A setting: its getter, its setter, and its normal values, of which the first is the one to set."""
+    """A numerical setting with its getter, setter and acceptable values, of which the first one is set if necessary."""
 
     name: str
     get: Callable[[], Any]
@@ -32,10 +32,9 @@ class _Setting(NamedTuple):
 
 @contextmanager
 def normal_numerics(device: DeviceName = "cpu") -> Generator[None]:
-    """Within the block, use the numerical settings of runs; restore the previous settings afterwards.
+    """Use the numerical settings of runs within the block, and restore the previous settings afterwards.
 
-    Args:
-        device: Device on which torch computes; on GPUs, only deterministic algorithms are allowed.
+    On GPUs, torch then allows only deterministic algorithms.
     """
     torch = sys.modules.get("torch")
     with ExitStack() as left, np.errstate(divide="warn", over="warn", invalid="warn", under="ignore"):
@@ -53,7 +52,7 @@ def normal_numerics(device: DeviceName = "cpu") -> Generator[None]:
 
 
 def unusual_numerics(device: DeviceName = "cpu") -> dict[str, str]:
-    """Return this process's settings that differ from those of runs: name -> value. Ignores thread counts."""
+    """Return the numerical settings, except thread counts, that differ from those of runs: name -> value."""
     torch = sys.modules.get("torch")
     values = {s: s.get() for s in (*_of_thread(torch), *_of_process(torch, device)) if "threads" not in s.name}
     unusual = {setting.name: str(value) for setting, value in values.items() if value not in setting.normal}
@@ -95,7 +94,7 @@ _shared = _SharedSettings()
 
 
 def _set_normal(settings: list[_Setting]) -> list[Any]:
-    """Reset settings that have unusual values; return the previous values of all."""
+    """Reset settings with unusual values to normal ones, and return the previous values of all settings."""
     before = [setting.get() for setting in settings]
     for setting, value in zip(settings, before, strict=True):
         if value not in setting.normal:
@@ -140,17 +139,15 @@ def _of_torch(torch: Any, device: DeviceName) -> list[_Setting]:
             (device != "cpu",),
         ),
         _Setting("mkldnn", *_attribute(torch.backends.mkldnn, "enabled"), (True,)),
-        _Setting(
-            "torch float32 precision", partial(_matmul_precision, torch), partial(_set_precision, torch), _HIGHEST
-        ),
+        _Setting("torch float32 precision", partial(_precision, torch), partial(_set_precision, torch), ("highest",)),
         *_precisions(torch.backends, device),
     ]
 
 
-_MIXED, _HIGHEST = "set by product", ("highest",)
+_MIXED = "set by product"
 
 
-def _matmul_precision(torch: Any) -> str:
+def _precision(torch: Any) -> str:
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:  # precision was set separately for some kinds of products, see `_precisions`

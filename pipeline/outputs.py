@@ -32,7 +32,7 @@ LETTERS = {
     "P": "task_field",
     "S": "state",
 }
-"""Letter -> name of the common axis."""
+"""Letter in `Axes.names` -> axis name."""
 
 REST = "..."
 """Placeholder for any further axes at the end."""
@@ -68,23 +68,14 @@ class Axes:
 
 @dataclass(frozen=True)
 class OutputField:
-    """A field of a custom output.
-
-    Attributes:
-        name: Field name.
-        axes: Axis names; the last may be `...`.
-        dtype: Array dtype.
-        unit: Unit of the entries.
-        description: What an entry means.
-        mapping: True if the field is a mapping from names to such arrays.
-    """
+    """A field of a custom output."""
 
     name: str
-    axes: tuple[str, ...]
+    axes: tuple[str, ...]  # axis names; the last may be `...`
     dtype: str
     unit: str
     description: str
-    mapping: bool = False
+    mapping: bool = False  # True for a mapping from names to such arrays
 
     @property
     def dims(self) -> tuple[str, ...]:
@@ -113,12 +104,10 @@ class OutputField:
             yield f"has the axes {' '.join(self.dims)}; required task (B) as the first one, as in all batches"
 
     def problem_of(self, name: str, value: object, sizes: dict[str, int]) -> str | None:
-        """Describe why an array does not match the field, or return None. Adds the array's axis lengths to `sizes`.
+        """Return a message that says why an array does not match the field, or None if it does.
 
-        Args:
-            name: Array name for the message.
-            value: Value to check.
-            sizes: Axis lengths in previous arrays, keyed by axis name; updated in place.
+        `name` is the array's name in the message. `sizes` contains the axis lengths of previous arrays, keyed by axis
+        name; this array's lengths are added.
         """
         if not isinstance(value, np.ndarray):
             return f"{name} is {type(value).__name__}; required an array of {self.dtype}"
@@ -138,13 +127,7 @@ class OutputField:
 
 @dataclass(frozen=True)
 class OutputSchema:
-    """Schema of a custom output.
-
-    Attributes:
-        name: Class name.
-        fields: Fields in declaration order.
-        description: First paragraph of the class's docstring, or "".
-    """
+    """Schema of a custom output; `description` is the first paragraph of its class's docstring, or ""."""
 
     name: str
     fields: tuple[OutputField, ...]
@@ -152,11 +135,7 @@ class OutputSchema:
 
     @classmethod
     def of(cls, declared: object) -> "OutputSchema":
-        """Derive the schema from a frozen dataclass.
-
-        Raises:
-            OutputError: `declared` is not a frozen dataclass, or a field does not declare its axes.
-        """
+        """Derive the schema from a frozen dataclass, or raise OutputError if a field does not declare its axes."""
         if not (isinstance(declared, type) and is_dataclass(declared)):
             raise OutputError(f"{_name_of(declared)} is not a dataclass of arrays")
         if not cast(Any, declared).__dataclass_params__.frozen:
@@ -166,9 +145,8 @@ class OutputSchema:
         try:
             hints = get_type_hints(declared, include_extras=True)
         except Exception as problem:
-            raise OutputError(
-                f"the annotations of {_name_of(declared)} raised {type(problem).__name__}: {problem}"
-            ) from problem
+            found = f"the annotations of {_name_of(declared)} raised {type(problem).__name__}: {problem}"
+            raise OutputError(found) from problem
         # A dataclass without a docstring gets its signature as the docstring.
         about = declared.__doc__ or ""
         about = "" if about.startswith(f"{declared.__name__}(") else " ".join(about.split("\n\n")[0].split())
@@ -177,11 +155,7 @@ class OutputSchema:
 
     @classmethod
     def parse(cls, name: str, document: Mapping[str, Any]) -> "OutputSchema":
-        """Parse a schema from run.json.
-
-        Raises:
-            OutputError: the document is not a schema.
-        """
+        """Parse a schema from run.json, or raise OutputError if the document is not one."""
         try:
             found = _plain().validate_python({**document, "name": name})
         except (ValueError, TypeError):  # pydantic raises the former
@@ -189,11 +163,7 @@ class OutputSchema:
         return found.checked()
 
     def checked(self) -> "OutputSchema":
-        """Validate the schema and return it.
-
-        Raises:
-            OutputError: outputs of this schema cannot be stored.
-        """
+        """Return the schema, or raise OutputError if outputs of this schema cannot be stored."""
         problems = [f"{self.name}.{f.name} {problem}" for f in self.fields for problem in f.problems()]
         if not _FIELD.fullmatch(self.name) or keyword.iskeyword(self.name):
             problems.append(f"{self.name!r} is not a valid name of an output; required letters, digits and _")
@@ -215,7 +185,7 @@ class OutputSchema:
         return _plain().dump_python(self, mode="json", exclude={"name"})
 
     def differences(self, stored: "OutputSchema") -> list[str]:
-        """Describe the differences in fields, axes, dtypes and units from a stored schema."""
+        """Return messages about the differences from a stored schema in fields, axes, dtypes and units."""
         mine, other = ({f.name: _words(f) for f in schema.fields} for schema in (self, stored))
         return [
             f"{self.name}.{name} is {mine.get(name, 'absent')}, stored as {other.get(name, 'absent')}"
@@ -224,7 +194,7 @@ class OutputSchema:
         ]
 
     def problem_of(self, value: object) -> str | None:
-        """Describe why an output does not match the schema, or return None if it does."""
+        """Return a message that says why an output does not match the schema, or None if it does."""
         sizes: dict[str, int] = {}
         for f in self.fields:
             if not hasattr(value, f.name):

@@ -30,28 +30,18 @@ INSTALLED = "installed"
 
 @dataclass(frozen=True, eq=False)
 class Plugins:
-    """Registry of plug-ins of one kind.
+    """Registry of plug-ins of one kind."""
 
-    Attributes:
-        kind: Kind of plug-in for messages, such as "algorithm".
-        group: Entry point group, such as "metaloom.algorithms".
-        builtin: Built-in name -> module:Class, imported on use.
-    """
-
-    kind: str
-    group: str
-    builtin: Mapping[str, str]
+    kind: str  # for messages, such as "algorithm"
+    group: str  # entry point group, such as "metaloom.algorithms"
+    builtin: Mapping[str, str]  # name -> module:Class, imported on use
 
     def names(self) -> list[str]:
         """Return the built-in names, followed by the names that installed packages provide."""
         return [*self.builtin, *sorted(self._installed().keys() - self.builtin.keys())]
 
     def path(self, name: str) -> str:
-        """Return the path, module:Class, for which a name stands.
-
-        Raises:
-            ConfigError: the name is unknown; lists the known names.
-        """
+        """Return the path, module:Class, of the plug-in with this name, or raise ConfigError if the name is unknown."""
         if name in self.builtin:
             return self.builtin[name]
         if ":" in name:
@@ -66,11 +56,7 @@ class Plugins:
         )
 
     def find(self, name: str, base: type[T]) -> type[T]:
-        """Import the class for which a name stands.
-
-        Raises:
-            ConfigError: the class does not exist or is not a subclass of `base`.
-        """
+        """Import and return the plug-in class with this name, which must be a subclass of `base`."""
         return load_class(self.path(name), base, name)
 
     def _installed(self) -> dict[str, str]:
@@ -78,11 +64,7 @@ class Plugins:
 
 
 def load(path: str) -> Any:
-    """Import the object named by module:Class.
-
-    Raises:
-        ConfigError: the object does not exist, or other processes could not import it.
-    """
+    """Import and return the object at a path, module:Class, which other processes must be able to import."""
     name = path.partition(":")[2]
     if "<" in name:
         raise ConfigError(_not_found_again(path))
@@ -93,11 +75,7 @@ def load(path: str) -> Any:
 
 
 def load_class(path: str, base: type[T], name: str | None = None) -> type[T]:
-    """Import the class named by module:Class; `name` is used in messages.
-
-    Raises:
-        ConfigError: the class does not exist or is not a subclass of `base`.
-    """
+    """Import and return the class at a path, module:Class, or raise ConfigError if it is not a subclass of `base`."""
     found = load(path)
     # Search the MRO, since issubclass does not accept a Protocol and runs the class's own code.
     if not (inspect.isclass(found) and base in found.__mro__):
@@ -106,11 +84,7 @@ def load_class(path: str, base: type[T], name: str | None = None) -> type[T]:
 
 
 def import_module(path: str) -> types.ModuleType:
-    """Import the module in a path such as module:Class.
-
-    Raises:
-        ConfigError: the module does not exist, raised an error, or could not be imported by other processes.
-    """
+    """Import and return the module of a path, module:Class, which other processes must be able to import."""
     module = path.partition(":")[0]
     if module == "__main__":
         raise ConfigError(_not_found_again(path))
@@ -126,11 +100,9 @@ def import_module(path: str) -> types.ModuleType:
 
 
 def place_of(module: str) -> str | None:
-    """Return the location of a module's top-level package without importing it.
+    """Return the file of a module's top-level package, or its folders if it has no file, without importing it.
 
-    Returns:
-        The package's file, or its folders if it has no file; INSTALLED for modules of the interpreter or of installed
-        packages; None if the package does not exist.
+    Returns INSTALLED for modules of the interpreter or of installed packages, and None if the package does not exist.
     """
     name = module.partition(".")[0]
     try:

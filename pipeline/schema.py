@@ -9,17 +9,8 @@ from itertools import pairwise
 from textwrap import dedent
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetJsonSchemaHandler,
-    JsonValue,
-    ModelWrapValidatorHandler,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError, core_schema
 
@@ -36,7 +27,7 @@ MOST_REPEATS = 1_000_000
 
 
 def describe(problem: ErrorDetails) -> str:
-    """Describe a problem found by pydantic: the requirement, the value found, and a similar allowed value."""
+    """Return a message about a problem found by pydantic: the requirement, the value found, and a similar value."""
     found, context = problem["input"], problem.get("ctx", {})
     if problem["type"] == REFUSAL:
         return problem["msg"]
@@ -48,12 +39,8 @@ def describe(problem: ErrorDetails) -> str:
 def later(default: Any, *, before: Any = None, **about: Any) -> Any:
     """Declare a field that earlier versions did not have, without changing the digests of their runs.
 
-    The value that gives the old behavior is omitted from digests.
-
-    Args:
-        default: Default for new runs.
-        before: Value that gives earlier versions' behavior, if it differs from the default; see `Settings.before`.
-        about: Keyword arguments for pydantic.Field.
+    Digests omit the value that gives the old behavior: `before`, or the default if `before` is None; see
+    `Settings.before`. Other keyword arguments are passed to pydantic.Field.
     """
     return Field(default=default, json_schema_extra={LATER: default if before is None else before}, **about)
 
@@ -67,7 +54,7 @@ class Settings(BaseModel):
 
     @classmethod
     def descriptions(cls) -> dict[str, str]:
-        """Return each field's docstring. It is parsed from the source on demand, since parsing is slow."""
+        """Return the docstrings of fields by name. They are parsed from the source on demand, since parsing is slow."""
         found: dict[str, str] = {}
         for base in reversed(cls.__mro__[: cls.__mro__.index(Settings)]):
             try:
@@ -85,7 +72,9 @@ class Settings(BaseModel):
         return found
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: pydantic.GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         """Add the fields' docstrings as descriptions."""
         shown = handler.resolve_ref_schema(handler(schema))
         described = cls.descriptions()
@@ -96,7 +85,7 @@ class Settings(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _suggest_keys(cls, value: Any, handler: ModelWrapValidatorHandler["Settings"]) -> "Settings":
+    def _suggest_keys(cls, value: Any, handler: pydantic.ModelWrapValidatorHandler["Settings"]) -> "Settings":
         try:
             return handler({cls.short_for: value} if cls.short_for and isinstance(value, str) else value)
         except ValidationError as error:
@@ -169,12 +158,7 @@ def _with_suggestion(problem: ErrorDetails, cls: type[BaseModel]) -> InitErrorDe
 class ByName(Generic[S]):
     """Annotation for a field that holds the settings of any plug-in of one kind, selected by `name`.
 
-    A bare string selects the plug-in with default settings.
-
-    Attributes:
-        plugins: Registry in which names are looked up.
-        base: Base class that the settings must derive from.
-        default: Default name.
+    A bare string selects the plug-in with default settings; without a name, `default` is selected.
     """
 
     plugins: Plugins
@@ -182,7 +166,7 @@ class ByName(Generic[S]):
     default: str | None = None
 
     def validate(self, value: object) -> S:
-        """Build settings from a name, a mapping that contains a name, or a settings object.
+        """Build settings derived from `base`, given a name, a mapping that contains a name, or a settings object.
 
         Raises:
             ValidationError: the settings are invalid, or their class cannot be found by name.
@@ -198,8 +182,8 @@ class ByName(Generic[S]):
             names = get_args(found.model_fields["name"].annotation)
             if names and name not in names:
                 raise ConfigError(
-                    f"found {name!r}, whose field name takes only {', '.join(map(repr, names))}; required a class "
-                    + ("without this field" if len(names) == 1 else f"derived from {path_of(self.base)}")
+                    f"found {name!r}, a class whose `name` must be {' or '.join(map(repr, names))}; use a class "
+                    + ("without the field `name`" if len(names) == 1 else f"derived from {path_of(self.base)}")
                 )
         except ConfigError as problem:
             line = InitErrorDetails(type=refusal(str(problem)), loc=("name",), input=name)
@@ -219,10 +203,12 @@ class ByName(Generic[S]):
         return value if given else value.model_copy(update={"name": name})
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
-        """Accept any settings derived from `base`; dumps include all fields of their class."""
+        """Accept any settings derived from `base`. Dumps include all fields of their class."""
         return core_schema.no_info_plain_validator_function(self.validate)
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: pydantic.GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         """Return the JSON schema of the union of all built-in settings classes."""
         found = (load(path) for path in self.plugins.builtin.values())
         builtin: dict[Any, None] = dict.fromkeys(cls for cls in found if issubclass(cls, self.base))

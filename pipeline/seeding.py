@@ -21,20 +21,16 @@ OWN = "own:"
 
 
 def seed_for(run_seed: int, stream: Stream, *position: int) -> int:
-    """Return the 64-bit seed of a stream at a position of a run.
+    """Return the 64-bit seed of a stream at a position: iteration, inner step, task and episode, as far as they apply.
 
-    Args:
-        run_seed: The run's seed, from 0 to 2**63 - 1.
-        stream: Purpose of the random draws; different streams are independent.
-        position: Iteration, inner step, task and episode, as far as they apply.
+    Different streams are independent. A run's seed is from 0 to 2**63 - 1.
     """
     return int.from_bytes(_digest(run_seed, stream, position)[:8], "little")
 
 
 def generator(run_seed: int, stream: Stream, *position: int) -> np.random.Generator:
     """Return a counter-based (Philox) generator for a stream at a position of a run."""
-    key = np.frombuffer(_digest(run_seed, stream, position), np.uint64)
-    return np.random.Generator(np.random.Philox(key=key))
+    return _generator(_digest(run_seed, stream, position))
 
 
 def own_generator(run_seed: int, name: str, *position: int) -> np.random.Generator:
@@ -50,8 +46,11 @@ def own_generator(run_seed: int, name: str, *position: int) -> np.random.Generat
     """
     if not name or not name.isprintable():
         raise ValueError(f"found the stream {name!r}; required a name of printable characters")
-    key = np.frombuffer(_digest(run_seed, f"{OWN}{name}", position), np.uint64)
-    return np.random.Generator(np.random.Philox(key=key))
+    return _generator(_digest(run_seed, f"{OWN}{name}", position))
+
+
+def _generator(digest: bytes) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, np.uint64)))
 
 
 def _digest(run_seed: int, stream: str, position: tuple[int, ...]) -> bytes:

@@ -24,7 +24,7 @@ ParallelMap = Callable[..., Iterable[Any]]
 
 
 def _each_episode(dtype: type[np.generic]) -> dict[str, Any]:
-    """Return metadata that marks an EpisodeBatch field as an array [B, E] with one value per episode (or None).
+    """Return metadata for an EpisodeBatch field that is an array [B, E] with one value per episode, or None.
 
     Checks, tables and exports find these fields by the metadata; `storage.format.stages` plans their storage.
     """
@@ -208,7 +208,7 @@ EACH_EPISODE: Mapping[str, type[np.generic]] = {
 
 
 def fact_of_episodes(values: Array, lengths: Array) -> Array:
-    """Reduce a fact [B, E, T] to [B, E]: a flag to whether it was True in any step, a number to its last value.
+    """Reduce a fact [B, E, T] to [B, E]: for flags, whether the fact was True in any step; for numbers, the last value.
 
     Facts [B, E] are returned unchanged.
     """

@@ -7,15 +7,8 @@ from itertools import combinations, product
 
 import numpy as np
 
-from metaloom.pipeline.comparison.intervals import (
-    degrees_of_freedom,
-    improvement_interval,
-    probability_of_improvement,
-    resampled_weights,
-    standard_error,
-    student_interval,
-    welch_degrees,
-)
+from metaloom.pipeline.comparison import intervals
+from metaloom.pipeline.comparison.intervals import degrees_of_freedom, standard_error, student_interval
 from metaloom.pipeline.comparison.scores import Scores, interquartile_mean, mean_score, performance_profile
 from metaloom.pipeline.types import Array
 
@@ -49,8 +42,8 @@ def permutation_test(x: Scores, y: Scores, rng: np.random.Generator) -> Permutat
 
     Under the null hypothesis, all divisions of a stratum's runs into groups of these sizes are equally likely (Fisher
     1935, The Design of Experiments, section 21). Whole runs are permuted, with all their tasks. Ties between
-    interquartile means are broken by the means; otherwise, a comparison of four runs with four others, with one
-    score each, could never be significant.
+    interquartile means are broken by the means; otherwise, a comparison of four runs with four others, with one score
+    each, could never be significant.
     """
     both = _standardized(x + y)
     ways = divisions(x, y)
@@ -71,7 +64,7 @@ def divisions(x: Scores, y: Scores) -> int:
 
 
 def smallest_p(x: Scores, y: Scores) -> float:
-    """Return the p-value if every run of one group scores higher than every run of the other.
+    """Return the smallest attainable p-value, which occurs if all runs of one group score higher than all of the other.
 
     Groups of equal size have two such divisions, one for each order.
     """
@@ -79,9 +72,9 @@ def smallest_p(x: Scores, y: Scores) -> float:
     return (2 if mirrored else 1) / divisions(x, y)
 
 
-def runs_needed(num_pairs: int, significance: float = SIGNIFICANCE) -> int:
-    """Return the minimum number of runs per group for a significant difference in one of `num_pairs` pairs."""
-    return next(n for n in range(2, 100) if 2 / math.comb(2 * n, n) * num_pairs <= significance)
+def runs_needed(num_pairs: int) -> int:
+    """Return the minimum number of runs per group for a significant difference in one of `num_pairs` comparisons."""
+    return next(n for n in range(2, 100) if 2 / math.comb(2 * n, n) * num_pairs <= SIGNIFICANCE)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -117,15 +110,13 @@ def _apart(both: Scores, sides: Array) -> tuple[Array, Array]:
 
 
 def _all_sides(x: Scores, y: Scores) -> Array:
-    """Return all divisions, [k, R] bool: True for runs assigned to x."""
+    """Return all divisions of the runs into two groups, [k, R] bool, True for runs assigned to x."""
     both = x + y
     choices = [list(combinations(both.places(name).tolist(), x.strata.count(name))) for name in both.stratum_names]
-    rows: list[Array] = []
-    for chosen in product(*choices):
-        side = np.zeros(len(both), bool)
-        side[[place for places in chosen for place in places]] = True
-        rows.append(side)
-    return np.array(rows)
+    chosen = [[place for places in one for place in places] for one in product(*choices)]
+    sides = np.zeros((len(chosen), len(both)), bool)
+    np.put_along_axis(sides, np.array(chosen), True, axis=1)
+    return sides
 
 
 def _drawn_sides(x: Scores, y: Scores, rng: np.random.Generator) -> Array:
@@ -139,7 +130,7 @@ def _drawn_sides(x: Scores, y: Scores, rng: np.random.Generator) -> Array:
 
 
 def _side_weights(both: Scores, sides: Array) -> Array:
-    """Return run weights [k, R] for one side: equal across strata, and across the runs of a stratum."""
+    """Return run weights [k, R] for one side: equal across strata, and across the runs of each stratum."""
     weights = np.zeros(sides.shape)
     names = both.stratum_names
     for name in names:
@@ -169,30 +160,20 @@ class Band:
 
 @dataclass(frozen=True)
 class Pair:
-    """Comparison of two groups.
-
-    Attributes:
-        a, b: Group names; a has the higher interquartile mean.
-        difference: Difference of their interquartile means.
-        improvement: Probability that a run of a scores higher than a run of b.
-        test: Permutation test of the difference.
-        adjusted_p: The test's p-value after Holm's correction for all pairs.
-        shown: True if a is significantly higher at the 5 % level after the correction.
-        smallest_p: Smallest attainable adjusted p-value for this number of runs.
-    """
+    """Comparison of two groups, of which `a` has the higher interquartile mean."""
 
     a: str
     b: str
-    difference: Estimate
-    improvement: Estimate
+    difference: Estimate  # of their interquartile means
+    improvement: Estimate  # probability that a run of a scores higher than a run of b
     test: Permutations
-    adjusted_p: float
-    shown: bool
-    smallest_p: float
+    adjusted_p: float  # after Holm's correction for all pairs
+    shown: bool  # a is significantly higher at the 5 % level after the correction
+    smallest_p: float  # smallest attainable adjusted p-value for this number of runs
 
     @property
     def attainable(self) -> bool:
-        """Return True if a significant difference is attainable with this number of runs."""
+        """True if a significant difference is attainable with this number of runs."""
         return self.smallest_p <= SIGNIFICANCE
 
 
@@ -203,16 +184,14 @@ class Resampled:
         self.groups: Mapping[str, Scores] = groups
         self.seed: int = seed
         self._weights = {
-            name: resampled_weights(scores, np.random.default_rng([seed, 0, *name.encode()]), resamples)
+            name: intervals.resampled_weights(scores, np.random.default_rng([seed, 0, *name.encode()]), resamples)
             for name, scores in groups.items()
         }
 
     def mean(self, name: str) -> Estimate:
-        """Return the mean score of a group."""
         return self._estimate(name, mean_score)
 
     def interquartile_mean(self, name: str) -> Estimate:
-        """Return the interquartile mean of a group."""
         return self._estimate(name, interquartile_mean)
 
     def profile(self, name: str, thresholds: Array) -> Band:
@@ -230,7 +209,7 @@ class Resampled:
         return self._band(group, np.array([float(interquartile_mean(point)) for point in points]), resampled)
 
     def pairs(self) -> list[Pair]:
-        """Return the comparisons of all pairs of groups."""
+        """Return comparisons of all pairs of groups, with p-values corrected for the number of pairs."""
         names = sorted(self.groups, key=lambda name: (-float(interquartile_mean(self.groups[name])), name))
         chosen = [*combinations(names, 2)]
         tests: list[Permutations] = []
@@ -238,22 +217,12 @@ class Resampled:
             rng = np.random.default_rng([self.seed, 1, *min(a, b).encode(), 0, *max(a, b).encode()])
             tests.append(permutation_test(self.groups[a], self.groups[b], rng))
         adjusted, smallest = holm([test.p for test in tests]), holm([test.smallest for test in tests])
-        return [
-            Pair(
-                a,
-                b,
-                self._difference(a, b),
-                Estimate(
-                    probability_of_improvement(self.groups[a], self.groups[b]),
-                    *improvement_interval(self.groups[a], self.groups[b]),
-                ),
-                test,
-                p,
-                shown=p <= SIGNIFICANCE,
-                smallest_p=least,
-            )
-            for (a, b), test, p, least in zip(chosen, tests, adjusted, smallest, strict=True)
-        ]
+        found: list[Pair] = []
+        for (a, b), test, p, least in zip(chosen, tests, adjusted, smallest, strict=True):
+            x, y = self.groups[a], self.groups[b]
+            improvement = Estimate(intervals.probability_of_improvement(x, y), *intervals.improvement_interval(x, y))
+            found.append(Pair(a, b, self._difference(a, b), improvement, test, p, p <= SIGNIFICANCE, least))
+        return found
 
     def _estimate(self, name: str, measure: Callable[..., Array]) -> Estimate:
         scores = self.groups[name]
@@ -269,7 +238,7 @@ class Resampled:
         x, y = self.groups[a], self.groups[b]
         value = float(interquartile_mean(x) - interquartile_mean(y))
         errors = (self._error(a, interquartile_mean), self._error(b, interquartile_mean))
-        degrees = welch_degrees(errors, (degrees_of_freedom(x), degrees_of_freedom(y)))
+        degrees = intervals.welch_degrees(errors, (degrees_of_freedom(x), degrees_of_freedom(y)))
         return Estimate(value, *student_interval(value, float(np.hypot(*errors)), degrees))
 
     def _error(self, name: str, measure: Callable[..., Array]) -> float:

@@ -16,7 +16,7 @@ Kind = Literal["student", "percentile"]
 
 
 class IntervalEnds(NamedTuple):
-    """Ends of a confidence interval, which are NaN if there is no interval."""
+    """Ends of a confidence interval; NaN if there is no interval."""
 
     low: float
     high: float
@@ -70,7 +70,7 @@ def student_interval(estimate: float, error: float, degrees: float) -> IntervalE
 
 
 def welch_degrees(errors: tuple[float, float], degrees: tuple[int, int]) -> float:
-    """Return the degrees of freedom of a difference of two estimates (Welch 1947, Biometrika 34, equation 28)."""
+    """Return the degrees of freedom for a difference between two estimates (Welch 1947, Biometrika 34, equation 28)."""
     if min(degrees) < 1:
         return 0
     a, b = errors[0] ** 2, errors[1] ** 2
@@ -109,10 +109,8 @@ def probability_of_improvement(x: Scores, y: Scores) -> float:
     """Return the probability that a run of x scores higher than a run of y in the same stratum; ties count half.
 
     arXiv:2108.13264, section 4.3: the Mann-Whitney statistic P(X_m > Y_m), averaged over m. If both groups were tested
-    on the same tasks, m is a task; otherwise runs are compared by their mean scores.
-
-    Raises:
-        ValueError: the groups have different strata.
+    on the same tasks, m is a task; otherwise runs are compared by their mean scores. Raises ValueError if the groups
+    have different strata.
     """
     return float(np.mean([wins.mean() for wins in _wins(x, y)]))
 

@@ -1,4 +1,4 @@
-"""Scores of a group of runs, and measures in which a run's weight does not depend on its number of tasks.
+"""Scores of a group of runs, and summary measures in which a run's weight does not depend on its number of tasks.
 
 Measures take run weights [..., R] that add up to 1. A resample is a row of weights, so a thousand resamples need only
 one sort.
@@ -38,9 +38,7 @@ class Scores:
         for place, run in enumerate(self.runs):
             if run.ndim != 1 or not len(run) or not np.isfinite(run).all():
                 raise ValueError(f"scores of run {place} are {run!r}; required finite numbers [B], at least one")
-        if self.same_tasks and any(
-            len({len(run) for run in self.of_stratum(name)}) > 1 for name in dict.fromkeys(self.strata)
-        ):
+        if self.same_tasks and any(len({*map(len, self.of_stratum(name))}) > 1 for name in self.stratum_names):
             raise ValueError(
                 "found runs with different numbers of scores; runs on the same tasks must have the same number"
             )
@@ -60,15 +58,13 @@ class Scores:
 
     @property
     def stratum_names(self) -> list[str]:
-        """Sorted names of the strata."""
         return sorted(set(self.strata))
 
     def places(self, stratum: str) -> Array:
-        """Return the indices of the runs of a stratum."""
+        """Return the indices of the runs in a stratum."""
         return np.flatnonzero(np.array(self.strata) == stratum)
 
     def of_stratum(self, stratum: str) -> list[Array]:
-        """Return the scores of the runs of a stratum."""
         return [run for run, name in zip(self.runs, self.strata, strict=True) if name == stratum]
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Reading settings from files and `--set`, and messages about invalid settings."""
+"""Settings from files and `--set`, and messages about invalid settings."""
 
 import json
 import tomllib
@@ -16,11 +16,7 @@ _NAMED_SECTIONS = ("env", "algorithm", "baseline", "policy", "encoder", "optimiz
 
 
 def load_config(path: Path) -> dict[str, Any]:
-    """Read settings from a YAML, JSON or TOML file without validating them.
-
-    Raises:
-        ConfigError: the file is missing, cannot be parsed, or does not contain a mapping.
-    """
+    """Read settings from a YAML, JSON or TOML file without validating them, or raise ConfigError if this fails."""
     try:
         text = path.read_text(encoding="utf-8")
         settings = tomllib.loads(text) if path.suffix == ".toml" else parse(text)
@@ -35,9 +31,8 @@ def load_config(path: Path) -> dict[str, Any]:
 def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
     """Return settings with `a.b=value` assignments applied. Values are YAML (numbers, lists, true, null, text).
 
-    Raises:
-        ConfigError: an assignment has no "=" or an empty key, sets a field of a value that is not a section, or
-            replaces a section in which an earlier assignment set a field.
+    Raises ConfigError if an assignment has no "=" or an empty key, sets a field of a value that is not a section, or
+    replaces a section in which an earlier assignment set a field.
     """
     merged: dict[str, Any] = json.loads(json.dumps(settings))
     done: list[str] = []
@@ -67,7 +62,7 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[st
 
 
 def explain(problem: ErrorDetails, settings: Mapping[str, Any]) -> str:
-    """Describe a problem reported by pydantic, with the field's path as users write it."""
+    """Return a description of a problem that pydantic reported, with the field's path as users write it."""
     path = ".".join(_path(problem["loc"], settings)) or "config"
     if problem["type"] == "value_error":
         return "\n".join(f"{path}: {line}" for line in str(problem.get("ctx", {})["error"]).splitlines())
@@ -86,7 +81,7 @@ def _path(location: Sequence[int | str], given: Any) -> Iterator[str]:
 
 
 def conversions(given: Any, kept: Any, *path: str) -> Iterator[str]:
-    """Yield a message for each conversion made by pydantic, such as true to 1 or "5" to 5, except integer to float."""
+    """Yield a message for each value that pydantic converted, such as true to 1 or "5" to 5, except int to float."""
     if isinstance(given, Mapping) and isinstance(kept, Mapping):
         for name in given.keys() & kept.keys():
             yield from conversions(given[name], kept[name], *path, name)

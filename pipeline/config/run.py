@@ -71,7 +71,7 @@ class RunConfig(Settings):
         return self
 
     def _default(self, name: str, default: Any) -> None:
-        """Set an algorithm's default unless the user set the value; defaults for sections may be partial."""
+        """Set a field to an algorithm's default unless the user set it. Defaults for sections may be partial."""
         value = getattr(self, name)
         if isinstance(default, Mapping):
             given = value.model_fields_set
@@ -169,11 +169,7 @@ class RunConfig(Settings):
 
 
 def build_config(settings: Mapping[str, Any]) -> RunConfig:
-    """Build a RunConfig from a mapping of settings.
-
-    Raises:
-        ConfigError: settings are invalid; the message gives each field's path, the value found and the allowed values.
-    """
+    """Build a RunConfig from a mapping of settings, or raise ConfigError with a message for each invalid field."""
     try:
         config = RunConfig.model_validate(settings)
     except ValidationError as error:
@@ -194,5 +190,4 @@ def build_stored(settings: Mapping[str, Any]) -> RunConfig:
     config = build_config({**settings, "algorithm": section, "env": env})
     if config.algorithm.trial is None or "remembered" in settings.get("evaluation", {}):
         return config
-    asked = config.evaluation.model_copy(update={"remembered": "drawn"})
-    return config.model_copy(update={"evaluation": asked})
+    return config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"remembered": "drawn"})})

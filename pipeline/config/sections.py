@@ -142,7 +142,7 @@ class StoppingConfig(Settings):
         return bool(self.reasons(history))
 
     def reasons(self, history: Sequence[Metrics]) -> Sequence[str]:
-        """Describe the criteria that end a run with these metrics; empty if the run continues."""
+        """Return descriptions of the criteria that end a run with these metrics; empty if the run continues."""
         if not history:
             return ()
         found = [*self._criteria(history)]
@@ -150,7 +150,7 @@ class StoppingConfig(Settings):
         return met_reasons if self.combine == "any" or len(met_reasons) == len(found) else ()
 
     def _criteria(self, history: Sequence[Metrics]) -> Iterator[tuple[bool, str]]:
-        """Yield, for each criterion, whether it is met and a description of the value found."""
+        """Yield for each criterion whether it is met, and a description of the value found."""
         last = history[-1]
         if self.samples is not None:
             made = last["env_steps"]
@@ -170,11 +170,7 @@ class StoppingConfig(Settings):
             yield flat, f"the {self.statistic} return has no trend over {window} iterations"
 
     def require_metric(self, names: Collection[str]) -> None:
-        """Check that the run will log the metric that `stop` names.
-
-        Raises:
-            ConfigError: the metric is not among `names`, which have no `step_k.` prefix.
-        """
+        """Raise ConfigError if `stop` names a metric that is not among `names`, which have no `step_k.` prefix."""
         # Compare without the `step_k.` prefix.
         if self.metric is not None and _IN_STEP.sub("", self.metric) not in names:
             raise ConfigError(

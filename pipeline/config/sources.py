@@ -1,4 +1,4 @@
-"""Plug-in source files and their digests. Workers import this module, so it does not import torch."""
+"""Source files of plug-ins, and their digests. Workers import this module, so it does not import torch."""
 
 import ast
 import hashlib
@@ -20,7 +20,7 @@ _KNOWN_BY_VERSION = ("metaloom.", "gymnasium.")
 
 
 def acting_paths(env: EnvConfig, policy: PolicyConfig) -> list[str]:
-    """Return the environment, its wrappers, the networks and any custom policy; custom code as module:Class."""
+    """Return the paths of the environment, its wrappers, the networks and any custom policy."""
     own_policy = [POLICIES.path(policy.name)] if policy.name else []
     wrappers = [wrapper.path for wrapper in env.wrappers]
     networks = [policy.network, *([policy.encoder.name] if policy.encoder else [])]
@@ -28,19 +28,17 @@ def acting_paths(env: EnvConfig, policy: PolicyConfig) -> list[str]:
 
 
 def sources_of(paths: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of each file in `files_of`, under the same names."""
+    """Return the SHA-256 of each file in `files_of`, with the same keys."""
     return {name: digest_of(file) for name, file in files_of(paths).items()}
 
 
 def digest_of(file: Path) -> str:
-    """Return the current SHA-256 of a file."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def own_paths(paths: Iterable[str]) -> list[str]:
     """Return the paths that neither Metaloom nor gymnasium provides, sorted."""
-    own = {path for path in paths if ":" in path and not path.replace(":", ".").startswith(_KNOWN_BY_VERSION)}
-    return sorted(own)
+    return sorted({p for p in paths if ":" in p and not p.replace(":", ".").startswith(_KNOWN_BY_VERSION)})
 
 
 def files_of(paths: Iterable[str]) -> dict[str, Path]:
@@ -61,11 +59,7 @@ def files_of(paths: Iterable[str]) -> dict[str, Path]:
 
 
 def _written_in(path: str) -> tuple[str, Path | None]:
-    """Return the module and the file that define module:Class; the file is None for code that is not Python.
-
-    Raises:
-        ConfigError: the file no longer exists.
-    """
+    """Return the module and the file that define module:Class. The file is None for code that is not Python."""
     found = import_module(path) if is_gymnasium_id(path) or registered_id(path) else load(path)
     # Objects such as a Graph do not record where they were made.
     has_file = inspect.isclass(found) or inspect.isfunction(found)
@@ -74,14 +68,12 @@ def _written_in(path: str) -> tuple[str, Path | None]:
         file = inspect.getsourcefile(found if has_file else import_module(path))
     except TypeError:
         return module, None
-    if file is None:
-        return module, None
-    if not Path(file).is_file():
+    if file is not None and not Path(file).is_file():
         raise ConfigError(
             f"found no {file}, from which {path} was imported earlier; a run records the digest of this file, so "
             "restore it or restart Python"
         )
-    return module, Path(file).resolve()
+    return module, None if file is None else Path(file).resolve()
 
 
 def _modules_beside(file: Path, module: str) -> dict[str, Path]:
@@ -134,13 +126,13 @@ def plugin_sources(config: RunConfig) -> dict[str, str]:
 
 
 def plugin_paths(config: RunConfig) -> list[str]:
-    """Return the paths of all classes and functions that a run's settings name, with plug-ins as module:Class."""
+    """Return the paths of all classes and functions that a run's settings name; those of plug-ins are module:Class."""
     metrics = (METRICS.path(name) for name in config.metrics)
     return [*acting_paths(config.env, config.policy), *metrics, *_classes(config)]
 
 
 def changed_sources(now: Mapping[str, str], then: Mapping[str, object]) -> list[str]:
-    """Describe each source whose digest differs from its digest in `then`."""
+    """Return a message for each source whose digest differs from its digest in `then`."""
     return [
         f"the source of {name} had the SHA-256 {before[:12]}..., found {now[name][:12]}..."
         for name, before in then.items()

@@ -17,9 +17,8 @@ from pydantic import JsonValue
 def parse(text: str) -> JsonValue:
     """Parse JSON or YAML text.
 
-    Raises:
-        ValueError: the text is neither, contains a tag, a date, a duplicate key or a value that contains itself, or
-            has too many values after its aliases are expanded.
+    Raises ValueError if the text is neither, contains a tag, a date, a duplicate key or a value that contains itself,
+    or has too many values after its aliases are expanded.
     """
     try:
         return json.loads(text, object_pairs_hook=_mapping)
@@ -100,7 +99,7 @@ def _load(text: str) -> Any:
 
 
 def _num_values(node: yaml.Node, known: dict[int, float]) -> float:
-    """Count the values of a node after expanding aliases; infinite if it contains itself."""
+    """Return the number of values in a node after its aliases are expanded; infinity if it contains itself."""
     if id(node) not in known:
         known[id(node)] = math.inf
         if isinstance(node, yaml.MappingNode):

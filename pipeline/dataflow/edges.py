@@ -1,4 +1,4 @@
-"""Edges: rules that select the outputs that a stage reads as an input.
+"""Edges, which are rules that select the outputs that a stage reads as an input.
 
 An edge such as `this_step(PROCESS_SAMPLES)` is relative to the position of the stage that reads it. Execution order,
 lineage, static checks, diagrams and composition are derived from edges without calling any stage.
@@ -48,9 +48,7 @@ def this_step(stage: Stage | str) -> Edge:
 def last_step(stage: Stage | str, *, first: Stage | str | None = None) -> Edge:
     """Return an edge to a stage's output in the previous inner step.
 
-    Args:
-        stage: Stage, or its name.
-        first: Edge name, or stage, to read in the first step; None to read nothing.
+    In the first step, it reads `first`, an edge name or a stage; None to read nothing.
     """
     return Edge("last_step", (_name(stage),), _first(first))
 
@@ -63,9 +61,7 @@ def every_step(stage: Stage | str) -> Edge:
 def steps_so_far(stage: Stage | str, *, among: Per | None = None) -> Edge:
     """Return an edge to the tuple of a stage's outputs in the inner steps up to and including this one.
 
-    Args:
-        stage: Stage, or its name.
-        among: Inner steps to include; default: all.
+    `among` restricts the inner steps to include.
     """
     return Edge("steps_so_far", (_name(stage),), among=among)
 
@@ -73,9 +69,7 @@ def steps_so_far(stage: Stage | str, *, among: Per | None = None) -> Edge:
 def last_iteration(stage: Stage | str, *, first: Stage | str | None = None) -> Edge:
     """Return an edge to a stage's output in the previous iteration.
 
-    Args:
-        stage: Stage, or its name.
-        first: Edge name, or stage, to read in the first iteration; None to read nothing.
+    In the first iteration, it reads `first`, an edge name or a stage; None to read nothing.
     """
     return Edge("last_iteration", (_name(stage),), _first(first))
 

@@ -86,7 +86,7 @@ class Graph:
         return self._order.sort(refs)
 
     def sampled_from(self, config: RunConfig, iteration: int) -> set[StageRef]:
-        """Return the outputs that determine an iteration's episodes: outputs of sampling stages, and their inputs."""
+        """Return references to sampling stages' outputs and inputs, which determine an iteration's episodes."""
         sampling = [ref for ref in self.order(config, iteration) if self[ref.stage].samples]
         read = (wanted for ref in sampling for wanted in self.inputs(config, ref).values())
         return {*sampling, *(wanted for wanted in read if isinstance(wanted, StageRef))}
@@ -120,7 +120,7 @@ class Graph:
         return {**found, **dict(zip(WITNESS, (tasks[0], batches[drawn]), strict=True))}
 
     def within(self, config: RunConfig, span: Span, iteration: int) -> list[StageRef]:
-        """Return references to a span's outputs in one iteration, in the order in which they are computed."""
+        """Return references to the outputs of a span in one iteration, in the order in which they are computed."""
         return [ref for ref in self.order(config, iteration) if ref in span]
 
     def sources(self, edge: Edge) -> Iterator[tuple[str, Edge]]:

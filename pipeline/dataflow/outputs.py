@@ -62,7 +62,7 @@ class SpanOutputs:
 
 
 def read_only(value: T) -> T:
-    """Make an output's arrays read-only and return it: other stages read it, and it may not be on disk yet."""
+    """Make an output's arrays read-only and return the output: other stages read it, and it may not be on disk yet."""
     if isinstance(value, np.ndarray):
         value.flags.writeable = False
     elif isinstance(value, Mapping):

@@ -71,12 +71,8 @@ class StageRef:
 class Span:
     """All outputs of some stages over consecutive iterations, as an input that a stage reads on demand.
 
-    With a span, a record can refer to all outputs so far without a list that grows with the run.
-
-    Attributes:
-        stages: Stage names. All inner steps are included, and an iteration need not contain every stage.
-        first: First iteration.
-        last: Last iteration, inclusive.
+    A record can thus refer to all outputs so far without a list that grows with the run. All inner steps of the stages
+    are included, from iteration `first` to `last`, inclusive; an iteration need not contain every stage.
     """
 
     stages: tuple[str, ...]
@@ -100,8 +96,7 @@ class Span:
 class StageOrder:
     """Order in which a run computes outputs. Consecutive stepped stages run step by step.
 
-    Args:
-        stages: Stage names in data-flow order, each with True if the stage may have several outputs per iteration.
+    `stages` are names in data-flow order, each with True if the stage may have several outputs per iteration.
     """
 
     def __init__(self, stages: Iterable[tuple[str, bool]]) -> None:

@@ -269,9 +269,7 @@ def _path(function: Callable[..., Any]) -> str:
 def call(stage: Stage, tools: Mapping[str, Any], inputs: Mapping[str, Any], parallel: ParallelMap) -> Any:
     """Call a stage's function with its tools and inputs, task by task if the stage is over tasks.
 
-    Raises:
-        GraphError: the stage is over tasks, but its inputs have no task axis or differ in their number of tasks, or
-            its output for a task lacks a task axis of length 1 or does not contain the same arrays as for task 0.
+    Raises GraphError if the inputs or outputs of a stage over tasks do not have a suitable task axis.
     """
     positional = [tools[name] for name in stage.tools]
     if stage.over is None:

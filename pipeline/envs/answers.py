@@ -1,4 +1,4 @@
-"""Validation of all values that an environment returns."""
+"""Validation of all values that an environment returns. Functions raise EnvError if a value is invalid."""
 
 import math
 import re
@@ -17,13 +17,9 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class RowFault(EnvError):
-    """Raised if one row's environment raises an error or returns an invalid result.
+    """Raised, also by custom batches, if one row's environment raises an error or returns an invalid result.
 
-    A custom `BatchEnv` may raise it to name the row at fault.
-
-    Attributes:
-        row: Index of the row at fault.
-        call: Call that failed: "make", "set_task", "reset", "step" or "act" (the policy's action is not finite).
+    `call` is the call that failed: "make", "set_task", "reset", "step" or "act" (the policy's action is not finite).
     """
 
     def __init__(self, message: str, row: int, call: str) -> None:
@@ -36,11 +32,7 @@ class RowFault(EnvError):
 
 
 def observation_of(answer: Any, shape: tuple[int, ...]) -> Array:
-    """Return an observation as a flat array [O], which may share memory with the environment.
-
-    Raises:
-        EnvError: the observation is not numeric or has another shape.
-    """
+    """Return an observation as a flat array [O], which may share memory with the environment."""
     values = np.asarray(answer)
     if values.dtype.kind not in "biuf" or values.shape != shape:
         raise EnvError(
@@ -51,11 +43,7 @@ def observation_of(answer: Any, shape: tuple[int, ...]) -> Array:
 
 
 def as_integers(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert observations to the integer dtype of their space.
-
-    Raises:
-        EnvError: this dtype cannot represent a value.
-    """
+    """Return observations in the integer dtype of their space, which must be able to represent them."""
     if values.dtype == dtype:
         return values
     with np.errstate(invalid="ignore"):
@@ -70,11 +58,7 @@ def as_integers(values: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def wrong_number(observations: Array) -> tuple[int, str] | None:
-    """Find the first observation in [n, O] float64 that contains a value that float32 cannot represent.
-
-    Returns:
-        Row of the observation and a description of the problem, or None if there is none.
-    """
+    """Return the row and a description of the first value in [n, O] that float32 cannot represent, or None."""
     # Comparisons with NaN are false.
     sound = np.abs(observations) <= LARGEST
     if sound.all():
@@ -84,11 +68,7 @@ def wrong_number(observations: Array) -> tuple[int, str] | None:
 
 
 def number_of(answer: Any, name: str) -> float:
-    """Convert a number that an environment returned to a float.
-
-    Raises:
-        EnvError: the value is not a single finite number within the range of float32.
-    """
+    """Return a number from an environment as a float, which must be finite in float32."""
     if type(answer) is float:  # the usual case; this check makes it twice as fast
         number = answer
     else:
@@ -102,11 +82,7 @@ def number_of(answer: Any, name: str) -> float:
 
 
 def flag_of(answer: Any, name: str) -> bool:
-    """Convert a boolean that an environment returned. Other types are rejected, since text such as "False" is truthy.
-
-    Raises:
-        EnvError: the value is not a boolean.
-    """
+    """Return a boolean from an environment. Other types are rejected, since text such as "False" is truthy."""
     if answer is True or answer is False:
         return answer
     value = np.asarray(answer)
@@ -116,11 +92,7 @@ def flag_of(answer: Any, name: str) -> bool:
 
 
 def reward_terms_of(reward: float, info: Any) -> dict[str, float]:
-    """Return the reward terms in `info`, or the reward as the only term if there are none.
-
-    Raises:
-        EnvError: the terms are not numeric or do not sum to the reward.
-    """
+    """Return the reward terms in `info`, which must sum to the reward, or the reward as the only term."""
     if not isinstance(info, Mapping):
         raise EnvError(f"found {shown(info)} as info; required a dict")
     if "reward_terms" not in info:
@@ -172,11 +144,7 @@ _TAKEN = ("return", "discounted_return", "length")
 
 
 def declared_facts(env: gymnasium.Env[Any, Any]) -> tuple[Fact, ...]:
-    """Return the facts that the outermost wrapper with a declaration declares, or else the environment.
-
-    Raises:
-        EnvError: a declaration is invalid, or a name is duplicated or reserved.
-    """
+    """Return the facts declared by the outermost wrapper with a declaration, or else by the environment."""
     declared = env.get_wrapper_attr("facts") if env.has_wrapper_attr("facts") else ()
     is_declaration = isinstance(declared, list | tuple) and all(isinstance(f, tuple) and len(f) > 1 for f in declared)
     if not (isinstance(env.unwrapped, MetaEnv) or is_declaration):
@@ -209,16 +177,12 @@ def declared_facts(env: gymnasium.Env[Any, Any]) -> tuple[Fact, ...]:
 
 def described_facts(env: gymnasium.Env[Any, Any]) -> dict[str, dict[str, Any]]:
     """Return the declared facts as JSON data, keyed by name."""
-    about = {fact.name: fact._asdict() for fact in declared_facts(env)}
-    return {name: {key: value for key, value in fact.items() if key != "name"} for name, fact in about.items()}
+    about = [fact._asdict() for fact in declared_facts(env)]
+    return {fact.pop("name"): fact for fact in about}
 
 
 def facts_in(info: Mapping[str, Any], declared: Sequence[Fact]) -> dict[str, float]:
-    """Return the facts that a single environment reports in `info`, with flags as 0 and 1.
-
-    Raises:
-        EnvError: a fact is missing, not declared, or of the wrong kind.
-    """
+    """Return the facts that a single environment reports in `info`, with flags as 0 and 1."""
     reported = info.get("facts", {})
     if not declared and reported == {}:
         return {}
@@ -229,11 +193,9 @@ def facts_in(info: Mapping[str, Any], declared: Sequence[Fact]) -> dict[str, flo
 
 
 def check_facts(reported: Mapping[str, Array], declared: Sequence[Fact], rows: Array) -> None:
-    """Check the facts that a batched environment reports for the rows [n] that it stepped.
+    """Raise EnvError unless a batched environment reports valid facts for the rows [n] that it stepped.
 
-    Raises:
-        EnvError: a fact is missing or not declared, or is not an array [n] of its kind.
-        RowFault: a number that is not optional is not finite.
+    Raises RowFault, a subclass, if a number that is not optional is not finite.
     """
     _require_names("step: facts", reported, declared)
     for fact in declared:
@@ -263,21 +225,18 @@ def _require_names(where: str, reported: Mapping[str, Any], declared: Sequence[F
 
 
 def _value(answer: Any, fact: Fact) -> float:
-    what = f"fact {fact.name}"
+    value = np.asarray(answer)
     if fact.kind == "number":
-        value = np.asarray(answer)
         if value.ndim == 0 and value.dtype.kind == "f" and math.isnan(value):
             if fact.optional:
                 return math.nan
-            raise EnvError(f"found nan as {what}; required {_wanted(fact)}")
-        return number_of(answer, what)
+            raise EnvError(f"found nan as fact {fact.name}; required {_wanted(fact)}")
+        return number_of(answer, f"fact {fact.name}")
     # Many environments report success as 0.0 and 1.0.
-    value = np.asarray(answer)
     if value.ndim or value.dtype.kind not in "biuf" or value not in (0, 1):
-        raise EnvError(f"found {shown(answer)} as {what}; required True or False, or 1 or 0")
+        raise EnvError(f"found {shown(answer)} as fact {fact.name}; required True or False, or 1 or 0")
     return float(value)
 
 
 def _wanted(fact: Fact) -> str:
-    more = ", or NaN" if fact.optional else "; only an optional fact may be NaN"
-    return f"a finite number within float32{more}"
+    return _FINITE + (", or NaN" if fact.optional else "; only an optional fact may be NaN")

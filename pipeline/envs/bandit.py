@@ -57,8 +57,6 @@ class BernoulliBandit(Drawn, MetaEnv):
 
 
 class BanditBatch(RowBatch):
-    """Batch of N bandits."""
-
     observation_size = 1
     action_size = 1
     _DRAWN_AHEAD = 64

@@ -50,10 +50,7 @@ class WrapperConfig(Settings):
 
 
 class EnvConfig(Settings):
-    """An environment, selected by name, and its options.
-
-    A bare string sets the name: `--set env=point-corner`.
-    """
+    """An environment, selected by name, and its options. A bare string sets the name: `--set env=point-corner`."""
 
     short_for = "name"
     name: str = Field(min_length=1)
@@ -64,24 +61,19 @@ class EnvConfig(Settings):
     action_scale: float | None = Field(default=10.0, gt=0)
     """Map the policy's box [-action_scale, action_scale] onto the environment's action box. null passes actions
     unchanged, which is the default for actor-critics and the only choice for discrete actions."""
-
     diagnostics: bool = later(False)
     """Store the environment's diagnostics for each rollout batch, such as forward_velocity, among the metrics."""
     facts: dict[str, InfoFact] = later({})
     """Facts to store from the info of a plain gymnasium environment, as name: key, such as success: is_success. A
     MetaEnv declares its own facts."""
-
     wrappers: tuple[WrapperConfig, ...] = later(())
     """Wrappers around the environment, innermost first, such as [FlattenObservation] or [{name: my_module:Class,
     options: {key: value}}]."""
-
     observed: tuple[Annotated[int, Field(ge=0)], ...] | None = later(None, min_length=1)
     """Indices of the observation entries that the policy sees, such as [0, 2] for a cart-pole without velocities; null:
     all. Only for plain gymnasium environments."""
-
     integer_observations: bool = later(True, before=False)
     """Store integer observations, such as image bytes, in their own dtype; false: as float32."""
-
     copies: Literal["auto", "kept", "fresh"] = later("auto", before="kept")
     """Copies of a third-party environment. kept: reused across episodes. fresh: new for each episode, which is slower.
     auto: fresh if a rehearsal before the run finds that episodes depend on earlier ones, otherwise kept."""
@@ -139,9 +131,6 @@ def registered_id(name: str) -> str | None:
     """Return an environment's gymnasium id after importing its module, or None for other names.
 
     Ids may lack a version, so a name that the module does not define may be an id that it registered.
-
-    Raises:
-        ConfigError: the module cannot be imported.
     """
     own = name.rpartition(":")[2]
     if ":" in name and hasattr(import_module(name), own.partition(".")[0]):
@@ -156,7 +145,7 @@ _ASKED = ContextVar("_ASKED", default=True)
 
 @contextmanager
 def step_limits_left_open() -> Generator[None]:
-    """Within the block, configurations do not look up gymnasium's step limits. For callers that only read settings."""
+    """Skip the lookup of gymnasium's step limits within the block, for callers that only read settings."""
     token = _ASKED.set(False)
     try:
         yield
@@ -165,11 +154,7 @@ def step_limits_left_open() -> Generator[None]:
 
 
 def gymnasium_limit(name: str) -> int | None:
-    """Return gymnasium's step limit for a gymnasium environment, or None if there is none.
-
-    Raises:
-        ConfigError: the module that registers the environment cannot be imported.
-    """
+    """Return gymnasium's step limit for a gymnasium environment, or None if there is none."""
     # A lower-case name is a misspelled built-in environment, which is rejected earlier.
     if not _ASKED.get() or name in ENVS or (re.fullmatch("[a-z0-9-]+", name) and not is_gymnasium_id(name)):
         return None

@@ -18,11 +18,7 @@ class EnvError(ValueError):
 
 
 def require_count(env: gymnasium.Env[Any, Any], option: str, value: object, *, least: int) -> None:
-    """Check that an environment option is an integer of at least `least`.
-
-    Raises:
-        EnvError: it is not; names the option.
-    """
+    """Raise EnvError unless an environment option is an integer of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise EnvError(f"{type(env).__name__}: {option} is {value!r}; required a whole number of at least {least}")
 
@@ -166,25 +162,18 @@ class MetaEnv(gymnasium.Env[Array, Array]):
 
     task_fields: tuple[TaskField, ...] = ()
     """The P task fields, in the order of the task vector."""
-
     task_set: tuple[tuple[float, ...], ...] | None = None
     """All tasks, if there are finitely many; a task's id is its index. None for a continuous distribution."""
-
     test_task_set: tuple[tuple[float, ...], ...] | None = None
     """Held-out tasks, if there is a fixed `task_set`. None: evaluation draws new tasks."""
-
     task_classes: Classes | None = None
     """Named task classes for per-class returns and balanced sampling. None: a single class."""
-
     observation_components: Sequence[tuple[str, str]] | None = None
     """Name and unit of each observation entry, flattened in C order; see Component. None: unnamed."""
-
     action_components: Sequence[tuple[str, str]] | None = None
     """Name and unit of each action entry. None: unnamed."""
-
     facts: Sequence[Fact] = ()
     """Facts that `step` reports, see Fact. It may be a class or an instance attribute."""
-
     recorded: Mapping[str, Any] = MappingProxyType({})
     """Plain data that runs record in addition to the options, such as which implementation the environment uses."""
 
@@ -285,23 +274,19 @@ class MetaEnv(gymnasium.Env[Array, Array]):
 
 @cache
 def follows_other_base(cls: type[MetaEnv]) -> bool:
-    """Return True if, without a row_batch, a base after MetaEnv defines `step`: `class Tasks(MetaEnv, CartPoleEnv)`."""
+    """Return True if `step` comes from a base after MetaEnv, as in `class Tasks(MetaEnv, CartPoleEnv)`."""
     following = cls.mro()[cls.mro().index(MetaEnv) + 1 :]
     steps = (vars(base)["step"] for base in following if "step" in vars(base))
     return cls.row_batch is MetaEnv.row_batch and next(steps) is not gymnasium.Env.step
 
 
 def keeps_rules(env: gymnasium.Env[Any, Any], base: type[gymnasium.Env[Any, Any]]) -> bool:
-    """Return False if a subclass overrides `step` or `reset`, since the batch of `base` would ignore the override."""
+    """Return True unless a subclass overrides `step` or `reset`, which the batch of `base` would ignore."""
     return type(env).step is base.step and type(env).reset is base.reset
 
 
 def check_task(env: MetaEnv, task: Array) -> Array:
-    """Validate a task and return it as an array, [P] float64.
-
-    Raises:
-        EnvError: the task has another shape or a non-finite entry.
-    """
+    """Return a task as an array, [P] float64, or raise EnvError if it has another shape or a non-finite entry."""
     names = [field.name for field in env.task_fields]
     value = np.array(task, np.float64)
     if value.shape != (len(names),) or not np.isfinite(value).all():

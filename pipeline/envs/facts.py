@@ -1,4 +1,4 @@
-"""Facts that runs record about their environment, such as its class, options and sizes."""
+"""Facts that runs record about their environments, such as class, options and sizes."""
 
 import inspect
 import math
@@ -23,10 +23,9 @@ _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
     """Return facts that identify an environment even if defaults change later, as JSON data.
 
-    Returns:
-        `class` as module:Class; `options` of its constructor, including defaults; `observation_size`;
-        `observation_shape` if it has several axes; `action_size` or, for discrete actions, `num_choices`;
-        `actions_taken`, the space into which a policy's actions are mapped; and the environment's `recorded` data.
+    These are `class` as module:Class; `options` of its constructor, including defaults; `observation_size`;
+    `observation_shape` if it has several axes; `action_size` or, for discrete actions, `num_choices`; `actions_taken`,
+    the space into which a policy's actions are mapped; and the environment's `recorded` data.
     """
     path, factory, given = _factory(config)
     actions = env.action_space
@@ -107,11 +106,7 @@ def parts_from(described: Mapping[str, Any]) -> gymnasium.Space[Any]:
 
 
 def component_facts(env: MetaEnv) -> dict[str, Any]:
-    """Return an environment's declared components: `observation` and `action`, each with `names` and `units`.
-
-    Raises:
-        EnvError: the number of components is wrong, or a name is invalid or duplicated.
-    """
+    """Return an environment's declared components: `observation` and `action`, each with `names` and `units`."""
     kinds = {
         "observation": (env.observation_components, env.observation_space),
         "action": (env.action_components, env.action_space),
@@ -139,7 +134,7 @@ def component_facts(env: MetaEnv) -> dict[str, Any]:
 
 
 def class_path(config: EnvConfig) -> str:
-    """Return the path of an environment's class, module:Class, or only a name if an object was registered."""
+    """Return the path of an environment's class, module:Class, or only its name if an object was registered."""
     return _factory(config)[0]
 
 

@@ -1,4 +1,4 @@
-"""Flattening of composite observations, with the same order and values as gymnasium's `flatten`."""
+"""Flattening of composite observations, in the order and with the values of gymnasium's `flatten`."""
 
 import json
 import math
@@ -21,8 +21,7 @@ _MOST_NAMES = 1000
 class FlatObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
     """Wrapper that flattens observations. Discrete parts become one-hot; parts of a Dict keep its order.
 
-    Raises:
-        EnvError: a part cannot be flattened.
+    Raises EnvError if a part cannot be flattened.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -55,12 +54,10 @@ class FlatObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
 
 
 def flat(space: gymnasium.Space[Any], observation: Any) -> Array:
-    """Flatten an observation to a vector; discrete values become one-hot.
+    """Flatten an observation to a vector, in which discrete values are one-hot.
 
-    A scalar is accepted for a Box of size 1.
-
-    Raises:
-        EnvError: the observation is not in the space. The bounds of a Box are not checked.
+    A scalar is accepted for a Box of size 1. Raises EnvError if the observation is not in the space; the bounds of a
+    Box are not checked.
     """
     _require_in(space, observation, "observation")
     return np.asarray(flatten(space, observation))

@@ -94,8 +94,6 @@ class HiddenGoalGrid(Drawn, MetaEnv):
 
 
 class GridBatch(RowBatch):
-    """Batch of N grids, stepped with array operations."""
-
     action_size = 1
 
     def __init__(self, num_rows: int, size: int) -> None:

@@ -42,12 +42,8 @@ class Hopper(PlanarWalker, MujocoRobot, MetaEnv):
         height, angle = qpos[:, 1], qpos[:, 2]
         # Comparisons with NaN are false.
         bounded = (np.abs(qpos[:, 2:]) < self.max_state).all(axis=1) & (np.abs(qvel) < self.max_state).all(axis=1)
-        return (
-            bounded
-            & np.isfinite(qpos[:, :2]).all(axis=1)
-            & (height > self.min_height)
-            & (np.abs(angle) < self.max_angle)
-        )
+        bounded &= np.isfinite(qpos[:, :2]).all(axis=1)
+        return bounded & (height > self.min_height) & (np.abs(angle) < self.max_angle)
 
 
 class HopperRandParams(RandomDynamics, Hopper):
@@ -61,10 +57,7 @@ class HopperRandParams(RandomDynamics, Hopper):
 
 
 class PearlHopperRandParams(FixedTasks, RandomDynamics, Hopper):
-    """HopperRandParams with 40 fixed training bodies, ids 0-39, and 10 test bodies.
-
-    Options: `num_train_tasks` and `num_test_tasks`.
-    """
+    """HopperRandParams with fixed bodies: `num_train_tasks` for training (40, ids 0-39) and `num_test_tasks` (10)."""
 
     def __init__(self, render_mode: str | None = None, *, num_train_tasks: int = 40, num_test_tasks: int = 10) -> None:
         super().__init__(render_mode)

@@ -6,52 +6,33 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box
 
-from metaloom.pipeline.envs.answers import (
-    RowFault,
-    as_integers,
-    declared_facts,
-    facts_in,
-    flag_of,
-    is_ctrl_c,
-    last_line,
-    number_of,
-    observation_of,
-    reward_terms_of,
-    wrong_number,
-)
+from metaloom.pipeline.envs import answers
+from metaloom.pipeline.envs.answers import RowFault
 from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv
 from metaloom.pipeline.types import Array
-
-
-def ignore_row(row: int) -> None:
-    """Do nothing; the default for `watch_row`."""
 
 
 class LoopBatch:
     """N copies of any environment, stepped one after another.
 
     Errors and invalid results raise RowFault. Actions and results are copied, so environments may keep and modify both.
-
-    Args:
-        make: Function that makes one copy.
-        num_rows: Number of rows N.
-        watch_row: Function called with a row's index before each call of its environment.
-        dtype: Dtype of stored observations; if it is an integer type, observations are kept in it.
+    Before each call of an environment, `watch_row` is called with its row. Observations are stored in `dtype` if it is
+    an integer type.
     """
 
     def __init__(
         self,
         make: Callable[[], MetaEnv],
         num_rows: int,
-        watch_row: Callable[[int], None] = ignore_row,
+        watch_row: Callable[[int], None] | None = None,
         dtype: np.dtype[Any] | None = None,
     ) -> None:
-        self.watch_row = watch_row
+        self.watch_row: Callable[[int], object] = watch_row or (lambda row: None)
         # Keep other observations in float64, to find values that float32 cannot represent.
         self._dtype = dtype if dtype is not None and dtype.kind in "iu" else np.dtype(np.float64)
         self._envs: list[MetaEnv] = []
         for row in range(num_rows):
-            watch_row(row)
+            self.watch_row(row)
             self._envs.append(make())
         first = self._envs[0]
         self._name = type(first.unwrapped).__name__
@@ -63,7 +44,7 @@ class LoopBatch:
         self.observation_size: int = int(np.prod(space.shape))
         self.action_size: int = int(np.prod(first.action_space.shape or ()))
         self._terms: tuple[str, ...] | None = None
-        self._facts = declared_facts(first)
+        self._facts = answers.declared_facts(first)
         self._asking = _Asked(self._name)
 
     def reset(self, tasks: Array, seeds: Array) -> Array:
@@ -97,8 +78,9 @@ class LoopBatch:
                 observation, reward, ends, is_cut, info = self._envs[row].step(actions[i].copy())
                 terms.append(self._read_terms(reward, info))
                 observations[i] = self._read(observation)
-                terminated[i], truncated[i] = flag_of(ends, "terminated"), flag_of(is_cut, "truncated")
-                facts_by_row.append([*facts_in(info, self._facts).values()])
+                terminated[i] = answers.flag_of(ends, "terminated")
+                truncated[i] = answers.flag_of(is_cut, "truncated")
+                facts_by_row.append([*answers.facts_in(info, self._facts).values()])
         self._require_finite(observations, numbers, "step")
         columns = np.array(terms, np.float64).T
         named = dict(zip(self._terms or (), columns, strict=True))
@@ -109,16 +91,16 @@ class LoopBatch:
         return BatchStep(observations, named, terminated, truncated, facts)
 
     def _asked(self, row: int, call: str) -> "_Asked":
-        """Return a context manager that converts errors in the block to a RowFault with this row and call."""
+        """Return a context manager that converts errors within the block to RowFaults for this row and call."""
         self._asking.row, self._asking.call = row, call
         return self._asking
 
     def _read(self, observation: Any) -> Array:
-        values = observation_of(observation, self._shape)
-        return values if self._dtype.kind == "f" else as_integers(values, self._dtype)
+        values = answers.observation_of(observation, self._shape)
+        return values if self._dtype.kind == "f" else answers.as_integers(values, self._dtype)
 
     def _read_terms(self, reward: Any, info: Any) -> list[float]:
-        terms = reward_terms_of(number_of(reward, "reward"), info)
+        terms = answers.reward_terms_of(answers.number_of(reward, "reward"), info)
         if self._terms is None:
             self._terms = tuple(terms)
         if terms.keys() != set(self._terms):
@@ -129,8 +111,8 @@ class LoopBatch:
         return [terms[name] for name in self._terms]
 
     def _require_finite(self, observations: Array, rows: Sequence[int], call: str) -> None:
-        """Check all observations of a step together, which is faster than one by one."""
-        if self._dtype.kind == "f" and (wrong := wrong_number(observations)) is not None:
+        """Raise RowFault if an observation is not finite. Checking all rows together is faster than one by one."""
+        if self._dtype.kind == "f" and (wrong := answers.wrong_number(observations)) is not None:
             i, problem = wrong
             raise RowFault(f"{self._name}.{call}: {problem}", rows[i], call)
 
@@ -160,8 +142,8 @@ class _Asked:
         if isinstance(error, EnvError):
             raise RowFault(f"{self.name}.{self.call}: {error}", self.row, self.call) from error
         # BaseException: an environment that calls sys.exit must not end the worker.
-        if not is_ctrl_c(error):
-            raise RowFault(f"{self.name}.{self.call} raised {last_line(error)}", self.row, self.call) from error
+        if not answers.is_ctrl_c(error):
+            raise RowFault(f"{self.name}.{self.call} raised {answers.last_line(error)}", self.row, self.call) from error
 
 
 def _state(env: MetaEnv) -> Array:

@@ -50,13 +50,13 @@ _SPATIAL: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 
 def action_components(model: mujoco.MjModel) -> tuple[Component, ...]:
-    """Return a component per actuator. Controls are dimensionless; motor gears convert them to torques or forces."""
-    names: list[str] = []
+    """Return a component for each actuator. Controls are dimensionless; gears convert them to torques or forces."""
+    found: list[Component] = []
     for i in range(model.nu):
         drives_joint = model.actuator_trntype[i] == mujoco.mjtTrn.mjTRN_JOINT
         joint = model.joint(model.actuator_trnid[i, 0]).name if drives_joint else ""
-        names.append(model.actuator(i).name or joint or f"actuator_{i}")
-    return tuple(Component(name, "1") for name in names)
+        found.append(Component(model.actuator(i).name or joint or f"actuator_{i}"))
+    return tuple(found)
 
 
 def gymnasium_components(env: Any) -> tuple[Sequence[Component] | None, Sequence[Component] | None]:
@@ -84,16 +84,13 @@ def _freedoms(model: mujoco.MjModel) -> list[Component]:
 def observed_components(
     model: mujoco.MjModel, observe: Callable[[Array, Array, Mapping[str, Array]], Array], derived: Mapping[str, Array]
 ) -> tuple[Component, ...] | None:
-    """Return a component for each observation entry; None if some entry is not from qpos, qvel or `derived`.
+    """Return a component for each observation entry, or None if some entry is not from qpos, qvel or `derived`.
 
-    Args:
-        model: MuJoCo model of the robot.
-        observe: Function that maps qpos [1, nq], qvel [1, nv] and derived fields [1, ...] to observations [1, O].
-        derived: Derived fields, keyed by name; only their shapes are used.
+    `observe` maps qpos [1, nq], qvel [1, nv] and derived fields [1, ...] to observations [1, O]. Of the fields in
+    `derived`, keyed by name, only the shapes are used.
     """
-    known = [*position_components(model), *velocity_components(model)]
-    for name in derived:
-        known += _derived(model, name)
+    joints = [*position_components(model), *velocity_components(model)]
+    known = [*joints, *(component for name in derived for component in _derived(model, name))]
     # Set each component to a code value, and find the code values in the observation.
     codes = (1 + np.arange(len(known))) * _CODE
     ends = np.cumsum([model.nq, model.nv, *(field[0].size for field in derived.values())])
@@ -109,7 +106,7 @@ def observed_components(
 
 
 def _axes(model: mujoco.MjModel, joint: int, *, moving: bool) -> list[Component]:
-    """Return a joint's components in qpos or, if `moving`, in qvel."""
+    """Return the components of a joint in qpos or, if `moving`, in qvel."""
     name = model.joint(joint).name or f"joint_{joint}"
     axes = _OF_JOINTS[mujoco.mjtJoint(int(model.jnt_type[joint]))][moving]
     return [Component(f"{name}_{axis}" if axis else name, unit) for axis, unit in axes]
@@ -131,23 +128,14 @@ GYMNASIUM_MODELS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets
 
 @dataclass(frozen=True)
 class Motion:
-    """One control step in n simulations.
+    """One control step in n simulations."""
 
-    Attributes:
-        qpos_before: Joint positions before the step, [n, nq].
-        qpos: Joint positions after the step, [n, nq].
-        qvel: Joint velocities after the step, [n, nv].
-        actions: Controls that were applied, [n, A].
-        dt: Duration of the step in seconds.
-        derived_before: Name -> [n, ...], the robot's `derived_before` fields before the step.
-        derived: Name -> [n, ...], the robot's `derived` fields after the step.
-    """
-
-    qpos_before: Array
-    qpos: Array
-    qvel: Array
-    actions: Array
-    dt: float
+    qpos_before: Array  # joint positions before the step, [n, nq]
+    qpos: Array  # joint positions after the step, [n, nq]
+    qvel: Array  # joint velocities after the step, [n, nv]
+    actions: Array  # controls that were applied, [n, A]
+    dt: float  # duration of the step in seconds
+    # Name -> [n, ...], the robot's `derived_before` fields before the step, and its `derived` fields after the step.
     derived_before: Mapping[str, Array] = field(default_factory=dict)
     derived: Mapping[str, Array] = field(default_factory=dict)
 
@@ -230,14 +218,14 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
 
     @abstractmethod
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
-        """Return the reward [n] for velocities in m/s: [n] for forward, or [n, 2] in the plane."""
+        """Return the reward [n] for velocities in m/s: [n] for forward velocities, or [n, 2] in the plane."""
 
     def terminal(self, motion: Motion, tasks: Array) -> Array:
         """Return True where the step terminated the episode, [n]. The default is never."""
         return np.zeros(len(motion.qpos), np.bool_)
 
     def prepare_model(self) -> None:
-        """Complete the robot after its model is loaded. The default does nothing."""
+        """Complete the robot after its model has been loaded. The default does nothing."""
 
     def write_models(self, batch: ModelBatch, tasks: Array) -> None:
         """Write the model changes for tasks [N, P] into the rows of a batch. The default does nothing.
@@ -276,7 +264,7 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
         return self.observations(self.data.qpos[None], self.data.qvel[None], self._read(self.derived))[0]
 
     def _read(self, names: tuple[str, ...], copy: bool = False) -> dict[str, Array]:
-        """Return fields of this robot's MjData, name -> [1, ...]."""
+        """Return fields of the robot's MjData: name -> [1, ...]."""
         return {name: np.array(getattr(self.data, name), copy=copy or None)[None] for name in names}
 
     def batch(self, num_rows: int, num_threads: int) -> "MujocoBatch | None":
@@ -356,10 +344,8 @@ class MujocoBatch(RowBatch):
         qpos, qvel, tasks = self._qpos[at], self._qvel[at], self.tasks[at]
         derived = {name: field[at] for name, field in self._derived.items()}
         motion = Motion(qpos_before, qpos, qvel, actions, robot.dt, derived_before, derived)
-        terms = robot.reward_terms(motion, tasks)
-        terminated = robot.terminal(motion, tasks)
-        observations = robot.observations(qpos, qvel, derived)
-        return BatchStep(observations, terms, terminated, np.zeros(len(actions), np.bool_))
+        terms, terminated = robot.reward_terms(motion, tasks), robot.terminal(motion, tasks)
+        return BatchStep(robot.observations(qpos, qvel, derived), terms, terminated, np.zeros(len(actions), np.bool_))
 
     @property
     def state(self) -> Array:
@@ -373,7 +359,7 @@ class MujocoBatch(RowBatch):
 def physics_batch(
     model: mujoco.MjModel, num_rows: int, num_threads: int, *, contact_forces: bool = False
 ) -> PhysicsBatch:
-    """Make a MuJoCo batch for a robot's model, without computations that a single robot does not need."""
+    """Return a MuJoCo batch for a robot's model, without computations that a single robot does not need."""
     model = copy.copy(model)
     # Solving contacts by islands gives the same bits, but takes longer if there is only one island.
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND
@@ -389,11 +375,7 @@ def squared_norm(vectors: Array) -> Array:
 
 
 def check_obs_style(robot: MujocoRobot, obs_style: ObsStyle, allowed: tuple[ObsStyle, ...]) -> ObsStyle:
-    """Validate an observation style and return it.
-
-    Raises:
-        EnvError: the robot does not offer this style.
-    """
+    """Return an observation style, or raise EnvError if the robot does not offer it."""
     if obs_style not in allowed:
         raise EnvError(f"{type(robot).__name__}: obs_style is {obs_style!r}; required one of {', '.join(allowed)}")
     return obs_style

@@ -1,5 +1,6 @@
 """Wrappers named in a configuration, for any kind of environment."""
 
+import functools
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -23,19 +24,13 @@ STATISTICS: dict[type[gymnasium.Env[Any, Any]], str] = {
 
 
 def in_wrappers(env: gymnasium.Env[Any, Any], wrappers: Sequence[WrapperConfig]) -> gymnasium.Env[Any, Any]:
-    """Wrap an environment, with the first wrapper innermost. A MetaEnv keeps its tasks.
-
-    Raises:
-        EnvError: a wrapper cannot be found, keeps statistics, or is incompatible with the environment.
-    """
-    found = env
-    for wrapper in wrappers:
-        found = _in_wrapper(found, wrapper)
+    """Wrap an environment, with the first wrapper innermost. A MetaEnv keeps its tasks."""
+    found = functools.reduce(_in_wrapper, wrappers, env)
     return _InWrappers(found, env) if wrappers and isinstance(env, MetaEnv) else found
 
 
 class _InWrappers(WithTasks):
-    """A wrapped MetaEnv. What wrappers change about the reward is a separate reward term."""
+    """Wrapped MetaEnv. Changes that wrappers make to the reward are a separate reward term."""
 
     def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -46,11 +41,7 @@ class _InWrappers(WithTasks):
 
 
 def wrapper_class(wrapper: WrapperConfig) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
-    """Import a wrapper's class.
-
-    Raises:
-        EnvError: the class does not exist, keeps statistics over episodes, or writes videos.
-    """
+    """Return a wrapper's class, or raise EnvError if it keeps statistics over episodes or writes videos."""
     try:
         cls = load_class(wrapper.path, gymnasium.Wrapper, wrapper.name)
     except ConfigError as problem:

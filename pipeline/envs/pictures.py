@@ -20,9 +20,7 @@ _GRID, _OTHERS, _WALL, _GOAL, _PATH, _POINT = (
 class Picture:
     """Image of a square around the origin, onto which disks are drawn.
 
-    Args:
-        reach: Half of the square's side, in m.
-        lines: Positions of the grid lines; default: one per meter.
+    `reach` is half of the square's side, in m. `lines` are the positions of grid lines; the default is one per meter.
     """
 
     def __init__(self, reach: float, lines: Array | None = None) -> None:
@@ -38,7 +36,7 @@ class Picture:
             self._disc(goal, 4, _OTHERS)
 
     def goal(self, goal: Array, radius: float = 7) -> None:
-        """Mark this task's goal, [2] in m, with a disk whose radius is in pixels."""
+        """Mark this task's goal, [2] in m, with a disk that has a radius in pixels."""
         self._disc(goal, radius, _GOAL)
 
     def wall(self, radius: float, gap: Array, gap_reach: float) -> None:
@@ -63,7 +61,7 @@ class Picture:
         return self._canvas.round().astype(np.uint8)
 
     def _pixel(self, place: Array) -> Array:
-        """Return the pixel column and row of a position, with y pointing up."""
+        """Return the pixel column and row of a position, whose y axis points up."""
         return (np.array([place[0], -place[1]]) / self._reach + 1) / 2 * (SIDE - 1)
 
     def _disc(self, place: Array, radius: float, color: Array) -> None:
@@ -79,11 +77,10 @@ class Picture:
 
 
 def table_picture(means: Array, taken: Array) -> Array:
-    """Draw a bar chart of actions per state: wide bars show mean rewards, the best in green; narrow blue bars, counts.
+    """Return a bar chart of actions per state, in which wide bars show mean rewards and narrow bars show counts.
 
-    Args:
-        means: Mean reward of each action in each state, [states, actions].
-        taken: Number of times each action was taken, [states, actions]. The longest bar is full height at ten or more.
+    The best action is green. Mean rewards and counts are [states, actions]. A narrow bar has full height at the largest
+    count, but at least ten.
     """
     rows = int(len(means) ** 0.5)
     columns = -(-len(means) // rows)
@@ -105,7 +102,7 @@ def table_picture(means: Array, taken: Array) -> Array:
 
 
 class Drawn(gymnasium.Env[Array, Any]):
-    """Base class of environments that draw their episode. List it before MetaEnv."""
+    """Base class of environments that draw their episodes. List it before MetaEnv."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
     render_mode: str = "rgb_array"

@@ -86,8 +86,6 @@ class PointRobot(Drawn):
 
 
 class PointBatch(RowBatch):
-    """Batch of N points, stepped with array operations."""
-
     action_size = 2
 
     def __init__(self, robot: PointRobot, num_rows: int) -> None:

@@ -16,21 +16,13 @@ from metaloom.pipeline.types import Array
 
 @dataclass(frozen=True)
 class ModelArray:
-    """A model array whose entries a task scales.
-
-    Attributes:
-        name: Field name in MjModel.
-        base: Base of the multipliers base^U(-3, 3).
-        quantity: Name of the quantity in task fields.
-        owner: Kind of object that each row describes.
-        parts: Names of a row's entries; a single empty name for a scalar.
-    """
+    """A field of MjModel whose entries a task scales by base^U(-3, 3)."""
 
     name: str
     base: float
-    quantity: str
-    owner: Literal["body", "geom", "joint"]
-    parts: tuple[str, ...] = ("",)
+    quantity: str  # in the names of task fields
+    owner: Literal["body", "geom", "joint"]  # what a row describes
+    parts: tuple[str, ...] = ("",)  # names of a row's entries
 
 
 ARRAYS = (
@@ -84,7 +76,7 @@ class RandomDynamics(MujocoRobot, MetaEnv):
             raise EnvError(f"{cls.__name__} defines vary_model, which is no longer called; required `prepare_model`")
 
     def vary_model(self) -> None:
-        """Raise an error. Constructors called this method in earlier versions."""
+        """Raise EnvError. Earlier versions had constructors call this method."""
         raise EnvError(f"{type(self).__name__} calls vary_model; remove the call, since the constructor does this")
 
     def prepare_model(self) -> None:
@@ -143,7 +135,7 @@ def _write(models: Array, varied: _Varied, tasks: Array) -> None:
 
 
 def _names(model: mujoco.MjModel, array: ModelArray) -> list[str]:
-    """Return a task field name for each entry of the array, in order."""
+    """Return the name of the task field for each entry of the array, in order."""
     if array.owner == "joint":
         owners = [model.joint(joint).name for joint in model.dof_jntid]
     else:

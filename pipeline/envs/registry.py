@@ -21,7 +21,7 @@ from metaloom.pipeline.schema import ConfigError, suggestion
 
 
 def make_env(config: EnvConfig) -> MetaEnv:
-    """Make a single environment that accepts the policy's actions.
+    """Return an environment that accepts the policy's actions.
 
     Raises:
         EnvError: the name, an option or the action space is not supported.
@@ -53,24 +53,22 @@ def make_env(config: EnvConfig) -> MetaEnv:
 def make_batch_env(
     config: EnvConfig, num_rows: int, num_threads: int = 1, watch_row: Callable[[int], None] | None = None
 ) -> BatchEnv:
-    """Make a batch of N environments that accepts the policy's actions.
+    """Return a batch of N environments that accepts the policy's actions.
 
     If a loop steps the environments, it calls `watch_row` with a row's index before calling the row's environment.
-
-    Raises:
-        EnvError: the name, an option or the action space is not supported.
+    Raises EnvError as `make_env` does.
     """
-    from metaloom.pipeline.envs.loop_batch import LoopBatch, ignore_row
+    from metaloom.pipeline.envs.loop_batch import LoopBatch
 
     env = make_env(config)
     if (batch := env.batch(num_rows, num_threads)) is not None:
         return batch
     dtype = observation_dtype(env.observation_space, config)
-    return LoopBatch(lambda: make_env(config), num_rows, watch_row or ignore_row, dtype)
+    return LoopBatch(lambda: make_env(config), num_rows, watch_row, dtype)
 
 
 def with_all_options(config: EnvConfig) -> EnvConfig:
-    """Return a configuration with the default options of a built-in environment filled in."""
+    """Return a configuration in which the default options of a built-in environment are filled in."""
     if config.name not in ENVS:
         return config
     parameters = inspect.signature(find_env(config.name)).parameters.values()
@@ -81,14 +79,7 @@ def with_all_options(config: EnvConfig) -> EnvConfig:
 
 
 def require_env(name: str) -> str:
-    """Check that an environment's name is known, before anything is imported for a run.
-
-    Returns:
-        Path as module:Class, or a gymnasium id whose module has been imported.
-
-    Raises:
-        EnvError: the name is unknown; suggests a similar name.
-    """
+    """Return an environment's path, module:Class, or its gymnasium id, or raise EnvError if the name is unknown."""
     try:
         return (None if name in ENVS else registered_id(name)) or PLUGINS.path(name)
     except ConfigError as problem:
@@ -103,11 +94,7 @@ def require_env(name: str) -> str:
 
 
 def find_env(name: str) -> type[gymnasium.Env[Any, Any]]:
-    """Return the class of an environment that is not registered with gymnasium.
-
-    Raises:
-        EnvError: the class does not exist or is not an environment.
-    """
+    """Return the class of an environment that is not registered with gymnasium, or raise EnvError if there is none."""
     try:
         return PLUGINS.find(name, gymnasium.Env)
     except ConfigError as problem:

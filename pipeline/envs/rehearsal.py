@@ -6,11 +6,11 @@ It runs as a separate program, since an environment may crash or hang its proces
 import faulthandler
 import hashlib
 import json
-import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -37,12 +37,10 @@ _ALTERNATIVES = 4
 
 
 def refusal(who: str, draw: Draw | None = None) -> str:
-    """Return the error message for an environment whose copies behave differently.
+    """Return the error message for an environment that gave different results for the same seed and actions.
 
-    Args:
-        who: Subject of the sentence.
-        draw: Draw from a global generator that causes the difference, if known. Training also rejects such draws,
-            except in an installed package.
+    `who` is the subject of the sentence. `draw` is the draw from a global generator that causes the difference, if
+    known. Training also rejects such draws, except in an installed package.
     """
     why = draw or "Draw only from self.np_random and restore all state in reset"
     remedy = "" if draw and not draw.installed else "; to train on it anyway: --set env.copies=kept"
@@ -63,10 +61,7 @@ class Answer(NamedTuple):
 class Rehearsal:
     """Plays episodes with fixed tasks, seeds and actions, on reused copies and on new ones.
 
-    Args:
-        config: Environment configuration.
-        max_steps: Maximum number of steps per episode.
-        timeout_seconds: Time limit per episode, after which the process exits; None for no limit.
+    Episodes have at most `max_steps` steps. The process exits if an episode takes longer than `timeout_seconds`.
     """
 
     def __init__(self, config: EnvConfig, max_steps: int, timeout_seconds: float | None = None) -> None:
@@ -98,14 +93,12 @@ class Rehearsal:
     def play(
         self, batch: BatchEnv, episodes: Sequence[int], *, task: int | None = None, seed: int | None = None
     ) -> list[list[Answer]]:
-        """Play episodes in parallel; a single episode may use the task or seed of another."""
+        """Play episodes in parallel. A single episode may use the task or seed of another one."""
         if self.timeout_seconds is not None:
             faulthandler.dump_traceback_later(self.timeout_seconds, exit=True)
         rngs = [np.random.default_rng(n) for n in episodes]
-        tasks, seeds = (
-            self.tasks[[*episodes] if task is None else [task]],
-            self.seeds[[*episodes] if seed is None else [seed]],
-        )
+        tasks = self.tasks[[*episodes] if task is None else [task]]
+        seeds = self.seeds[[*episodes] if seed is None else [seed]]
         answers = [[Answer(-1, "observations", row)] for row in batch.reset(tasks, seeds).copy()]
         self._end_copies()
         rows = np.arange(len(episodes))
@@ -173,7 +166,7 @@ class Rehearsal:
         }
 
     def _draw(self, n: int) -> Draw | None:
-        """Find the code that draws from or seeds a global generator in episode n."""
+        """Return the first draw from a global generator in episode n, or None."""
         self.alone((n + 1) % len(self.seeds))  # else, an environment that reseeds it in episode n would not change it
         return GlobalRandomWatch().draw_of(lambda: self.alone(n), "the rehearsal")[1]
 
@@ -223,11 +216,11 @@ def stopwatch() -> Callable[[], float]:
 
 
 def missed_box(space: gymnasium.Space[Any]) -> str:
-    """Describe how much of the action box is beyond a new Gaussian policy's reach, or return "" if little is."""
+    """Return a message that says how much of the action box a new Gaussian policy misses, or "" if it is little."""
     if not isinstance(space, Box) or not is_bounded(space):
         return ""
     low, high = space.low.astype(float), space.high.astype(float)
-    beyond = max(_share_below(float(low.max())), _share_below(-float(high.min())))
+    beyond = max(NormalDist().cdf(float(low.max())), NormalDist().cdf(-float(high.min())))
     reached = np.clip(np.minimum(high, 3) - np.maximum(low, -3), 0, None) / np.where(high > low, high - low, 1)
     if beyond < 0.45 and reached.min() > 0.1:
         return ""
@@ -241,11 +234,9 @@ def missed_box(space: gymnasium.Space[Any]) -> str:
 def _statistics_wrapper(env: gymnasium.Env[Any, Any]) -> str:
     """Return the name of a gymnasium wrapper in `env` that normalizes with statistics over episodes, or ""."""
     inner: Any = env
-    while isinstance(inner, gymnasium.Env):
-        if isinstance(inner, tuple(STATISTICS)):
-            return type(inner).__name__
+    while isinstance(inner, gymnasium.Env) and not isinstance(inner, tuple(STATISTICS)):
         inner = getattr(inner, "env", None)
-    return ""
+    return type(inner).__name__ if isinstance(inner, tuple(STATISTICS)) else ""
 
 
 _NORMALIZES = (
@@ -253,11 +244,6 @@ _NORMALIZES = (
     f"environment without it, and {' or '.join(STATISTICS.values())}, which keep such "
     "statistics in the learner; to train on it anyway: --set env.copies=kept"
 )
-
-
-def _share_below(bound: float) -> float:
-    """Return the probability that a standard normal variable is below a bound."""
-    return 0.5 * math.erfc(-bound / math.sqrt(2))
 
 
 def _first_step_problem(config: EnvConfig) -> str:
@@ -271,7 +257,7 @@ def _first_step_problem(config: EnvConfig) -> str:
 
 
 def main(steps: int, thorough: bool, timeout_seconds: float) -> dict[str, Any]:
-    """Return findings about an environment, whose settings are read from standard input.
+    """Return findings about the environment whose settings are on standard input, as JSON data.
 
     With 0 steps, only the actions are examined. Unless `thorough`, only the digests of the first episodes are returned.
     """

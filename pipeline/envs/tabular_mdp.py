@@ -16,12 +16,7 @@ _DRAWN_AHEAD = 32
 
 
 class Tables(NamedTuple):
-    """Tables of one MDP, or of a batch [...] of MDPs.
-
-    Attributes:
-        means: Mean rewards, [..., S, A].
-        transitions: Transition probabilities, [..., S, A, S].
-    """
+    """Mean rewards [..., S, A] and transition probabilities [..., S, A, S] of one MDP or of a batch [...] of MDPs."""
 
     means: Array
     transitions: Array
@@ -94,8 +89,6 @@ class TabularMDP(Drawn, MetaEnv):
 
 
 class TabularBatch(RowBatch):
-    """Batch of N MDPs, stepped with array operations."""
-
     action_size = 1
 
     def __init__(self, num_rows: int, num_states: int, num_actions: int) -> None:

@@ -73,15 +73,7 @@ class Classes:
         return None
 
     def of(self, params: Array, fields: Sequence[str]) -> Array:
-        """Return the class index of each task, [B] int64.
-
-        Args:
-            params: Task parameters, [B, P].
-            fields: Names of the P columns.
-
-        Raises:
-            ValueError: the tasks lack a required field.
-        """
+        """Return the class index of each task, [B] int64, given task parameters [B, P] and the P fields' names."""
         if missing := [field for field in self.fields if field not in fields]:
             raise ValueError(f"task_classes: found the task fields {[*fields]}; required {missing} too")
         chosen = params[:, [[*fields].index(field) for field in self.fields]]
@@ -113,11 +105,7 @@ class Classes:
 
     @staticmethod
     def from_facts(facts: Mapping[str, Any]) -> "Classes":
-        """Restore the classes from the result of `facts`.
-
-        Raises:
-            ValueError: the data are invalid.
-        """
+        """Restore the classes from the result of `facts`, or raise ValueError if it is invalid."""
         try:
             return _PLAIN.validate_python(facts)
         except ValidationError as problem:
@@ -130,12 +118,9 @@ _PLAIN = TypeAdapter(Classes)
 def nearest(
     fields: str | Sequence[str], centers: Mapping[str, float | Sequence[float]], held_out: Sequence[str] = ()
 ) -> Classes:
-    """Define named classes by points; a task belongs to the class with the nearest point.
+    """Define named classes by points with one number per field. A task belongs to the class with the nearest point.
 
-    Args:
-        fields: Name of a task field, or several names.
-        centers: Class name -> point: one number per field, or a bare number for a single field.
-        held_out: Names of classes whose tasks are all held out.
+    Tasks of the classes in `held_out` are all held out.
     """
     points = ((center,) if isinstance(center, int | float) else center for center in centers.values())
     return Classes(

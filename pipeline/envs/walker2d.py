@@ -130,10 +130,7 @@ class Walker2dRandParams(RandomDynamics, Walker2d):
 
 
 class PearlWalker2dRandParams(FixedTasks, RandomDynamics, Walker2d):
-    """Walker2dRandParams with 40 fixed training bodies, ids 0-39, and 10 test bodies.
-
-    Options: `num_train_tasks` and `num_test_tasks`.
-    """
+    """Walker2dRandParams with fixed bodies: `num_train_tasks` for training (40, ids 0-39) and `num_test_tasks` (10)."""
 
     def __init__(
         self,

@@ -85,7 +85,7 @@ def action_map(space: ActionSpace, scale: float | None) -> AnyActionMap:
 
 
 def sizes_of(space: Discrete | MultiDiscrete | MultiBinary) -> tuple[int, ...]:
-    """Return the number of choices for each part of a discrete space."""
+    """Return the number of choices in each part of a discrete space."""
     if isinstance(space, Discrete):
         return (int(space.n),)
     if isinstance(space, MultiBinary):
@@ -94,7 +94,7 @@ def sizes_of(space: Discrete | MultiDiscrete | MultiBinary) -> tuple[int, ...]:
 
 
 def is_bounded(box: Box) -> bool:
-    """Return True if all bounds of a box are finite. Bounds near the largest float count as infinite."""
+    """Return True if all bounds of a box are finite. Bounds beyond ±1e30 count as infinite."""
     return bool(np.all(np.abs(box.low) < _NO_BOUND) and np.all(np.abs(box.high) < _NO_BOUND))
 
 
@@ -136,12 +136,7 @@ class Wrapped(gymnasium.Env[Array, Any]):
 
 
 class WithTasks(Wrapped, MetaEnv):
-    """Wrapped environment with the tasks of a MetaEnv.
-
-    Args:
-        env: Environment to wrap.
-        tasks: MetaEnv that has the tasks: `env` itself, or the one inside its wrappers.
-    """
+    """Wrapped environment with the tasks of the MetaEnv `tasks`, which is `env` itself or inside its wrappers."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], tasks: MetaEnv) -> None:
         super().__init__(env)
@@ -173,7 +168,7 @@ class WithTasks(Wrapped, MetaEnv):
 
 
 class PolicyActions(WithTasks):
-    """Wrapper of a MetaEnv that accepts the policy's actions and converts them with an action map.
+    """Wrapper of a MetaEnv that converts the policy's actions with an action map.
 
     Box observations are unchanged; others are flattened.
     """
@@ -216,7 +211,7 @@ class PolicyActions(WithTasks):
 
 
 class PolicyActionsBatch:
-    """Wrapper of a BatchEnv that accepts the policy's actions and converts them with an action map."""
+    """Wrapper of a BatchEnv that converts the policy's actions with an action map."""
 
     def __init__(self, batch: BatchEnv, action_map: AnyActionMap) -> None:
         self._batch = batch
@@ -242,9 +237,8 @@ class PolicyActionsBatch:
 class SingleTask(Wrapped, MetaEnv):
     """Wrapper that turns a gymnasium environment into a MetaEnv with a single task that has no parameters.
 
-    Args:
-        env: Environment to wrap.
-        facts: Fact name -> where to find it in `info`; if empty, the facts that the environment declares are used.
+    `facts` maps names to where they are found in `info`; without them, the facts that the environment declares are
+    used.
     """
 
     task_set: tuple[tuple[()]] = ((),)
@@ -293,7 +287,7 @@ class SingleTask(Wrapped, MetaEnv):
         return not self._clashes
 
     def _facts_of(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the `facts` entry for `info`: facts collected from other keys, or {} to drop undeclared facts."""
+        """Return the `facts` entry for `info`: facts collected from other keys, or {} in place of undeclared facts."""
         if not self._keys:
             return {"facts": {}} if "facts" in info and not self.facts else {}
         missing = [fact.key for fact in self._keys.values() if fact.key not in info]
@@ -304,11 +298,7 @@ class SingleTask(Wrapped, MetaEnv):
 
 
 def observe_places(env: gymnasium.Env[Any, Any], places: Sequence[int]) -> gymnasium.Env[Any, Any]:
-    """Wrap an environment so that it returns only some entries of its observations.
-
-    Raises:
-        EnvError: the observations are not vectors, or an index is out of range.
-    """
+    """Wrap an environment so that it returns only some entries of its observations, which must be vectors."""
     env = env if isinstance(env.observation_space, Box) else FlatObservations(env)
     space, chosen = env.observation_space, list(places)
     if not isinstance(space, Box) or len(space.shape) != 1 or max(chosen) >= space.shape[0]:
@@ -321,7 +311,7 @@ def observe_places(env: gymnasium.Env[Any, Any], places: Sequence[int]) -> gymna
 
 
 def declared_components(env: gymnasium.Env[Any, Any], name: str) -> Sequence[tuple[str, str]] | None:
-    """Return the components that the outermost wrapper with a declaration declares, or else the environment."""
+    """Return the components declared by the outermost wrapper with a declaration, or else by the environment."""
     return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
 
 
@@ -336,17 +326,12 @@ def _action_space(env: MetaEnv) -> ActionSpace:
                 f"the policy's network; required at most {MOST_ACTIONS:,}. {_OWN_ACTIONS}"
             )
         return space
-    if (
-        not isinstance(space, Box)
-        or len(space.shape) != 1
-        or not np.issubdtype(space.dtype, np.floating)
-        or not space.shape[0]
-    ):
-        raise EnvError(
-            f"{name} has the action space {space}; required a Box of floats with one axis, not empty, for a Gaussian "
-            f"policy, or Discrete, MultiDiscrete or MultiBinary, for a categorical one. {_OWN_ACTIONS}"
-        )
-    return space
+    if isinstance(space, Box) and len(space.shape) == 1 and space.shape[0] and np.issubdtype(space.dtype, np.floating):
+        return space
+    raise EnvError(
+        f"{name} has the action space {space}; required a Box of floats with one axis, not empty, for a Gaussian "
+        f"policy, or Discrete, MultiDiscrete or MultiBinary, for a categorical one. {_OWN_ACTIONS}"
+    )
 
 
 _OWN_ACTIONS = (

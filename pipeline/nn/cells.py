@@ -19,25 +19,18 @@ CELL, ENCODER = "cell", "encoder"
 
 @dataclass(frozen=True)
 class CellSpec:
-    """Specification of a recurrent network, which maps an input and a state to features and the next state.
+    """Specification of a recurrent network, which maps an input and a state to features and the next state."""
 
-    Attributes:
-        name: gru, lstm, linear-attention, another registered name, or module:Class of a torch.nn.Module.
-        input_size: Size of one input to the cell; with an encoder, its output takes the observation's place.
-        hidden_size: Number of features of a built-in cell, which is also the width of its layers.
-        options: Options of linear-attention, or keyword arguments of a module's class.
-        encoder: Network that encodes observations; None if the cell reads observations directly.
-    """
-
-    name: str
-    input_size: int
-    hidden_size: int
+    name: str  # gru, lstm, linear-attention, another registered name, or module:Class of a torch.nn.Module
+    input_size: int  # of the cell; with an encoder, its output takes the observation's place
+    hidden_size: int  # number of features of a built-in cell, which is also the width of its layers
+    # Options of linear-attention, or keyword arguments of a module's class.
     options: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
-    encoder: NetworkSpec | None = None
+    encoder: NetworkSpec | None = None  # encodes observations; None if the cell reads observations directly
 
     @property
     def seen_size(self) -> int:
-        """Size of one input before the encoder: an observation and the rest."""
+        """Size of one input before encoding: an observation, and the last action, reward and episode end."""
         return self.input_size + (self.encoder.input_size - self.encoder.output_size if self.encoder else 0)
 
     @property
@@ -58,7 +51,7 @@ class CellSpec:
 
 @dataclass(frozen=True)
 class BuiltInCell:
-    """Base class with the common attributes of built-in cells; see Cell in pipeline.nn.recurrent."""
+    """Base class of built-in cells; see Cell in pipeline.nn.recurrent."""
 
     spec: CellSpec
 

@@ -12,11 +12,7 @@ _IS_AVAILABLE = {"cpu": lambda: True, "cuda": torch.cuda.is_available, "mps": to
 
 
 def use_device(name: DeviceName) -> torch.device:
-    """Set up a device for deterministic algorithms and return it.
-
-    Raises:
-        ConfigError: the device is not available on this machine or in this torch build.
-    """
+    """Set up a device for deterministic algorithms and return it, or raise ConfigError if torch does not find it."""
     if not _IS_AVAILABLE[name]():
         found = ", ".join(known for known, available in _IS_AVAILABLE.items() if available())
         raise ConfigError(
@@ -48,9 +44,8 @@ def device_facts(name: DeviceName) -> dict[str, str]:
 
 
 def arithmetic_facts() -> dict[str, str]:
-    """Return the machine code used in this process, keyed by library. Other code rounds differently.
+    """Return the machine code used in this process, keyed by library. Other machine code rounds differently.
 
-    The processor and the variables OPENBLAS_CORETYPE, ATEN_CPU_CAPABILITY and NPY_DISABLE_CPU_FEATURES select the code;
-    see `metaloom.pipeline.arithmetic.variables_for`.
+    See `metaloom.pipeline.arithmetic.variables_for` for the environment variables that select it.
     """
     return {**code_facts(), "torch": torch.backends.cpu.get_cpu_capability()}

@@ -17,7 +17,7 @@ Self = TypeVar("Self", bound="Distribution")
 
 
 class Distribution(Protocol):
-    """Action distributions [...], one per row of a batch."""
+    """Batch of action distributions with the leading shape [...]."""
 
     def log_prob(self, actions: Tensor) -> Tensor:
         """Return the joint log-density or log-probability of each action, [...]."""
@@ -37,27 +37,18 @@ class Distribution(Protocol):
 
 
 class DiagGaussian(NamedTuple):
-    """Gaussians with independent action dimensions.
-
-    Attributes:
-        mean: Means μ, [..., A].
-        log_std: Log standard deviations log σ, broadcastable to the shape of `mean`.
-    """
+    """Gaussian distributions with means μ [..., A] and independent dimensions; log σ is broadcastable to the means."""
 
     mean: Tensor
     log_std: Tensor
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        """Return the joint log-densities [...] of actions [..., A]."""
         z = (actions - self.mean) * (-self.log_std).exp()
         normalizer = self.log_std.sum(-1) + 0.5 * LOG_2PI * actions.shape[-1]
         return -0.5 * z.square().sum(-1) - normalizer
 
     def kl(self, other: DiagGaussian) -> Tensor:
-        """Return KL(self ‖ other), summed over the action dimensions, [...].
-
-        For equal distributions, it is zero up to rounding and may be slightly negative.
-        """
+        """Return KL(self ‖ other), [...]. For equal distributions, it is zero up to rounding, possibly negative."""
         std, other_std = self.log_std.exp(), other.log_std.exp()
         squares = (self.mean - other.mean).square() + (std.square() - other_std.square())
         per_dimension = squares / (2 * other_std.square() + KL_EPSILON) + (other.log_std - self.log_std)
@@ -73,11 +64,7 @@ class DiagGaussian(NamedTuple):
 
 
 class Categorical(NamedTuple):
-    """Categorical distributions over n discrete actions.
-
-    Attributes:
-        log_probs: Normalized log-probabilities [..., n].
-    """
+    """Categorical distributions over n discrete actions, given by normalized log-probabilities [..., n]."""
 
     log_probs: Tensor
 
@@ -87,7 +74,6 @@ class Categorical(NamedTuple):
         return cls(torch.log_softmax(logits, -1))
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        """Return the log-probabilities [...] of actions [...] int64."""
         return self.log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
     def kl(self, other: Categorical) -> Tensor:

@@ -23,18 +23,16 @@ ALL = slice(None)
 
 
 class Layer(NamedTuple):
-    """Kernel and bias of a layer, or their gradients. If `bias` is None, the kernel's last row is the bias."""
+    """A layer's kernel and bias, or their gradients. If `bias` is None, the last row of the kernel is the bias."""
 
     kernel: Array
     bias: Array | None
 
 
 class FlatParams:
-    """Parameters and their gradient, each as named views of one vector, with an optimizer that updates the vector.
+    """Parameters and their gradient, each as named views of one vector [D], with an optimizer that updates `vector`.
 
-    Attributes:
-        vector: [D], all parameters in the order and precision of the mapping.
-        gradient: [D], gradient of the loss with respect to `vector`.
+    Both vectors have the order and dtype of the mapping from which they are built.
     """
 
     def __init__(self, params: Mapping[str, Array]) -> None:
@@ -47,14 +45,14 @@ class FlatParams:
         self.gradients: Params = self.views(self.gradient)
 
     def with_own_gradient(self) -> FlatParams:
-        """Return an object that shares the parameters but has a separate gradient."""
+        """Return FlatParams that share the parameters but have a separate gradient."""
         other = copy(self)
         other.gradient = np.zeros_like(self.vector)
         other.gradients = other.views(other.gradient)
         return other
 
     def pack(self, values: Mapping[str, Array]) -> Array:
-        """Pack one array per parameter into a single vector, [D] float64."""
+        """Return one array per parameter as a single vector, [D] float64."""
         return np.concatenate([np.asarray(values[name], np.float64).ravel() for name in self.params])
 
     def views(self, vector: Array) -> Params:
@@ -78,14 +76,14 @@ class FlatParams:
         return {name: value.copy() for name, value in self.params.items()}
 
     def clip_gradient(self, max_norm: float | None) -> float:
-        """Clip the gradient to a maximum norm and return the norm before clipping."""
+        """Clip the gradient to a maximum norm and return its norm before clipping."""
         norm = float(np.sqrt(np.dot(self.gradient, self.gradient)))
         if max_norm is not None and norm > max_norm:
             self.gradient *= max_norm / norm
         return norm
 
     def optimize(self, config: OptimizerConfig, state: Mapping[str, Array], *, epsilon: float | None = None) -> None:
-        """Set up Adam or RMSprop with default options, resumed from a state; `epsilon` replaces the default ε."""
+        """Restore Adam or RMSprop with default options from its state; `epsilon` replaces the default ε."""
         self._optimizer = IN_PLACE[config.name].of(state)
         self._optimizer.epsilon = epsilon or self._optimizer.epsilon
 
@@ -108,15 +106,11 @@ class FlatNetwork:
     def __init__(
         self, flat: FlatParams, layers: Sequence[str], activation: Activation = "tanh", *, fold_bias: bool = False
     ) -> None:
-        """Build a network on views of `flat`.
+        """Build a network from the parameters `layer.kernel` and `layer.bias` in `flat` for each layer, in order.
 
-        Args:
-            flat: Parameters, with `layer.kernel` and `layer.bias` for each layer.
-            layers: Layer names, from input to output.
-            activation: Activation after each hidden layer.
-            fold_bias: Append a column of ones to each layer's inputs, so that one matrix product includes the bias and
-                another gives both gradients. This is faster with a thousand rows but slower with a hundred, and the
-                last bits differ. The bias must follow its kernel in `flat`. Only for relu, which maps 1 to 1.
+        With `fold_bias`, a column of ones is appended to each layer's inputs, so that one matrix product includes the
+        bias and another gives both gradients. This is faster with a thousand rows but slower with a hundred, and the
+        last bits differ. The bias must follow its kernel in `flat`. Only for relu, which maps 1 to 1.
         """
         if fold_bias and activation != "relu":
             raise ValueError(f"fold_bias is for relu, which maps 1 to 1; found {activation}")
@@ -163,10 +157,10 @@ class FlatNetwork:
         return outputs
 
     def backward(self, output_gradient: Array, rows: Rows = ALL, *, write: bool = True) -> Array:
-        """Write the parameter gradient of a loss; return its gradient w.r.t. the first layer's pre-activations.
+        """Backpropagate a loss: write the parameter gradient and return the gradient w.r.t. the first pre-activations.
 
         Args:
-            output_gradient: [n, out], gradient of the loss with respect to the outputs.
+            output_gradient: Gradient of the loss with respect to the outputs, [n, out].
             rows: Rows of the last `forward` to which `output_gradient` belongs.
             write: False to leave the parameter gradient unchanged.
         """
@@ -192,7 +186,7 @@ class FlatNetwork:
     def input_gradient(
         self, output_gradient: Array, columns: slice = ALL, rows: Rows = ALL, *, write: bool = False
     ) -> Array:
-        """Return the gradient with respect to the inputs, or some of their columns, [n, columns]; see `backward`."""
+        """Return the gradient with respect to the inputs, or to some of their columns, [n, columns]; see `backward`."""
         errors = self.backward(output_gradient, rows, write=write)
         return errors @ self._layers[0].kernel[: self.input_size][columns].T
 
@@ -205,7 +199,7 @@ class _Buffer:
         self._filled_with = filled_with
 
     def first(self, n: int) -> Array:
-        """Return the first n rows, [n, width], with whatever they contain."""
+        """Return the first n rows, [n, width], without clearing them."""
         if n > len(self._buffer):
             self._buffer = np.full((n, self._buffer.shape[1]), self._filled_with, self._buffer.dtype)
         return self._buffer[:n]

@@ -17,13 +17,13 @@ from metaloom.pipeline.types import Array, Params
 
 
 class FlatTensors:
-    """Named parameters that are differentiated by autograd and updated in place; `optimize` selects the optimizer.
+    """Named parameters that are differentiated by autograd and updated in place by an optimizer; see `optimize`.
 
     Attributes:
         params: Name -> parameter, an autograd leaf that shares the memory of `vector`.
-        vector: [D], all parameters in the order of the mapping.
-        gradient: [D], into which autograd accumulates gradients; zero for fixed parameters.
-        learned: [D] bool, False for entries of fixed parameters.
+        vector: All parameters in the order of the mapping, [D].
+        gradient: Vector into which autograd accumulates gradients, [D]; zero for fixed parameters.
+        learned: Mask [D] bool, False for entries of fixed parameters.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class FlatTensors:
         loss.backward()
 
     def clip_gradient(self, max_norm: float | None) -> Tensor:
-        """Clip the gradient to a maximum norm and return the norm before clipping, without synchronizing the device."""
+        """Clip the gradient to a maximum norm and return its norm before clipping, without synchronizing the device."""
         norm = torch.linalg.vector_norm(self.gradient)
         if max_norm is not None:
             self.gradient *= (max_norm / norm).clamp(max=1)
@@ -63,7 +63,7 @@ class FlatTensors:
         return {name: value.detach().cpu().numpy().copy() for name, value in self.params.items()}
 
     def optimize(self, config: OptimizerConfig, state: Mapping[str, Array], *, epsilon: float | None = None) -> None:
-        """Set up an optimizer resumed from a state; Adam and RMSprop use `epsilon` unless the configuration sets ε."""
+        """Restore an optimizer from its state; Adam and RMSprop use `epsilon` unless the configuration sets ε."""
         self._optimizer = vector_optimizer(config, self.vector, state, epsilon=epsilon)
         self._unlearned = None if self.learned.all() else torch.from_numpy(~self.learned).to(self.vector.device)
 
@@ -77,7 +77,7 @@ class FlatTensors:
             self.vector[self._unlearned] = before
 
     def down(self, loss: Tensor, learning_rate: float, max_norm: float | None = None) -> Tensor:
-        """Take one optimizer step on a loss with gradient clipping; return the gradient norm before clipping."""
+        """Take an optimizer step on a loss with gradient clipping, and return the gradient norm before clipping."""
         self.backward(loss)
         norm = self.clip_gradient(max_norm)
         self.step(learning_rate)

@@ -1,4 +1,4 @@
-"""First and second derivatives of a tanh or relu network at fixed parameters, in many directions. NumPy only.
+"""First and second derivatives of a tanh or relu network at fixed parameters, in many directions, in NumPy.
 
 Automatic differentiation gives the same values (tests compare them) but recomputes shared parts for each direction, so
 Hessian-vector products would take up to twice as long. R{x} is the derivative of x in the direction of a tangent
@@ -19,29 +19,21 @@ Tangents = Mapping[str, Array]
 
 
 class LinearizedMLP:
-    """MLP at fixed parameters and inputs, with separate parameters per task.
-
-    Attributes:
-        outputs: Network outputs, [b, N, out].
-        inputs: Inputs of each layer, [b, N, in].
-        kernels: Kernel of each layer, [b, in, out].
-        slopes: Slopes of the activation before each layer but the first: 1 - input² for tanh, 0 or 1 for relu.
-        names: Layer names.
-        activation: Activation function, tanh or relu.
-    """
+    """MLP at fixed parameters and inputs, with separate parameters per task."""
 
     def __init__(self, prefix: str, num_hidden: int, params: Tangents, inputs: Array, activation: str = "tanh") -> None:
         self.activation = activation
         self.names: tuple[str, ...] = layer_paths(prefix, num_hidden)
-        self.kernels: list[Array] = [params[f"{name}.kernel"] for name in self.names]
-        self.inputs: list[Array] = [inputs]
+        self.kernels: list[Array] = [params[f"{name}.kernel"] for name in self.names]  # [b, in, out] per layer
+        self.inputs: list[Array] = [inputs]  # [b, N, in] per layer
         for name, kernel in zip(self.names, self.kernels, strict=True):
             sums = self.inputs[-1] @ kernel
             sums += params[f"{name}.bias"][:, None]
             if name != self.names[-1]:
                 sums = np.tanh(sums, out=sums) if activation == "tanh" else np.maximum(sums, 0, out=sums)
             self.inputs.append(sums)
-        self.outputs: Array = self.inputs.pop()
+        self.outputs: Array = self.inputs.pop()  # [b, N, out]
+        # Slopes of the activation before each layer but the first.
         self.slopes: list[Array] = [
             1 - np.square(x) if activation == "tanh" else (x > 0).astype(x.dtype) for x in self.inputs[1:]
         ]
@@ -65,13 +57,9 @@ class LinearizedMLP:
         for layer in reversed(range(len(self.names))):
             gradients |= self.layer_gradient(layer, _transposed(self.inputs[layer]) @ cotangent, cotangent)
             if layer:
-                cotangent = self.pull_to_input(layer, cotangent)
+                cotangent = cotangent @ _transposed(self.kernels[layer])
                 cotangent *= self.slopes[layer - 1]
         return gradients
-
-    def pull_to_input(self, layer: int, cotangent: Array) -> Array:
-        """Return the cotangent of a layer's input, given the cotangent of its pre-activations."""
-        return cotangent @ _transposed(self.kernels[layer])
 
     def layer_gradient(self, layer: int, kernel: Array, cotangent: Array) -> Params:
         """Return the gradients of a layer's kernel (as given) and bias, given the cotangent of its pre-activations."""
@@ -79,11 +67,7 @@ class LinearizedMLP:
 
 
 class PulledBack:
-    """Pullback of a cotangent that can be differentiated in many directions.
-
-    Attributes:
-        gradients: The pullback: parameter name -> [b, ...].
-    """
+    """Pullback of a cotangent that can be differentiated in many directions; `gradients` holds it by parameter name."""
 
     def __init__(self, network: LinearizedMLP, cotangent: Array) -> None:
         self._network = network
@@ -94,7 +78,7 @@ class PulledBack:
             x = network.inputs[layer]
             self.gradients |= network.layer_gradient(layer, _transposed(x) @ cotangent, cotangent)
             if layer:
-                back = network.pull_to_input(layer, cotangent)
+                back = cotangent @ _transposed(network.kernels[layer])
                 cotangent = self._cotangents[layer - 1] = back * network.slopes[layer - 1]
                 if network.activation == "tanh":
                     # R{back (1 - x²)} = R{back} (1 - x²) - 2 back x R{x}
@@ -104,10 +88,7 @@ class PulledBack:
     def differentiate(self, tangents: Tangents, pushed: Sequence[Array], cotangent: Array) -> Params:
         """Return R{pull}, the derivative of the pullback in the direction of the tangents.
 
-        Args:
-            tangents: Direction in parameter space.
-            pushed: Result of `push(tangents)`.
-            cotangent: R{cotangent of the outputs}, [b, N, out].
+        `pushed` is the result of `push(tangents)`, and `cotangent` is R{cotangent of the outputs}, [b, N, out].
         """
         network, change = self._network, cotangent
         gradients: Params = {}
@@ -117,7 +98,7 @@ class PulledBack:
                 kernel += _transposed(pushed[layer - 1]) @ self._cotangents[layer]
             gradients |= network.layer_gradient(layer, kernel, change)
             if layer:
-                change = network.pull_to_input(layer, change)
+                change = change @ _transposed(network.kernels[layer])
                 change += self._cotangents[layer] @ _transposed(tangents[f"{network.names[layer]}.kernel"])
                 change *= network.slopes[layer - 1]
                 if layer in self._bends:

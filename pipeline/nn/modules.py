@@ -23,7 +23,7 @@ from metaloom.pipeline.types import Params, Shapes
 
 @contextmanager
 def seeded(seed: int) -> Generator[None]:
-    """Within the block, seed torch's global generator; restore its state afterwards."""
+    """Seed torch's global generator within the block, and restore its state afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -37,8 +37,7 @@ def learned_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 def require_function(module: nn.Module, name: str, inputs: Sequence[Tensor], check: Callable[[Any], None]) -> Any:
     """Check that a module is a rowwise function of its parameters and inputs, and return its outputs.
 
-    Raises:
-        ConfigError: the module is not such a function; names the violation.
+    Raises ConfigError if the outputs also depend on anything else, or if the module changes its own state.
     """
     # Run without and with gradients, as in acting and learning, since a module can tell the difference.
     with torch.no_grad():
@@ -57,22 +56,16 @@ def require_function(module: nn.Module, name: str, inputs: Sequence[Tensor], che
 
 
 def require_learnable(module: nn.Module, name: str) -> None:
-    """Check that a module has trainable parameters and that all its parameters are float32.
-
-    Raises:
-        ConfigError: there is no such parameter, or one has another dtype.
-    """
+    """Raise ConfigError if a module has no trainable parameters, or parameters that are not float32."""
     if not learned_parameters(module):
         raise ConfigError(f"policy.network: {name} has no parameters to learn; required at least one")
-    for parameter, value in module.named_parameters():
+    for key, value in module.named_parameters():
         if value.dtype != torch.float32:
-            raise ConfigError(
-                f"policy.network: parameter {parameter} of {name} is {value.dtype}; required torch.float32"
-            )
+            raise ConfigError(f"policy.network: parameter {key} of {name} is {value.dtype}; required torch.float32")
 
 
 def require_room_for(construct: Callable[[], nn.Module]) -> None:
-    """Check that a module fits into memory, by constructing it on torch's meta device, which allocates nothing."""
+    """Raise ConfigError if a module, constructed on torch's meta device without allocation, exceeds the memory."""
     try:
         with torch.device("meta"):
             module = construct()
@@ -83,7 +76,7 @@ def require_room_for(construct: Callable[[], nn.Module]) -> None:
 
 
 def _repeated(module: nn.Module, name: str, inputs: Sequence[Tensor], check: Callable[[Any], None]) -> Any:
-    """Return a module's outputs after checking that they are repeatable and that the module changes no state."""
+    """Return a module's outputs, after checking that they are repeatable and that the module changes no state."""
     random_state, buffers = torch.get_rng_state(), {key: value.clone() for key, value in module.named_buffers()}
     try:
         outputs, again = module(*inputs), module(*inputs)
@@ -139,7 +132,7 @@ _float32_alone = ContextVar("_float32_alone", default=False)
 
 @contextmanager
 def float32_alone() -> Generator[None]:
-    """Within the block, reject networks whose outputs are not float32. Earlier versions allowed them."""
+    """Reject networks whose outputs are not float32 within the block. Earlier versions allowed them."""
     before = _float32_alone.set(True)
     try:
         yield
@@ -198,10 +191,7 @@ class ModuleNetwork:
                 parameter.data = own[name]
             return module(x)
 
-        def one_task(task_params: dict[str, Tensor], task_inputs: Tensor) -> Tensor:
-            return functional_call(module, task_params, (task_inputs,))
-
-        return vmap(one_task)(own, x)
+        return vmap(lambda task_params, task_inputs: functional_call(module, task_params, (task_inputs,)))(own, x)
 
 
 def scaled(spec: NetworkSpec, inputs: Tensor) -> Tensor:
@@ -221,7 +211,7 @@ def _construct(factory: Any, shape: tuple[int, ...], output_size: int, options: 
 def _checked(
     factory: Any, name: str, shape: tuple[int, ...], output_size: int, options: str
 ) -> tuple[nn.Module, torch.dtype]:
-    """Construct and check a module; return it with its output dtype. Its buffers are the same in all processes."""
+    """Construct and check a module; return it and its outputs' dtype. Its buffers are the same in all processes."""
     require_room_for(lambda: _construct(factory, shape, output_size, json.loads(options), seed=0))
     arguments = ", ".join([str(shape), str(output_size), *(f"{k}={v!r}" for k, v in json.loads(options).items())])
     try:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -11,15 +10,8 @@ from metaloom.pipeline.nn.optimization import NaturalSteps
 from metaloom.pipeline.types import Array, Metrics, Params
 
 
-@dataclass(frozen=True)
-class LinearSolution:
-    """Approximate solution of A x = b.
-
-    Attributes:
-        x: Approximate solution.
-        residual: Residual b - A x, as tracked by the iteration.
-        iterations: Number of products with A that were computed.
-    """
+class LinearSolution(NamedTuple):
+    """Approximate solution of A x = b, with the residual b - A x and the number of products with A."""
 
     x: Array
     residual: Array
@@ -59,32 +51,28 @@ Value = TypeVar("Value")
 
 
 class LineSearchTrial(NamedTuple, Generic[Value]):
-    """Parameters tried by the line search, with their value; None if the value is not finite."""
+    """Parameters tried by the line search, and the value that `evaluate` returned for them."""
 
     params: Params
     value: Value | None
 
 
 def natural_step(product: Callable[[Array], Array], gradient: Array, settings: NaturalSteps) -> tuple[Array, Metrics]:
-    """Return the step [D] with KL max_kl in the quadratic model (zero if its curvature is not positive), and metrics.
+    """Return the natural-gradient step [D] whose KL divergence is max_kl in a quadratic model, and metrics.
 
-    TRPO, Schulman et al. 2015, arXiv:1502.05477, section 6 and appendix C.
+    The step is zero if the model's curvature is not positive. TRPO, Schulman et al. 2015, arXiv:1502.05477, section 6
+    and appendix C.
     """
-    solution = conjugate_gradient(
-        lambda v: product(v) + settings.cg_damping * v,
-        gradient,
-        iterations=settings.cg_iterations,
-        tolerance=settings.cg_tolerance,
+    damped = lambda v: product(v) + settings.cg_damping * v  # noqa: E731
+    x, residual, iterations = conjugate_gradient(
+        damped, gradient, iterations=settings.cg_iterations, tolerance=settings.cg_tolerance
     )
-    metrics = {
-        "cg_iterations": float(solution.iterations),
-        "cg_residual": math.sqrt(dot(solution.residual, solution.residual)),
-    }
+    metrics = {"cg_iterations": float(iterations), "cg_residual": math.sqrt(dot(residual, residual))}
     # Compute xᵀ G x from the residual g - G x, which saves a product with G.
-    curvature = dot(solution.x, gradient - solution.residual)
+    curvature = dot(x, gradient - residual)
     if not curvature > 0:
         return np.zeros_like(gradient), metrics
-    return -math.sqrt(2 * settings.max_kl / (curvature + 1e-8)) * solution.x, metrics
+    return -math.sqrt(2 * settings.max_kl / (curvature + 1e-8)) * x, metrics
 
 
 def search(
@@ -94,7 +82,7 @@ def search(
     accept: Callable[[Value], bool],
     settings: NaturalSteps,
 ) -> tuple[LineSearchTrial[Value] | None, Metrics]:
-    """Backtracking line search: try fractions 1, ratio, ratio², ... of a step; return the accepted trial or None."""
+    """Search along a step, trying fractions 1, ratio, ratio², ...; return the accepted trial, or None, and metrics."""
     trials, accepted, found = 0, False, LineSearchTrial[Value](params, None)
     can_move = any(step.any() for step in full_step.values())
     while can_move and not accepted and trials < settings.line_search_trials:

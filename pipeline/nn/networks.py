@@ -22,10 +22,8 @@ from metaloom.pipeline.types import Params, Shapes
 def initialize_shapes(shapes: Shapes, rng: np.random.Generator) -> Params:
     """Draw float32 kernels from U(±√(6 / (in + out))) (Glorot and Bengio 2010) in order; biases are zero.
 
-    In a convolution kernel (out, in, k, k), each channel counts as k² inputs or outputs.
-
-    Raises:
-        ConfigError: training would need more memory than this machine has.
+    In a convolution kernel (out, in, k, k), each channel counts as k² inputs or outputs. Raises ConfigError if training
+    would need more memory than this machine has.
     """
     require_room(shapes, setting="policy or critic, hidden_sizes")
     params: Params = {}
@@ -120,7 +118,6 @@ class MLP:
         return parameter_shapes(self.prefix, self.spec)
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw Glorot-uniform kernels (Glorot and Bengio 2010) and zero biases; see Network."""
         return initialize_shapes(self.shapes, rng)
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
@@ -165,11 +162,7 @@ class CNN(MLP):
 
 
 def build_network(prefix: str, spec: NetworkSpec) -> Network:
-    """Build the network that a spec describes, with parameters named `prefix.*`.
-
-    Raises:
-        ConfigError: the network does not exist or does not support the observations.
-    """
+    """Build the network that a spec describes, with parameters named `prefix.*`."""
     check_fits(spec)
     built_in: dict[str, Callable[[str, NetworkSpec], Network]] = {"mlp": MLP, "residual": ResidualMLP, "cnn": CNN}
     return built_in.get(spec.name, ModuleNetwork)(prefix, spec)

@@ -26,7 +26,7 @@ class Adam:
     epsilon: float = 1e-8
 
     def initialize(self, params: Mapping[str, Array]) -> Params:
-        """Return the state before the first step: zero moments per parameter, and the step count."""
+        """Return the state before the first step: a step count and zero moments for each parameter."""
         state: Params = {STEP_COUNT: np.zeros((), np.int64)}
         for moment in (FIRST_MOMENT, SECOND_MOMENT):
             state |= {f"{moment}.{name}": np.zeros_like(value) for name, value in params.items()}
@@ -108,21 +108,17 @@ class RMSpropInPlace:
 
     @classmethod
     def of(cls, state: Mapping[str, Array]) -> "RMSpropInPlace":
-        """Restore an optimizer from its `state`."""
         return cls(state[SECOND_MOMENT].copy())
 
     @staticmethod
     def initial(params: Array) -> Params:
-        """Return the state before the first step."""
         return {SECOND_MOMENT: np.zeros_like(params)}
 
     @property
     def state(self) -> Params:
-        """The second moment, keyed by name."""
         return {SECOND_MOMENT: self.second}
 
     def step(self, params: Array, gradient: Array, learning_rate: float) -> None:
-        """Update the parameters in place."""
         self.second *= self.beta
         squares = np.square(gradient)
         squares *= 1 - self.beta

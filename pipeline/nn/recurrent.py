@@ -15,17 +15,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from metaloom.pipeline.memory import require_room
+from metaloom.pipeline.nn import modules
 from metaloom.pipeline.nn.cells import ATTENTION_STEPS, CELL, ENCODER, LINEAR_ATTENTION, BuiltInCell, CellSpec
 from metaloom.pipeline.nn.cells import GRU as GRU_NAME
 from metaloom.pipeline.nn.cells import LSTM as LSTM_NAME
-from metaloom.pipeline.nn.modules import (
-    ModuleCopies,
-    learned_parameters,
-    require_function,
-    require_learnable,
-    require_room_for,
-    seeded,
-)
+from metaloom.pipeline.nn.modules import ModuleCopies, learned_parameters, seeded
 from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.spec import NETWORKS, NetworkSpec, of_encoder
 from metaloom.pipeline.schema import ConfigError
@@ -45,7 +39,7 @@ class LinearAttention(BuiltInCell):
     """
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw kernels and biases from U(±1/√in), as torch does; see Cell."""
+        """Draw kernels and biases from U(±1/√in), as torch does."""
         sizes = self.spec.attention
         memory = {"the memory of a trial": (sizes.key_size, sizes.value_size)}
         require_room(self.shapes | memory, setting="policy.hidden_sizes or policy.network_options")
@@ -56,7 +50,7 @@ class LinearAttention(BuiltInCell):
         return params
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Process blocks of steps, computing all pairs within a block and passing the state on; see Cell."""
+        """Process blocks of steps, computing all pairs within a block and passing the state on."""
         features: list[Tensor] = []
         for part in inputs.split(ATTENTION_STEPS):
             of_part, state = self._together(params, part, state)
@@ -64,7 +58,7 @@ class LinearAttention(BuiltInCell):
         return torch.cat(features), state
 
     def _together(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a block's features and final state, from all pairs of steps, with zero weight on later steps."""
+        """Return a block's features and final state, computed from all pairs of steps, without weight on later ones."""
         sizes = self.spec.attention
         written, last = state.split([state.shape[-1] - inputs.shape[-1], inputs.shape[-1]], -1)
         memory = written.unflatten(-1, (sizes.key_size, sizes.value_size))
@@ -123,13 +117,13 @@ class GRU(BuiltInCell):
     """
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw all parameters from U(±1/√H), as torch does; see Cell."""
+        """Draw all parameters from U(±1/√H), as torch does."""
         require_room(self.shapes, setting="policy.hidden_sizes")
         limit = 1 / np.sqrt(self.spec.hidden_size)
         return {name: rng.uniform(-limit, limit, shape).astype(np.float32) for name, shape in self.shapes.items()}
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Run torch's kernel, which adds no overhead to its matrix products; see Cell."""
+        """Run torch's kernel, which adds no overhead to its matrix products."""
         # nn.GRU calls torch.gru, but the type stubs lack it.
         run = cast(Callable[..., tuple[Tensor, Tensor]], torch.gru)  # pyright: ignore
         features, last = run(inputs, state.unsqueeze(0).contiguous(), _as_torch(params), *_ONE_LAYER)
@@ -174,16 +168,16 @@ class ModuleCell:
             self._class: Any = NETWORKS.find(spec.name, nn.Module)
         except ConfigError as problem:
             raise ConfigError(f"policy.network: {problem}") from problem
-        require_room_for(lambda: self._construct(0))
+        modules.require_room_for(lambda: self._construct(0))
         self._module = self._construct(0)
         self._copies = ModuleCopies(_Along(self._module))
         self.state_size: int = self._size("state_size")
         self.feature_size: int = self._size("feature_size")
         # Check that the module is a rowwise function of its parameters, inputs and states.
-        require_learnable(self._module, spec.name)
+        modules.require_learnable(self._module, spec.name)
         with seeded(0):
             inputs = [torch.rand(4, size) for size in (spec.input_size, self.state_size)]
-            require_function(self._module, spec.name, inputs, self._check_outputs)
+            modules.require_function(self._module, spec.name, inputs, self._check_outputs)
         if _offers_sequence(self._module):
             _require_same_sequence(self._class, spec.name, spec.input_size, json.dumps(dict(spec.options)))
 
@@ -230,7 +224,7 @@ class ModuleCell:
 
 
 def _shapes(outputs: Any) -> list[object]:
-    """Return the shape of each of a custom cell's outputs, or its type if it is not a tensor."""
+    """Return the shape of each output of a custom cell, or the type of an output that is not a tensor."""
     parts: tuple[Any, ...] = tuple(outputs) if isinstance(outputs, tuple | list) else (outputs,)
     return [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
 
@@ -268,11 +262,7 @@ _ALL_TAKE = 3
 
 @lru_cache(maxsize=16)
 def _require_same_sequence(factory: Any, name: str, input_size: int, options: str) -> None:
-    """Check that the results and gradients of a cell's `sequence` agree with single steps.
-
-    Raises:
-        ConfigError: they differ; gives both values.
-    """
+    """Raise ConfigError if a cell's `sequence` gives other results or gradients than single steps."""
     with seeded(0):
         along = _Along(factory(input_size, **json.loads(options))).double()
         learned = [*learned_parameters(along).values()]
@@ -317,7 +307,7 @@ def _require_same_sequence(factory: Any, name: str, input_size: int, options: st
 
 @contextmanager
 def _explained(what: str, given: Sequence[Tensor]) -> Generator[None]:
-    """Within the block, convert a cell's errors to ConfigErrors about the settings."""
+    """Convert errors that a cell raises within the block to ConfigErrors about the settings."""
     try:
         yield
     except Exception as problem:
@@ -332,8 +322,7 @@ def _gradients(learned: list[nn.Parameter], parts: Sequence[Tensor], weights: Se
     loss = torch.stack([(part * weight).sum() for part, weight in zip(parts, weights, strict=True)]).sum()
     if not loss.requires_grad:
         return [torch.zeros_like(value) for value in learned]
-    found = torch.autograd.grad(loss, learned, allow_unused=True, materialize_grads=True)
-    return [*found]
+    return [*torch.autograd.grad(loss, learned, allow_unused=True, materialize_grads=True)]
 
 
 def _require_same(what: str, names: Sequence[str], found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
@@ -363,11 +352,9 @@ class EncodedCell:
         return {**self._encoder.shapes, **self._cell.shapes}
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw the encoder's parameters, then the cell's; see Cell."""
         return self._encoder.initialize(rng) | self._cell.initialize(rng)
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode all observations at once; see Cell."""
         observations, rest = inputs.tensor_split([self._encoder.spec.input_size], -1)
         encoded = self._encoder(params, observations.flatten(0, 1)).unflatten(0, inputs.shape[:2])
         return self._cell(params, torch.cat([encoded, rest], -1), state)
@@ -375,22 +362,14 @@ class EncodedCell:
 
 @contextmanager
 def differentiable_twice() -> Generator[None]:
-    """Within the block, disable cuDNN's recurrent kernels, which have no second derivatives."""
+    """Disable cuDNN's recurrent kernels within the block, since they have no second derivatives."""
     with torch.backends.cudnn.flags(enabled=False, benchmark=False, deterministic=True, allow_tf32=False):
         yield
 
 
 def build_cell(spec: CellSpec) -> Cell:
-    """Build the recurrent network that a spec describes.
-
-    Raises:
-        ConfigError: the network does not exist or violates the contract of Cell.
-    """
+    """Build the recurrent network that a spec describes, or raise ConfigError if it violates the contract of Cell."""
     if spec.encoder is not None:
         return EncodedCell(spec, spec.encoder)
-    built_in: dict[str, Callable[[CellSpec], Cell]] = {
-        GRU_NAME: GRU,
-        LSTM_NAME: LSTM,
-        LINEAR_ATTENTION: LinearAttention,
-    }
+    built_in: Mapping[str, type[Cell]] = {GRU_NAME: GRU, LSTM_NAME: LSTM, LINEAR_ATTENTION: LinearAttention}
     return built_in.get(spec.name, ModuleCell)(spec)

@@ -73,33 +73,21 @@ class Spaces:
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """Specification of a network that maps an observation, followed by any extra inputs, to outputs.
+    """Specification of a network that maps an observation, followed by any extra inputs, to outputs."""
 
-    Attributes:
-        name: mlp, cnn, residual, another registered name, or module:Class of a torch.nn.Module.
-        input_shape: Shape of one observation in the network. Inputs are stored flattened, with size `input_size`.
-        output_size: Number of outputs.
-        hidden_sizes: Units in each hidden layer; in a cnn, the layers after the convolutions.
-        activation: Activation after each hidden layer, one of ACTIVATIONS.
-        output_activation: Activation after the last layer; identity for none.
-        input_scale: Divisor applied to observations; 255 for byte images.
-        extra_size: Size of extra inputs after the flattened observation, such as actions or a latent variable.
-        options: Options of a cnn, or keyword arguments of a module's class.
-    """
-
-    name: str
-    input_shape: tuple[int, ...]
+    name: str  # mlp, cnn, residual, another registered name, or module:Class of a torch.nn.Module
+    input_shape: tuple[int, ...]  # of one observation; inputs are stored flattened, with size `input_size`
     output_size: int
-    hidden_sizes: tuple[int, ...] = (64, 64)
-    activation: str = "tanh"
-    output_activation: str = "identity"
-    input_scale: float = 1.0
-    extra_size: int = 0
+    hidden_sizes: tuple[int, ...] = (64, 64)  # in a cnn, the layers after the convolutions
+    activation: str = "tanh"  # after each hidden layer, one of ACTIVATIONS
+    output_activation: str = "identity"  # after the last layer
+    input_scale: float = 1.0  # divisor applied to observations; 255 for byte images
+    extra_size: int = 0  # of extra inputs after the flattened observation, such as actions or a latent variable
+    # Options of a cnn, or keyword arguments of a module's class.
     options: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
 
     @property
     def observation_size(self) -> int:
-        """Size of one observation."""
         return math.prod(self.input_shape)
 
     @property
@@ -110,12 +98,8 @@ class NetworkSpec:
     @property
     def is_plain(self) -> bool:
         """True for unscaled tanh or relu MLPs with a linear last layer, which fused kernels support."""
-        return (
-            self.name == MLP
-            and self.activation in ("tanh", "relu")
-            and self.output_activation == "identity"
-            and self.input_scale == 1
-        )
+        activations = self.activation in ("tanh", "relu") and self.output_activation == "identity"
+        return self.name == MLP and activations and self.input_scale == 1
 
     @property
     def is_image(self) -> bool:
@@ -164,11 +148,7 @@ def is_image(observation_shape: tuple[int, ...], observation_scale: float) -> bo
 
 
 def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Mapping[str, JsonValue]) -> None:
-    """Check the hidden layer sizes and options of a built-in network, without an environment.
-
-    Raises:
-        ValueError: a size or option is invalid; lists the network's options.
-    """
+    """Raise ValueError if a hidden layer size or an option of a built-in network is invalid in any environment."""
     NETWORKS.path(name)
     if name in _OPTIONS:
         try:
@@ -182,20 +162,15 @@ def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Ma
     elif name in SIZED_NETWORKS and options:
         others = "; ".join(f"{other} takes {_names(of)}" for other, of in _OPTIONS.items())
         raise ValueError(f"network {name} has no options, found {dict(options)}; {others}")
+    found = f"found hidden_sizes {hidden_sizes}"
     if name == RESIDUAL and len(set(hidden_sizes)) > 1:
-        raise ValueError(f"network residual adds each layer's outputs to its inputs; found hidden_sizes "
-                         f"{hidden_sizes}; required equal sizes")  # fmt: skip
+        raise ValueError(f"network residual adds each layer's outputs to its inputs; {found}; required equal sizes")
     if name in RECURRENT_NETWORKS and len(hidden_sizes) != 1:
-        raise ValueError(f"network {name} has a single layer; found hidden_sizes {hidden_sizes}; required one size, "
-                         "the number of features")  # fmt: skip
+        raise ValueError(f"network {name} has a single layer; {found}; required one size, the number of features")
 
 
 def check_fits(spec: NetworkSpec) -> None:
-    """Check that a built-in network supports the shape of its inputs.
-
-    Raises:
-        ConfigError: it does not; suggests a network for such inputs.
-    """
+    """Raise ConfigError if a built-in network does not support the shape of its inputs, and suggest one that does."""
     shape = spec.input_shape
     if spec.name in RECURRENT_NETWORKS:
         raise ConfigError(
@@ -216,7 +191,7 @@ def check_fits(spec: NetworkSpec) -> None:
 
 @contextmanager
 def of_encoder() -> Generator[None]:
-    """Within the block, convert errors about policy.network to errors about policy.encoder."""
+    """Convert errors about policy.network to errors about policy.encoder within the block."""
     try:
         yield
     except ConfigError as problem:
@@ -248,11 +223,7 @@ class Convolutions:
 
 
 def convolutions(spec: NetworkSpec) -> Convolutions:
-    """Return the layout of a cnn's convolutions for the observations of a spec.
-
-    Raises:
-        ConfigError: observations are not images, or the images are too small for the options.
-    """
+    """Return the layout of a cnn's convolutions, or raise ConfigError if observations are not large enough images."""
     try:
         options = ConvolutionOptions.model_validate(dict(spec.options))
     except ValidationError as problem:
@@ -320,14 +291,7 @@ def _names(options: type[Settings]) -> str:
     return ", ".join(options.model_fields)
 
 
-def _smallest() -> int:
-    options, pixels = ConvolutionOptions(), 1
-    for kernel, stride in zip(reversed(options.kernel_sizes), reversed(options.strides), strict=True):
-        pixels = (pixels - 1) * stride + kernel
-    return pixels
-
-
-_SMALLEST = _smallest()
-"""Smallest image side in pixels for the default convolutions."""
+_SMALLEST = 7
+"""Smallest image side, in pixels, for the default convolutions: two with kernel size 3 and stride 2."""
 _CNN_OPTIONS = _names(ConvolutionOptions)
 _OPTIONS: Mapping[str, type[Settings]] = {CNN: ConvolutionOptions, LINEAR_ATTENTION: AttentionOptions}

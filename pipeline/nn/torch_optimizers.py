@@ -1,4 +1,4 @@
-"""torch.optim optimizers with their state as plain arrays, Adam and RMSprop on a single vector, and schedules."""
+"""Optimizers from torch.optim with their state as plain arrays, Adam and RMSprop on a single vector, and schedules."""
 
 from __future__ import annotations
 
@@ -13,22 +13,9 @@ from pydantic import JsonValue
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from metaloom.pipeline.nn.optimization import (
-    FROM_A_COUNT,
-    SHORT_NAMES,
-    LearningRate,
-    OptimizerConfig,
-    ScheduledSteps,
-    TorchScheduler,
-)
-from metaloom.pipeline.nn.optimizers import (
-    FIRST_MOMENT,
-    IN_PLACE,
-    SECOND_MOMENT,
-    STEP_COUNT,
-    AdamInPlace,
-    RMSpropInPlace,
-)
+from metaloom.pipeline.nn import optimization, optimizers
+from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig, ScheduledSteps, TorchScheduler
+from metaloom.pipeline.nn.optimizers import FIRST_MOMENT, SECOND_MOMENT, STEP_COUNT, AdamInPlace, RMSpropInPlace
 from metaloom.pipeline.schema import ConfigError, suggestion
 from metaloom.pipeline.types import Array, Params
 
@@ -42,19 +29,11 @@ _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 class TorchOptimizer:
-    """A torch.optim optimizer that updates tensors in place.
+    """A torch.optim optimizer that updates the named tensors `params` in place, starting from a stored state if given.
 
     Its state has an entry per quantity and tensor, such as `exp_avg.policy.output.bias`, and the step count. Before the
-    first step, entries are zero placeholders, so that the names of a learner's arrays never change.
-
-    Args:
-        config: Optimizer and its options.
-        params: Name -> tensor to update, on any device.
-        state: State to resume from, as returned by `state`; None before the first step.
-
-    Raises:
-        ConfigError: the optimizer does not exist, rejects its options or these parameters, or needs more than
-            gradients.
+    first step, entries are zero placeholders, so that the names of a learner's arrays never change. Raises ConfigError
+    if the optimizer does not exist, rejects its options or these parameters, or needs more than gradients.
     """
 
     def __init__(
@@ -76,7 +55,7 @@ class TorchOptimizer:
                 self._optimizer.state[self._params[name]] = kept
 
     def step(self, gradients: Mapping[str, Tensor] | Tensor, learning_rate: float) -> None:
-        """Update, in place, the parameters for which a gradient is given."""
+        """Update in place the parameters for which gradients are given."""
         for name, gradient in ({_VECTOR: gradients} if isinstance(gradients, Tensor) else gradients).items():
             self._params[name].grad = gradient
         self._optimizer.param_groups[0]["lr"] = learning_rate
@@ -141,7 +120,7 @@ def _tried(config: OptimizerConfig, params: Mapping[str, Tensor]) -> dict[str, d
 
 def _build(config: OptimizerConfig, params: Mapping[str, Tensor]) -> torch.optim.Optimizer:
     if config.torch_name not in _OPTIMIZERS:
-        names = [*SHORT_NAMES, *_OPTIMIZERS]
+        names = [*optimization.SHORT_NAMES, *_OPTIMIZERS]
         raise ConfigError(
             f"algorithm.optimizer: torch {torch.__version__} has no torch.optim.{config.torch_name}; "
             f"required one of {', '.join(names)}{suggestion(config.torch_name, names)}"
@@ -151,6 +130,10 @@ def _build(config: OptimizerConfig, params: Mapping[str, Tensor]) -> torch.optim
 
 def _array(value: Tensor | float) -> Array:
     return value.detach().cpu().numpy().copy() if isinstance(value, Tensor) else np.array(value)
+
+
+def _like(vector: Tensor, array: Array) -> Tensor:
+    return torch.tensor(array, dtype=vector.dtype, device=vector.device)
 
 
 class AdamOnVector:
@@ -165,21 +148,10 @@ class AdamOnVector:
     def step(self, gradient: Tensor, learning_rate: float) -> None:
         """Update the vector in place with a gradient [D]."""
         self._count += 1
-        torch._fused_adam_(  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
-            [self._vector],
-            [gradient],
-            [self._first],
-            [self._second],
-            [],
-            [self._count],
-            lr=learning_rate,
-            beta1=AdamInPlace.beta_1,
-            beta2=AdamInPlace.beta_2,
-            eps=self._epsilon,
-            weight_decay=0.0,
-            amsgrad=False,
-            maximize=False,
-        )
+        vectors = ([self._vector], [gradient], [self._first], [self._second], [], [self._count])
+        constants = {"beta1": AdamInPlace.beta_1, "beta2": AdamInPlace.beta_2, "eps": self._epsilon}
+        off = {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
+        torch._fused_adam_(*vectors, lr=learning_rate, **constants, **off)  # pyright: ignore
 
     @property
     def state(self) -> Params:
@@ -195,13 +167,11 @@ class RMSpropOnVector:
         self._vector, self._second, self._epsilon = vector, _like(vector, state[SECOND_MOMENT]), epsilon
 
     def step(self, gradient: Tensor, learning_rate: float) -> None:
-        """Update the vector in place with a gradient [D]."""
         self._second.mul_(RMSpropInPlace.beta).addcmul_(gradient, gradient, value=1 - RMSpropInPlace.beta)
         self._vector.addcdiv_(gradient, self._second.sqrt().add_(self._epsilon), value=-learning_rate)
 
     @property
     def state(self) -> Params:
-        """Copy of the optimizer state, keyed by name."""
         return {SECOND_MOMENT: _array(self._second)}
 
 
@@ -212,7 +182,7 @@ def _of_torch(
     config: OptimizerConfig, vector: Tensor, state: Mapping[str, Array] | None, epsilon: float | None = None
 ) -> TorchOptimizer:
     # Keep this package's default ε when other options are set.
-    known = IN_PLACE.get(config.name)
+    known = optimizers.IN_PLACE.get(config.name)
     defaults: dict[str, JsonValue] = {"eps": known.epsilon if epsilon is None else epsilon} if known else {}
     return TorchOptimizer(config.model_copy(update={"options": defaults | config.options}), {_VECTOR: vector}, state)
 
@@ -220,31 +190,23 @@ def _of_torch(
 def vector_optimizer(
     config: OptimizerConfig, vector: Tensor, state: Mapping[str, Array], *, epsilon: float | None = None
 ) -> AdamOnVector | RMSpropOnVector | TorchOptimizer:
-    """Return an optimizer that updates a vector in place, resumed from a state."""
+    """Return an optimizer that updates a vector in place, restored from a state."""
     if is_customary(config):
-        return _ON_VECTOR[config.name](vector, state, epsilon or IN_PLACE[config.name].epsilon)
+        return _ON_VECTOR[config.name](vector, state, epsilon or optimizers.IN_PLACE[config.name].epsilon)
     return _of_torch(config, vector, state, epsilon)
 
 
 def initial_state(config: OptimizerConfig, params: Mapping[str, Array]) -> Params:
-    """Return the optimizer state before the first step.
-
-    Raises:
-        ConfigError: the optimizer does not exist or rejects its options.
-    """
+    """Return the optimizer state before the first step, or raise ConfigError if the optimizer rejects its options."""
     vector = np.concatenate([np.ravel(value) for value in params.values()])
     if is_customary(config):
-        return IN_PLACE[config.name].initial(vector)
+        return optimizers.IN_PLACE[config.name].initial(vector)
     return _of_torch(config, torch.from_numpy(vector), None).state
 
 
 def is_customary(config: OptimizerConfig) -> bool:
     """Return True for Adam or RMSprop with default options, which fused kernels also implement."""
-    return config.name in IN_PLACE and not config.options
-
-
-def _like(vector: Tensor, array: Array) -> Tensor:
-    return torch.tensor(array, dtype=vector.dtype, device=vector.device)
+    return config.name in optimizers.IN_PLACE and not config.options
 
 
 _REFUSALS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
@@ -260,11 +222,9 @@ _SCHEDULERS: Mapping[str, Callable[..., LRScheduler]] = {
 
 
 def lr_factor(settings: LearningRate | ScheduledSteps, learning_rate: float) -> LrFactor:
-    """Return an algorithm's learning-rate schedule as a factor that depends on the number of updates.
+    """Return an algorithm's learning-rate schedule as a function from the number of updates to a factor.
 
-    Args:
-        settings: Algorithm settings.
-        learning_rate: Learning rate for torch schedulers that use absolute learning rates, such as OneCycleLR.
+    `learning_rate` is for torch schedulers that use absolute learning rates, such as OneCycleLR.
 
     Raises:
         ConfigError: the scheduler does not exist, rejects its options, or needs more than the number of updates. The
@@ -277,7 +237,7 @@ def lr_factor(settings: LearningRate | ScheduledSteps, learning_rate: float) -> 
     if (scheduler := _SCHEDULERS.get(schedule.name)) is None:
         raise ConfigError(
             f"algorithm.lr_schedule: torch {torch.__version__} has no torch.optim.lr_scheduler.{schedule.name}; "
-            f"required one such as {', '.join(FROM_A_COUNT)}{suggestion(schedule.name, _SCHEDULERS)}"
+            f"required one such as {', '.join(optimization.FROM_A_COUNT)}{suggestion(schedule.name, _SCHEDULERS)}"
         )
 
     def factor_after(num_updates: int) -> float:

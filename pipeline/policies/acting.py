@@ -1,4 +1,4 @@
-"""Construction of actors, and checks that they suit an environment and its policy parameters."""
+"""Construction of actors, and checks that actors suit an environment and its policy parameters."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,58 +10,40 @@ from gymnasium.spaces import Box, Discrete
 
 from metaloom.pipeline.estimation.normalization import MEAN, STD, Normalization, without_normalization
 from metaloom.pipeline.nn.spec import Spaces
-from metaloom.pipeline.policies.actors import Actor, ActorSetup
+from metaloom.pipeline.policies.actors import Actor, ActorSetup, off_policy, on_policy
 from metaloom.pipeline.policies.actors.contract import RecordedActor, UniformActor
-from metaloom.pipeline.policies.actors.off_policy import (
-    EPSILON,
-    POLICY_NETWORK,
-    Q_NETWORK,
-    QValuesActor,
-    TanhGaussianActor,
-    latent_size,
-)
-from metaloom.pipeline.policies.actors.on_policy import (
-    CategoricalActor,
-    GaussianActor,
-    NormalizingActor,
-    PosteriorActor,
-    RecurrentActor,
-)
+from metaloom.pipeline.policies.actors.off_policy import EPSILON, POLICY_NETWORK, Q_NETWORK
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
-from metaloom.pipeline.policies.inference import LOGITS_NETWORK, MEAN_NETWORK, check_network, check_shapes
+from metaloom.pipeline.policies.inference import LOGITS_NETWORK, MEAN_NETWORK, check_shapes, network_shapes
 from metaloom.pipeline.policies.posterior import check_posterior
 from metaloom.pipeline.policies.remembering import check_remembering
 from metaloom.pipeline.types import Params, TaskParams
 
 
 def make_actor(kind: ActorKind, setup: ActorSetup) -> Actor:
-    """Make an actor; its observations are normalized if the parameters contain normalization statistics."""
+    """Make an actor. Its observations are normalized if the parameters contain normalization statistics."""
     if (normalization := Normalization.of_params(setup.params.params)) is not None:
         actor = make_actor(kind, replace(setup, params=TaskParams(without_normalization(setup.params.params))))
-        return NormalizingActor(actor, normalization, setup.num_rows)
+        return on_policy.NormalizingActor(actor, normalization, setup.num_rows)
     if kind == "policy" and setup.config.name is not None:
         # Imported here, since among policies only custom ones always need torch.
         from metaloom.pipeline.policies.actors.own import OwnPolicyActor
 
         return OwnPolicyActor(setup)
     makers: dict[ActorKind, Callable[[ActorSetup], Actor]] = {
-        "policy": CategoricalActor if setup.spaces.num_actions else GaussianActor,
-        "recurrent": RecurrentActor,
-        "posterior": PosteriorActor,
+        "policy": on_policy.CategoricalActor if setup.spaces.num_actions else on_policy.GaussianActor,
+        "recurrent": on_policy.RecurrentActor,
+        "posterior": on_policy.PosteriorActor,
         "uniform": UniformActor,
-        "tanh_gaussian": TanhGaussianActor,
-        "q_values": QValuesActor,
+        "tanh_gaussian": off_policy.TanhGaussianActor,
+        "q_values": off_policy.QValuesActor,
         "recorded": RecordedActor,
     }
     return makers[kind](setup)
 
 
 def check_actor(kind: ActorKind, actions: gymnasium.Space[Any], *, deterministic: bool = False) -> None:
-    """Check that an actor can act in an environment with this action space.
-
-    Raises:
-        ValueError: the actor needs another kind or range of actions, or has no most likely action to take.
-    """
+    """Raise ValueError if an actor needs another kind or range of actions, or cannot take the most likely action."""
     if kind == "uniform" and deterministic:
         raise ValueError("actor uniform: no action is the most likely; required deterministic=False")
     if kind == "q_values" and not isinstance(actions, Discrete):
@@ -78,16 +60,11 @@ def check_actor(kind: ActorKind, actions: gymnasium.Space[Any], *, deterministic
 
 
 def check_actor_params(kind: ActorKind, config: PolicyConfig, params: Params, spaces: Spaces) -> None:
-    """Check that an actor's parameters [B, ...] match the environment's spaces.
-
-    Raises:
-        ValueError: a parameter has a wrong shape or value; names the parameter and the required shape.
-        ConfigError: the policy's network does not support the observations.
-    """
+    """Raise ValueError if an actor's parameters [B, ...] do not match the environment's spaces."""
 
     def check(prefix: str, output_size: int, *, extra_size: int = 0, activation: str = "relu") -> None:
         spec = config.network_spec(spaces, output_size, extra_size=extra_size, activation=activation)
-        check_network(prefix, spec, params)
+        check_shapes(params, network_shapes(prefix, spec))
 
     if config.normalize_observations and kind in ("policy", "recurrent"):
         check_shapes(params, {name: (spaces.observation_size,) for name in (MEAN, STD)})
@@ -109,12 +86,9 @@ def check_actor_params(kind: ActorKind, config: PolicyConfig, params: Params, sp
         case "uniform" | "recorded":
             pass  # these actors have no learned parameters
         case "tanh_gaussian":
-            check(POLICY_NETWORK, 2 * spaces.action_size, extra_size=latent_size(params))
+            check(POLICY_NETWORK, 2 * spaces.action_size, extra_size=off_policy.latent_size(params))
         case "q_values":
             check(Q_NETWORK, spaces.num_actions)
             check_shapes(params, {EPSILON: ()})
-            epsilon = params[EPSILON]
-            if epsilon.min() < 0 or epsilon.max() > 1:
-                raise ValueError(
-                    f"policy parameter {EPSILON}: found {epsilon.tolist()}; required probabilities, 0 to 1"
-                )
+            if ((found := params[EPSILON]) < 0).any() or (found > 1).any():
+                raise ValueError(f"policy parameter {EPSILON}: found {found.tolist()}; required probabilities, 0 to 1")

@@ -35,17 +35,9 @@ _METHODS = {
 _TASKS, _ROWS = 2, 4
 
 
-def require_policy(policy: OwnPolicy, name: str, spaces: Spaces) -> None:
-    """Check that a custom policy's distributions can be sampled and agree between acting, recording and learning.
-
-    Raises:
-        ConfigError: the policy violates the contract; names the violation and the requirement.
-    """
-    with torch.no_grad():
-        _Check(policy, name, spaces).all()
-
-
 class _Check:
+    """Check that a custom policy gives the same distributions in acting, recording and learning, and can be sampled."""
+
     def __init__(self, policy: OwnPolicy, name: str, spaces: Spaces) -> None:
         self._policy, self._name, self._spaces = policy, name, spaces
         rng = np.random.default_rng(0)
@@ -67,9 +59,8 @@ class _Check:
         log_prob = self._log_prob(of_rows, actions, "log_prob")
         again = self._distribution(self._params, self._observations)
         if not torch.equal(log_prob, again.log_prob(actions)):
-            self._refuse(
-                "returns different distributions when called again", "a function of parameters and observations"
-            )
+            found = "returns different distributions when called again"
+            self._refuse(found, "a function of parameters and observations")
         self._check_recorded(of_rows, actions, log_prob)
         params = {name: value.expand(_TASKS, *value.shape) for name, value in self._params.items()}
         of_tasks = self._distribution(params, self._observations.expand(_TASKS, -1, -1))
@@ -80,9 +71,8 @@ class _Check:
         ):
             shape = tuple(self._call(what, measured).shape)
             if shape not in shapes:
-                self._refuse(
-                    f"returns {what} of shape {shape} for {_ROWS} rows", f"{(_ROWS,)}, summed over the actions"
-                )
+                found = f"returns {what} of shape {shape} for {_ROWS} rows"
+                self._refuse(found, f"{(_ROWS,)}, summed over the actions")
 
     def _distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> OwnDistribution:
         state = torch.get_rng_state()
@@ -95,7 +85,7 @@ class _Check:
         return found
 
     def _actions(self, of_rows: OwnDistribution) -> Tensor:
-        """Sample actions with a fixed seed, and check them."""
+        """Sample actions with a fixed seed and return them if they are valid."""
         drawn: list[Tensor] = []
         for _ in range(2):
             with seeded(0):
@@ -104,10 +94,8 @@ class _Check:
         shape = (_ROWS,) if discrete else (_ROWS, self._spaces.action_size)
         actions: Any
         for name, actions in (("sample", drawn[0]), ("mode", self._call("mode", of_rows.mode))):
-            is_kind = isinstance(actions, Tensor) and (
-                actions.dtype == torch.int64 if discrete else actions.is_floating_point()
-            )
-            if not is_kind or tuple(actions.shape) != shape:
+            fits = isinstance(actions, Tensor) and tuple(actions.shape) == shape
+            if not (fits and (actions.dtype == torch.int64 if discrete else actions.is_floating_point())):
                 kind = "int64" if discrete else "floating-point"
                 self._refuse(f"returns {_form(actions)} in `{name}` for {_ROWS} rows", f"actions {shape}, {kind}")
         if not torch.equal(*drawn):
@@ -167,12 +155,7 @@ LOG_STD = "log_std"
 
 
 class GaussianPolicy(Policy):
-    """Gaussian policy for continuous actions; `extra_size` extra inputs follow the observation. See Policy.
-
-    Attributes:
-        action_size: Action dimension A.
-        config: Policy settings, including those of the standard deviation.
-    """
+    """Gaussian policy for continuous actions. `extra_size` is the size of inputs after the observation. See Policy."""
 
     def __init__(self, spaces: Spaces, config: PolicyConfig, extra_size: int = 0) -> None:
         self.action_size: int = spaces.action_size
@@ -181,17 +164,16 @@ class GaussianPolicy(Policy):
         self.network: Network = build_network(MEAN_NETWORK, spec)
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw initial float32 parameters: those of the mean network in order, then log_std [A]."""
+        """Draw initial float32 parameters: those of the mean network, followed by log_std [A]."""
         params = self.network.initialize(rng)
         params[LOG_STD] = np.full(self.action_size, math.log(self.config.init_std), np.float32)
         return params
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
-        """Return the names of the parameters that adaptation and meta-training update, in order."""
         return tuple(params) if self.config.learn_std else tuple(name for name in params if name != LOG_STD)
 
     def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> DiagGaussian:
-        """Return the distributions with mean [..., N, A] and log_std [..., 1, A], which is at least log min_std."""
+        """Return distributions with mean [..., N, A] and log_std [..., 1, A], which is at least log min_std."""
         return self.head(self.network(params, observations), params[LOG_STD])
 
     def head(self, mean: Tensor, log_std: Tensor) -> DiagGaussian:
@@ -205,7 +187,7 @@ class GaussianPolicy(Policy):
 
 
 class CategoricalPolicy(Policy):
-    """Categorical policy for discrete actions; `extra_size` extra inputs follow the observation. See Policy."""
+    """Categorical policy for discrete actions. `extra_size` is the size of inputs after the observation. See Policy."""
 
     def __init__(self, spaces: Spaces, config: PolicyConfig, extra_size: int = 0) -> None:
         spec = config.network_spec(spaces, spaces.num_actions, extra_size=extra_size)
@@ -226,24 +208,19 @@ class CategoricalPolicy(Policy):
 def build_policy(config: PolicyConfig, spaces: Spaces) -> Policy:
     """Build a Gaussian policy for continuous actions, a categorical one for discrete actions, or a custom one.
 
-    Raises:
-        ConfigError: the policy or its network does not support the observations or actions, or a custom policy fails
-            its checks.
+    Raises ConfigError if the spaces are not supported, or if a custom policy fails its checks.
     """
     if config.name is not None:
         policy = build_own_policy(config, spaces)
-        require_policy(policy, config.name, spaces)
+        with torch.no_grad():
+            _Check(policy, config.name, spaces).all()
         return policy
     check_std(config, spaces)
     return CategoricalPolicy(spaces, config) if spaces.num_actions else GaussianPolicy(spaces, config)
 
 
 def check_std(config: PolicyConfig, spaces: Spaces) -> None:
-    """Check that no standard deviation is set for discrete actions.
-
-    Raises:
-        ConfigError: actions are discrete, but settings for the standard deviation are given; names the settings.
-    """
+    """Raise ConfigError if actions are discrete, but settings for the standard deviation are given."""
     if spaces.num_actions and (options := config.std_options):
         raise ConfigError(
             f"policy: {options} sets a standard deviation, but the environment has {spaces.num_actions} discrete "
@@ -252,11 +229,7 @@ def check_std(config: PolicyConfig, spaces: Spaces) -> None:
 
 
 def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:
-    """Build the custom policy that `config.name` selects.
-
-    Raises:
-        ConfigError: the class cannot be found or constructed.
-    """
+    """Build the custom policy that `config.name` selects, or raise ConfigError if this fails."""
     assert config.name is not None
     try:
         # a concrete subclass
@@ -278,7 +251,7 @@ class RecurrentPolicy:
         self._config, self._spaces, self._head = config, spaces, f"{policy_prefix(spaces)}.output"
 
     def initialize(self, rng: np.random.Generator, output_scale: float) -> Params:
-        """Draw initial float32 parameters: name -> array, in order. The output kernel is scaled by `output_scale`."""
+        """Draw initial float32 parameters, with the output kernel scaled by `output_scale`."""
         A = self._spaces.num_actions or self._spaces.action_size
         shapes = {f"{self._head}.kernel": (self.cell.feature_size, A), f"{self._head}.bias": (A,)}
         params = self.cell.initialize(rng) | initialize_shapes(shapes, rng)

@@ -50,11 +50,7 @@ class EncoderConfig(Settings):
         return self
 
     def spec(self, spaces: Spaces) -> NetworkSpec:
-        """Return the NetworkSpec of the encoder for these spaces.
-
-        Raises:
-            ConfigError: the network does not support the observations.
-        """
+        """Return the NetworkSpec of the encoder, or raise ConfigError if it does not support the observations."""
         relu = "relu" if self.name in BUILT_IN_NETWORKS else "identity"
         shape, scale = spaces.observation_shape, spaces.observation_scale
         spec = NetworkSpec(self.name, shape, self.size, (), relu, relu, scale, options=self.options)
@@ -75,7 +71,6 @@ class PolicyConfig(Settings):
     """module:Class of a custom policy, or the name of a plug-in; null: the Gaussian or categorical policy."""
     options: dict[str, JsonValue] = later({})
     """Options of a custom policy."""
-
     hidden_sizes: tuple[LayerSize, ...] = (64, 64)
     """Units in each hidden layer of the policy network, [] for a linear network; in a cnn, the layers after the
     convolutions."""
@@ -140,16 +135,13 @@ class PolicyConfig(Settings):
     def network_spec(
         self, spaces: Spaces, output_size: int, *, extra_size: int = 0, activation: str = "tanh"
     ) -> NetworkSpec:
-        """Return the NetworkSpec of the policy network for these spaces.
+        """Return the NetworkSpec of the policy network, or raise ConfigError if it does not support the observations.
 
         Args:
             spaces: Observation and action sizes of the environment.
             output_size: Number of outputs.
             extra_size: Size of extra inputs after the observation: a latent variable, or actions for a critic.
             activation: Default activation: tanh, or relu for off-policy algorithms.
-
-        Raises:
-            ConfigError: the network does not support the observations.
         """
         spec = NetworkSpec(
             self.network,
@@ -166,11 +158,7 @@ class PolicyConfig(Settings):
         return spec
 
     def cell_spec(self, spaces: Spaces) -> CellSpec:
-        """Return the CellSpec of the recurrent network; inputs are an observation and the last action, reward and end.
-
-        Raises:
-            ConfigError: observations are images without an encoder, or the encoder does not support the observations.
-        """
+        """Return the CellSpec of the network. It reads an observation and the last action, reward and episode end."""
         encoder = None if self.encoder is None else self.encoder.spec(spaces)
         if encoder is None and is_image(spaces.observation_shape, spaces.observation_scale):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The policy contract: action distributions as functions of observations and explicit parameters."""
+"""The contract of policies: action distributions as functions of observations and explicit parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forward passes for acting, with fixed shapes: in NumPy for plain networks and built-in cells, in torch for others."""
+"""Forward passes with fixed shapes for acting: in NumPy for plain networks and built-in cells, in torch for others."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -80,17 +80,8 @@ class Affine:
         return np.matmul(inputs, self._kernel) + self._bias
 
 
-def check_network(prefix: str, spec: NetworkSpec, params: Params) -> None:
-    """Check that parameters [B, ...] match a network.
-
-    Raises:
-        BatchError: a parameter does not match; names it, its shape and the required shape.
-    """
-    check_shapes(params, network_shapes(prefix, spec))
-
-
 def network_shapes(prefix: str, spec: NetworkSpec) -> Shapes:
-    """Return the shapes of a network's parameters, keyed by name."""
+    """Return the shapes of a network's parameters after the task axis, keyed by name."""
     if spec.name in BUILT_IN_NETWORKS:
         return parameter_shapes(prefix, spec)
     # Imported here: only custom networks must be built to find out their shapes.
@@ -100,11 +91,7 @@ def network_shapes(prefix: str, spec: NetworkSpec) -> Shapes:
 
 
 def check_shapes(params: Params, required: Shapes) -> None:
-    """Check that parameters exist, are finite, and have the required shapes after the task axis B.
-
-    Raises:
-        BatchError: a parameter is missing, misshapen or not finite; names it and the requirement.
-    """
+    """Raise BatchError unless the parameters exist, are finite, and have the required shapes after the task axis B."""
     for name, shape in required.items():
         if name not in params or params[name].shape[1:] != shape:
             found = params[name].shape if name in params else "nothing"
@@ -121,24 +108,14 @@ def log_softmax(logits: Array) -> Array:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def _tanh(values: Array) -> None:
-    np.tanh(values, out=values)
-
-
-def _relu(values: Array) -> None:
-    np.maximum(values, 0, out=values)
-
-
-_ACTIVATE_IN_PLACE: dict[str, Callable[[Array], None]] = {"tanh": _tanh, "relu": _relu}
+_ACTIVATE_IN_PLACE: dict[str, Callable[[Array], object]] = {
+    "tanh": lambda values: np.tanh(values, out=values),
+    "relu": lambda values: np.maximum(values, 0, out=values),
+}
 
 
 class CellInference(Protocol):
-    """Forward pass of a recurrent cell for B tasks x E rows; see Inference.
-
-    Attributes:
-        state_size: State size S.
-        feature_size: Number of features F.
-    """
+    """Forward pass of a recurrent cell with state size S and F features, for B tasks x E rows; see Inference."""
 
     state_size: int
     feature_size: int
@@ -163,7 +140,7 @@ def cell_inference(spec: CellSpec, params: Params) -> CellInference:
 
 
 def shapes_of(spec: CellSpec) -> Shapes:
-    """Return the shapes of a cell's parameters, including those of its encoder."""
+    """Return the shapes of a cell's parameters, including its encoder's."""
     if spec.encoder is not None:
         return network_shapes(ENCODER, spec.encoder) | shapes_of(replace(spec, encoder=None))
     if spec.name in RECURRENT_NETWORKS:

@@ -11,7 +11,7 @@ import numpy as np
 from metaloom.pipeline.nn.cells import CELL, GRU, CellSpec, cell_shapes
 from metaloom.pipeline.nn.spec import Spaces, is_image
 from metaloom.pipeline.policies.config import PolicyConfig
-from metaloom.pipeline.policies.inference import Affine, GatedCell, check_network, check_shapes, network_inference
+from metaloom.pipeline.policies.inference import Affine, GatedCell, check_shapes, network_inference, network_shapes
 from metaloom.pipeline.policies.remembering import memory_shapes, policy_prefix
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, Params, Shapes, TaskParams
@@ -59,11 +59,8 @@ _NAMES = (f"{EMBEDDING}.bias", f"{CELL}.hidden_bias", f"{POSTERIOR}.bias")
 class PosteriorNetwork:
     """Policy network whose inputs are an observation and the posterior N(μ, σ²) as μ and log σ; see MemoryNetwork.
 
-    e = relu(x E + b), h' = GRU(e, h), (μ, log σ) = h' W + c, where x is the input of a policy with memory.
-
-    Attributes:
-        latent_size: Size Z of the latent variable.
-        posterior: [B, E, 2 Z], μ and log σ after the last step.
+    e = relu(x E + b), h' = GRU(e, h), (μ, log σ) = h' W + c, where x is the input of a policy with memory. `posterior`
+    is [B, E, 2 Z], μ and log σ after the last step.
     """
 
     def __init__(self, config: PolicyConfig, spaces: Spaces, params: TaskParams, num_rows: int) -> None:
@@ -87,11 +84,7 @@ class PosteriorNetwork:
 
 
 def encoder_input_size(config: PolicyConfig, spaces: Spaces) -> int:
-    """Return the size of the encoder's input: an observation and the last action, reward and episode end.
-
-    Raises:
-        ConfigError: observations are images.
-    """
+    """Return the size of the encoder's input: an observation and the last action, reward and episode end."""
     if is_image(spaces.observation_shape, spaces.observation_scale):
         raise ConfigError(
             f"policy: observations are images of shape {spaces.observation_shape}, from which tasks cannot be "
@@ -102,18 +95,13 @@ def encoder_input_size(config: PolicyConfig, spaces: Spaces) -> int:
 
 
 def check_posterior(config: PolicyConfig, params: Params, spaces: Spaces) -> None:
-    """Check that parameters [B, ...] match a posterior-conditioned policy.
-
-    Raises:
-        ValueError: a parameter does not match; names it, its shape and the required shape.
-    """
-    sizes = EncoderSizes.of(params)
+    """Raise ValueError unless parameters [B, ...] match a posterior-conditioned policy."""
+    sizes, A = EncoderSizes.of(params), spaces.num_actions or spaces.action_size
     required = sizes.shapes(encoder_input_size(config, spaces)) | memory_shapes(params, sizes.cell, spaces)
     if not spaces.num_actions:
-        required["log_std"] = (spaces.action_size,)
-    check_shapes(params, required)
-    A = spaces.num_actions or spaces.action_size
-    check_network(policy_prefix(spaces), config.network_spec(spaces, A, extra_size=2 * sizes.latent), params)
+        required["log_std"] = (A,)
+    spec = config.network_spec(spaces, A, extra_size=2 * sizes.latent)
+    check_shapes(params, required | network_shapes(policy_prefix(spaces), spec))
 
 
 def without_posterior(behavior: Mapping[str, T]) -> dict[str, T]:

@@ -7,15 +7,9 @@ from typing import Protocol
 import numpy as np
 
 from metaloom.pipeline.nn.spec import Spaces
+from metaloom.pipeline.policies import inference
 from metaloom.pipeline.policies.config import PolicyConfig
-from metaloom.pipeline.policies.inference import (
-    LOGITS_NETWORK,
-    MEAN_NETWORK,
-    Affine,
-    cell_inference,
-    check_shapes,
-    shapes_of,
-)
+from metaloom.pipeline.policies.inference import LOGITS_NETWORK, MEAN_NETWORK, Affine, cell_inference, check_shapes
 from metaloom.pipeline.types import Array, EpisodeBatch, Params, Shapes, TaskParams
 
 TRIAL_STATE, TRIAL_LAST = "trial.state", "trial.last"
@@ -41,11 +35,7 @@ class Memory:
 
 
 class MemoryNetwork(Protocol):
-    """Forward pass of a recurrent policy for B tasks x E rows; see Inference.
-
-    Attributes:
-        state_size: State size S.
-    """
+    """Forward pass of a recurrent policy with state size S, for B tasks x E rows; see Inference."""
 
     state_size: int
 
@@ -76,11 +66,6 @@ class Remembering:
 
     `outputs` computes outputs for the current observations, `keep` stores the new state and actions of rows that
     continue, and `learn_of` stores the actions' outcomes. Ended rows only take part in matrix products.
-
-    Attributes:
-        inputs: [B, E, O] float32, to which callers write observations.
-        output_size: Size of the policy's output: action means or logits.
-        network: Network of the policy.
     """
 
     def __init__(
@@ -126,7 +111,7 @@ class Remembering:
         return outputs
 
     def keep(self, rows: Array, actions: Array) -> None:
-        """Store the new states of rows [n], which include the last observations, and the actions [n, ...]."""
+        """Store the actions [n, ...] of rows [n], and their new states, which include the last observations."""
         self._state_rows[rows] = self._next.reshape(self._state_rows.shape)[rows]
         taken = np.zeros((len(rows), self.output_size + 2), np.float32)
         if self._discrete:
@@ -147,15 +132,11 @@ def policy_prefix(spaces: Spaces) -> str:
 
 
 def check_remembering(config: PolicyConfig, params: Params, spaces: Spaces) -> None:
-    """Check that parameters [B, ...] match a policy with memory.
-
-    Raises:
-        ValueError: a parameter does not match; names it, its shape and the required shape.
-    """
+    """Raise ValueError unless parameters [B, ...] match a policy with memory."""
     spec, A = config.cell_spec(spaces), spaces.num_actions or spaces.action_size
     cell = cell_inference(spec, params)
     required: Shapes = {
-        **shapes_of(spec),
+        **inference.shapes_of(spec),
         f"{policy_prefix(spaces)}.output.kernel": (cell.feature_size, A),
         f"{policy_prefix(spaces)}.output.bias": (A,),
     }
@@ -172,16 +153,10 @@ def memory_shapes(params: Params, state_size: int, spaces: Spaces) -> Shapes:
 
 
 def recollect(remembering: Remembering, observations: Array, actions: Array, rewards: Array, lengths: Array) -> Array:
-    """Replay stored episodes of B x E rows as if acting, and return the outputs [B, E, T, A].
+    """Replay stored episodes [B, E, T] as if acting, and return the outputs [B, E, T, A].
 
-    Afterwards, `remembering` holds the final memory. With equally many rows, outputs are bitwise identical to acting.
-
-    Args:
-        remembering: Network with the memory from before the episodes; updated in place.
-        observations: Observations, [B, E, T+1, O].
-        actions: Actions, [B, E, T, ...].
-        rewards: Rewards, [B, E, T].
-        lengths: Episode lengths, [B, E].
+    `remembering` starts with the memory from before the episodes and ends with the memory after them. With the same
+    number of rows, outputs are bitwise identical to acting.
     """
     B, E, T = rewards.shape
     outputs = np.zeros((B, E, T, remembering.output_size), np.float32)
@@ -196,7 +171,7 @@ def recollect(remembering: Remembering, observations: Array, actions: Array, rew
 
 
 def remembered(remembering: Remembering, params: TaskParams, episodes: EpisodeBatch) -> TaskParams:
-    """Return the task parameters with the memory after each task's episodes [B, E, T], replayed one after another."""
+    """Return the parameters with each task's memory after its episodes [B, E, T], which are replayed in order."""
     for e in range(episodes.rewards.shape[1]):
         one = slice(e, e + 1)
         parts = (episodes.observations, episodes.actions, episodes.rewards, episodes.lengths)

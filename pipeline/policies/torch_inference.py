@@ -1,4 +1,4 @@
-"""Acting in torch, one task at a time, for custom cells and all networks that are not plain."""
+"""Forward passes in torch, one task at a time, for custom cells and all networks that are not plain."""
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,24 +18,20 @@ ROWS_MULTIPLE = 4
 
 
 class PaddedRows:
-    """Each task's parameters, and its input rows zero-padded to a multiple of four rows.
+    """Each task's parameters, and its input rows zero-padded to a multiple of four rows. Callers write to `inputs`.
 
     The network is called once per task, so that all calls have the same shape. In a joint call, the remainders of
     vectorized loops would depend on the number of tasks.
-
-    Attributes:
-        inputs: [B, E, in] float32, to which callers write observations.
     """
 
     def __init__(self, params: Mapping[str, Array], num_rows: int, input_size: int) -> None:
         # torch then raises an error that names a nondeterministic operator when it is called.
         torch.use_deterministic_algorithms(True)
         num_tasks = len(next(iter(params.values())))
-        if all(value.strides[0] == 0 for value in params.values()):
-            # All tasks have the same parameters.
-            self._params = [{name: torch.tensor(value[0]) for name, value in params.items()}] * num_tasks
-        else:
-            self._params = [{name: torch.tensor(value[b]) for name, value in params.items()} for b in range(num_tasks)]
+        shared = all(value.strides[0] == 0 for value in params.values())
+        tasks = range(1 if shared else num_tasks)
+        self._params = [{name: torch.tensor(value[b]) for name, value in params.items()} for b in tasks]
+        self._params *= num_tasks if shared else 1
         padded_rows = -(-num_rows // ROWS_MULTIPLE) * ROWS_MULTIPLE
         padded = np.zeros((len(self._params), padded_rows, input_size), np.float32)
         self._padded = list(torch.as_tensor(padded))
@@ -65,7 +61,7 @@ class TorchInference:
 
 @contextmanager
 def one_thread() -> Generator[None]:
-    """Within the block, run torch on one thread. With more threads, bits would depend on the machine."""
+    """Run torch on one thread within the block. With more threads, bits would depend on the machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

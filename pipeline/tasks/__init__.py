@@ -1,1 +1,1 @@
-"""Tasks: sets and distributions of tasks, sampling from them, and tasks for evaluation."""
+"""Task sets and distributions, sampling from them, and evaluation tasks."""

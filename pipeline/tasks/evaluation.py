@@ -1,4 +1,4 @@
-"""Plan of an evaluation: sizes, seed and tasks."""
+"""Plans of evaluations: numbers of episodes, seeds and tasks."""
 
 from __future__ import annotations
 
@@ -18,55 +18,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """A fully specified evaluation.
+    """Sizes and seed of an evaluation."""
 
-    Attributes:
-        adaptation_steps: Number of adaptation steps K.
-        episodes: Number of episodes N per task and adaptation step.
-        test_episodes: Number of test episodes M per task after each of 0 ... K steps.
-        deterministic: True to take the most likely action in test episodes.
-        run_seed: Seed that replaces the run's seed in the evaluation, so that no draw is shared with training.
-    """
-
-    adaptation_steps: int
-    episodes: int
-    test_episodes: int
-    deterministic: bool
-    run_seed: int
+    adaptation_steps: int  # K
+    episodes: int  # N, per task and adaptation step
+    test_episodes: int  # M, per task after each of 0 ... K steps
+    deterministic: bool  # take the most likely action in test episodes
+    run_seed: int  # replaces the run's seed in the evaluation, so that no draw is shared with training
 
     @classmethod
     def of(cls, config: RunConfig) -> EvaluationPlan:
-        """Return the evaluation described by a run's configuration."""
-        asked = config.evaluation
-        algorithm = config.algorithm
+        """Return the evaluation plan that a run's configuration describes."""
+        asked, algorithm = config.evaluation, config.algorithm
         steps = algorithm.evaluation_steps if asked.adaptation_steps is None else asked.adaptation_steps
+        # A policy with memory processes one episode after the other.
+        episodes = asked.episodes or (config.episodes_per_task if algorithm.trial is None else 1)
         # Halved because run seeds are below 2**63.
         run_seed = seed_for(config.seed, "evaluation", asked.seed) // 2
-        return cls(
-            adaptation_steps=steps,
-            # A policy with memory processes one episode after the other.
-            episodes=asked.episodes or (config.episodes_per_task if algorithm.trial is None else 1),
-            test_episodes=asked.test_episodes or config.episodes_per_task,
-            deterministic=asked.deterministic,
-            run_seed=run_seed,
-        )
+        return cls(steps, episodes, asked.test_episodes or config.episodes_per_task, asked.deterministic, run_seed)
 
 
 def evaluation_tasks(config: RunConfig, env: MetaEnv, updates: int) -> TaskBatch:
     """Return the tasks on which to evaluate the learner after `updates` updates.
 
     The tasks depend on `updates` only if there is no fixed training set: held-out draws then exclude tasks already seen
-    in training, and tasks=train selects the tasks of the last iteration.
-
-    Raises:
-        EnvError: the tasks are invalid for the environment, or cannot be drawn as configured.
+    in training, and tasks=train selects the tasks of the last iteration. Raises EnvError if the tasks are invalid or
+    cannot be drawn.
     """
-    asked = config.evaluation
-    source = _source(config, env, updates)
+    asked, source = config.evaluation, _source(config, env, updates)
     rng = generator(EvaluationPlan.of(config).run_seed, "tasks", 0)
-    balanced_by = None
-    if asked.task_sampling == "balanced":
-        balanced_by = require_classes(env, "evaluation.task_sampling")
+    is_balanced = asked.task_sampling == "balanced"
+    balanced_by = require_classes(env, "evaluation.task_sampling") if is_balanced else None
     if isinstance(source, TaskDistribution):
         if asked.evenly_by is not None:
             raise EnvError(

@@ -1,4 +1,4 @@
-"""Task samplers: draws from a distribution or a pool, optionally evenly by a field or balanced by class."""
+"""Task samplers, which draw from a distribution or a pool, optionally evenly by a field or balanced by class."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,22 +15,13 @@ _BALANCED_ATTEMPTS = 1000
 
 @dataclass(frozen=True)
 class TaskDistribution:
-    """Sampler for an environment's own task distribution that excludes tasks already seen.
-
-    Attributes:
-        env: Environment that draws the tasks.
-        seen: Tasks to exclude, shape [n, P].
-    """
+    """Sampler for an environment's own task distribution that excludes the tasks in `seen`, [n, P]."""
 
     env: MetaEnv
     seen: Array
 
     def sample(self, num_tasks: int, rng: np.random.Generator, balanced_by: Classes | None = None) -> TaskBatch:
-        """Draw `num_tasks` tasks that are not in `seen`, equally many per class if classes are given.
-
-        Raises:
-            EnvError: the distribution almost never yields an unseen task, or a task of some class.
-        """
+        """Draw `num_tasks` tasks that are not in `seen`, equally many per class if classes are given."""
         fields = self.env.task_fields
         if balanced_by is None:
             tasks = self._draw(num_tasks, rng)
@@ -57,17 +48,11 @@ class TaskDistribution:
 
 @dataclass(frozen=True)
 class TaskPool:
-    """Sampler for a finite set of tasks.
-
-    Attributes:
-        fields: Task field of each column.
-        tasks: Tasks, shape [n, P]; a task's index is its id.
-        with_replacement: True to draw tasks independently; otherwise draw random permutations of the pool.
-    """
+    """Sampler for a finite set of tasks [n, P], whose indices are their ids."""
 
     fields: tuple[TaskField, ...]
     tasks: Array
-    with_replacement: bool = False
+    with_replacement: bool = False  # False: draw random permutations of the pool
 
     @classmethod
     def of(cls, env: MetaEnv, tasks: Sequence[Sequence[float]]) -> "TaskPool":
@@ -86,11 +71,7 @@ class TaskPool:
         return self._batch(shuffled_blocks(n, num_tasks, rng))
 
     def sample_balanced(self, num_tasks: int, rng: np.random.Generator, classes: Classes) -> TaskBatch:
-        """Draw `num_tasks` tasks, equally many per class, in random order. Tasks repeat only after their whole class.
-
-        Raises:
-            EnvError: a class has no task.
-        """
+        """Draw `num_tasks` tasks, equally many per class, in random order; tasks repeat only after their class."""
         of = classes.of(self.tasks, [field.name for field in self.fields])
         among, places = classes.among(of), list[Array]()
         for c, quota in zip(among, class_quotas(len(among), num_tasks, rng), strict=True):
@@ -104,11 +85,7 @@ class TaskPool:
         return self._batch(rng.permutation(np.concatenate(places)))
 
     def sample_evenly(self, num_tasks: int | None, rng: np.random.Generator, by: str) -> TaskBatch:
-        """Draw `num_tasks` tasks (default: one per class), cycling through the values of a task field in order.
-
-        Raises:
-            EnvError: there is no such field, or `num_tasks` is not a multiple of the number of values.
-        """
+        """Draw `num_tasks` tasks (default: one per class), cycling through the values of a task field in order."""
         names = [field.name for field in self.fields]
         if by not in names:
             raise EnvError(f"found no task field {by!r} to draw evenly by; required one of {names}")
@@ -144,18 +121,9 @@ def balanced_draw(
 ) -> Array:
     """Draw tasks [B, P], equally many per class, without changing the distribution within each class.
 
-    Draws are used in order; a draw from a class that is already complete is skipped.
-
-    Args:
-        classes: Classes of the tasks.
-        fields: Task field of each column.
-        num_tasks: Number of tasks B.
-        rng: Generator that selects the classes that get the remainder.
-        draw: Function that makes n independent draws [n, P].
-        source: Name of the task source for error messages.
-
-    Raises:
-        EnvError: a class is almost never drawn.
+    `draw` makes n independent draws [n, P], which are used in order; a draw from a class that is already complete is
+    skipped. `rng` only selects the classes that get the remainder. Raises EnvError, with the name `source`, if a class
+    is almost never drawn.
     """
     among, kept = classes.among(np.zeros(0, np.int64)), list[Array]()
     left = dict(zip(among.tolist(), class_quotas(len(among), num_tasks, rng), strict=True))
@@ -176,11 +144,7 @@ def balanced_draw(
 
 
 def require_classes(env: MetaEnv, setting: str) -> Classes:
-    """Return the task classes that an environment declares; `setting` requires them.
-
-    Raises:
-        EnvError: the environment declares no classes.
-    """
+    """Return the task classes that an environment declares, or raise EnvError, since `setting` requires them."""
     if env.task_classes is None:
         raise EnvError(
             f"{setting} is balanced, but {type(env.unwrapped).__name__} declares no classes of tasks; required an "
@@ -191,11 +155,7 @@ def require_classes(env: MetaEnv, setting: str) -> Classes:
 
 
 def distinct_tasks(env: MetaEnv, num_tasks: int, rng: np.random.Generator) -> TaskBatch:
-    """Draw tasks from the environment's `task_set` uniformly without replacement, in random order.
-
-    Raises:
-        EnvError: the environment has no fixed set of tasks, or the set has fewer than `num_tasks`.
-    """
+    """Draw tasks from the environment's `task_set` uniformly without replacement, in random order."""
     size = len(fixed_tasks(env))
     if num_tasks > size:
         raise EnvError(
@@ -206,11 +166,7 @@ def distinct_tasks(env: MetaEnv, num_tasks: int, rng: np.random.Generator) -> Ta
 
 
 def fixed_tasks(env: MetaEnv) -> tuple[tuple[float, ...], ...]:
-    """Return the environment's `task_set`.
-
-    Raises:
-        EnvError: the environment has no `task_set`.
-    """
+    """Return the environment's `task_set`, or raise EnvError if there is none."""
     if env.task_set is None:
         raise EnvError(
             f"{type(env.unwrapped).__name__} draws its tasks from a distribution; required a fixed set of tasks "
@@ -226,11 +182,7 @@ def shuffled_blocks(size: int, count: int, rng: np.random.Generator) -> Array:
 
 
 def task_batch(fields: tuple[TaskField, ...], tasks: Array, ids: Array) -> TaskBatch:
-    """Validate tasks [B, P] and return them as a TaskBatch.
-
-    Raises:
-        EnvError: the number of columns is wrong, or an entry is not finite.
-    """
+    """Return tasks [B, P] as a TaskBatch, or raise EnvError if their shape is wrong or an entry is not finite."""
     names = tuple(field.name for field in fields)
     if tasks.ndim != 2 or tasks.shape[1] != len(names) or not np.isfinite(tasks).all():
         raise EnvError(f"found tasks of shape {tasks.shape}; required finite numbers for {names} in every row")

@@ -217,12 +217,12 @@ def test_a_subclass_of_a_built_in_algorithm_is_found_under_its_own_name(name):
 @pytest.mark.parametrize(
     ("section", "name", "cure"),
     [
-        ("algorithm", "own_plugins:Fixed", "'promp'; required a class without this field"),
-        ("baseline", "own_plugins:OwnConfig", "'value_network'; required a class derived from .*:BaselineSettings"),
+        ("algorithm", "own_plugins:Fixed", "'promp'; use a class without the field `name`"),
+        ("baseline", "own_plugins:OwnConfig", "'value_network'; use a class derived from .*:BaselineSettings"),
     ],
 )
 def test_a_subclass_that_fixes_the_names_of_built_in_settings_is_refused_with_the_cure(section, name, cure):
-    with pytest.raises(ConfigError, match=f"^{section}.name: found '{name}', whose field name takes only .*{cure}"):
+    with pytest.raises(ConfigError, match=f"^{section}.name: found '{name}', a class whose `name` must be .*{cure}"):
         build_config(settings(**{section: name}))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from metaloom.pipeline.envs.contract import BatchStep, EnvError, Fact, RowBatch
 from metaloom.pipeline.envs.metaworld.oracle import INFO, MAX_STEPS, ClassRows, OfficialClass, OracleRows, RowsStep
-from metaloom.pipeline.envs.metaworld.rows.scene import FRAME_SIZE, Moment, RowsEvaluation, Scene, clip_hand, norm
+from metaloom.pipeline.envs.metaworld.rows.scene import FRAME_SIZE, Moment, Scene, clip_hand, norm
 from metaloom.pipeline.envs.metaworld.rows.table import ROW_TASKS
 from metaloom.pipeline.envs.mujoco_robot import stop_profiling_timer
 from metaloom.pipeline.types import Array
@@ -16,7 +16,8 @@ from metaloom.pipeline.types import Array
 class VectorizedRows(ClassRows):
     """Rows stepped by MuJoCo's batch and evaluated together by the class's vectorized rules.
 
-    Results agree with OracleRows up to rounding, and no bit of a row depends on the other rows.
+    Results agree with OracleRows up to rounding, and no bit of a row depends on the other rows. Rewards are computed in
+    float64, whereas the package computes parts of them in float32, the dtype of actions.
     """
 
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
@@ -41,10 +42,6 @@ class VectorizedRows(ClassRows):
         self._goals = np.clip(self.observations[:, shown], space.low[shown], space.high[shown])
 
     def step(self, actions: Array, rows: Array) -> RowsStep:
-        """Step n of the rows (sorted, unique) with actions [n, 4].
-
-        Rewards are computed in float64, whereas the package computes parts of them in float32, the dtype of actions.
-        """
         self.physics.step(actions, rows)
         self.physics.place(rows)
         some = self.physics.some(rows)
@@ -65,17 +62,13 @@ class VectorizedRows(ClassRows):
         )
         found = self._task.evaluate(moment)
         self._steps[some] += 1
-        return RowsStep(
-            observations, found.rewards, found.success, self._info(found, rows), self._steps[some] >= MAX_STEPS
-        )
-
-    def _info(self, found: RowsEvaluation, rows: Array) -> dict[str, Array]:
         grasped = self._touching(found.grasp_success, rows) if self._task.touched else found.grasp_success
-        info = np.empty((len(INFO), len(rows)))
         parts = (found.near_object, grasped, found.grasp_reward, found.in_place_reward, found.obj_to_target)
-        for place, values in enumerate((*parts, found.rewards)):
-            info[place] = values
-        return dict(zip(INFO, info, strict=True))
+        info = {
+            name: np.full(len(rows), values, np.float64)
+            for name, values in zip(INFO, (*parts, found.rewards), strict=True)
+        }
+        return RowsStep(observations, found.rewards, found.success, info, self._steps[some] >= MAX_STEPS)
 
     def _touching(self, asked: Array | float, rows: Array) -> Array:
         """Return a mask [n] that is True where `asked` is True and both pads press on the object.
@@ -101,11 +94,7 @@ _VERSION_OF_RULES = "v2"
 
 
 def check_computation(where: str, computation: object, reward_version: str, names: Sequence[str]) -> None:
-    """Check that a computation is available for these classes.
-
-    Raises:
-        EnvError: the computation is unknown, or a class has no vectorized rules.
-    """
+    """Raise EnvError if a computation is unknown, or is `vectorized` although a class has no vectorized rules."""
     if computation not in get_args(Computation):
         raise EnvError(f"{where}: computation is {computation!r}; required one of {', '.join(get_args(Computation))}")
     if computation != "vectorized":
@@ -129,13 +118,6 @@ def computed_by(name: str, computation: Computation, reward_version: str) -> Lit
     return "vectorized" if by_rules else "oracle"
 
 
-def class_rows(official: OfficialClass, goals: Array, num_threads: int, computation: Computation) -> ClassRows:
-    """Return N rows of a class with goals [N, R], each at the start of an episode."""
-    if computed_by(official.name, computation, official.reward_version) == "vectorized":
-        return VectorizedRows(official, goals, num_threads)
-    return OracleRows(official, goals, num_threads)
-
-
 OBSERVATION_SIZE, ACTION_SIZE = 39, 4
 
 FACTS = (
@@ -150,7 +132,7 @@ _MAX_JOINTS = 35
 
 
 class MetaWorldBatch(RowBatch):
-    """N rows of a benchmark. A reset may assign a different class to each row.
+    """Batch of N rows of a benchmark. A reset may assign a different class to each row.
 
     Args:
         official: Function that makes the class with a given number; called once per class.
@@ -197,7 +179,8 @@ class MetaWorldBatch(RowBatch):
         for number in np.unique(numbers).tolist():
             rows, official = np.flatnonzero(numbers == number), self.official(number)
             goals = np.stack([official.goal_of(goal) for goal in tasks[rows, 1:]])
-            group = class_rows(official, goals, self._num_threads, self._computation)
+            computed = computed_by(official.name, self._computation, official.reward_version)
+            group = (VectorizedRows if computed == "vectorized" else OracleRows)(official, goals, self._num_threads)
             self._groups.append((rows, group))
             self._place[rows] = np.arange(len(rows))
             observations[rows] = group.observations
@@ -222,13 +205,9 @@ class MetaWorldBatch(RowBatch):
                 numbers[name][at] = values
         self._until_success[rows] += ~self._succeeded[rows]
         self._succeeded[rows] |= success
-        return BatchStep(
-            self._observed(observations, rows),
-            {"reward": numbers.pop("reward")},
-            np.zeros(len(rows), np.bool_),
-            truncated,
-            {"success": success, **numbers, "steps_until_success": self._until_success[rows]},
-        )
+        terms, none = {"reward": numbers.pop("reward")}, np.zeros(len(rows), np.bool_)
+        facts = {"success": success, **numbers, "steps_until_success": self._until_success[rows]}
+        return BatchStep(self._observed(observations, rows), terms, none, truncated, facts)
 
     def _observed(self, observations: Array, rows: Array | slice) -> Array:
         return np.concatenate([observations, self._ids[rows]], axis=1) if self._one_hot else observations
@@ -242,7 +221,7 @@ class MetaWorldBatch(RowBatch):
         return states
 
     def show(self, row: int) -> tuple[object, object]:
-        """Return MuJoCo's model and data in a row's state."""
+        """Return MuJoCo's model and data in the state of a row."""
         (group,) = (group for members, group in self._groups if row in members)
         return group.physics.show(int(self._place[row]))
 

@@ -76,7 +76,7 @@ class MetaWorld(FixedTasks, MetaEnv):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 80}
     split: ClassVar[Split]
-    goal_visible: ClassVar[bool]
+    goal_visible: ClassVar[bool] = False
     test_seed_offset: ClassVar[int] = 0
     """Offset that the package adds to the seed for test goals."""
 
@@ -160,7 +160,7 @@ class MetaWorld(FixedTasks, MetaEnv):
         return OfficialClass(CLASSES[number], goal_visible=self.goal_visible, reward_version=self.reward_version)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without simulators; a copy replays the episode's actions to reach the same state."""
+        """Return the state without simulators. A copy replays the episode's actions to reach the same state."""
         state = {**vars(self), "_taken": None, "_renderer": None}
         state.pop("_row", None)
         return state
@@ -203,12 +203,8 @@ class MetaWorld(FixedTasks, MetaEnv):
 
 
 class ML1(MetaWorld):
-    """One task class with 50 training goals and 50 test goals. Goals are hidden.
+    """One task class with 50 training goals and 50 test goals. Goals are hidden; see MetaWorld."""
 
-    Observation, action, task and reward: see MetaWorld.
-    """
-
-    goal_visible = False
     test_seed_offset = 1
 
 
@@ -216,14 +212,12 @@ class ML10(MetaWorld):
     """Ten training classes and five test classes, with 50 goals each. Goals are hidden; see MetaWorld."""
 
     split: Split = BENCHMARKS["ml10"]
-    goal_visible = False
 
 
 class ML45(MetaWorld):
     """Forty-five training classes and five test classes, with 50 goals each. Goals are hidden; see MetaWorld."""
 
     split: Split = BENCHMARKS["ml45"]
-    goal_visible = False
 
 
 class MT10(MetaWorld):

@@ -26,33 +26,20 @@ _MOCAP_QUAT = (1.0, 0.0, 1.0, 0.0)
 
 @dataclass(frozen=True)
 class Start:
-    """Initial state of all episodes with a given goal. A reset draws nothing else.
+    """Initial state of all episodes with a given goal. A reset draws nothing else."""
 
-    Attributes:
-        observation: First observation, [39].
-        state: MuJoCo's state, [S], see STATE.
-        body_pos, site_pos: Model fields that depend on the goal.
-        attributes: Attributes of the package's environment object.
-    """
-
-    observation: Array
-    state: Array
-    body_pos: Array
+    observation: Array  # the first one, [39]
+    state: Array  # MuJoCo's state, [S], see STATE
+    body_pos: Array  # model fields that depend on the goal
     site_pos: Array
-    attributes: Mapping[str, Any]
+    attributes: Mapping[str, Any]  # of the package's environment object
 
 
 class RowPhysics:
-    """MuJoCo batch for one class, controlled through a mocap body as in the package.
+    """MuJoCo batch of N rows of one class, controlled through a mocap body as in the package.
 
-    Args:
-        env: The package's environment for the class. It may be shared with other simulations, but not concurrently.
-        starts: Initial states of the N rows' episodes.
-        num_threads: Number of threads of the batch.
-
-    Attributes:
-        batch: MuJoCo's batch.
-        joints: Live views of the joint positions [N, nq] and velocities [N, nv].
+    `env`, the package's environment, may be shared with other simulations, but not concurrently. `joints` are live
+    views of the joint positions [N, nq] and velocities [N, nv].
     """
 
     def __init__(self, env: Any, starts: Sequence[Start], num_threads: int) -> None:
@@ -103,7 +90,7 @@ class RowPhysics:
         return self._env.model, self._env.data
 
     def some(self, rows: Array) -> Array | slice:
-        """Return an index for the rows. For all rows it is a slice, which gives views instead of copies."""
+        """Return an index for rows [n]. For all rows it is a slice, which gives views instead of copies."""
         return slice(None) if len(rows) == self._num_rows else rows
 
     def _ids(self, rows: Array) -> Array | None:
@@ -120,30 +107,19 @@ _MAX_DRAWS = 100
 
 
 class RowsStep(NamedTuple):
-    """Result of one control step in n rows.
+    """Result of one control step in n rows."""
 
-    Attributes:
-        observations: Observations after the step, [n, 39].
-        rewards: Rewards, [n].
-        success: [n] bool, True where the task is solved.
-        info: Name -> [n], see INFO.
-        truncated: [n] bool, True after MAX_STEPS steps.
-    """
-
-    observations: Array
-    rewards: Array
-    success: Array
-    info: Mapping[str, Array]
-    truncated: Array
+    observations: Array  # [n, 39], after the step
+    rewards: Array  # [n]
+    success: Array  # [n] bool, True where the task is solved
+    info: Mapping[str, Array]  # name -> [n], see INFO
+    truncated: Array  # [n] bool, True after MAX_STEPS steps
 
 
 class OfficialClass:
     """The package's environment for one class, with a cache of initial states.
 
-    Args:
-        name: Class name, see names.CLASSES.
-        goal_visible: True to show the goal in the last three observation entries, which are otherwise 0.
-        reward_version: Version of the package's rewards, v1 or v2.
+    `goal_visible` shows the goal in the last three observation entries, which are otherwise 0.
     """
 
     def __init__(self, name: str, *, goal_visible: bool, reward_version: str) -> None:
@@ -160,11 +136,7 @@ class OfficialClass:
         self._starts: dict[bytes, Start] = {}
 
     def goal_of(self, task_goal: Array) -> Array:
-        """Return a task's goal without padding.
-
-        Raises:
-            EnvError: the goal is invalid for this class.
-        """
+        """Return a task's goal without padding, or raise EnvError if it is invalid for this class."""
         low, high = self.space.low, self.space.high
         goal, rest = task_goal[: len(low)], task_goal[len(low) :]
         if rest.any() or (goal < low).any() or (goal > high).any():
@@ -175,11 +147,7 @@ class OfficialClass:
         return goal.copy()
 
     def start(self, goal: Array) -> Start:
-        """Return the initial state for a goal, cached per goal.
-
-        Raises:
-            EnvError: the class rejects the goal.
-        """
+        """Return the initial state for a goal, cached per goal, or raise EnvError if the class rejects the goal."""
         key = goal.tobytes()
         if key not in self._starts:
             self._starts[key] = self._reset(goal)
@@ -207,12 +175,7 @@ class OfficialClass:
 
 
 class ClassRows:
-    """Base class for N rows of one class with goals [N, R], each at the start of an episode.
-
-    Attributes:
-        physics: Simulation of the rows.
-        observations: First observations, [N, 39].
-    """
+    """Base class for N rows of one class with goals [N, R], each at its first observation, `observations` [N, 39]."""
 
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
         self._official = official
@@ -240,16 +203,12 @@ class OracleRows(ClassRows):
         self.physics.step(actions, rows)
         answers = [self._rows[row].step(action) for row, action in zip(rows.tolist(), actions, strict=True)]
         observations, rewards, _, truncated, infos = zip(*answers, strict=True)
-        return RowsStep(
-            np.stack(observations),
-            np.array(rewards, np.float64),
-            np.array([info["success"] == 1 for info in infos]),
-            {name: np.array([info[name] for info in infos], np.float64) for name in INFO},
-            np.array(truncated),
-        )
+        success = np.array([info["success"] == 1 for info in infos])
+        info = {name: np.array([info[name] for info in infos], np.float64) for name in INFO}
+        return RowsStep(np.stack(observations), np.array(rewards, np.float64), success, info, np.array(truncated))
 
     def _row(self, row: int, start: Start) -> Any:
-        """Make another instance of the package's class, which reads a row of the batch instead of simulating."""
+        """Return another instance of the package's class, which reads a row of the batch instead of simulating."""
         env = object.__new__(type(self._official.env))
         env.__dict__.update(start.attributes)
         env.do_simulation = lambda ctrl, n_frames: self.physics.put(row)

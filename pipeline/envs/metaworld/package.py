@@ -21,11 +21,7 @@ VERSION = "3.1.1"
 
 @cache
 def official_classes() -> Mapping[str, type[Any]]:
-    """Return the package's environment classes, keyed by name without the suffix -v3.
-
-    Raises:
-        EnvError: the package is missing or has another version.
-    """
+    """Return the package's environment classes by name, without the suffix -v3, or raise EnvError if it is missing."""
     try:
         found = version("metaworld")
         importlib.import_module("scipy")
@@ -69,13 +65,10 @@ Tasks = tuple[tuple[float, ...], ...]
 
 @cache
 def benchmark_tasks(names: Sequence[str], seed: int) -> Tasks:
-    """Return all tasks of a benchmark's classes, each as the class number followed by the goal.
+    """Return all GOALS_PER_CLASS tasks of each class in a benchmark, as class number followed by GOAL_SIZE goal values.
 
     The tasks equal those from the package's `_make_tasks(classes, ..., seed)`, which draws from NumPy's global
     generator while simulating resets. Here, the generator is separate and nothing is simulated.
-
-    Returns:
-        GOALS_PER_CLASS tasks per class, with 1 + GOAL_SIZE values each.
     """
     generator = np.random.RandomState(seed)
     return tuple(task for name in names for task in _class_tasks(name, generator))

@@ -1,4 +1,4 @@
-"""The actor contract, constructor arguments of actors, and actors without a network."""
+"""The contract of actors, their constructor arguments, and actors without a network."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -15,27 +15,16 @@ from metaloom.pipeline.types import Array, TaskParams
 
 @dataclass(frozen=True)
 class ActorSetup:
-    """Everything needed to construct an actor.
-
-    Attributes:
-        config: Policy settings.
-        params: Per-task policy parameters.
-        taken: [T, B * E, A] float32, output array for all actions; A is 1 for discrete actions.
-        num_rows: Number of rows (parallel episodes) E per task.
-        spaces: Observation and action sizes of the environment.
-        rngs: Action generators of the B tasks; None to take the most likely actions.
-        belief_rng: Function that maps (b, e) to the generator for the latent variable in episode e of task b.
-        memory: Memory of previous episodes, for actors with memory; None at the beginning of a trial.
-    """
+    """Constructor arguments of actors."""
 
     config: PolicyConfig
     params: TaskParams
-    taken: Array
-    num_rows: int
+    taken: Array  # output array for all actions, [T, B * E, A] float32; A is 1 for discrete actions
+    num_rows: int  # number of rows (parallel episodes) E per task
     spaces: Spaces
-    rngs: Sequence[np.random.Generator] | None
-    belief_rng: Callable[[int, int], np.random.Generator]
-    memory: Memory | None = None
+    rngs: Sequence[np.random.Generator] | None  # action generators of the B tasks; None: take the most likely actions
+    belief_rng: Callable[[int, int], np.random.Generator]  # for the latent variable in episode e of task b, from (b, e)
+    memory: Memory | None = None  # of previous episodes, for actors with memory; None at the beginning of a trial
 
     @property
     def num_tasks(self) -> int:
@@ -43,7 +32,7 @@ class ActorSetup:
         return self.taken.shape[1] // self.num_rows
 
     def network(self, prefix: str, output_size: int, *, extra_size: int = 0, activation: str = "tanh") -> Inference:
-        """Set up the forward pass of one of the policy's networks. See PolicyConfig.network_spec for the arguments."""
+        """Set up the forward pass of one of the policy's networks; see PolicyConfig.network_spec for the arguments."""
         spec = self.config.network_spec(self.spaces, output_size, extra_size=extra_size, activation=activation)
         return network_inference(prefix, spec, self.params, self.num_rows)
 
@@ -55,7 +44,7 @@ class ActorSetup:
         return self.drawn(lambda rng: rng.standard_normal((T, self.num_rows, A), np.float32))
 
     def drawn(self, draw: Callable[[np.random.Generator], Array]) -> Array:
-        """Make a draw [T, E, ...] with each task's generator and stack the draws to [T, B, E, ...]."""
+        """Draw an array [T, E, ...] with each task's generator, and stack the arrays to [T, B, E, ...]."""
         assert self.rngs is not None
         return np.stack([draw(rng) for rng in self.rngs], axis=1)
 
@@ -88,13 +77,7 @@ class Actor(ABC):
         """
 
     def learn_of(self, rows: Array, rewards: Array, ended: Array) -> None:
-        """Observe the outcome of the last actions.
-
-        Args:
-            rows: [n], rows that acted.
-            rewards: [n] float32, rewards as stored.
-            ended: [n] bool, True if the task or the step limit ended the episode.
-        """
+        """Receive the rewards [n] of the rows [n] that acted last, and masks [n] of the episodes that ended."""
         del rows, rewards, ended
 
     @property
@@ -112,7 +95,7 @@ class Actor(ABC):
         return self.behavior_by_step[name]
 
     def _take(self, t: int, rows: Array, actions: Array) -> Array:
-        """Record the actions [n, ...] of some rows and return the actions."""
+        """Record the actions [n, ...] of rows [n] and return these actions."""
         self.actions[t, rows] = actions
         self._taken[t, rows] = actions.reshape(len(rows), -1)
         return actions

@@ -26,11 +26,7 @@ def draw_latents(setup: ActorSetup) -> Array | None:
 
 
 def latent_size(params: Params) -> int:
-    """Return the latent size Z of the posterior [B, Z] in the parameters, or 0 if they contain no posterior.
-
-    Raises:
-        ValueError: one of the posterior's arrays is missing, misshapen or not finite, or a variance is negative.
-    """
+    """Return the latent size Z of the posterior in the parameters, or 0 if they contain none."""
     named = [params[name] for name in (BELIEF_MEAN, BELIEF_VARIANCE) if name in params]
     if not named:
         return 0

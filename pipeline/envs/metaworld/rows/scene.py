@@ -54,12 +54,9 @@ def hamacher(first: Array, second: Array) -> Array:
 
 
 def fraction_of_box(places: Array, empty: Array, full: Array) -> Array:
-    """Return the volume fraction of a box between the corner `empty` and a point, [n]; 1 for points outside the box.
+    """Return the volume fraction [n] of a box between its corner `empty` and points [n, 3]; 1 for points outside.
 
-    Args:
-        places: Points, [n, 3].
-        empty: Corner at which the fraction is 0, [n, 3].
-        full: Opposite corner, at which the fraction is 1, [n, 3].
+    `full` is the opposite corner, where the fraction is 1. Both corners are [n, 3].
     """
     inside = (np.minimum(empty, full) <= places) & (places <= np.maximum(empty, full))
     shares = (places - empty) / (full - empty)
@@ -81,12 +78,7 @@ _SIGNS = np.array([[0, 1, 1, -1], [1, 0, 1, -1], [1, 1, 0, -1], [-1, -1, -1, 0]]
 
 
 class Source(NamedTuple):
-    """A quantity to read from the simulator.
-
-    Attributes:
-        field: MjData field to read.
-        name: Name of the body, site, geom or joint.
-    """
+    """A quantity to read from the simulator: an MjData field, for the body, site, geom or joint with this name."""
 
     field: Literal["xpos", "xquat", "site_xpos", "site_xmat", "geom_xpos", "geom_xmat", "qpos"]
     name: str
@@ -103,70 +95,41 @@ _HAND = {
 
 @dataclass(frozen=True)
 class Moment:
-    """State of n rows after a control step.
+    """State of n rows after a control step."""
 
-    Attributes:
-        actions: Actions, [n, 4].
-        hand: Hand position as observed, [n, 3] m.
-        opened: Gripper opening, [n], from 0 (closed) to 1.
-        object: Object position as observed, [n, 3] m.
-        fingertips: Midpoint between the fingertips, [n, 3] m.
-        scene: Name -> [n, ...], values of the class's sources and of the hand's sources.
-        start: Name -> [n, ...], values from the start of the episode.
-    """
-
-    actions: Array
-    hand: Array
-    opened: Array
-    object: Array
-    fingertips: Array
-    scene: Mapping[str, Array]
-    start: Mapping[str, Array]
+    actions: Array  # [n, 4]
+    hand: Array  # position as observed, [n, 3] m
+    opened: Array  # gripper opening, [n], from 0 (closed) to 1
+    object: Array  # position as observed, [n, 3] m
+    fingertips: Array  # midpoint between the fingertips, [n, 3] m
+    scene: Mapping[str, Array]  # name -> [n, ...], values of the class's sources and of the hand's sources
+    start: Mapping[str, Array]  # name -> [n, ...], values from the start of the episode
 
 
 class RowsEvaluation(NamedTuple):
-    """Outcome of a control step, named as in the package's `info`; each field is an array [n] or a scalar.
+    """Outcome of a control step, named as in the package's `info`; each field is an array [n] or a scalar."""
 
-    Attributes:
-        rewards: Rewards from 0 to 10.
-        success: True where the task is solved.
-        obj_to_target: Distance between object and target in most classes.
-        in_place_reward: Part of the reward for reaching the target.
-        grasp_reward: Part of the reward for grasping.
-        near_object: True near the object in most classes, a number in others.
-        grasp_success: True for a grasp; with `RowTask.touched`, before contacts are checked.
-    """
-
-    rewards: Array
-    success: Array
-    obj_to_target: Array | float
-    in_place_reward: Array
-    grasp_reward: Array | float
-    near_object: Array | float
-    grasp_success: Array | float = 1.0
+    rewards: Array  # from 0 to 10
+    success: Array  # True where the task is solved
+    obj_to_target: Array | float  # distance between object and target in most classes
+    in_place_reward: Array  # part of the reward for reaching the target
+    grasp_reward: Array | float  # part of the reward for grasping
+    near_object: Array | float  # True near the object in most classes, a number in others
+    grasp_success: Array | float = 1.0  # True for a grasp; with `RowTask.touched`, before contacts are checked
 
 
 @dataclass(frozen=True)
 class RowTask:
-    """A Meta-World class as rules for n rows.
+    """Rules of a Meta-World class for n rows."""
 
-    Attributes:
-        evaluate: Function that computes rewards and success.
-        object: Source of the object's observed position.
-        offset: Offset added to that position, in m.
-        turn: Source of the object's observed orientation, a quaternion or rotation matrix; None for zeros.
-        sources: Name -> additional source that the rewards need.
-        start: Name of a value from the episode's start -> attribute of the official environment that contains it.
-        touched: True if a grasp requires both pads to press on the object.
-    """
-
-    evaluate: Callable[[Moment], RowsEvaluation]
-    object: Source
-    turn: Source | None
-    offset: tuple[float, float, float] | None = None
-    sources: Mapping[str, Source] = field(default_factory=dict[str, Source])
+    evaluate: Callable[[Moment], RowsEvaluation]  # computes rewards and success
+    object: Source  # the object's observed position
+    turn: Source | None  # its observed orientation, a quaternion or rotation matrix; None for zeros
+    offset: tuple[float, float, float] | None = None  # added to the position, in m
+    sources: Mapping[str, Source] = field(default_factory=dict[str, Source])  # others that the rewards need
+    # Name of a value from the episode's start -> attribute of the official environment that contains it.
     start: Mapping[str, str] = field(default_factory=dict[str, str])
-    touched: bool = False
+    touched: bool = False  # a grasp requires both pads to press on the object
 
 
 class Scene:

@@ -26,7 +26,7 @@ _SIDES = np.array([1.0, -1.0])
 
 
 def closing(moment: Moment) -> Array:
-    """Return the effort with which the gripper closes, [n], from 0 to 1."""
+    """Return how strongly the gripper closes, [n], from 0 to 1."""
     return np.minimum(np.maximum(moment.actions[:, 3], 0), 1)
 
 
@@ -61,11 +61,8 @@ def pick_up(moment: Moment) -> Array:
 def sweep_along(moment: Moment, *, radius: float, slack: float, level: float) -> Array:
     """Return the reward for caging in the sweep classes, [n]: the pads must be close but need not press.
 
-    Args:
-        moment: State of the rows.
-        radius: Radius of the object, in m.
-        slack: Gap between the object and a pad that still counts as gripping, in m.
-        level: Distance in x and z, as in `cage_and_grip`.
+    `radius` is the object's radius, `slack` the gap between object and pad that still counts as gripping, and `level`
+    the distance in x and z as in `cage_and_grip`, all in m.
     """
     caging = hamacher(_between_pads(moment, radius, 0.05), _level_with(moment, level))
     return (caging + np.where(caging > 0.95, _between_pads(moment, radius, radius + slack), 0)) / 2
@@ -317,74 +314,62 @@ def lever_pull(moment: Moment) -> RowsEvaluation:
 
 # Inputs
 
-_PUCK, _PUCK_TURN = Source("xpos", "obj"), Source("geom_xmat", "objGeom")
-_DOOR, _DOOR_TURN = Source("geom_xpos", "handle"), Source("geom_xmat", "handle")
-_DOOR_ANGLE = Source("qpos", "doorjoint")
+# Sources of the observed position and orientation of each object.
+_PUCK = Source("xpos", "obj"), Source("geom_xmat", "objGeom")
+_CUBE = Source("xpos", "obj"), Source("xquat", "obj")
+_BALL = Source("xpos", "bsktball"), Source("xquat", "bsktball")
+_PEG = Source("site_xpos", "pegGrasp"), Source("site_xmat", "pegGrasp")
+_DOOR = Source("geom_xpos", "handle"), Source("geom_xmat", "handle")
+_DRAWER = Source("xpos", "drawer_link"), Source("xquat", "drawer_link")
+_BUTTON = Source("xpos", "button"), Source("xquat", "button")
+_WINDOW = Source("site_xpos", "handleOpenStart"), None
+_LEVER = Source("site_xpos", "leverStart"), Source("geom_xmat", "objGeom")
 
 _TARGET = {"target": "_target_pos"}
-_CARRIED = {**_TARGET, "object": "obj_init_pos", "fingertips": "init_tcp"}
+_REACHED = {**_TARGET, "fingertips": "init_tcp"}
+_CARRIED = {**_REACHED, "object": "obj_init_pos"}
 
-_BOXES_AROUND_THE_HOLE = {
-    f"{role}_{box}": Source("site_xpos", f"{corner}_corner_collision_box_{box}")
-    for box in (1, 2)
-    for role, corner in (("empty", "bottom_right"), ("full", "top_left"))
+_HEAD_AND_HOLE = {
+    "peg_head": Source("site_xpos", "pegHead"),
+    **{
+        f"{role}_{box}": Source("site_xpos", f"{corner}_corner_collision_box_{box}")
+        for box in (1, 2)
+        for role, corner in (("empty", "bottom_right"), ("full", "top_left"))
+    },
 }
 
 TRAIN_ROWS = {
-    "reach": RowTask(reach, _PUCK, _PUCK_TURN, start={**_TARGET, "hand": "hand_init_pos"}),
-    "push": RowTask(push, _PUCK, _PUCK_TURN, start=_CARRIED, touched=True),
-    "pick-place": RowTask(pick_place, _PUCK, _PUCK_TURN, start=_CARRIED, touched=True),
-    "door-open": RowTask(door_open, _DOOR, _DOOR_TURN, sources={"angle": _DOOR_ANGLE}, start=_TARGET),
-    "drawer-close": RowTask(drawer_close, Source("xpos", "drawer_link"), None, offset=(0, -0.16, 0.05), start=_CARRIED),
+    "reach": RowTask(reach, *_PUCK, start={**_TARGET, "hand": "hand_init_pos"}),
+    "push": RowTask(push, *_PUCK, start=_CARRIED, touched=True),
+    "pick-place": RowTask(pick_place, *_PUCK, start=_CARRIED, touched=True),
+    "door-open": RowTask(door_open, *_DOOR, sources={"angle": Source("qpos", "doorjoint")}, start=_TARGET),
+    "drawer-close": RowTask(drawer_close, _DRAWER[0], None, offset=(0, -0.16, 0.05), start=_CARRIED),
     "button-press-topdown": RowTask(
-        button_press_topdown,
-        Source("xpos", "button"),
-        Source("xquat", "button"),
-        offset=(0, 0, 0.193),
-        start={**_TARGET, "fingertips": "init_tcp", "depth": "_obj_to_target_init"},
+        button_press_topdown, *_BUTTON, offset=(0, 0, 0.193), start={**_REACHED, "depth": "_obj_to_target_init"}
     ),
     "peg-insert-side": RowTask(
-        peg_insert_side,
-        Source("site_xpos", "pegGrasp"),
-        Source("site_xmat", "pegGrasp"),
-        sources={"peg_head": Source("site_xpos", "pegHead"), **_BOXES_AROUND_THE_HOLE},
-        start={**_CARRIED, "peg_head": "peg_head_pos_init"},
+        peg_insert_side, *_PEG, sources=_HEAD_AND_HOLE, start={**_CARRIED, "peg_head": "peg_head_pos_init"}
     ),
-    "window-open": RowTask(
-        window_open,
-        Source("site_xpos", "handleOpenStart"),
-        None,
-        start={**_CARRIED, "handle": "window_handle_pos_init"},
-    ),
-    "sweep": RowTask(sweep, _PUCK, Source("xquat", "obj"), start=_CARRIED, touched=True),
+    "window-open": RowTask(window_open, *_WINDOW, start={**_CARRIED, "handle": "window_handle_pos_init"}),
+    "sweep": RowTask(sweep, *_CUBE, start=_CARRIED, touched=True),
+    # The official class keeps a view of the target site's current position, which does not move.
     "basketball": RowTask(
         basketball,
-        Source("xpos", "bsktball"),
-        Source("xquat", "bsktball"),
-        # The official class keeps a view of the site's current position, which does not move.
+        *_BALL,
         sources={"target": Source("site_xpos", "goal")},
         start={"object": "obj_init_pos", "fingertips": "init_tcp"},
     ),
 }
 TEST_ROWS = {
-    "drawer-open": RowTask(
-        drawer_open,
-        Source("xpos", "drawer_link"),
-        Source("xquat", "drawer_link"),
-        offset=(0, -0.16, 0),
-        start={**_TARGET, "fingertips": "init_tcp"},
-    ),
-    "door-close": RowTask(
-        door_close, _DOOR, _DOOR_TURN, start={**_TARGET, "object": "obj_init_pos", "hand": "hand_init_pos"}
-    ),
-    "shelf-place": RowTask(shelf_place, _PUCK, _PUCK_TURN, start=_CARRIED, touched=True),
-    "sweep-into": RowTask(sweep_into, _PUCK, _PUCK_TURN, start=_CARRIED, touched=True),
+    "drawer-open": RowTask(drawer_open, *_DRAWER, offset=(0, -0.16, 0), start=_REACHED),
+    "door-close": RowTask(door_close, *_DOOR, start={**_TARGET, "object": "obj_init_pos", "hand": "hand_init_pos"}),
+    "shelf-place": RowTask(shelf_place, *_PUCK, start=_CARRIED, touched=True),
+    "sweep-into": RowTask(sweep_into, *_PUCK, start=_CARRIED, touched=True),
     "lever-pull": RowTask(
         lever_pull,
-        Source("site_xpos", "leverStart"),
-        Source("geom_xmat", "objGeom"),
+        *_LEVER,
         sources={"angle": Source("qpos", "LeverAxis")},
-        start={**_TARGET, "fingertips": "init_tcp", "lever": "_lever_pos_init"},
+        start={**_REACHED, "lever": "_lever_pos_init"},
     ),
 }
 
