@@ -242,7 +242,7 @@ class AlgorithmSettings(PluginSettings, Settings):
         """
         # Loaded here because importing torch takes ten times as long as reading settings.
         if not self.learner:
-            raise ConfigError(f"{self.name} names no learner; set learner = 'module:Class' in {path_of(type(self))}")
+            raise ConfigError(f"{path_of(type(self))} names no learner; set learner = 'module:Class' in it")
         found: Any = load_class(self.learner, Learner)
         _require_methods(found, self.learner)
         with normal_numerics(setup.device):

@@ -668,7 +668,7 @@ NAN = r"\(\d+ of \d+ values are not finite\); required finite numbers"
 STRUCTURAL = {
     "a learner that is missing": (
         of("NoLearner"),
-        "names no learner; set learner = 'module:Class' in own_flow:NoL",
+        "own_flow:NoLearner names no learner; set learner = 'module:Class' in it",
     ),
     "a learner of a foreign class": (
         of("Foreign"),

@@ -181,7 +181,7 @@ class Old(Short):
         (lambda: in_encoder("policy.network: x"), "^policy.encoder: x$"),
         (lambda: _require_methods(Endless, "a:B"), "found a:B without the method initialize; required"),
         (lambda: _require_methods(Short, "a:B"), r"found a:B, whose update cannot be called by stages \(.*\); requi"),
-        (lambda: Unlearned().build(Mock()), " names no learner; set learner = 'module:Class' in .*:Unlearned"),
+        (lambda: Unlearned().build(Mock()), ":Unlearned names no learner; set learner"),
         (lambda: _require_methods(Old, "a:B"), "found a:B with a method adapt_to_episodes, which is no longer called"),
         (lambda: override({"iterations": 3}, ["iterations.x=1"]), "iterations is a value, not a section"),
         (lambda: override({}, ["a=["]), "the value is not valid YAML"),

@@ -128,11 +128,12 @@ def test_the_fault_keeps_place_and_arrays_on_its_way_from_a_worker():
 
 
 def test_a_witness_names_the_first_step_and_array_in_which_two_episodes_differ(batch) -> None:
+    same = {"speed": np.zeros((1, 1, 2), np.float32), "success": np.zeros((1, 1), np.float32)}
     stored = dataclasses.replace(
         batch(np.zeros((1, 1, 3, 2)), np.zeros((1, 1, 2)), [[2]]),
         initial_state=np.zeros((1, 1, 3)),
         reward_terms={"control": np.zeros((1, 1, 2), np.float32)},
-        facts={"speed": np.zeros((1, 1, 2), np.float32), "success": np.zeros((1, 1), np.float32)},
+        facts=same,
     )
     late, early = np.zeros((1, 1, 3, 2), np.float32), np.zeros((1, 1, 3, 2), np.float32)
     late[0, 0, 2], early[0, 0, 0] = 1, 1
@@ -145,8 +146,8 @@ def test_a_witness_names_the_first_step_and_array_in_which_two_episodes_differ(b
         ({"terminated": np.ones((1, 1), bool), "truncated": np.zeros((1, 1), bool)}, [(2, "terminated")]),
         ({"lengths": np.array([[1]], np.int32)}, [(1, "lengths")]),
         ({"reward_terms": {"control": np.array([[[1, 0]]], np.float32)}}, [(0, "reward term control")]),
-        ({"facts": {"speed": np.array([[[0, 1]]], np.float32), "success": np.zeros((1, 1), np.float32)}}, [(1, "fact speed")]),
-        ({"facts": {"speed": np.zeros((1, 1, 2), np.float32), "success": np.ones((1, 1), np.float32)}}, [(2, "fact success")]),
+        ({"facts": {**same, "speed": np.array([[[0, 1]]], np.float32)}}, [(1, "fact speed")]),
+        ({"facts": {**same, "success": np.ones((1, 1), np.float32)}}, [(2, "fact success")]),
     ):
         assert [*_differences(stored, (0, 0), dataclasses.replace(stored, **changes))] == found
 
