@@ -73,11 +73,10 @@ class RunDataset(Dataset[Item]):
         return int(self._ends[-1])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without cached arrays, which a worker reads again."""
         return {**self.__dict__, "_cache": OrderedDict()}
 
     def __getitem__(self, index: int | Sequence[int]) -> Item:
-        """Return one item, or several stacked along a first axis."""
+        """Return one item, or several items stacked along a new first axis."""
         if isinstance(index, int | np.integer):
             return {name: values[0] for name, values in self[[int(index)]].items()}
         indices = np.asarray(index)
@@ -98,7 +97,7 @@ class RunDataset(Dataset[Item]):
         return {name: torch.from_numpy(values) for name, values in stacked.items()}
 
     def __getitems__(self, indices: list[int]) -> list[Item]:
-        """Return several items, read together; `DataLoader` calls this for a batch."""
+        """Return several items that are read together; `DataLoader` calls this for a batch."""
         stacked = self[indices]
         return [{name: values[i] for name, values in stacked.items()} for i in range(len(indices))]
 
@@ -107,7 +106,7 @@ class RunDataset(Dataset[Item]):
         return PartSampler(self._ends, seed, pool)
 
     def _find(self, iterations: Sequence[int], steps: Steps) -> Iterator[tuple[_Part, int]]:
-        """Yield all parts with their number of items."""
+        """Yield all parts, each with its number of items."""
         wanted = {*iterations}
         refs = [ref for ref in self._run.refs() if ref.stage == self._stage and ref.iteration in wanted]
         chosen = chosen_steps(steps)
@@ -131,7 +130,7 @@ class RunDataset(Dataset[Item]):
                 yield _Part(i, inner_steps, b), 1
 
     def _items(self, part: _Part, offsets: Array) -> dict[str, Array]:
-        """Return the items of a part at these offsets, stacked."""
+        """Return the items of a part at the given offsets, stacked."""
         of_part = self._load(part)
         constant = {"iteration": np.array(part.iteration), "task": np.array(part.task)}
         constant |= {name: of_part[name] for name in ("task_params", "task_id") if name in of_part}
@@ -147,7 +146,7 @@ class RunDataset(Dataset[Item]):
         return {**_transitions(found, e, offsets - starts[e]), **repeated}
 
     def _load(self, part: _Part) -> dict[str, Array]:
-        """Load a task's episodes, concatenated over inner steps."""
+        """Return a task's episodes, concatenated over inner steps, from the cache or the run."""
         if part not in self._cache:
             self._cache[part] = self._read(part)
             if len(self._cache) > _CACHED_PARTS:
@@ -191,7 +190,7 @@ def _transitions(found: dict[str, Array], e: Array, t: Array) -> dict[str, Array
 
 
 class PartSampler(Sampler[int]):
-    """Indices of a dataset in an order determined by seed and epoch, in which a process reads every part once."""
+    """Sampler of dataset indices, in an order determined by seed and epoch, that reads each part once per process."""
 
     def __init__(self, ends: Array, seed: int, pool: int) -> None:
         if not 1 <= pool <= _CACHED_PARTS:

@@ -34,7 +34,7 @@ class RunGroup:
 
 
 def settings_of(run: Run) -> dict[str, str]:
-    """Return a run's settings as text, keyed by name. Settings that its version did not have get their old defaults."""
+    """Return a run's settings as text, keyed by name; settings that its version lacked have their old defaults."""
     # Use the current number of iterations, since `resume --iterations` does not change the stored settings.
     config = {**run.config, "iterations": run.capacity}
     # Reading a run must not import the modules that its settings name.
@@ -47,7 +47,7 @@ def settings_of(run: Run) -> dict[str, str]:
 
 
 def section(setting: str) -> str:
-    """Return the top-level section of a setting: `env` for env.options.reward."""
+    """Return the top-level section of a setting, such as `env` for env.options.reward."""
     return setting.partition(".")[0]
 
 
@@ -85,13 +85,10 @@ def check_comparable(runs: Sequence[Run], *, mixed: bool) -> None:
 
 
 def grouped(runs: Sequence[Run], by: Sequence[str], *, mixed: bool) -> dict[str, RunGroup]:
-    """Return groups of runs that only differ in their seed, or that have equal values for the settings `by`.
+    """Return groups of runs, keyed by name, that differ only in their seed or have equal values for the settings `by`.
 
-    Groups are keyed by name. The name lists the settings in which groups differ; for a single group, it contains the
-    algorithm and the environment.
-
-    Raises:
-        UsageError: no run has one of the settings, a group contains duplicate runs, or groups cannot be compared.
+    The name lists the settings in which groups differ; for a single group, it contains algorithm and environment.
+    UsageError is raised if a setting is unknown, runs are duplicates, or groups cannot be compared.
     """
     settings = {run.path: settings_of(run) for run in runs}
     known = {name: None for found in settings.values() for name in found}
@@ -124,10 +121,7 @@ def grouped(runs: Sequence[Run], by: Sequence[str], *, mixed: bool) -> dict[str,
 
 
 def _distinguishing(keys: Sequence[str], groups: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return the settings in which groups differ.
-
-    If groups have several algorithms, only settings that differ within one algorithm are returned.
-    """
+    """Return the settings in which groups differ; with several algorithms, only settings that differ within one."""
     differ = [n for n in range(len(keys)) if len({values[n] for values in groups}) > 1]
     names = [keys[n] for n in differ]
     if "algorithm.name" not in names:
@@ -151,7 +145,7 @@ def _refuse_repeated(groups: Iterable[Sequence[Run]], settings: Mapping[Path, Ma
 
 
 def _examples(by_name: Mapping[str, str]) -> str:
-    """Return text that gives one name as an example of each distinct value."""
+    """Return text that names one example for each distinct value."""
     first: dict[str, str] = {}
     for name, value in by_name.items():
         first.setdefault(value, name)
@@ -174,7 +168,7 @@ def difference_notes(groups: Collection[RunGroup]) -> Iterator[str]:
 
 
 def fork_notes(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a note on each fork, since its first iterations used its parent's settings."""
+    """Yield a note for each fork, since its first iterations used its parent's settings."""
     for run in runs:
         parent = run.info.get("parent")
         if parent is not None and parent["iteration"]:
@@ -183,7 +177,7 @@ def fork_notes(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def kin_notes(groups: Mapping[str, RunGroup]) -> Iterator[str]:
-    """Yield a note on runs in a group that are not independent because they begin with the same policy."""
+    """Yield a note for each set of runs in a group that begin with the same policy, so they are not independent."""
     for group in groups.values():
         kin: dict[str, list[str]] = {}
         for run in group.runs:

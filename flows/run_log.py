@@ -114,7 +114,7 @@ class RunLog(logging.Handler):
         return replace(observer, stage_started=stage_started, iteration_done=iteration_done, should_stop=should_stop)
 
     def close(self) -> None:
-        """Close the log file; later records are buffered."""
+        """Close the log file. Later records are buffered."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -171,7 +171,7 @@ class _JsonLines(logging.Formatter):
 
 @contextmanager
 def kept_log() -> Iterator[RunLog]:
-    """Yield a RunLog that collects log records and warnings during the block; `RunLog.of` selects the run."""
+    """Yield a RunLog that collects log records and warnings during the block; `RunLog.of` determines the run."""
     log, root = RunLog(), logging.getLogger()
     level, show = root.level, warnings.showwarning
     if not root.handlers and level == logging.WARNING:
@@ -214,7 +214,7 @@ class LogLine:
 
     @classmethod
     def parse(cls, raw: str) -> "LogLine | None":
-        """Parse a line; return None if it is truncated or invalid."""
+        """Return the line that a JSON object describes, or None if it is truncated or invalid."""
         try:
             fields = json.loads(raw)
             time, level, message = (printable(fields[name]) for name in ("time", "level", "message"))
@@ -239,13 +239,13 @@ class LogLines(Shown, list[LogLine]):
     """Lines of a log, oldest first."""
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return a title, and the time, level and message of the newest lines; see pipeline.shown."""
+        """Return a title, and the time, level and message of the newest lines, for display."""
         rows = [(line.time[:19].replace("T", " "), line.level, line.message) for line in self[-MOST_ROWS:]]
         return f"{plural(len(self), 'line')}{f', the last {len(rows)}' if len(rows) < len(self) else ''}", rows
 
 
 class LogReader:
-    """Reads a run's log, starting at the oldest line and continuing with new lines."""
+    """Reader of a run's log, which starts at the oldest line and continues with new lines."""
 
     def __init__(self, run: Path) -> None:
         self._path = run / FOLDER / NAME

@@ -1,4 +1,4 @@
-"""Terminal output of operations: questions, progress, and lines before the result."""
+"""Terminal output of operations: questions, progress, and lines printed before the result."""
 
 import json
 import sys
@@ -52,7 +52,7 @@ def fork(call: "Call[Run]") -> int:
 
 
 def policy(call: "Call[TrainedPolicy]") -> int:
-    """Write a policy and print its file."""
+    """Write a policy to a file, and print the policy and the file."""
     console().print(f"{call()!r}  {call['out']}", markup=False)
     return 0
 
@@ -68,7 +68,7 @@ def compare(
     ] = None,
     as_json: bool = False,
 ) -> int:
-    """Print a comparison, and draw it if requested."""
+    """Print a comparison, and plot it if requested."""
     if plot is not None:
         late.check_plot_file(plot)
     found = call()
@@ -167,7 +167,7 @@ def logs(
     ] = False,
     as_json: bool = False,
 ) -> int:
-    """Print the lines of a log, and with `follow` new ones as they are added."""
+    """Print the lines of a log, followed by new ones as they are added if `follow` is True."""
     opened = open_run(run_folder(call["run"]))
     reader, any_line = late.LogReader(opened.path), False
 
@@ -218,7 +218,7 @@ def show(
     ] = False,
     as_json: bool = False,
 ) -> int:
-    """Print a run or its stages, as JSON data or formatted."""
+    """Print a run or its stages, as JSON data or as formatted text."""
     given = {**call.given}
     answer(as_json, *found(RunAt.parse(given.pop("run")), **given, everything=everything))
     return 0
@@ -356,7 +356,7 @@ def evaluate(
     ] = None,
     as_json: bool = False,
 ) -> int:
-    """Evaluate a learner, print its returns, and write the requested plot and video."""
+    """Evaluate a learner, print its returns, and write the plot and video that were requested."""
     at = RunAt.of(call["run"], learner=True)
     if plot is not None:
         late.check_plot_file(plot)
@@ -400,7 +400,7 @@ def recipes(
     ] = False,
     as_json: bool = False,
 ) -> int:
-    """Print the recipes, the settings of one of them, the environments, or the settings schema."""
+    """Print the list of recipes, the settings of one of them, the list of environments, or the settings schema."""
     if recipe is not None:
         refuse_with("a recipe", schema=schema, envs=envs, json=as_json)
         text = late.settings_file(late.new_config(recipe, overrides), form or "yaml")

@@ -1,7 +1,4 @@
-"""Terminal output of `train`, `resume` and `sweep`: progress, Ctrl-C, and next steps.
-
-Their options are in `flows.operations`.
-"""
+"""Terminal output of `train`, `resume` and `sweep`: progress, Ctrl-C, and next steps."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -49,7 +46,7 @@ def train(
     ] = False,
     as_json: bool = False,
 ) -> int:
-    """Train a run, or with `dry_run` print its estimated cost."""
+    """Train a run, or print its estimated cost if `dry_run` is True."""
     if not dry_run:
         refuse_without("--dry-run", probe=probe)
         return shown(call, as_json=as_json)
@@ -143,7 +140,7 @@ def sweep(
     dry_run: Annotated[bool, Parameter(help="List the planned runs without training.")] = False,
     as_json: bool = False,
 ) -> int:
-    """Train a sweep, or with `status` or `dry_run` show its runs."""
+    """Train a sweep, or show its runs if `status` or `dry_run` is True."""
     if status:
         chosen = {name: call[name] or None for name in ("grid", "optuna", "search", "metric")}
         given = {"seeds": call["seeds"], **chosen, "set": call["overrides"] or None, "name": call["name"]}

@@ -1,7 +1,4 @@
-"""Comparison of groups of stored runs by their training curves and their per-task scores.
-
-Runs that differ only in their seed form a group.
-"""
+"""Comparison of groups of runs, which differ only in their seeds, by training curves and per-task scores."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,12 +38,7 @@ if TYPE_CHECKING:
 
 
 def runs_named(names: Sequence[RunLike]) -> list[opened.Run]:
-    """Open runs by name, path, pattern or sweep name; for a sweep, the runs that have begun.
-
-    Raises:
-        UsageError: a pattern matches no run.
-        storage.StoreError: a run does not exist or cannot be read.
-    """
+    """Open runs by name, path, pattern or sweep name; for a sweep, only the runs that have begun."""
     found: list[opened.Run] = []
     for name in names:
         if isinstance(name, storage.Run):
@@ -66,7 +58,7 @@ _NOT_MEASURED = ("evaluation.every", "evaluation.seed")
 
 
 class NoFiniteScore(UsageError):
-    """A run has an iteration without a finite score."""
+    """Raised if a run has an iteration without a finite score."""
 
 
 def read_histories(
@@ -105,7 +97,7 @@ def read_histories(
 def scored(
     metric: str, histories: Sequence[History], groups: Mapping[str, RunGroup], common: float, last: int
 ) -> dict[str, Scores]:
-    """Return the scores of each group after `common` environment steps, per task if the tasks are known."""
+    """Return each group's scores after `common` environment steps, per task if the tasks are known."""
     runs = {run.path: run for group in groups.values() for run in group.runs}
     rows: dict[Path, Array] = {}
     tasks: dict[Path, tuple[str, bytes] | None] = {}
@@ -139,7 +131,7 @@ def scored(
 
 
 def described(metric: str, last: int) -> str:
-    """Return a description of the compared score."""
+    """Return a description of the score by which runs are compared."""
     if metric == EVALUATION:
         return "test return after the last adaptation step, per task, in the last common evaluation"
     over = f"over at most the last {last} iterations" if last > 1 else "in the last iteration"

@@ -170,13 +170,13 @@ def check_disk_speed(runs_root: Path) -> Check:
 
 
 def check_git() -> Check:
-    """Check that git is installed, since runs record the code version with it."""
+    """Check that git, which records the code version of a run, is installed."""
     found, advice = shutil.which("git"), "install git, so that runs record the version of the code"
     return _held("git", bool(found), found or "not installed", "optional", advice)
 
 
 def check_dask_settings() -> Check:
-    """Check that the Dask settings files of this user and machine can be read, as workers need them."""
+    """Check that the user's and the machine's Dask settings files, which workers need, can be read."""
     try:
         import_module("dask.config")
     except (ValueError, OSError) as error:  # the message names the file
@@ -215,7 +215,7 @@ def _held(
 
 
 def _existing(folder: Path) -> Path:
-    """Return the folder or its nearest existing ancestor, since checks create no folders."""
+    """Return the folder or its nearest existing ancestor, since a check must not create folders."""
     folder = folder.absolute()
     nearest = next(candidate for candidate in (folder, *folder.parents) if candidate.exists())
     if not nearest.is_dir():

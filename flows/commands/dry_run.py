@@ -1,4 +1,4 @@
-"""Cost estimate of a run: environment steps from its settings; memory, disk and time from its first iterations."""
+"""Estimated cost of a run: environment steps from its settings; memory, disk and time from its first iterations."""
 
 import resource
 import shutil
@@ -30,7 +30,7 @@ _ENOUGH_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Probe:
-    """Cost of a run's first iterations. The probe ends after ten iterations, or 20 seconds and two iterations.
+    """Measured cost of a run's first iterations: ten, or as few as two if they take more than 20 seconds.
 
     Attributes:
         trainer_bytes: Peak memory of this process so far.
@@ -96,7 +96,7 @@ class DryRun:
 
 
 def dry_run(config: RunConfig, folder: Path, backend: Backend = Backend(), *, probe: bool = False) -> DryRun:
-    """Estimate the cost of a run, even if it does not fit, without creating anything."""
+    """Return the estimated cost of a run, even if the run does not fit on this machine, without creating anything."""
     storage.check_new_run(folder)
     check_graph(config)
     config = pinned(config)

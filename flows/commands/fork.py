@@ -1,4 +1,4 @@
-"""Forking of a run, to continue it under changed settings."""
+"""Forking a run, to continue it with changed settings."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -150,7 +150,7 @@ def _interface(config: EnvConfig) -> dict[str, Any]:
 
 
 def _changed_metrics(run: Run, iteration: int, stages: Runner) -> Iterator[str]:
-    """Yield the reasons why the last shared update would be incompatible if recomputed under the new settings."""
+    """Yield descriptions of how the last shared update's arrays and metrics would change with the new settings."""
     ref = run.last_ref(iteration - 1)
     try:
         with stages_of_run(run, Backend(workers=0)) as parents:  # its batches may have been thinned

@@ -1,8 +1,7 @@
 """Counterfactuals: stored stages recomputed under different settings, on the same batches.
 
-Nothing is sampled or stored. Processing is also recomputed, so the `processing` and `baseline` settings affect the
-update. In off-policy runs, minibatches are drawn again, so their size also affects it. Fitted baselines are not stored;
-they are refitted to the stored episodes.
+Nothing is sampled or stored. Processing is recomputed, minibatches of off-policy runs are drawn again, and baselines
+are refitted to the stored episodes, so the settings for all three affect the update.
 """
 
 import itertools
@@ -37,7 +36,7 @@ CHANGEABLE = ("algorithm", "baseline", "processing", "seed")
 def optimize(
     path: Path, iteration: int, settings: Iterable[str] = (), *, stage: str | None = None, step: int = 0
 ) -> Counterfactual:
-    """Recompute a stage of a stored iteration under changed settings, without sampling."""
+    """Recompute a stage of a stored iteration under changed settings, without sampling; return the comparison."""
     return next(sweep(path, iteration, {}, settings, stage=stage, step=step))
 
 
@@ -50,10 +49,7 @@ def sweep(
     stage: str | None = None,
     step: int = 0,
 ) -> Iterator[Counterfactual]:
-    """Yield the result of `optimize` for each combination of the values that a grid lists for its settings.
-
-    All settings are checked before the first stage is computed.
-    """
+    """Yield the result of `optimize` for each combination of values in a grid; all settings are checked first."""
     run = storage.open_run(path)
     if iteration < 0:
         (iteration,) = run.select(iteration)
@@ -81,7 +77,7 @@ def sweep(
 
 
 def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
-    """Return a run's configuration with the settings changed; reject changes that affect its stored batches."""
+    """Return a run's configuration with changed settings; reject changes that affect its stored batches."""
     before = config.model_dump(mode="json")
     # The algorithm determines processing.name, so it must not be kept if the algorithm changes.
     kept = {**before, "processing": {name: v for name, v in before["processing"].items() if name != "name"}}
@@ -112,14 +108,14 @@ def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
 
 @dataclass(frozen=True)
 class _Again:
-    """A stored stage to recompute under different settings."""
+    """A stored stage that is recomputed under different settings."""
 
     run: Run
     stages: Runner
     ref: StageRef
 
     def outcome(self, config: RunConfig, settings: tuple[str, ...]) -> Outcome:
-        """Return the outcome of recomputing the stage under a configuration."""
+        """Return the result of recomputing the stage with a configuration."""
         stages = self.stages.under(config)
         altered = _Altered(self.run, stages, self.ref.iteration)
         inputs = stages.load_inputs(self.ref, altered)
@@ -131,7 +127,7 @@ class _Again:
         return Outcome(settings, config, value, seconds, identical, {**altered.digests, self.ref: digest})
 
     def check(self, config: RunConfig, settings: tuple[str, ...]) -> None:
-        """Reject settings whose algorithm needs episodes or a learner that are not stored."""
+        """Raise UsageError if the settings need episodes or a learner that are not stored."""
         stages = self.stages.under(config)
         asked = " ".join(settings) or "the settings of the run"
         for ref in stages.upstream(self.ref):
@@ -144,7 +140,7 @@ class _Again:
             _fitted(self._stored_update().learner, _own_learner(stages), asked)
 
     def start(self) -> dict[str, Array]:
-        """Return the parameters before the update; empty for stages that do not end an iteration."""
+        """Return the parameters before the update; empty for a stage that does not end an iteration."""
         if not self.stages.graph[self.ref.stage].ends_iteration:
             return {}
         learner, stored = self.stages.context.learner, self._stored_update().learner
@@ -157,7 +153,7 @@ class _Again:
 
 
 class _Altered:
-    """Outputs of an iteration under changed settings: episodes are read, other outputs are recomputed."""
+    """Outputs of an iteration under changed settings: read if sampled or from another iteration, else recomputed."""
 
     def __init__(self, run: Run, stages: Runner, iteration: int) -> None:
         self._run = run
@@ -168,7 +164,6 @@ class _Altered:
         self.digests: dict[StageRef, str] = {}
 
     def load(self, ref: StageRef) -> Any:
-        """Return an output: recomputed, or read if it was sampled or is from another iteration."""
         if ref in self._known:
             return self._known[ref]
         if ref.iteration == self._iteration and ref not in self._stored:
@@ -184,23 +179,21 @@ class _Altered:
         return value
 
     def lengths(self, ref: StageRef) -> Array:
-        """Return the episode lengths of a stored batch, [B, E]."""
         return self._run.lengths(ref)
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
-        """Return a stored batch of episodes without behavior-policy outputs and reward terms."""
         return self._run.experience(ref)
 
 
 def _own_learner(stages: Runner) -> LearnerState:
-    """Return a newly initialized learner, whose names and shapes the algorithm requires."""
+    """Return a newly initialized learner, which has the array names and shapes that the algorithm requires."""
     value = stages.run(stages.graph.learner_ref(0), {})
     assert isinstance(value, Update)
     return value.learner
 
 
 def _fitted(stored: LearnerState, wanted: LearnerState, asked: str) -> LearnerState:
-    """Return the arrays of a stored learner that the algorithm needs; raises UsageError if any are missing."""
+    """Return the arrays of a stored learner that the algorithm needs; raise UsageError if any is missing."""
     parts = {}
     for name in ("params", "optimizer", "extra"):
         have, need = getattr(stored, name), getattr(wanted, name)

@@ -1,4 +1,4 @@
-"""Thinning of a stored run, and restoring of thinned outputs."""
+"""Thinning stored runs, and restoring thinned outputs."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -52,7 +52,7 @@ def thin(
 def materialise(
     path: Path, iteration: int | None = None, *, backend: Backend = Backend(workers=0)
 ) -> Iterator[StageRef]:
-    """Recompute and store thinned outputs of an iteration, or of all if None; yield the stages. Digests must match."""
+    """Recompute thinned outputs of one iteration, or of all if None; store and yield them if digests match."""
     run = storage.open_run(path)
     if iteration is not None:
         require_iteration(run, iteration)

@@ -1,4 +1,4 @@
-"""The training loop, from a run's first missing stage to its last, for new and resumed runs."""
+"""The training loop of new and resumed runs, from the first missing stage to the last."""
 
 import logging
 import math
@@ -193,7 +193,7 @@ def resuming(
 
 
 def _to_the_end(begin: Callable[P, Training]) -> Callable[P, TrainResult]:
-    """Return a function that runs the generator to its end and returns its result."""
+    """Return a function that runs the generator to its end and returns the generator's result."""
 
     @wraps(begin)
     def train(*args: P.args, **kwargs: P.kwargs) -> TrainResult:
@@ -212,7 +212,7 @@ resume: Final = _to_the_end(resuming)
 
 
 def _check_baselines(stages: Runner) -> None:
-    """Reject a linear feature baseline on images in new runs: it would fit thousands of columns, clipped at 10."""
+    """Reject a linear feature baseline on images: it would fit thousands of columns, clipped at 10."""
     config, spaces = stages.config, spaces_of(stages.context.env)
     if not is_image(spaces.observation_shape, spaces.observation_scale):
         return
@@ -229,7 +229,7 @@ def _check_baselines(stages: Runner) -> None:
 
 
 def _check_metrics(stages: Runner) -> None:
-    """Reject metrics with reserved names, and a stopping criterion on a metric that will not exist."""
+    """Reject metrics with reserved names, and a stopping criterion on a metric that does not exist."""
     config, env, stop = stages.config, stages.context.env, stages.config.stop
     if config.metrics or (stop is not None and stop.metric is not None):
         processed = any(stage.output is Samples for stage in stages.graph.stages)
@@ -250,7 +250,7 @@ def retention_of(config: RunConfig) -> Retention:
 
 
 def _retention_for(run: storage.Run, config: RunConfig) -> Retention:
-    """Return the configured retention, which also keeps iterations whose plug-ins have changed since."""
+    """Return the configured retention, extended to keep iterations whose plug-ins have changed since."""
     retention = retention_of(config)
     if not retention.thins:
         return retention
@@ -362,7 +362,7 @@ def _train(
 
 
 def _not_finite(stages: Runner, metrics: Metrics) -> Iterator[str]:
-    """Yield the names of non-finite metrics, except means of facts, which may be missing."""
+    """Yield the names of non-finite metrics, except averages of facts, which may be missing."""
     facts = {f"average_{fact.name}" for fact in declared_facts(stages.context.env)}
     for name, value in metrics.items():
         if not math.isfinite(value) and name.partition(".")[2] not in facts:
@@ -370,7 +370,7 @@ def _not_finite(stages: Runner, metrics: Metrics) -> Iterator[str]:
 
 
 def _check_limit(config: RunConfig, outputs: Iterable[object]) -> None:
-    """Warn if most episodes end at the default step limit, which neither the user nor gymnasium has set."""
+    """Warn if most episodes end at the default step limit, which neither the user nor gymnasium set."""
     if "max_episode_steps" in config.model_fields_set or config.env.name in ENVS:
         return
     if gymnasium_limit(config.env.name) is not None:
@@ -390,7 +390,7 @@ def _check_limit(config: RunConfig, outputs: Iterable[object]) -> None:
 
 
 def _idle_iterations(config: RunConfig, run: storage.Run) -> Iterator[str]:
-    """Yield a warning if step sizes are zero in later iterations."""
+    """Yield a warning if the step sizes are zero in later iterations."""
     horizon, stored = getattr(config.algorithm, "lr_horizon", None), len(run.iterations)
     if horizon is None or config.iterations <= max(horizon, stored):
         return
@@ -434,7 +434,7 @@ def _update(writer: RunWriter, iteration: int) -> Update:
 
 
 def _returns_of_tasks(stages: Runner, writer: RunWriter, iteration: int) -> tuple[list[Array], list[ClassReturns]]:
-    """Return each inner step's mean returns by task and by class; empty if episodes were thinned."""
+    """Return the mean returns by task and by class for each inner step; empty if episodes were thinned."""
     classes, refs = stages.context.env.task_classes, stages.order(iteration)
     drawn = [ref for ref in refs if stages.graph[ref.stage].output is TaskBatch]
     rounds = [ref for ref in refs if ref.stage == writer.run.stages.named("rollouts")]

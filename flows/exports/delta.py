@@ -53,7 +53,7 @@ def export_delta(run: Run, folder: Path, done: Export) -> None:
 def _append(
     run: Run, folder: Path, read: Callable[[Sequence[int]], pa.Table], iterations: Sequence[int], done: Export
 ) -> list[int]:
-    """Append the iterations that a table lacks; return them."""
+    """Append the iterations that a table lacks, and return them."""
     who = _identity(run)
     known = DeltaTable(folder) if DeltaTable.is_deltatable(str(folder)) else None
     have = (known.transaction_version(who) or 0) if known is not None else 0
@@ -97,7 +97,7 @@ def _append(
 
 
 def _without_units(schema: pa.Schema) -> pa.Schema:
-    """Drop column metadata, since runs may have different units and Delta does not merge them."""
+    """Return the schema without column metadata: runs may have different units, which Delta does not merge."""
     return pa.schema([field.remove_metadata() for field in schema])
 
 
@@ -108,7 +108,7 @@ def _with_run(table: pa.Table, run: Run, who: str) -> pa.Table:
 
 
 def _identity(run: Run) -> str:
-    """Return the ID of a run, which is validated because it names a folder."""
+    """Return a run's ID, which is validated because it names a folder."""
     try:
         return str(uuid.UUID(str(run.info["id"])))
     except (KeyError, ValueError):

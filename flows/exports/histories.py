@@ -71,7 +71,7 @@ def export_histories(
 
 
 def _keys(tasks: TaskBatch, by: By) -> Array:
-    """Return the history number of each task in an iteration, [B]."""
+    """Return the number of each task's history in an iteration, [B]."""
     return tasks.ids if by == "task" else np.arange(len(tasks))
 
 
@@ -99,7 +99,7 @@ def _rows(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch, plac
 
 
 def _lists(values: Array, lengths: Array) -> pa.Array:
-    """Convert padded values [n, T, ...] to an unpadded list of scalars or vectors per episode."""
+    """Return padded values [n, T, ...] as one unpadded list of scalars or vectors per episode."""
     flat = values[np.arange(values.shape[1]) < lengths[:, None]]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     items = column(flat)

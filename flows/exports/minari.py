@@ -64,7 +64,7 @@ def export_minari(
 
 
 def dataset_id(run: Run) -> str:
-    """Return the dataset name: the run's name, with characters that Minari rejects replaced, and "-v0"."""
+    """Return the dataset's name: the run's name with characters that Minari rejects replaced, and "-v0"."""
     return re.sub(r"[^\w-]", "-", run.name, flags=re.ASCII) + "-v0"
 
 
@@ -84,7 +84,7 @@ def _spaces(run: Run) -> tuple[gymnasium.Space[Any], ActionSpace]:
 
 
 def _write(path: Path, episodes: Iterator[Episode]) -> int:
-    """Write episodes in Minari's storage format, and return the total number of steps.
+    """Write episodes in Minari's storage format; return the total number of steps.
 
     Minari itself makes every array resizable, which takes several times as long and 50 % more space.
     """
@@ -139,11 +139,7 @@ _MOST_ATTRIBUTES = 1000
 
 
 class GroupWriter:
-    """Context manager that writes groups of arrays and scalars to HDF5, with h5py's low-level calls for speed.
-
-    Args:
-        path: Path of the new file. HDF5 1.10 and newer can read it.
-    """
+    """Context manager that writes groups of arrays and scalars to a new HDF5 (1.10) file, with fast low-level calls."""
 
     def __init__(self, path: Path) -> None:
         self._file = h5py.File(path, "w", libver=("v108", "v110"))
@@ -153,7 +149,6 @@ class GroupWriter:
         self._group.set_obj_track_times(False)
 
     def write(self, name: str, arrays: Mapping[str, Array], attributes: Mapping[str, float]) -> None:
-        """Write a group with these arrays and attributes."""
         group = h5g.create(self._file.id, name.encode(), None, self._group)
         for key, value in attributes.items():
             number = np.asarray(value)

@@ -1,11 +1,8 @@
-"""The table of operations, each a typed Python function.
+"""Table of operations, each a typed Python function from which its command, Prefect flow and documentation are derived.
 
-The command with its options and help, the function `metaloom.NAME`, the Prefect flow with its form, and the commands
-page are derived from a function's signature and docstring. The table contains names instead of functions, and
-operations import numerics through `late.py`, so that help, listings and errors do not wait seconds for torch, which
-tests/flows/test_startup.py checks.
-
-An installed package adds operations through the entry point group `metaloom.operations`.
+The table contains names instead of functions, and operations import numerics through `late.py`, so that help, listings
+and errors do not wait seconds for torch (tests/flows/test_startup.py). An installed package adds operations through the
+entry point group `metaloom.operations`.
 """
 
 import logging
@@ -23,7 +20,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 def resolve(place: str) -> Any:
-    """Import and return the object named "module:name"."""
+    """Return the object named "module:name", importing its module."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
 
@@ -69,14 +66,14 @@ class Operation:
         return _checked(found) if self.group == INSTALLED else found
 
     def broken(self, problem: BaseException) -> str:
-        """Describe why an installed operation cannot be used."""
+        """Return a message that explains why an installed operation cannot be used."""
         return (
             f"the operation {self.name!r} of an installed package ({self.run}) cannot be used: "
             f"{type(problem).__name__}: {problem}"
         )
 
     def succeeded(self, result: Any) -> bool:
-        """Return True if the exit code is 0."""
+        """Return True if a command with this result ends with exit code 0."""
         return bool(getattr(result, self.good, True))
 
 
@@ -208,7 +205,7 @@ _PACKAGES = ("flows", "pipeline", "stages", "storage")
 def operations() -> Mapping[str, Operation]:
     """Return all operations, keyed by name, in the order of `--help`.
 
-    Logs a warning and skips an installed operation if its name is invalid or already in use.
+    An installed operation whose name is invalid or already in use is skipped with a warning.
     """
     found = {operation.name: operation for operation in _BUILT_IN}
     ours = {*found, *lazy_names("metaloom"), *_PACKAGES}

@@ -22,12 +22,7 @@ from metaloom.storage.errors import system_errors
 
 @dataclass(frozen=True)
 class Cancelled:
-    """State of a run after its writer was asked to stop.
-
-    Attributes:
-        went_well: True if it stopped, was already complete, or was not being written; False if it failed.
-        message: Description of the run's state.
-    """
+    """State of a run after its writer was asked to stop; `went_well` is False if the training failed instead."""
 
     went_well: bool
     message: str
@@ -76,12 +71,7 @@ def cancel(run: RunArgument, *, asked: Annotated[Callable[[Writer], None] | None
 
 
 def ask_to_stop(path: Path) -> Writer | None:
-    """Ask the process that is writing a run to stop after its stage; return it, or None if there is none.
-
-    Raises:
-        UsageError: it cannot be reached from here.
-        storage.StorageFailed: the run's folder cannot be written.
-    """
+    """Ask the process that is writing a run to stop after its stage; return that process, or None if there is none."""
     run = storage.open_run(path)
     writer = storage.current_writer(path, run.files.remote)
     if writer is None:
@@ -106,6 +96,6 @@ def ask_to_stop(path: Path) -> Writer | None:
 
 
 def wait_for_end(path: Path, writer: Writer, *, wait: Callable[[float], None]) -> None:
-    """Wait until a writer has released the run or has ended."""
+    """Wait until a writer has released the run or its process has ended."""
     while (now := storage.current_writer(path)) is not None and now.token == writer.token:
         wait(LOOK_SECONDS)

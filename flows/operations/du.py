@@ -70,7 +70,7 @@ def disk_use(path: Path, on_progress: Progress = unseen) -> "DiskUse":
 
 
 def in_ranges(iterations: Mapping[int, int]) -> dict[tuple[int, int], int]:
-    """Sum per-iteration bytes over at most RANGES ranges, all of equal length except the last."""
+    """Sum bytes per iteration over at most RANGES ranges of iterations, all of equal length except the last."""
     count = max(iterations, default=-1) + 1
     width = max(1, -(-count // RANGES))
     starts = range(0, count, width)
@@ -81,7 +81,7 @@ def in_ranges(iterations: Mapping[int, int]) -> dict[tuple[int, int], int]:
 
 
 def _committed(run: Run, on_progress: Progress) -> tuple[Counter[str], Counter[int], list[str]]:
-    """Return the bytes of stored outputs by stage and by iteration, and the files that thinning would remove."""
+    """Return the stored bytes per stage and per iteration, and the files that thinning would remove."""
     stages, iterations = Counter[str](), Counter[int]()
     removable = {*run.thinnable(run.iterations)}
     thinnable: list[str] = []

@@ -1,4 +1,4 @@
-"""`replay`: recomputes stored stages and compares their outputs with the stored ones."""
+"""`replay`: recomputes stored stages and compares the outputs with the stored ones."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated

@@ -38,12 +38,7 @@ def rm(runs: RemovedArguments = ()) -> Removed:
 
 
 def check_removable(path: Path) -> Path:
-    """Check that a run may be removed, and return its folder.
-
-    Raises:
-        UsageError: the run is in object storage.
-        storage.StoreError: the folder does not exist, is not a run, contains other files, or is being written.
-    """
+    """Return a run's folder if the run may be removed; raise UsageError or StoreError otherwise."""
     if url := storage.url_of(path):
         raise UsageError(
             f"found {url}; required a run in a local folder. Remove the objects with the store's own tools, such as "
@@ -53,7 +48,7 @@ def check_removable(path: Path) -> Path:
 
 
 def dependents(path: Path, root: Path) -> list[str]:
-    """Describe how the other runs in a folder depend on a run, one line each."""
+    """Return lines that describe how other runs in a folder depend on a run."""
     run = _readable(path)
     others = [other for folder in storage.find_runs(root) if (other := _readable(folder)) is not None]
     lines: list[str] = []

@@ -74,7 +74,7 @@ def found(
     trust: bool = False,
     everything: bool = False,
 ) -> "Found":
-    """Return two functions, which return the requested facts as data and rendered."""
+    """Return two functions: one returns the requested facts as data, the other renders them."""
     opened = open_run(at.path)
     if stage not in (None, *(names := [known.name for known in opened.stages.stages])):
         raise UsageError(f"found --stage {stage}; required a stage of the run: {', '.join(names)}")

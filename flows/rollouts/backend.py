@@ -1,4 +1,4 @@
-"""Choice of the rollout backend. This module imports neither numerical libraries nor Dask."""
+"""Settings of the rollout backend. This module imports neither numerical libraries nor Dask."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -81,7 +81,7 @@ class Backend:
             )
 
     def for_tasks(self, num_tasks: int) -> "Backend":
-        """Return the backend with its defaults resolved for a run with `num_tasks` tasks."""
+        """Return a copy of the backend with all defaults resolved for a run with `num_tasks` tasks."""
         timeout, retries = self.step_timeout_seconds, self.retries
         workers = self.workers
         if workers is None and self.scheduler is None:

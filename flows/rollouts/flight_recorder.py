@@ -1,4 +1,4 @@
-"""Recording of a rollout's position and actions in a file that outlives its process.
+"""Records of a rollout's position and actions in a file that outlives its process.
 
 A worker that hangs, crashes or is killed cannot report where that happened. Its writes to a memory-mapped file survive,
 and the next attempt or the trainer reads them.
@@ -73,7 +73,7 @@ class Recording:
 
     @property
     def would_repeat(self) -> bool:
-        """True if another attempt would end in the same way, as after a timeout or closed file descriptors."""
+        """True if another attempt would end in the same way, as after a timeout or with closed file descriptors."""
         return self.timed_out or self.closed
 
     @property
@@ -83,18 +83,12 @@ class Recording:
 
 
 class FlightRecorder(RolloutWatch):
-    """Records a thread's rollouts, one at a time.
+    """Records a thread's rollouts, one at a time; the guard ends a process whose environment call exceeds the timeout.
 
     The file is reused for the next rollout, since recreating it takes a tenth of the time of a small rollout.
     """
 
     def __init__(self, folder: Path, timeout_seconds: float) -> None:
-        """Create an idle recorder.
-
-        Args:
-            folder: Folder for the session's recordings.
-            timeout_seconds: Time limit for a single environment call. The guard ends a process that takes longer.
-        """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _report_crashes(folder)
         self._folder = folder
@@ -131,11 +125,9 @@ class FlightRecorder(RolloutWatch):
         return self._floats[:count].reshape(shape)
 
     def idle(self) -> None:
-        """Record that no environment is being called, and stop the timer."""
         self._rest()
 
     def entered(self, env_step: int | None) -> None:
-        """Record that the environments are about to be reset (None) or stepped."""
         self._position[0] = RESET if env_step is None else env_step
         self._position[1] = -1
         self._alive()
@@ -146,7 +138,6 @@ class FlightRecorder(RolloutWatch):
             self._end_copy()
 
     def row(self, row: int) -> None:
-        """Record which row's environment is about to be called."""
         self._position[1] = row
         self._alive()
 
@@ -162,7 +153,7 @@ class FlightRecorder(RolloutWatch):
         self._file.unlink(missing_ok=True)
 
     def continue_as_a_copy(self) -> None:
-        """Make this process, a copy forked in an environment call, end when it returns from the call."""
+        """Make this process, a copy forked during an environment call, end when the call returns."""
         self._position = self._position.copy()
         self._is_copy, self._set_again = True, 0.0
 
@@ -283,7 +274,7 @@ _crash_report: tuple[Path, io.FileIO] | None = None
 
 
 def _scheduler_socket() -> socket.socket | None:
-    """Return the socket to the scheduler if this thread belongs to a worker."""
+    """Return the socket to the scheduler if this thread belongs to a worker, otherwise None."""
     try:
         comm = get_worker().batched_stream.comm
     except ValueError:

@@ -1,4 +1,4 @@
-"""External watchdog for worker processes. One process per machine and session runs this file.
+"""Watchdog for worker processes, which runs as a separate process, one per machine and session.
 
 A worker records a deadline for each environment call (`flight_recorder.py`). After the deadline, the watchdog requests
 the worker's tracebacks and ends it, whatever the worker is doing. It also cleans up after a trainer that was killed.
@@ -62,7 +62,7 @@ class Header(NamedTuple):
 
     @classmethod
     def read(cls, file: Path) -> "Header":
-        """Read the header from a recording's file."""
+        """Return the header of a recording's file."""
         with file.open("rb") as opened:
             return cls(*HEADER.unpack(opened.read(HEADER.size)))
 
@@ -75,7 +75,7 @@ class Header(NamedTuple):
         return None
 
     def words(self) -> str:
-        """Return a description of the rollout's position."""
+        """Return a description of the rollout's position, for messages."""
         if self.env_step == NOT_YET:
             return "while it was made"
         row = f"task {self.first_task} and on"
@@ -92,7 +92,7 @@ def started(pid: int) -> int:
 
 
 def register_trainer(folder: Path, mark: str, env: str) -> None:
-    """Register this process as the trainer. If it is killed, the guard ends marked workers and removes the folder."""
+    """Register this process as the trainer; if it is killed, the guard ends marked workers and removes the folder."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     trainer = {"pid": os.getpid(), "born": started(os.getpid()), "mark": mark, "env": env}
     (folder / _TRAINER).write_text(json.dumps(trainer), encoding="utf-8")
@@ -124,7 +124,7 @@ def start_guard(folder: Path) -> None:
 
 
 def end_marked(mark: str) -> int:
-    """Kill all other processes that carry a mark, and return how many there were."""
+    """Kill all other processes that carry a mark; return the number of killed processes."""
     ended: set[int] = set()
     while found := [process for process in _marked(mark) if process.pid not in ended]:
         for process in found:
@@ -190,7 +190,7 @@ class _Trainer(NamedTuple):
         return False
 
     def tidy_up(self, folder: Path, headers: Sequence[Header]) -> None:
-        """Clean up after a dead trainer: report where its environments were, and end its processes."""
+        """Clean up after a dead trainer: report which environments were being called, and end its processes."""
         found = "No environment was being called then."
         if headers:
             places = "".join(f"\n  {self.env}, {header.words()}" for header in headers)

@@ -1,4 +1,4 @@
-"""Supervised rollouts in worker processes, which may die. Workers import this module, so it does not import torch."""
+"""Supervised rollouts in worker processes, which may die. Workers import this module, so it must not import torch."""
 
 import multiprocessing
 import random
@@ -47,27 +47,18 @@ def fingerprint(spec: SamplerSpec) -> dict[str, str]:
 
 
 def check_worker(spec: SamplerSpec) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Build the environment once and return the worker's versions and machine code. Runs on the worker."""
+    """Build the environment once on the worker, and return the worker's versions and machine code."""
     make_env(spec.env).close()
     return _fingerprint_here(spec), acting_facts()
 
 
 def require_own_versions(required: Mapping[str, str], spec: SamplerSpec) -> None:
-    """Reject this worker if its versions differ from the trainer's.
-
-    Even a local worker may differ, since it may have been restarted much later.
-
-    Raises:
-        WorkersError: the versions differ.
-    """
+    """Raise WorkersError if this worker has other versions than the trainer, as after being restarted much later."""
     require_versions(required, _fingerprint_here(spec), f"on {socket.gethostname()}")
 
 
 def require_versions(required: Mapping[str, str], found: Mapping[str, str], worker: str) -> None:
-    """Reject a worker whose versions differ from the trainer's.
-
-    A worker may lack torch and the source of a plug-in.
-    """
+    """Raise WorkersError if a worker has other versions than the trainer; it may lack torch and sources of plug-ins."""
     differing = [
         f"{name} {found.get(name)} there, {here} here"
         for name, here in required.items()
@@ -142,7 +133,7 @@ for _dask in (dask.sizeof, distributed.utils_comm):
 
 @dataclass(frozen=True)
 class Supervision:
-    """Supervision of a piece of work.
+    """Settings for supervising a piece of work.
 
     Attributes:
         session: Session name, which identifies the folder of recordings.
@@ -167,7 +158,7 @@ class Supervision:
 
 @dataclass(frozen=True)
 class Shard:
-    """A worker's share of a rollout batch."""
+    """One worker's share of a rollout batch."""
 
     spec: SamplerSpec
     tasks: TaskBatch
@@ -187,7 +178,7 @@ class Shard:
     def death(
         self, recordings: Sequence[Recording], supervision: Supervision, ending: str | None = None
     ) -> RolloutError:
-        """Build the error for processes that died in this shard; `ending` says how the last one ended, if known."""
+        """Return the error for processes that died in this shard; `ending` says how the last one ended, if known."""
         last = recordings[-1]
         at = self._circumstances(last)
         row = None if last.at.row < 0 else last.at.row
@@ -239,12 +230,7 @@ sizeof.register(CollectedShard, num_bytes)
 
 
 def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) -> CollectedShard:
-    """Collect a shard's episodes, unless an earlier attempt shows that this would end the process. Runs on a worker.
-
-    Raises:
-        RolloutError: `collect_rollouts` failed, or an earlier attempt ended its process, as this one would.
-        WorkersError: this worker's versions differ from the trainer's.
-    """
+    """Collect a shard's episodes on a worker, unless an earlier attempt shows that this would end the process."""
     if multiprocessing.parent_process() is not None:  # environments may print, and the trainer's output is inherited
         print_to_errors()
     require_own_versions(supervision.versions, shard.spec)
@@ -267,10 +253,9 @@ def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) 
 
 
 def try_environment(spec: SamplerSpec, supervision: Supervision) -> EnvError | None:
-    """Build an environment and draw a task on a worker first, since the trainer would not survive a hang or crash.
+    """Build an environment and draw a task on a worker, since the trainer would not survive a hang or crash.
 
-    Returns:
-        The error, or None. It is returned because Dask would log the traceback of a raised error.
+    An EnvError is returned, since Dask would log the traceback of a raised one.
     """
     if any(recording.timed_out for recording in supervision.recordings()):
         raise TimeoutError(supervision.recordings()[-1].traceback)

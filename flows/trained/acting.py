@@ -1,4 +1,4 @@
-"""Acting with given parameters outside of rollouts, one call at a time."""
+"""Acting with given parameters outside of rollouts, one step at a time."""
 
 from __future__ import annotations
 
@@ -166,13 +166,13 @@ class Acting:
 
     @property
     def _recorded(self) -> set[str]:
-        """Names of the arrays that this kind of policy records in EpisodeBatch.behavior."""
+        """Names of the arrays that this kind of policy records in `EpisodeBatch.behavior`."""
         with self._turn:
             actor = self._steps(1, deterministic=True).actor
             return {*actor.behavior_by_step, *actor.behavior_by_task}
 
     def _go_on(self, steps: _Steps) -> None:
-        """Transfer the memory before `steps` acts, since another actor of this policy may have acted last."""
+        """Hand over the memory to `steps` before it acts, since another actor of this policy may have acted last."""
         if self._last is None:
             return
         if self._awaits:
@@ -261,7 +261,7 @@ class Acting:
 
 
 class _Steps:
-    """The actor for the steps of an episode in B tasks x N rows."""
+    """Actor for the steps of an episode in B tasks x N rows."""
 
     def __init__(
         self, blueprint: Blueprint, params: TaskParams, position: tuple[int, int], num_rows: int, deterministic: bool
@@ -322,7 +322,7 @@ class TanhGaussian(NamedTuple):
     log_stds: Tensor
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        """Return log-densities [...] of actions [..., A] in [-1, 1], eq. 21."""
+        """Return the log-densities, shape [...], of actions [..., A] in [-1, 1]; eq. 21."""
         # In float32, tanh(u) rounds to 1 for u > 9; use the smallest such u.
         largest = 1 - 2**-25
         u = actions.double().clamp(-largest, largest).atanh()
@@ -331,7 +331,7 @@ class TanhGaussian(NamedTuple):
 
 
 def epsilon_greedy(values: Tensor, epsilon: Tensor) -> Categorical:
-    """Return the ε-greedy distribution over n actions for action values [B, N, n] and exploration rates epsilon [B]."""
+    """Return the ε-greedy distribution over n actions, from action values [B, N, n] and exploration rates [B]."""
     greedy = one_hot(values.argmax(-1), values.shape[-1])
     share = epsilon[:, None, None]
     return Categorical(((1 - share) * greedy + share / values.shape[-1]).log())

@@ -1,4 +1,4 @@
-"""Trained policies, which act in tasks or a custom environment and adapt to them."""
+"""Trained policies, which act in tasks or a custom environment and can adapt to them."""
 
 from __future__ import annotations
 
@@ -44,12 +44,7 @@ def collect_in(
     episodes: int,
     max_episode_steps: int,
 ) -> EpisodeBatch:
-    """Collect E complete episodes with the policy's exploration noise, as a batch [1, E, T].
-
-    Raises:
-        TypeError, ValueError: the robot does not match the run's environment.
-        RolloutError: the environment failed, or an observation, action or reward is not finite.
-    """
+    """Collect E complete episodes with the policy's exploration noise, and return them as a batch [1, E, T]."""
     # A policy with a memory keeps it across episodes.
     in_trial = episodes if blueprint.config.algorithm.trial is not None else 1
     sampler = _InOneEnv(robot, blueprint, max_episode_steps, in_trial)
@@ -72,7 +67,7 @@ def collect_in(
 
 
 class _InOneEnv(Sampler):
-    """Sampler that collects episodes in the user's environment object."""
+    """Sampler that collects episodes in an environment object that the user created."""
 
     def __init__(
         self, robot: gymnasium.Env[Any, Any], blueprint: Blueprint, max_episode_steps: int, in_trial: int
@@ -328,7 +323,7 @@ class TrainedPolicy(Acting):
 
 
 def load_policy(path: str | Path, *, trust: bool = False) -> TrainedPolicy:
-    """Read a policy written by `TrainedPolicy.save`. The run is not needed, and an environment only for adaptation.
+    """Load a policy saved by `TrainedPolicy.save`, without its run; only adaptation needs an environment.
 
     Args:
         path: Path of the file.
@@ -374,7 +369,7 @@ _FORMATS: dict[str, Callable[[TrainedPolicy, Path], None]] = {
 
 
 def policy_of(run: Run, iteration: int = -1, *, seed: int = 0) -> TrainedPolicy:
-    """Return the policy with which an iteration starts; see flows.opened.Run.policy."""
+    """Return the policy with which an iteration starts; see Run.policy."""
     updates = updates_at(run, iteration)
     state, config = learner_after(run, updates), config_of(run, run.learner_ref(updates))
     origin = {
