@@ -61,18 +61,16 @@ class NoFiniteScore(UsageError):
     """Raised if a run has an iteration without a finite score."""
 
 
-def read_histories(
-    runs: Sequence[Run], metric: str | None, *, mixed: bool
-) -> tuple[str, list[History], tuple[str, ...]]:
+def read_histories(runs: Sequence[Run], metric: str | None, *, mixed: bool) -> tuple[str, list[History], list[str]]:
     """Read each run's scores for a metric; return the metric, the scores, and notes on the choice of metric."""
     evaluated = [run for run in runs if _evaluations(run) is not None] if metric in (None, EVALUATION) else []
-    notes: tuple[str, ...] = ()
+    notes: list[str] = []
     if metric is None:
         metric = EVALUATION if len(evaluated) == len(runs) else AFTER_ADAPTATION
         if evaluated and metric == AFTER_ADAPTATION:
-            notes = (
+            notes.append(
                 f"only {len(evaluated)} of {plural(len(runs), 'run')} have stored evaluations: compared by training "
-                "return instead",
+                "return instead"
             )
     if metric == EVALUATION:
         if missing := [run.name for run in runs if run not in evaluated]:
@@ -86,10 +84,9 @@ def read_histories(
         in_trials = [trial_length(run.config) > 1 for run in runs]
         if any(in_trials) and not all(in_trials):
             like = runs[in_trials.index(True)].name
-            notes = (
-                *notes,
+            notes.append(
                 f"the training return of {like} and runs like it covers whole trials, including their first "
-                "episodes. To compare returns after adaptation, train with --set evaluation.every=10",
+                "episodes. To compare returns after adaptation, train with --set evaluation.every=10"
             )
     return metric, [_trained(run, metric) for run in runs], notes
 
@@ -100,7 +97,7 @@ def scored(
     """Return each group's scores after `common` environment steps, per task if the tasks are known."""
     runs = {run.path: run for group in groups.values() for run in group.runs}
     rows: dict[Path, Array] = {}
-    tasks: dict[Path, tuple[str, bytes] | None] = {}
+    tasks: dict[Path, tuple[str, bytes] | None] = dict.fromkeys(runs)
     for history in histories:
         path, done = history.path, history.before(common)
         if metric == EVALUATION:
@@ -108,7 +105,6 @@ def scored(
             tasks[path] = history.environment, about
         else:
             rows[path] = history.values[: len(done)][-last:]
-            tasks[path] = None
     if metric == AFTER_ADAPTATION:
         by_task = {h.path: _training_returns(runs[h.path], h, common, last) for h in histories}
         if all(row is not None for row in by_task.values()):
@@ -232,18 +228,13 @@ def _evaluations(run: Run) -> pa.Table | None:
 
 
 def _require_same_evaluations(runs: Sequence[Run], *, mixed: bool) -> None:
-    first, *others = (
-        {
-            name: value
-            for name, value in settings_of(run).items()
-            if section(name) == "evaluation" and name not in _NOT_MEASURED
-        }
-        for run in runs
-    )
-    for run, other in zip(runs[1:], others, strict=True):
-        differ = [name for name in sorted({*first, *other}) if first.get(name) != other.get(name)]
-        if differ and not mixed:
-            name = differ[0]
+    if mixed:
+        return
+    first = settings_of(runs[0])
+    for run in runs[1:]:
+        other = settings_of(run)
+        names = (n for n in sorted({*first, *other}) if section(n) == "evaluation" and n not in _NOT_MEASURED)
+        if name := next((name for name in names if first.get(name) != other.get(name)), None):
             raise UsageError(
                 f"found runs with different evaluations: {name} is {first.get(name)} in {runs[0].name} and "
                 f"{other.get(name)} in {run.name}, so their returns are not comparable. Use --metric return, "
@@ -252,7 +243,6 @@ def _require_same_evaluations(runs: Sequence[Run], *, mixed: bool) -> None:
 
 
 CURVE_POINTS, PROFILE_POINTS = 60, 101
-LAST = 10
 
 
 def compare(
@@ -260,7 +250,7 @@ def compare(
     *,
     metric: str | None = None,
     group: Sequence[str] = (),
-    last: int = LAST,
+    last: int = 10,
     mixed: bool = False,
     seed: int = 0,
     resamples: int = RESAMPLES,
@@ -273,14 +263,14 @@ def compare(
         require_settings(run)
     check_comparable(runs, mixed=mixed)
     metric, scores_of_runs, notes = read_histories(runs, metric, mixed=mixed)
-    notes = (*notes, *fork_notes(runs))
+    notes += fork_notes(runs)
     histories = {history.path: history for history in scores_of_runs}
     common = min(history.steps[-1] for history in scores_of_runs)
     if max(history.steps[-1] for history in scores_of_runs) > common:
-        notes = (*notes, f"compared after {count(float(common))} environment steps, the most that all runs have")
+        notes.append(f"compared after {count(float(common))} environment steps, the most that all runs have")
     members = grouped(runs, group, mixed=mixed)
-    notes = (*notes, *kin_notes(members))
-    notes = notes if group else (*notes, *difference_notes(members.values()))
+    notes += kin_notes(members)
+    notes += [] if group else difference_notes(members.values())
     steps = _curve_steps(scores_of_runs, common)  # must precede `scored`: rejects runs without a score by then
     scores = scored(metric, scores_of_runs, members, common, last)
     resampled = Resampled(scores, seed, resamples)
@@ -307,7 +297,7 @@ def compare(
         pairs=tuple(resampled.pairs()),
         thresholds=thresholds,
         curve_steps=steps,
-        notes=notes,
+        notes=tuple(notes),
         seed=seed,
         resamples=resamples,
         draw=_draw,

@@ -16,6 +16,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from packaging.requirements import Requirement
 from pydantic import ValidationError
 
@@ -45,7 +46,7 @@ _SETTINGS = "prefect.toml, pyproject.toml or .env in this folder, ~/.prefect/pro
 
 def check_all(runs_root: Path) -> list[Check]:
     """Run all checks of this machine and return their results in the order of the table."""
-    checks: list[Check] = [check_python(), *check_packages()]
+    checks = [check_python(), *check_packages()]
     probes: list[tuple[str, Callable[[], Check], str]] = [
         ("cores", check_cores, REBUILD),
         ("memory", check_memory, REBUILD),
@@ -119,12 +120,6 @@ def check_memory(available_bytes: float | None = None) -> Check:
 
 def check_physics() -> Check:
     """Check MuJoCo's batched simulation by stepping two half-cheetahs once."""
-    # Imported here, so that a broken installation becomes a row of the table.
-    import numpy as np
-
-    from metaloom.pipeline.envs.config import EnvConfig
-    from metaloom.pipeline.envs.registry import make_batch_env
-
     env = make_batch_env(EnvConfig(name="half-cheetah-dir"), 2, 1)
     try:
         env.reset(np.array([[1.0], [-1.0]]), np.array([1, 2], np.uint64))
@@ -245,8 +240,6 @@ def _unreadable_settings(error: ValueError) -> tuple[str, str, str]:
             continue
         except (OSError, ValueError) as problem:
             return f"{file}: {problem}", "TOML", f"repair {file}, or remove it"
-    from pydantic import ValidationError
-
     if not isinstance(error, ValidationError):
         return str(error), "settings that Prefect can read", f"repair {_SETTINGS}"
     problem = error.errors()[0]

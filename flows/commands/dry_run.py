@@ -4,7 +4,6 @@ import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,10 +67,8 @@ class DryRun:
     def document(self) -> dict[str, Any]:
         """Return the estimate as JSON data, with the run's duration and its disk usage before thinning."""
         sample = self.probe and self.probe.sample
-        disk, seconds = (
-            (sample.disk_bytes(self.iterations), sample.seconds(self.iterations)) if sample else (None, None)
-        )
-        return asdict(self) | {"run_bytes": disk, "run_seconds": seconds}
+        disk = sample and sample.disk_bytes(self.iterations)
+        return asdict(self) | {"run_bytes": disk, "run_seconds": sample and sample.seconds(self.iterations)}
 
     def table(self) -> Table:
         """Return the estimate as a table."""
@@ -83,15 +80,11 @@ class DryRun:
         if found is not None and (sample := found.sample) is not None:
             disk = size(sample.disk_bytes(2) - sample.disk_bytes(1)), size(sample.disk_bytes(self.iterations))
             times = short_time(sample.iteration_seconds), duration(sample.seconds(self.iterations))
-        rows: Sequence[tuple[str, str, str, str]] = (
-            ("environment steps, at most", count(self.steps), count(self.steps * self.iterations), ""),
-            ("memory, trainer", trainer, "", size(self.machine_memory_bytes)),
-            ("memory, workers", workers if self.workers else "none", "", ""),
-            ("disk", *disk, f"{size(self.free_disk_bytes)} free"),
-            ("time", *times, ""),
-        )
-        for row in rows:
-            table.add_row(*row)
+        table.add_row("environment steps, at most", count(self.steps), count(self.steps * self.iterations))
+        table.add_row("memory, trainer", trainer, "", size(self.machine_memory_bytes))
+        table.add_row("memory, workers", workers if self.workers else "none")
+        table.add_row("disk", *disk, f"{size(self.free_disk_bytes)} free")
+        table.add_row("time", *times)
         return table
 
 

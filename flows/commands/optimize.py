@@ -21,6 +21,7 @@ from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.results.counterfactual import Counterfactual, Outcome
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.runs import learner_after
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import plugin_sources
@@ -54,12 +55,10 @@ def sweep(
     if iteration < 0:
         (iteration,) = run.select(iteration)
     config = config_of(run, run.last_ref(iteration))
-    settings = tuple(settings)
-    points = [
-        tuple(f"{key}={value}" for key, value in zip(grid, point, strict=True))
-        for point in itertools.product(*grid.values())
-    ]
-    variants = [((*settings, *point), changed_config(config, (*settings, *point))) for point in points]
+    settings, variants = tuple(settings), list[tuple[tuple[str, ...], RunConfig]]()
+    for point in itertools.product(*grid.values()):
+        words = (*settings, *(f"{key}={value}" for key, value in zip(grid, point, strict=True)))
+        variants.append((words, changed_config(config, words)))
     with stages_of(config, Backend(workers=0)) as stages:
         require_stored_outputs(run, stages.graph)
         stage = stage or run.stages.last
@@ -128,8 +127,7 @@ class _Again:
 
     def check(self, config: RunConfig, settings: tuple[str, ...]) -> None:
         """Raise UsageError if the settings need episodes or a learner that are not stored."""
-        stages = self.stages.under(config)
-        asked = " ".join(settings) or "the settings of the run"
+        stages, asked = self.stages.under(config), " ".join(settings) or "the settings of the run"
         for ref in stages.upstream(self.ref):
             if stages.graph[ref.stage].samples and not self.run.contains(ref):
                 raise UsageError(
@@ -137,28 +135,21 @@ class _Again:
                     f"required at most {self.stages.config.algorithm.adaptation_steps} inner steps, as in the run"
                 )
         if self.run.learner_ref(self.ref.iteration) in stages.inputs(self.ref):
-            _fitted(self._stored_update().learner, _own_learner(stages), asked)
+            _fitted(learner_after(self.run, self.ref.iteration), _own_learner(stages), asked)
 
     def start(self) -> dict[str, Array]:
         """Return the parameters before the update; empty for a stage that does not end an iteration."""
         if not self.stages.graph[self.ref.stage].ends_iteration:
             return {}
-        learner, stored = self.stages.context.learner, self._stored_update().learner
-        return dict(learner.at_start(stored, run_seed=self.stages.config.seed).params)
-
-    def _stored_update(self) -> Update:
-        value = self.run.load(self.run.learner_ref(self.ref.iteration))
-        assert isinstance(value, Update)
-        return value
+        stored, seed = learner_after(self.run, self.ref.iteration), self.stages.config.seed
+        return dict(self.stages.context.learner.at_start(stored, run_seed=seed).params)
 
 
 class _Altered:
     """Outputs of an iteration under changed settings: read if sampled or from another iteration, else recomputed."""
 
     def __init__(self, run: Run, stages: Runner, iteration: int) -> None:
-        self._run = run
-        self._stages = stages
-        self._iteration = iteration
+        self._run, self._stages, self._iteration = run, stages, iteration
         self._stored = stages.graph.sampled_from(stages.config, iteration)
         self._known: dict[StageRef, Any] = {}
         self.digests: dict[StageRef, str] = {}
@@ -218,8 +209,8 @@ def fitted_baselines(run: Run, iteration: int, step: int = 0) -> dict[str, Param
         UsageError: the run's algorithm has no baseline.
         storage.StoreError: the episodes are not stored, or were thinned.
     """
-    config = config_of(run, StageRef(iteration, "collect_rollouts", step))
-    episodes = run.load(StageRef(iteration, "collect_rollouts", step))
+    ref = StageRef(iteration, "collect_rollouts", step)
+    config, episodes = config_of(run, ref), run.load(ref)
     assert isinstance(episodes, EpisodeBatch)
     seed = seed_for(config.seed, "baseline", iteration, step)
     fitted = baseline_parameters(episodes, config.baseline.build(), config.processing, seed=seed)

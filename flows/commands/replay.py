@@ -178,12 +178,10 @@ def _selected(
             (iteration,) = run.select(iteration)
         require_iteration(run, iteration)
     # An interrupted iteration also has stored stages, which are replayed only if that iteration is given.
-    iterations = run.iterations if iteration is None else [iteration]
-    order = [ref for i in iterations for ref in stages.order(i)]
+    order = [ref for i in (run.iterations if iteration is None else [iteration]) for ref in stages.order(i)]
     require_known(order, stage, step)
     wanted = [ref for ref in order if stage in (None, ref.stage) and step in (None, ref.step)]
-    refs = [ref for ref in wanted if run.contains(ref)]
-    if not refs:
+    if not (refs := [ref for ref in wanted if run.contains(ref)]):
         run.record(wanted[0])  # raises StageMissing, listing what exists
     return refs
 

@@ -81,7 +81,7 @@ def mean_score(sweep: Sweep, runs: Sequence[PlannedRun], metric: str) -> float |
 
 
 Job = tuple[PlannedRun, RunConfig, Path]
-"""A run to train, its settings and its folder."""
+"""Run to train, with its settings and its folder."""
 Logging = Callable[[Path, Observer], AbstractContextManager[Observer]]
 """Function that wraps a run's observer so that the run is also logged, such as `logging_to` with bound loggers."""
 UNLOGGED: Logging = partial(logging_to, ())
@@ -237,8 +237,7 @@ def train_sweep(
     if parallel > 1 and backend.workers is None and backend.scheduler is None:
         backend = replace(backend, workers=0)  # the runs' processes are enough
     with held(sweep):
-        stored = find_sweep(sweep.name)
-        if stored is not None:
+        if (stored := find_sweep(sweep.name)) is not None:
             check_unchanged(stored, sweep, extend=extend)
         train = partial(train_runs, parallel=parallel, backend=backend, logged=logged)
         if sweep.search is not None:
@@ -307,7 +306,6 @@ def _train_trial(
     jobs: list[Job] = []
     failed: list[RunOutcome] = []
     for run in runs:
-        folder = sweep.folder(run)
         try:
             config = sweep.config(run)
         except ConfigError as problem:
@@ -318,25 +316,19 @@ def _train_trial(
             observer.ended(failed[-1])
             continue
         require_own(sweep, run, config)
-        if not is_complete(folder):
+        if not is_complete(folder := sweep.folder(run)):
             jobs.append((run, config, folder))
-    watching, without = _watching_for(metric, observer)
-    outcomes = train(jobs, watching)
-    for run in without:
-        score_of(sweep.folder(run), metric)  # raises an error that lists the existing metrics
-    return failed + outcomes, was_stopped(jobs, outcomes)
-
-
-def _watching_for(metric: str, observer: SweepObserver) -> tuple[SweepObserver, list[PlannedRun]]:
-    """Return an observer that stops when an iteration lacks the metric, and a list that collects such runs."""
-    if metric in (AFTER_ADAPTATION, EVALUATION):
-        return observer, []
     without: list[PlannedRun] = []
 
     def iteration_done(run: PlannedRun, report: IterationReport) -> None:
-        if metric not in report.metrics:
+        if metric not in (AFTER_ADAPTATION, EVALUATION, *report.metrics):
             without.append(run)
         observer.iteration_done(run, report)
 
-    should_stop: Callable[[], bool] = lambda: bool(without) or observer.should_stop()  # noqa: E731
-    return replace(observer, iteration_done=iteration_done, should_stop=should_stop), without
+    def should_stop() -> bool:
+        return bool(without) or observer.should_stop()
+
+    outcomes = train(jobs, replace(observer, iteration_done=iteration_done, should_stop=should_stop))
+    for run in without:
+        score_of(sweep.folder(run), metric)  # raises an error that lists the existing metrics
+    return failed + outcomes, was_stopped(jobs, outcomes)

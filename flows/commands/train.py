@@ -116,7 +116,7 @@ def training(
             config_digest=kept_config.digest(),
             capacity=config.iterations,
             environment=environment(stages),
-            retention=retention_of(config),
+            retention=Retention(**config.retention.model_dump()),
             stages=table_of(stages.graph),
         ) as writer:
             trust_run(writer.run)
@@ -214,9 +214,8 @@ resume: Final = _to_the_end(resuming)
 def _check_baselines(stages: Runner) -> None:
     """Reject a linear feature baseline on images: it would fit thousands of columns, clipped at 10."""
     config, spaces = stages.config, spaces_of(stages.context.env)
-    if not is_image(spaces.observation_shape, spaces.observation_scale):
-        return
-    if all(stage.output is not Samples for stage in stages.graph.stages):
+    processed = any(stage.output is Samples for stage in stages.graph.stages)
+    if not processed or not is_image(spaces.observation_shape, spaces.observation_scale):
         return
     baselines = {"baseline": config.baseline, "processing.return_baseline": config.processing.return_baseline}
     for setting, baseline in baselines.items():
@@ -244,14 +243,9 @@ def recorded(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"env": with_all_options(config.env)})
 
 
-def retention_of(config: RunConfig) -> Retention:
-    """Return a configuration's retention settings as the store's `Retention`."""
-    return Retention(**config.retention.model_dump())
-
-
 def _retention_for(run: storage.Run, config: RunConfig) -> Retention:
     """Return the configured retention, extended to keep iterations whose plug-ins have changed since."""
-    retention = retention_of(config)
+    retention = Retention(**config.retention.model_dump())
     if not retention.thins:
         return retention
     changed = changed_since(run, (ref for ref in run.thinnable(run.iterations) if not run.is_thinned(ref)))
@@ -268,21 +262,20 @@ def _retention_for(run: storage.Run, config: RunConfig) -> Retention:
 
 def environment(stages: Runner) -> dict[str, Any]:
     """Return what affects results besides the configuration: code, plug-ins, arithmetic, device and environment."""
-    plugins, facts = plugin_sources(stages.config), device_facts(stages.config.device)
-    env = stages.context.env
-    components, declared, classes = component_facts(env), described_facts(env), env.task_classes
-    return {
+    config, env = stages.config, stages.context.env
+    facts: dict[str, Any] = {
         "arithmetic": arithmetic_facts(),
         "code": code_digest(),
-        "env": env_facts(stages.config.env, stages.context.env),
+        "env": env_facts(config.env, env),
         "kernel": asdict(stages.context.learner.kernel),
-        **({"numerics": unusual} if (unusual := unusual_numerics(stages.config.device)) else {}),
-        **({"components": components} if components else {}),
-        **({"facts": declared} if declared else {}),
-        **({"task_classes": classes.facts()} if classes is not None else {}),
-        **({"plugins": plugins} if plugins else {}),
-        **({"device": facts} if facts else {}),
+        "numerics": unusual_numerics(config.device),
+        "components": component_facts(env),
+        "facts": described_facts(env),
+        "task_classes": env.task_classes and env.task_classes.facts(),
+        "plugins": plugin_sources(config),
+        "device": device_facts(config.device),
     }
+    return {name: found for name, found in facts.items() if found}
 
 
 def _train(
@@ -371,9 +364,8 @@ def _not_finite(stages: Runner, metrics: Metrics) -> Iterator[str]:
 
 def _check_limit(config: RunConfig, outputs: Iterable[object]) -> None:
     """Warn if most episodes end at the default step limit, which neither the user nor gymnasium set."""
-    if "max_episode_steps" in config.model_fields_set or config.env.name in ENVS:
-        return
-    if gymnasium_limit(config.env.name) is not None:
+    name = config.env.name
+    if "max_episode_steps" in config.model_fields_set or name in ENVS or gymnasium_limit(name) is not None:
         return
     lengths = np.concatenate([output.lengths.ravel() for output in outputs if isinstance(output, EpisodeBatch)])
     lengths = lengths[lengths > 0]
@@ -382,7 +374,7 @@ def _check_limit(config: RunConfig, outputs: Iterable[object]) -> None:
         log.warning(
             "%s: %d of %d episodes of iteration 0 ended at max_episode_steps=%d, the default; if the environment has a "
             "different time limit, or none, set it: --set max_episode_steps=N",
-            config.env.name,
+            name,
             at_limit,
             len(lengths),
             config.max_episode_steps,

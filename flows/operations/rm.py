@@ -33,8 +33,7 @@ def rm(runs: RemovedArguments = ()) -> Removed:
         STATUS.far(f"run {n} of {len(paths)}")
         storage.remove_run(path)
     roots = dict.fromkeys([path.parent for path in paths] or [runs_root()])
-    finished: list[Path] = [path for root in roots for path in storage.finish_removals(root)]
-    return Removed(tuple(paths), freed, tuple(finished))
+    return Removed(tuple(paths), freed, tuple(path for root in roots for path in storage.finish_removals(root)))
 
 
 def check_removable(path: Path) -> Path:

@@ -154,10 +154,9 @@ def planned_sweep(
         space = late.parse_space(search)
     wanted = late.wanted_search(optuna, space, metric, grid)
     numbers = _seeds(seeds) if isinstance(seeds, str) else seeds
+    numbers = (5 if wanted is None else 1) if numbers is None else numbers
     if wanted is None:
-        numbers = 5 if numbers is None else numbers
         return late.plan(recipe, name, seeds=numbers, grid=values, settings=settings, many=many)
-    numbers = 1 if numbers is None else numbers
     return late.plan_search(recipe, name, search=wanted, seeds=numbers, settings=settings, many=many), []
 
 

@@ -1,7 +1,5 @@
 """`thin`: removes batches that can be recomputed."""
 
-from typing import TYPE_CHECKING
-
 from metaloom.flows.arguments import checked
 from metaloom.flows.operations import late
 from metaloom.flows.operations.options import Natural, Positive, RunArgument, Trust, agree
@@ -9,9 +7,6 @@ from metaloom.flows.results.disk import ThinnedRun
 from metaloom.flows.runs import folder_of
 from metaloom.flows.views.status import STATUS
 from metaloom.storage import Retention
-
-if TYPE_CHECKING:
-    from metaloom.flows.results.disk import ThinnedRun
 
 
 @checked
@@ -23,7 +18,7 @@ def thin(
     dry_run: bool = False,
     anyway: bool = False,
     trust: Trust = False,
-) -> "ThinnedRun":
+) -> ThinnedRun:
     """Remove batches that can be recomputed.
 
     The episodes, samples and adapted parameters of iterations are removed; everything else is kept.

@@ -65,12 +65,11 @@ def video(
         raise UsageError("found several of --task, --best and --worst; remove all but one")
     agree(at.path, trust)
     drawn_by = choose_renderer(renderer)  # before MuJoCo is imported
-    which = "best" if best else "worst" if worst else task or 0
     return late.film_run(
         at.path,
         -1 if at.iteration is None else at.iteration,
         Path(out),
-        task=which,
+        task="best" if best else "worst" if worst else task or 0,
         episode=episode,
         steps=tuple(steps) or None,
         size=(int(width), int(height)),

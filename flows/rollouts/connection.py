@@ -54,7 +54,7 @@ class Patience:
         # A paused worker still finishes what it has begun.
         begun = {a: w.get("metrics", {}).get("task_counts", {}).get("executing", 0) for a, w in workers.items()}
         paused = {address for address, worker in workers.items() if worker["status"] == "paused" and not begun[address]}
-        if workers and not (paused and self._wait_for(futures, paused, len(workers))):
+        if workers and not (paused and (len(paused) == len(workers) or self._wait_for(futures, paused))):
             self._alone_since = None
             return False
         now = time.monotonic()
@@ -69,10 +69,8 @@ class Patience:
             "or fewer --workers. Stored data is safe; continue with `metaloom resume`"
         )
 
-    def _wait_for(self, futures: Sequence[Future[Any]], paused: set[str], num_workers: int) -> bool:
+    def _wait_for(self, futures: Sequence[Future[Any]], paused: set[str]) -> bool:
         """Return True if all the futures are assigned to paused workers, whose tasks Dask does not reassign."""
-        if len(paused) == num_workers:
-            return True
         given = cast(dict[str, tuple[str, ...]], self._client.processing())
         theirs = {key for worker in paused for key in given.get(worker, ())}
         return all(future.key in theirs for future in futures)
@@ -176,14 +174,13 @@ class Connection:
         while True:
             try:
                 self._open()
+                break
             except NobodyThere as error:
-                if time.monotonic() - began < most:
-                    continue
-                raise WorkersError(
-                    f"{where}: the Dask scheduler is gone and has not come back for {most:.0f} s: {error}. Stored "
-                    "data is safe; continue with `metaloom resume`"
-                ) from lost
-            break
+                if time.monotonic() - began >= most:
+                    raise WorkersError(
+                        f"{where}: the Dask scheduler is gone and has not come back for {most:.0f} s: {error}. Stored "
+                        "data is safe; continue with `metaloom resume`"
+                    ) from lost
         waited = time.monotonic() - began
         log.warning("%s: the Dask scheduler is back after %.0f s; repeating this stage", where, waited)
 

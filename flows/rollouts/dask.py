@@ -219,12 +219,11 @@ class DaskWorkers(RolloutWorkers):
             remove_recordings(session)
 
     def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
-        whole, bounds = Shard(self.spec, tasks, position), self.bounds(len(tasks))
+        whole, bounds, session = Shard(self.spec, tasks, position), self.bounds(len(tasks)), self.session
 
         def collect() -> list[CollectedShard]:
-            return self.session.collect(
-                [ShardAttempt(whole.part(*ends), params.slice(*ends), self.session.supervise()) for ends in bounds]
-            )
+            parts = (ShardAttempt(whole.part(*ends), params.slice(*ends), session.supervise()) for ends in bounds)
+            return session.collect([*parts])
 
         answers = self.uninterrupted(collect, f"iteration {position.iteration}, inner step {position.step}")
         self.session.costs[self.spec.model_dump_json()] = sum(answer.cost for answer in answers) / len(tasks)
@@ -245,9 +244,8 @@ class DaskWorkers(RolloutWorkers):
 
     def try_environment(self) -> None:
         """Build the environment once on a worker; raise EnvError if that fails."""
-        watch, client = self.session.supervise(), self.session.connection.client
+        watch, client, name = self.session.supervise(), self.session.connection.client, self.spec.env.name
         future = client.submit(try_environment, self.spec, watch, key=f"try_environment-{watch.key}", pure=False)
-        name = self.spec.env.name
         try:
             wait_for(client, [future], watch.step_timeout_seconds)
             unusable = future.result()

@@ -91,14 +91,11 @@ class FlightRecorder(RolloutWatch):
     def __init__(self, folder: Path, timeout_seconds: float) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _report_crashes(folder)
-        self._folder = folder
-        number = next(_recorders)
-        self._idle = folder / f"{os.getpid()}-{number}.idle"
-        self._file = self._idle
+        self._folder, number = folder, next(_recorders)
+        self._file = self._idle = folder / f"{os.getpid()}-{number}.idle"
         self._slack = min(1.0, timeout_seconds / 10)
         self._patience = timeout_seconds + self._slack
-        self._set_again = 0.0
-        self._is_copy = False
+        self._set_again, self._is_copy = 0.0, False
         # The guard opens this file by name and writes into it why it ends the process.
         self._report = _timeout_report(folder, os.getpid(), number).open("wb", buffering=0)
         self._report_identity = identity(self._report)
@@ -125,7 +122,9 @@ class FlightRecorder(RolloutWatch):
         return self._floats[:count].reshape(shape)
 
     def idle(self) -> None:
-        self._rest()
+        # Disable the time limit until `_alive` is called.
+        self._set_again = 0.0
+        self._allow(0)
 
     def entered(self, env_step: int | None) -> None:
         self._position[0] = RESET if env_step is None else env_step
@@ -143,12 +142,12 @@ class FlightRecorder(RolloutWatch):
 
     def finish(self) -> None:
         """Discard the recording, since the process can report the rollout's end itself."""
-        self._rest()
+        self.idle()
         self._move(self._idle)
 
     def close(self) -> None:
         """Close the recorder and remove its file."""
-        self._rest()
+        self.idle()
         self._report.close()
         self._file.unlink(missing_ok=True)
 
@@ -173,11 +172,6 @@ class FlightRecorder(RolloutWatch):
             self._allow(now + self._patience)
             with suppress(OSError):  # the run may have ended
                 start_guard(self._folder)
-
-    def _rest(self) -> None:
-        """Disable the time limit until `_alive` is called."""
-        self._set_again = 0.0
-        self._allow(0)
 
     def _allow(self, deadline: float) -> None:
         if self._is_copy:
@@ -219,9 +213,8 @@ class FlightRecorder(RolloutWatch):
 class _WarmRecorder(threading.local):
     """A thread's recorder, cached for its last session."""
 
-    def __init__(self) -> None:
-        self._of: tuple[Path, float] | None = None
-        self._recorder: FlightRecorder | None = None
+    _of: tuple[Path, float] | None = None
+    _recorder: FlightRecorder | None = None
 
     def get(self, folder: Path, timeout_seconds: float) -> FlightRecorder:
         if self._recorder is None or self._of != (folder, timeout_seconds):

@@ -71,7 +71,7 @@ def _rehearsed(settings: str, steps: int, timeout_seconds: float) -> Mapping[str
 def _in_process(settings: str, arguments: list[str], timeout_seconds: float) -> dict[str, Any]:
     mark = secrets.token_hex(8)
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    limit = timeout_seconds + 30 * rehearsal.SECONDS
+    limit, problem = timeout_seconds + 30 * rehearsal.SECONDS, ""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as answer:
         try:
             ended = subprocess.run(
@@ -85,20 +85,12 @@ def _in_process(settings: str, arguments: list[str], timeout_seconds: float) -> 
                 stderr=subprocess.DEVNULL,
                 timeout=limit,
             )
+            problem = f"the rehearsal's process ended with status {ended.returncode}" if ended.returncode else ""
         except subprocess.TimeoutExpired:
-            return {
-                "notes": [
-                    f"the rehearsal did not end within {limit:g} s; environment copies are reused across episodes"
-                ]
-            }
+            problem = f"the rehearsal did not end within {limit:g} s"
         finally:
             end_marked(mark)
-        if ended.returncode == 0:
+        if not problem:
             answer.seek(0)
             return json.load(answer)
-    return {
-        "notes": [
-            f"the rehearsal's process ended with status {ended.returncode}; environment copies are reused "
-            "across episodes"
-        ]
-    }
+    return {"notes": [f"{problem}; environment copies are reused across episodes"]}

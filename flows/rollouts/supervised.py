@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
 
 import dask.sizeof
 import distributed.utils_comm
@@ -37,8 +36,6 @@ from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.faults import Circumstances, RolloutError
 from metaloom.stages.sample_tasks import draw_tasks
-
-_PACKAGES = ("numpy", "mujoco", "gymnasium")
 
 
 def fingerprint(spec: SamplerSpec) -> dict[str, str]:
@@ -73,7 +70,8 @@ def require_versions(required: Mapping[str, str], found: Mapping[str, str], work
 
 @cache
 def _versions() -> dict[str, str]:
-    return {"metaloom's code": code_digest()[:12]} | {name: version(name) for name in _PACKAGES}
+    packages = ("numpy", "mujoco", "gymnasium")
+    return {"metaloom's code": code_digest()[:12]} | {name: version(name) for name in packages}
 
 
 def _torch_version() -> dict[str, str]:
@@ -93,17 +91,11 @@ def _first_seen(path: str) -> dict[str, str]:
     return {name: _digest_first_seen(file) for name, file in files_of([path]).items()}
 
 
-@cache
-def _digest_first_seen(file: Path) -> str:
-    # A module of this plug-in may have been imported earlier for another one.
-    return digest_of(file)
+_digest_first_seen = cache(digest_of)  # a module of a plug-in may have been imported earlier for another one
 
 
 def _named(sources: Mapping[str, str]) -> dict[str, str]:
     return {f"the source of {name}": digest[:12] for name, digest in sources.items()}
-
-
-_SENT = (TaskBatch, TaskParams, EpisodeBatch, Samples, Step, Update)
 
 
 def num_bytes(value: object) -> int:
@@ -121,9 +113,8 @@ def num_bytes(value: object) -> int:
     return 0
 
 
-for _kind in _SENT:
+for _kind in (TaskBatch, TaskParams, EpisodeBatch, Samples, Step, Update):
     sizeof.register(_kind, num_bytes)
-
 
 # Dask's threads draw from `random`. Give them a separate generator, so that the global one changes only if the work
 # itself draws.
@@ -181,13 +172,12 @@ class Shard:
         """Return the error for processes that died in this shard; `ending` says how the last one ended, if known."""
         last = recordings[-1]
         at = self._circumstances(last)
-        row = None if last.at.row < 0 else last.at.row
         nothing = np.zeros((0, len(at.tasks) * at.episodes_per_task, 0), np.float32)
         return at.fault(
             _cause_of_death(recordings, supervision.step_timeout_seconds, ending),
             "make" if last.at.env_step == NOT_YET else "reset" if last.at.env_step < 0 else "step",
             last.traceback,
-            row,
+            None if last.at.row < 0 else last.at.row,
             env_step=None if last.at.env_step < 0 else last.at.env_step,
             actions=last.actions if last.actions.size else nothing,
         )
@@ -195,14 +185,13 @@ class Shard:
     def _circumstances(self, recording: Recording) -> Circumstances:
         """Return the circumstances of the episodes sampled in parallel: the whole shard, or one block of a task."""
         spec = self.spec
-        if recording.at.env_step == NOT_YET:
-            return Circumstances(spec.env, self.tasks, self.position, spec.episodes_at_once)
-        if spec.enough is None:
-            at = replace(self.position, first_episode=recording.at.first_episode)
-            return Circumstances(spec.env, self.tasks, at, spec.episodes_at_once)
-        at = replace(self.position, first_task=recording.at.first_task, first_episode=recording.at.first_episode)
-        b = recording.at.first_task - self.position.first_task
-        return Circumstances(spec.env, self.tasks.slice(b, b + 1), at, spec.episodes_at_once)
+        at, tasks = self.position, self.tasks
+        if recording.at.env_step != NOT_YET:
+            at = replace(at, first_episode=recording.at.first_episode)
+            if spec.enough is not None:
+                b = recording.at.first_task - at.first_task
+                at, tasks = replace(at, first_task=recording.at.first_task), tasks.slice(b, b + 1)
+        return Circumstances(spec.env, tasks, at, spec.episodes_at_once)
 
 
 @dataclass(frozen=True)
