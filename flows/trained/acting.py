@@ -95,9 +95,8 @@ class Acting:
             steps = self._steps(rows.shape[1], deterministic)
             self._go_on(steps)
             actions = steps.act(rows)
-            self._last, self._awaits = (
-                (steps, True) if self.blueprint.config.algorithm.trial is not None else (None, False)
-            )
+            self._awaits = self.blueprint.config.algorithm.trial is not None
+            self._last = steps if self._awaits else None
             return np.array(actions.reshape((*leading, *actions.shape[1:])))
 
     def observe(self, rewards: Array | float, ended: Array | bool) -> None:
@@ -193,8 +192,7 @@ class Acting:
     def _distribution(self, rows: Array) -> TanhGaussian | Distribution:
         steps = self._steps(rows.shape[1], deterministic=True)
         self._go_on(steps)
-        actor = steps.actor
-        memory = actor.memory
+        actor, memory = steps.actor, steps.actor.memory
         actor.act(0, rows.reshape(-1, rows.shape[-1]), np.arange(rows.shape[0] * rows.shape[1]))
         if memory is not None:
             # Computing probabilities must not change the memory.
@@ -249,14 +247,12 @@ class Acting:
         raise ValueError(f"found observations of shape {found.shape}; required ({required}){hint}")
 
     def _steps(self, num_rows: int, deterministic: bool) -> _Steps:
-        key = num_rows, deterministic
+        key, position = (num_rows, deterministic), (self.seed, self._episode)
         if key not in self._actors:
             if deterministic:
                 # These actors do not count steps, so one works for any number of rows.
                 self._actors = {other: steps for other, steps in self._actors.items() if not other[1]}
-            self._actors[key] = _Steps(
-                self.blueprint, self._params, (self.seed, self._episode), num_rows, deterministic
-            )
+            self._actors[key] = _Steps(self.blueprint, self._params, position, num_rows, deterministic)
         return self._actors[key]
 
 
@@ -273,10 +269,8 @@ class _Steps:
 
     def __getstate__(self) -> dict[str, Any]:
         # An actor's arrays share memory, which would be lost in copies and pickles.
-        return {
-            **{name: value for name, value in self.__dict__.items() if name != "actor"},
-            "memory": self.actor.memory,
-        }
+        state = {name: value for name, value in self.__dict__.items() if name != "actor"}
+        return {**state, "memory": self.actor.memory}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         memory = state.pop("memory")
@@ -297,10 +291,9 @@ class _Steps:
     def _begin(self, block: int, memory: Memory | None) -> Actor:
         (seed, episode), spaces = self._position, self._blueprint.spaces
         B = len(next(iter(self._params.params.values())))
-        steps = 1 if self._deterministic else DRAWN_AHEAD
-        rngs = None
+        steps, rngs = 1, None
         if not self._deterministic:
-            rngs = [generator(seed, "actions", episode, block, b, self._num_rows) for b in range(B)]
+            steps, rngs = DRAWN_AHEAD, [generator(seed, "actions", episode, block, b, self._num_rows) for b in range(B)]
         setup = ActorSetup(
             self._blueprint.config.policy,
             self._params,

@@ -69,13 +69,11 @@ class Blueprint:
     def flattened(self, observation: Any) -> Any:
         """Return a composite observation as the flat array that the policy expects, and any other one unchanged."""
         space = self.parts
-        if space is None:
-            return observation
         if isinstance(space, Dict | Tuple):
             in_parts = isinstance(observation, Mapping | tuple)
         else:
-            in_parts = np.shape(observation) == space.shape
-        return flat(space, observation) if in_parts else observation
+            in_parts = space is not None and np.shape(observation) == space.shape
+        return flat(space, observation) if space is not None and in_parts else observation
 
     def setup(self) -> Setup:
         """Return the setup from which the algorithm builds its learner."""

@@ -49,10 +49,9 @@ def collect_in(
     in_trial = episodes if blueprint.config.algorithm.trial is not None else 1
     sampler = _InOneEnv(robot, blueprint, max_episode_steps, in_trial)
     env = sampler.wrapped
-    names, units = zip(*((f.name, f.unit) for f in env.task_fields), strict=True) if env.task_fields else ((), ())
     task = np.array(env.task, np.float64) if env.task_fields else np.zeros(0)
+    names, units = (tuple(getattr(field, name) for field in env.task_fields) for name in ("name", "unit"))
     tasks = TaskBatch(task[None], np.array([-1], np.int64), names, units)
-
     try:
         return episodes_together(
             [
@@ -305,21 +304,21 @@ class TrainedPolicy(Acting):
         return TrainedPolicy(self.blueprint, self.state, adapted, rounds, self.seed)
 
     def _check_like_ours(self, batch: EpisodeBatch) -> None:
-        spaces, recorded = self.blueprint.spaces, self._recorded
-        discrete = batch.actions.dtype == np.int64
-        found = (batch.observations.shape[-1], 0 if discrete else batch.actions.shape[-1])
-        if found != (spaces.observation_size, spaces.action_size):
-            raise ValueError(
-                f"found episodes with {found[0]} values in an observation and "
-                f"{'discrete actions' if discrete else f'{found[1]} in an action'}; required "
-                f"{spaces.observation_size} and {spaces.action_size or 'discrete actions'}"
-            )
+        found = (batch.observations.shape[-1], 0 if batch.actions.dtype == np.int64 else batch.actions.shape[-1])
+        required = (self.blueprint.spaces.observation_size, self.blueprint.spaces.action_size)
+        if found != required:
+            raise ValueError(f"found episodes with {_sizes(*found)}; required {_sizes(*required)}")
         # Likelihood ratios need the acting distribution; inferring a task does not.
-        if self.latent is None and {*batch.behavior} != recorded:
+        if self.latent is None and {*batch.behavior} != (recorded := self._recorded):
             raise ValueError(
-                f"found episodes that record {', '.join(sorted(batch.behavior)) or 'nothing'} of the policy that "
-                f"collected them; required {', '.join(sorted(recorded))}, as from this kind of policy"
+                f"found {', '.join(sorted(batch.behavior)) or 'nothing'} recorded from the episodes' behavior policy; "
+                f"required {', '.join(sorted(recorded))}, which this kind of policy records"
             )
+
+
+def _sizes(observation_size: int, action_size: int) -> str:
+    actions = f"actions of {plural(action_size, 'value')}" if action_size else "discrete actions"
+    return f"observations of {plural(observation_size, 'value')} and {actions}"
 
 
 def load_policy(path: str | Path, *, trust: bool = False) -> TrainedPolicy:
