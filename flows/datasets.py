@@ -55,9 +55,7 @@ class RunDataset(Dataset[Item]):
     def __init__(self, run: Run, unit: Unit, iterations: Iterations = None, steps: Steps = None) -> None:
         if unit not in get_args(Unit):
             raise UsageError(f"found a dataset of {unit!r}; required one of {', '.join(get_args(Unit))}")
-        self.unit = unit
-        self._run = run
-        self._stage = run.stages.named("rollouts")
+        self.unit, self._run, self._stage = unit, run, run.stages.named("rollouts")
         self._parts: list[_Part] = []
         counts = [0]
         for part, count in self._find(run.select(iterations), steps):
@@ -140,7 +138,8 @@ class RunDataset(Dataset[Item]):
             return {**{name: values[None][offsets] for name, values in found.items()}, **repeated}
         real = np.flatnonzero(found["lengths"])
         if self.unit == "episodes":
-            return {**{_SINGULAR.get(n, n): values[real[offsets]] for n, values in found.items()}, **repeated}
+            items = {"length" if n == "lengths" else n: values[real[offsets]] for n, values in found.items()}
+            return {**items, **repeated}
         starts = np.cumsum(found["lengths"]) - found["lengths"]
         e = real[np.searchsorted(starts[real], offsets, side="right") - 1]
         return {**_transitions(found, e, offsets - starts[e]), **repeated}
@@ -171,9 +170,6 @@ class RunDataset(Dataset[Item]):
         return found
 
 
-_SINGULAR = {"lengths": "length"}
-
-
 def _transitions(found: dict[str, Array], e: Array, t: Array) -> dict[str, Array]:
     ends = t == found["lengths"][e] - 1
     return {
@@ -195,9 +191,7 @@ class PartSampler(Sampler[int]):
     def __init__(self, ends: Array, seed: int, pool: int) -> None:
         if not 1 <= pool <= _CACHED_PARTS:
             raise UsageError(f"found pool={pool}; required 1 to {_CACHED_PARTS} parts, the size of the cache")
-        self._ends = ends
-        self._seed = seed
-        self._pool = pool
+        self._ends, self._seed, self._pool = ends, seed, pool
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:

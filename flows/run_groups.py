@@ -1,6 +1,7 @@
 """Grouping runs by their settings, without importing the modules that the settings name."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,12 +39,10 @@ def settings_of(run: Run) -> dict[str, str]:
     # Use the current number of iterations, since `resume --iterations` does not change the stored settings.
     config = {**run.config, "iterations": run.capacity}
     # Reading a run must not import the modules that its settings name.
-    if names_of_run(run):
-        return dict(dotted(config))
-    try:
-        return dict(dotted(build_stored(config).model_dump(mode="json")))
-    except ConfigError:
-        return dict(dotted(config))
+    if not names_of_run(run):
+        with suppress(ConfigError):
+            config = build_stored(config).model_dump(mode="json")
+    return dict(dotted(config))
 
 
 def section(setting: str) -> str:

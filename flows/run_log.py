@@ -39,9 +39,8 @@ class RunLog(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self._early: list[logging.LogRecord] = []
+        self._early, self._place = list[logging.LogRecord](), dict[str, Any]()
         self._file: _LogFile | None = None
-        self._place: dict[str, Any] = {}
         self._logged: BaseException | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -55,7 +54,18 @@ class RunLog(logging.Handler):
     @contextmanager
     def of(self, writer: RunWriter, workers: object) -> Iterator[None]:
         """Within the block, write to the log of the writer's run, including an error that ends the block."""
-        self._open(writer, workers)
+        path = writer.run.path
+        self._place = {"run": path.name, "session": writer.session}
+        early, self._early = self._early, []
+        try:
+            self._file = _LogFile(operator_folder(path) / NAME)
+        except (OSError, StoreError) as error:
+            logging.getLogger(__name__).warning("%s: cannot write a log: %s", path, error)
+        else:
+            for record in early:
+                self._write(record)
+            begins = f"session {writer.session} begins; rollouts in {workers}"
+            self.log_event(logging.INFO, begins, workers=str(workers))
         try:
             yield
         except BaseException as error:
@@ -69,20 +79,6 @@ class RunLog(logging.Handler):
             self._logged = error
             kind = type(error).__name__
             self.log_event(logging.ERROR, f"ends with {kind}: {error}", ended_by=kind)
-
-    def _open(self, writer: RunWriter, workers: object) -> None:
-        path = writer.run.path
-        self._place = {"run": path.name, "session": writer.session}
-        try:
-            self._file = _LogFile(operator_folder(path) / NAME)
-        except (OSError, StoreError) as error:
-            self._early = []
-            logging.getLogger(__name__).warning("%s: cannot write a log: %s", path, error)
-            return
-        early, self._early = self._early, []
-        for record in early:
-            self._write(record)
-        self.log_event(logging.INFO, f"session {writer.session} begins; rollouts in {workers}", workers=str(workers))
 
     def log_event(self, level: int, message: str, **facts: Any) -> None:
         """Log a trainer event without showing it on the console."""
@@ -99,9 +95,8 @@ class RunLog(logging.Handler):
             observer.stage_started(ref)
 
         def iteration_done(report: IterationReport) -> None:
-            self.log_event(
-                logging.INFO, f"iteration {report.iteration} ({report.iteration + 1} of {report.iterations}) done"
-            )
+            i = report.iteration
+            self.log_event(logging.INFO, f"iteration {i} ({i + 1} of {report.iterations}) done")
             observer.iteration_done(report)
 
         def should_stop() -> bool:

@@ -168,15 +168,11 @@ def _location(place: str | None) -> str:
     return "not found here" if place is None else "an installed package" if place == INSTALLED else f"in {place}"
 
 
-def _folder() -> Path:
-    """Return the folder that stores trusted hashes, one file per hash."""
+def _file(sha256: str) -> Path:
     chosen = os.environ.get("XDG_CONFIG_HOME", "")
     # By the XDG specification, relative paths are ignored; they would depend on the working folder.
-    return Path(chosen if os.path.isabs(chosen) else os.path.expanduser("~/.config")) / "metaloom" / "trusted"
-
-
-def _file(sha256: str) -> Path:
-    return _folder() / f"{sha256}.json"
+    folder = Path(chosen if os.path.isabs(chosen) else os.path.expanduser("~/.config"))
+    return folder / "metaloom" / "trusted" / f"{sha256}.json"
 
 
 def remember(sha256: str, where: str, places: Places) -> None:

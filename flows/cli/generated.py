@@ -138,9 +138,8 @@ def show(operation: Operation, call: Call[Any], *, as_json: bool = False) -> int
 
 def show_result(operation: Operation, result: Any, as_json: bool) -> int:
     """Print a result as JSON or formatted, and return the exit code."""
-    answer(
-        as_json, lambda: data_of(result), lambda: resolve(operation.view)(result) if operation.view else as_text(result)
-    )
+    view = resolve(operation.view) if operation.view and not as_json else as_text
+    answer(as_json, lambda: data_of(result), lambda: view(result))
     return 0 if operation.succeeded(result) else FAILURE
 
 

@@ -80,9 +80,9 @@ def _train(log: Sequence[str], as_json: bool, folder: Path, start: "Callable[[Ob
         late.shown_progress(mode="json" if as_json else "auto", stop=stop, out=sys.stdout) as observer,
     ):
         result = start(replace(observer, iteration_done=unless_closed(observer.iteration_done)))
-    announce = unless_closed(say)
+    announce, done = unless_closed(say), plural(result.iterations_done, "iteration")
     if result.stopped:
-        announce(as_json, f"stopped after {plural(result.iterations_done, 'iteration')}; {go_on}")
+        announce(as_json, f"stopped after {done}; {go_on}")
         return EXIT_INTERRUPTED
     if result.damage is not None:
         lines = [*(f"repaired  {line}" for line in result.repaired), *(f"damaged   {line}" for line in result.damage)]
@@ -91,13 +91,10 @@ def _train(log: Sequence[str], as_json: bool, folder: Path, start: "Callable[[Ob
     if result.damage:
         return 1
     if result.enough:
-        done = plural(result.iterations_done, "iteration")
         announce(as_json, f"\nended after {done}, as `stop` requires: {'; '.join(result.enough)}")
     elif not result.computed and result.damage is None:
-        done, name = plural(result.iterations_done, "iteration"), argument(folder)
-        announce(
-            as_json, f"nothing to do: the run already has its {done}; for more: metaloom resume {name} --iterations N"
-        )
+        more = f"metaloom resume {argument(folder)} --iterations N"
+        announce(as_json, f"nothing to do: the run already has its {done}; for more: {more}")
     if stop():  # there may be no time for charts
         announce(as_json, f"complete; for its report: metaloom report {argument(folder)}")
         return 0
@@ -146,10 +143,9 @@ def sweep(
         given = {"seeds": call["seeds"], **chosen, "set": call["overrides"] or None, "name": call["name"]}
         refuse_with("--status", **given, extend=call["extend"])
         return _show_sweep(late.require_sweep(call["recipe"]), as_json=as_json)
-    shown = (
-        (lambda planned, start: _show_sweep(planned, as_json=as_json)) if dry_run else partial(_train_sweep, as_json)
-    )
-    return cast(int, call(progress=shown))
+    if dry_run:
+        return cast(int, call(progress=lambda planned, start: _show_sweep(planned, as_json=as_json)))
+    return cast(int, call(progress=partial(_train_sweep, as_json)))
 
 
 def _show_sweep(sweep: "Sweep", *, as_json: bool) -> int:
@@ -168,11 +164,10 @@ def _train_sweep(as_json: bool, planned: "Sweep", start: "Callable[[SweepObserve
     announce(as_json, f"sweep {planned.name}: {plural(planned.num_runs, 'run')}, {done} complete")
     go_on = f"continue with the same command, or: metaloom sweep {planned.name}"
     STATUS.end()
+    mode = "json" if as_json else "auto"
     with (
         late.stop_on_interrupt(lambda: go_on) as stop,
-        late.sweep_progress(
-            planned.num_runs, done, "json" if as_json else "auto", stop=stop, out=sys.stdout
-        ) as observer,
+        late.sweep_progress(planned.num_runs, done, mode, stop=stop, out=sys.stdout) as observer,
     ):
         begun, ended = unless_closed(observer.begun), unless_closed(observer.ended)
         result = start(replace(observer, begun=begun, ended=ended))

@@ -41,12 +41,11 @@ def export_delta(run: Run, folder: Path, done: Export) -> None:
     evaluated = [i for i in run.iterations if any(run.contains(StageRef(i, stage)) for stage in stages)]
     read = {"episodes": run.episodes, "tasks": run.tasks, "metrics": run.metrics, "evaluations": run.evaluations}
     appended: set[int] = set()
-    with system_errors(
-        folder, required="free space and permission to write it", action="Free space, or choose another --out"
-    ):
+    required, action = "free space and permission to write it", "Free space, or choose another --out"
+    with system_errors(folder, required=required, action=action):
         for name in TABLES:
-            new = _append(run, folder / name, read[name], evaluated if name == "evaluations" else run.iterations, done)
-            appended.update(new)
+            iterations = evaluated if name == "evaluations" else run.iterations
+            appended.update(_append(run, folder / name, read[name], iterations, done))
     done.iterations = len(appended)
 
 

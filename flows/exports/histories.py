@@ -102,9 +102,8 @@ def _lists(values: Array, lengths: Array) -> pa.Array:
     """Return padded values [n, T, ...] as one unpadded list of scalars or vectors per episode."""
     flat = values[np.arange(values.shape[1]) < lengths[:, None]]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    items = column(flat)
     kind = column_type(values.dtype, int(np.prod(values.shape[2:])) if values.ndim > 2 else None)
-    return pa.ListArray.from_arrays(column(offsets), items.cast(kind))
+    return pa.ListArray.from_arrays(column(offsets), column(flat).cast(kind))
 
 
 @dataclass
@@ -124,9 +123,8 @@ class _Files:
         number = column(np.full(rows.num_rows, history, np.int64))
         table = rows.add_column(0, "order", order).add_column(0, "history", number)
         if file not in self.writers:
-            self.writers[file] = pq.ParquetWriter(
-                self.folder / f"{self.kind}-{file:08d}.parquet", table.schema, compression="zstd"
-            )
+            path = self.folder / f"{self.kind}-{file:08d}.parquet"
+            self.writers[file] = pq.ParquetWriter(path, table.schema, compression="zstd")
         self.writers[file].write_table(table)
         return rows.num_rows
 

@@ -47,8 +47,14 @@ def export_minari(
     data = folder.resolve() / dataset_id(run) / "data"
     data.mkdir(parents=True)
     observations, actions = _spaces(run)
-    storage = MinariStorage.new(data, observations, actions, data_format="hdf5")
-    num_steps = _write(data / "main_data.hdf5", _episodes(run, done, iterations, steps, actions))
+    storage, num_steps = MinariStorage.new(data, observations, actions, data_format="hdf5"), 0
+    # Minari itself makes every array resizable, which takes several times as long and 50 % more space.
+    with GroupWriter(data / "main_data.hdf5") as file:
+        for number, (arrays, options) in enumerate(_episodes(run, done, iterations, steps, actions)):
+            length = len(arrays["rewards"])
+            about = {f"options/{name}": value for name, value in options.items()}
+            file.write(f"episode_{number}", arrays, {"id": number, **about, "total_steps": length})
+            num_steps += length
     storage.update_metadata(
         {
             "total_episodes": done.rows,
@@ -81,21 +87,6 @@ def _spaces(run: Run) -> tuple[gymnasium.Space[Any], ActionSpace]:
     kept = np.dtype(found.dtype)
     low, high = (-np.inf, np.inf) if kept.kind == "f" else (np.iinfo(kept).min, np.iinfo(kept).max)
     return gymnasium.spaces.Box(low, high, found.shape[3:], kept.type), actions
-
-
-def _write(path: Path, episodes: Iterator[Episode]) -> int:
-    """Write episodes in Minari's storage format; return the total number of steps.
-
-    Minari itself makes every array resizable, which takes several times as long and 50 % more space.
-    """
-    num_steps = 0
-    with GroupWriter(path) as file:
-        for number, (arrays, options) in enumerate(episodes):
-            steps = len(arrays["rewards"])
-            about = {f"options/{name}": value for name, value in options.items()}
-            file.write(f"episode_{number}", arrays, {"id": number, **about, "total_steps": steps})
-            num_steps += steps
-    return num_steps
 
 
 def _episodes(
