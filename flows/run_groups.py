@@ -23,12 +23,7 @@ depends on the algorithm, and additional measurements."""
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs that differ only in their seed.
-
-    Attributes:
-        settings: Values of the settings that distinguish the group, keyed by setting.
-        runs: Runs ordered by seed.
-    """
+    """Runs that differ only in their seed, in order of seeds, and the settings that distinguish their group."""
 
     settings: Mapping[str, str]
     runs: tuple[Run, ...]

@@ -195,12 +195,7 @@ def kept_log() -> Iterator[RunLog]:
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line in a log, with printable text.
-
-    Attributes:
-        time, level, message: Time, level and message of the record.
-        fields: All fields of the line's JSON object.
-    """
+    """A line in a log, with printable text; `fields` is the line's JSON object."""
 
     time: str
     level: str

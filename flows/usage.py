@@ -110,13 +110,7 @@ def _sizes(run: Run) -> Counter[str]:
 
 @dataclass(frozen=True)
 class Usage:
-    """Resources that a run has used in all its sessions.
-
-    Attributes:
-        memory_bytes: Peak memory of the training processes.
-        seconds: Training time in seconds.
-        sample: Measurements from the first iterations; None if too few were measured.
-    """
+    """Peak memory and training time of a run over all its sessions; `sample` is None if too little was measured."""
 
     memory_bytes: int = 0
     seconds: float = 0.0

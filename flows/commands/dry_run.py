@@ -47,12 +47,10 @@ class DryRun:
     """Estimated cost of a run, and the resources of this machine.
 
     Attributes:
-        iterations: Number of iterations of the run.
         workers: Number of sampling processes on this machine.
         steps: Environment steps per iteration if no episode ends early.
         machine_memory_bytes: Memory available to processes.
         free_disk_bytes: Free space on the disk that will hold the run.
-        probe: Measurements of the first iterations, if requested.
         refusal: Reason why the run exceeds this machine's resources; None if it may fit.
     """
 

@@ -62,8 +62,6 @@ class TrainResult:
     """State of a run after training.
 
     Attributes:
-        path: Folder of the run.
-        iterations_done: Number of complete iterations.
         stopped: True if a request stopped it before its last iteration.
         computed: Number of outputs computed and stored.
         repaired: One line for each damaged file that was repaired before training.

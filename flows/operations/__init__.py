@@ -34,18 +34,17 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Operation:
-    """Entry in the table of operations.
+    """Entry in the table of operations. Functions are named "module:function".
 
     Attributes:
-        name: Name of the command and of the Python function.
         group: Group of commands in `--help`.
-        run: Function that does the work, "module:function".
-        view: Function that renders the result for a terminal, "module:function"; by default it is printed.
+        run: Function that does the work.
+        view: Function that renders the result for a terminal; by default, the result is printed.
         good: Attribute of the result that is True for exit code 0; without one, the exit code is always 0.
-        terminal: Function that prints or asks while the operation runs, "module:function". Its first argument calls the
-            operation; its keyword arguments are command-only options.
+        terminal: Function that prints or asks while the operation runs. Its first argument calls the operation; its
+            keyword arguments are command-only options.
         has_json: True to offer `--json`, which prints the result as data.
-        command: Group of commands, "module:name" of an App, instead of a function.
+        command: App that contains a group of commands, instead of a function.
         of_terminal: Command-only options, each with its Python equivalent or the reason why there is none.
     """
 

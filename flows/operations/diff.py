@@ -18,9 +18,7 @@ from metaloom.storage.format.codec import flatten
 def diff(run_a: RunArgument, run_b: RunArgument) -> RunDiff:
     """Find the first output in which two runs differ.
 
-    It also compares settings, code and packages.
-
-    Exit code 0 if settings and outputs are equal, 1 if they differ.
+    It also compares settings, code and packages. Exit code 0 if settings and outputs are equal, 1 if they differ.
 
     Example: `metaloom diff first second`
 

@@ -51,9 +51,8 @@ def evaluate(
 ) -> "EvaluationOutcome":
     """Evaluate a stored learner on new episodes.
 
-    The learner is adapted to tasks, and its return is reported after each adaptation step.
-
-    Options default to the run's `evaluation` settings, or else to its training settings.
+    The learner is adapted to tasks, and its return is reported after each adaptation step. Options default to the run's
+    `evaluation` settings, or else to its training settings.
 
     Example: `metaloom evaluate first@10 --num-tasks 20 --adaptation-steps 3 --test-episodes 10 --plot curve.png`
 

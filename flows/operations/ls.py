@@ -42,10 +42,9 @@ def ls(
 ) -> Rows:
     """List the runs in the runs folder.
 
-    The newest run comes first.
-
-    Columns: age, environment, algorithm; complete and planned iterations; average return of the last iteration, after
-    adaptation if there is any; bytes on disk, including shared files; state. A narrow terminal shows fewer columns.
+    The newest run comes first. Columns: age, environment, algorithm; complete and planned iterations; average return of
+    the last iteration, after adaptation if there is any; bytes on disk, including shared files; state. A narrow
+    terminal shows fewer columns.
 
     Example: `METALOOM_RUNS=/data/runs metaloom ls --algorithm promp --since 2d --sort return`
 

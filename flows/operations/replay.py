@@ -28,9 +28,7 @@ def replay(
 ) -> Replay:
     """Recompute stored stages; compare every bit.
 
-    Each stage is computed from its stored inputs.
-
-    Exit code 0 if all outputs are identical, 1 if any differs.
+    Each stage is computed from its stored inputs. Exit code 0 if all outputs are identical, 1 if any differs.
 
     Example: `metaloom replay first@3 --stage adapt`
 

@@ -33,9 +33,8 @@ def report(
 ) -> "ReportFiles":
     """Write a run's charts to a single HTML page.
 
-    The learning curve is also written as a PNG.
-
-    The page is about 2 MB, most of which is the script that draws the charts. It works offline.
+    The learning curve is also written as a PNG. The page is about 2 MB, most of which is the script that draws the
+    charts. It works offline.
 
     Example: `metaloom report first`
 

@@ -17,10 +17,9 @@ from metaloom.storage import StoreError
 def rm(runs: RemovedArguments = ()) -> Removed:
     """Permanently remove runs, after asking.
 
-    Without RUN, it finishes interrupted removals.
-
-    Forks keep the files that they share with a removed run. Runs that are being trained, folders with other content,
-    links, and runs in object storage are refused. Reports beside the run are kept.
+    Without RUN, it finishes interrupted removals. Forks keep the files that they share with a removed run. Runs that
+    are being trained, folders with other content, links, and runs in object storage are refused. Reports beside the run
+    are kept.
 
     Example: `metaloom rm second --yes`
 

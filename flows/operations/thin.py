@@ -21,11 +21,10 @@ def thin(
 ) -> ThinnedRun:
     """Remove batches that can be recomputed.
 
-    The episodes, samples and adapted parameters of iterations are removed; everything else is kept.
-
-    An off-policy run also keeps its episodes, which are its replay buffer: only minibatches and adapted parameters are
-    removed. `metaloom replay RUN@ITERATION --materialise` recomputes what was removed, bit for bit. Iterations
-    that used a plug-in, such as a custom environment, are therefore refused if its source has since changed.
+    The episodes, samples and adapted parameters of iterations are removed; everything else is kept. An off-policy run
+    also keeps its episodes, which are its replay buffer: only minibatches and adapted parameters are removed. `metaloom
+    replay RUN@ITERATION --materialise` recomputes what was removed, bit for bit. Iterations that used a plug-in, such
+    as a custom environment, are therefore refused if its source has since changed.
 
     Example: `metaloom thin first --keep-every 10 --keep-last 5 --dry-run`
 

@@ -35,10 +35,8 @@ def video(
 ) -> "Film":
     """Make a video of an episode before and after adaptation.
 
-    Both are shown side by side.
-
-    The episode is simulated again from its seed and its stored actions. If an observation differs from the stored one
-    by more than 1e-5, the command reports it and exits with code 1.
+    Both are shown side by side. The episode is simulated again from its seed and its stored actions. If an observation
+    differs from the stored one by more than 1e-5, the command reports it and exits with code 1.
 
     Example: `metaloom video first@12 --best --out cheetah.gif`
 

@@ -85,10 +85,8 @@ class DaskSession:
     """State shared by the rollout batches of a run.
 
     Attributes:
-        connection: Connection to the workers' scheduler.
         watch: Supervision settings; each piece of work gets its own key.
         elsewhere: True if workers may be on other machines.
-        traffic: Traffic so far.
         costs: Seconds per task, as reported by workers, in the last rollout batch for each sampler specification.
     """
 

@@ -127,8 +127,7 @@ class Supervision:
     """Settings for supervising a piece of work.
 
     Attributes:
-        session: Session name, which identifies the folder of recordings.
-        key: Name of the work within the session.
+        session, key: Name of the session, which identifies the folder of recordings, and of the work within it.
         step_timeout_seconds: Time limit for a single environment call.
         versions: Versions that the worker must have.
     """
@@ -196,13 +195,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class CollectedShard:
-    """A shard's episodes and the time that collecting them took.
-
-    Attributes:
-        episodes: Episodes of the shard's tasks.
-        seconds: Wall-clock time, in seconds.
-        processor_seconds: Processor time of the collecting thread, in seconds.
-    """
+    """A shard's episodes, and the wall-clock and processor time in seconds that collecting them took."""
 
     episodes: EpisodeBatch
     seconds: float

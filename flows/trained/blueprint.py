@@ -37,7 +37,6 @@ class Blueprint:
     """Settings of a run and spaces of its environment, from which its policy can be built.
 
     Attributes:
-        config: Configuration of the run.
         spaces: Sizes of the policy's observations and actions.
         actions: Action space of the environment, to which the policy's actions are mapped.
         parts: Original observation space if observations are flattened; None in policies saved by earlier versions.
