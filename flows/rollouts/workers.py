@@ -72,26 +72,6 @@ class SamplerSpec(Settings):
             episodes_per_trial=config.algorithm.trial or 1,
         )
 
-    def sampling(
-        self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None, one_trial: bool = False
-    ) -> "SamplerSpec":
-        """Return settings for sampling a fixed number of episodes per task."""
-        kind: dict[str, Any] = {"deterministic": deterministic, "actor": actor or self.actor}
-        kind |= {"episodes_per_trial": episodes_per_task if one_trial else 1}
-        number = {"episodes_per_task": episodes_per_task, "min_steps": None, "min_rollouts": None}
-        return self.model_copy(update=kind | number)
-
-    def filling(self, min_steps: int, *, actor: ActorKind) -> "SamplerSpec":
-        """Return settings for sampling at least `min_steps` steps per task with another actor."""
-        kind = {"deterministic": False, "actor": actor}
-        number = {"episodes_per_task": None, "min_steps": min_steps, "min_rollouts": None}
-        return self.model_copy(update=kind | number)
-
-    def repeating(self) -> "SamplerSpec":
-        """Return settings for replaying one recorded episode on a new copy of the environment."""
-        env = self.env.model_copy(update={"copies": "fresh"})
-        return self.sampling(1, deterministic=False, actor="recorded").model_copy(update={"env": env})
-
     @property
     def enough(self) -> Enough | None:
         """Rule that determines when a task has enough episodes; None for a fixed number of episodes."""
@@ -133,16 +113,20 @@ class RolloutWorkers(ABC):
 
         `actor` overrides the algorithm's actor. With `one_trial`, episodes run in sequence and share actor memory.
         """
-        spec = self.spec.sampling(episodes_per_task, deterministic=deterministic, actor=actor, one_trial=one_trial)
-        return replace(self, spec=spec)
+        kind = {"actor": actor or self.spec.actor, "episodes_per_trial": episodes_per_task if one_trial else 1}
+        return self._with(episodes_per_task=episodes_per_task, min_steps=None, deterministic=deterministic, **kind)
 
     def repeating(self) -> Self:
         """Return a collector for replaying one recorded episode on a new copy of the environment."""
-        return replace(self, spec=self.spec.repeating())
+        env = self.spec.env.model_copy(update={"copies": "fresh"})
+        return self.sampling(1, deterministic=False, actor="recorded")._with(env=env)
 
     def filling(self, min_steps: int, *, actor: ActorKind) -> Self:
         """Return a collector of at least `min_steps` steps per task, using another actor."""
-        return replace(self, spec=self.spec.filling(min_steps, actor=actor))
+        return self._with(episodes_per_task=None, min_steps=min_steps, deterministic=False, actor=actor)
+
+    def _with(self, **changes: Any) -> Self:
+        return replace(self, spec=self.spec.model_copy(update={"min_rollouts": None, **changes}))
 
 
 class LocalWorkers(RolloutWorkers):
