@@ -81,36 +81,25 @@ def complete_recipes(context: object) -> list[str]:
 
 RUN_HELP = "A name under the runs folder, a path, or a URL such as s3://bucket/runs/first."
 _AT = "; @-1 or @latest is the newest, @best has the highest return"
-RunArgument = Annotated[RunLike, Parameter(help=RUN_HELP, completer=complete_runs)]
-RunAtArgument = Annotated[
-    RunLike, Parameter(help=f"RUN, or RUN@ITERATION for one iteration{_AT}. {RUN_HELP}", completer=complete_runs)
-]
+
+
+def _runs(text: str) -> Parameter:
+    return Parameter(help=text, completer=complete_runs)
+
+
+RunArgument = Annotated[RunLike, _runs(RUN_HELP)]
+RunAtArgument = Annotated[RunLike, _runs(f"RUN, or RUN@ITERATION for one iteration{_AT}. {RUN_HELP}")]
 LearnerArgument = Annotated[
-    RunLike,
-    Parameter(
-        help=f"RUN for its newest learner, RUN@N for the learner after N updates{_AT}. {RUN_HELP}",
-        completer=complete_runs,
-    ),
+    RunLike, _runs(f"RUN for its newest learner, RUN@N for the learner after N updates{_AT}. {RUN_HELP}")
 ]
 ParentArgument = Annotated[
-    RunLike,
-    Parameter(
-        help=f"RUN@N to begin with its first N iterations{_AT}; RUN for all of them. {RUN_HELP}",
-        completer=complete_runs,
-    ),
+    RunLike, _runs(f"RUN@N to begin with its first N iterations{_AT}; RUN for all of them. {RUN_HELP}")
 ]
-RunArguments = Annotated[
-    RunLike | Sequence[RunLike], Parameter(help=f"{RUN_HELP} Repeatable; all by default.", completer=complete_runs)
-]
-RemovedArguments = Annotated[
-    RunLike | Sequence[RunLike], Parameter(help=f"{RUN_HELP} Repeatable.", completer=complete_runs)
-]
+RunArguments = Annotated[RunLike | Sequence[RunLike], _runs(f"{RUN_HELP} Repeatable; all by default.")]
+RemovedArguments = Annotated[RunLike | Sequence[RunLike], _runs(f"{RUN_HELP} Repeatable.")]
 RunsArgument = Annotated[
     RunLike | Sequence[RunLike],
-    Parameter(
-        help="Names under the runs folder, paths, patterns such as `lr-*`, or the names of sweeps.",
-        completer=complete_runs,
-    ),
+    _runs("Names under the runs folder, paths, patterns such as `lr-*`, or the names of sweeps."),
 ]
 Iteration = Annotated[int | None, Parameter(parse=False)]
 """Iteration; the command line uses RUN@ITERATION instead."""
