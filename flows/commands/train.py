@@ -52,7 +52,6 @@ from metaloom.storage import Retention, RunWriter, StageRef
 log: logging.Logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 
-
 StageCall = Callable[[StageRef, Sequence[StageRef], Callable[[], StageRef]], StageRef]
 """Function that runs a stage, given its inputs and its computation. With Prefect, it runs the stage as a task."""
 

@@ -7,6 +7,7 @@ A history contains all episodes of one task. How tasks are identified depends on
 - by position: one history per index in the meta-batch, over all iterations; its task may change.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -113,12 +114,12 @@ class _Files:
     folder: Path
     kind: str
     writers: dict[int, pq.ParquetWriter] = field(default_factory=dict)
-    orders: dict[int, int] = field(default_factory=dict)
+    orders: Counter[int] = field(default_factory=Counter)
 
     def write(self, file: int, history: int, rows: pa.Table) -> int:
         """Append episodes to a history in the file with this number; return the number of episodes."""
-        first = self.orders.get(history, 0)
-        self.orders[history] = first + rows.num_rows
+        first = self.orders[history]
+        self.orders[history] += rows.num_rows
         order = column(np.arange(first, first + rows.num_rows, dtype=np.int64))
         number = column(np.full(rows.num_rows, history, np.int64))
         table = rows.add_column(0, "order", order).add_column(0, "history", number)

@@ -183,7 +183,6 @@ REFERENCE = (
 )
 """Operations on references: `metaloom reference ls`, `metaloom.reference.ls`."""
 
-
 _PACKAGES = ("flows", "pipeline", "stages", "storage")
 
 

@@ -68,11 +68,7 @@ class Header(NamedTuple):
 
     def process(self) -> psutil.Process | None:
         """Return the recorded process if it is still running, otherwise None."""
-        with suppress(psutil.Error, OSError):
-            process = psutil.Process(self.pid)
-            if started(self.pid) == self.born and _runs(process):
-                return process
-        return None
+        return _running(self.pid, self.born)
 
     def words(self) -> str:
         """Return a description of the rollout's position, for messages."""
@@ -146,8 +142,13 @@ def _marked(mark: str) -> Iterator[psutil.Process]:
                 yield process
 
 
-def _runs(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+def _running(pid: int, born: float) -> psutil.Process | None:
+    """Return the process with this ID and start time if it is still running, otherwise None."""
+    with suppress(psutil.Error, OSError):
+        process = psutil.Process(pid)
+        if started(pid) == born and process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            return process
+    return None
 
 
 def _watch(folder: Path) -> None:
@@ -160,7 +161,7 @@ def _watch(folder: Path) -> None:
                     headers[file] = Header.read(file)
         for header in headers.values():
             _end_if_overdue(folder, header)
-        if trainer is not None and not trainer.lives():
+        if trainer is not None and _running(trainer.pid, trainer.born) is None:
             trainer.tidy_up(folder, [header for file, header in headers.items() if file.suffix == ".recording"])
         if trainer is None and not any(header.process() for header in headers.values()):
             return
@@ -168,26 +169,16 @@ def _watch(folder: Path) -> None:
 
 
 class _Trainer(NamedTuple):
-    process: psutil.Process | None
+    pid: int
+    born: int
     mark: str
     env: str
 
     @classmethod
     def of(cls, folder: Path) -> "_Trainer | None":
         """Return a folder's registered trainer, or None if the trainer is on another machine."""
-        if not (folder / _TRAINER).exists():
-            return None
-        about = json.loads((folder / _TRAINER).read_text(encoding="utf-8"))
-        with suppress(psutil.Error, OSError):
-            process = psutil.Process(about["pid"])
-            if started(about["pid"]) == about["born"]:
-                return cls(process, about["mark"], about["env"])
-        return cls(None, about["mark"], about["env"])
-
-    def lives(self) -> bool:
-        with suppress(psutil.Error):
-            return self.process is not None and _runs(self.process)
-        return False
+        file = folder / _TRAINER
+        return cls(**json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
 
     def tidy_up(self, folder: Path, headers: Sequence[Header]) -> None:
         """Clean up after a dead trainer: report which environments were being called, and end its processes."""

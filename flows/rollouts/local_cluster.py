@@ -25,7 +25,6 @@ _SETTINGS = {
     "distributed.deploy.lost-worker-timeout": "1 hour",
 }
 
-
 _endings: dict[int, int] = {}
 _ended = threading.Condition()
 
