@@ -40,10 +40,11 @@ class Patience:
         self._alone_since: float | None = None
 
     def any_done(self, futures: Sequence[Future[Any]]) -> bool:
-        """Wait briefly for all futures, faster than fetching each result; return True if any is done or has failed.
+        """Wait briefly for all futures; return True if any of them is done or has failed.
 
-        Raises WorkersError if there has been no worker, or PausedWorkers if Dask has paused the futures' workers, for
-        longer than both `no_worker_seconds` and two step timeouts.
+        Waiting for each future in turn would take longer than a short rollout batch. Raises WorkersError if there has
+        been no worker, or PausedWorkers if Dask has paused the futures' workers, for longer than both
+        `no_worker_seconds` and two step timeouts.
         """
         with suppress(TimeoutError):
             wait(futures, timeout=_WAIT_SECONDS)

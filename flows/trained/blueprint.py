@@ -66,7 +66,7 @@ class Blueprint:
         return action_map(self.actions, self.config.env.action_scale)
 
     def flattened(self, observation: Any) -> Any:
-        """Return a composite observation as the flat array that the policy expects, and any other one unchanged."""
+        """Return a composite observation flattened as the policy expects it, and any other observation unchanged."""
         space = self.parts
         if isinstance(space, Dict | Tuple):
             in_parts = isinstance(observation, Mapping | tuple)
