@@ -1,6 +1,7 @@
 """Comparison of groups of runs, which differ only in their seeds, by training curves and per-task scores."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,23 +64,27 @@ class NoFiniteScore(UsageError):
 
 def read_histories(runs: Sequence[Run], metric: str | None, *, mixed: bool) -> tuple[str, list[History], list[str]]:
     """Read each run's scores for a metric; return the metric, the scores, and notes on the choice of metric."""
-    evaluated = [run for run in runs if _evaluations(run) is not None] if metric in (None, EVALUATION) else []
+    tables: dict[Path, pa.Table] = {}
+    for run in runs if metric in (None, EVALUATION) else ():
+        with suppress(storage.StageMissing):
+            if (table := run.evaluations()).num_rows:
+                tables[run.path] = table
     notes: list[str] = []
     if metric is None:
-        metric = EVALUATION if len(evaluated) == len(runs) else AFTER_ADAPTATION
-        if evaluated and metric == AFTER_ADAPTATION:
+        metric = EVALUATION if len(tables) == len(runs) else AFTER_ADAPTATION
+        if tables and metric == AFTER_ADAPTATION:
             notes.append(
-                f"only {len(evaluated)} of {plural(len(runs), 'run')} have stored evaluations: compared by training "
+                f"only {len(tables)} of {plural(len(runs), 'run')} have stored evaluations: compared by training "
                 "return instead"
             )
     if metric == EVALUATION:
-        if missing := [run.name for run in runs if run not in evaluated]:
+        if missing := [run.name for run in runs if run.path not in tables]:
             raise UsageError(
                 f"{missing[0]} has no stored evaluation; every run needs at least one: train with "
                 "--set evaluation.every=10, or use --metric return"
             )
         _require_same_evaluations(runs, mixed=mixed)
-        return metric, [*map(_evaluated, runs)], notes
+        return metric, [_evaluated(run, tables[run.path]) for run in runs], notes
     if metric == AFTER_ADAPTATION:
         in_trials = [trial_length(run.config) > 1 for run in runs]
         if any(in_trials) and not all(in_trials):
@@ -158,10 +163,8 @@ def _trained(run: Run, metric: str) -> History:
     return _history(run, table, table["iteration"].to_numpy(), values)
 
 
-def _evaluated(run: Run) -> History:
-    table = _evaluations(run)
-    assert table is not None
-    tests = _last_tests(table)
+def _evaluated(run: Run, evaluations: pa.Table) -> History:
+    tests = _last_tests(evaluations)
     iterations, places = np.unique(tests["iteration"].to_numpy(), return_inverse=True)
     values = np.bincount(places, tests["return"].to_numpy()) / np.bincount(places)
     return _history(run, run.metrics(), iterations, values)
@@ -217,14 +220,6 @@ def _last_tests(table: pa.Table) -> pa.Table:
     steps = table["adaptation_steps"].to_numpy()
     test = table["test"].to_numpy(zero_copy_only=False).astype(bool)
     return table.filter(pa.array(test & (steps == steps[test].max())))
-
-
-def _evaluations(run: Run) -> pa.Table | None:
-    try:
-        table = run.evaluations()
-    except storage.StageMissing:
-        return None
-    return table if table.num_rows else None
 
 
 def _require_same_evaluations(runs: Sequence[Run], *, mixed: bool) -> None:
