@@ -86,8 +86,7 @@ class Run(storage.Run):
         return RunDataset(self, unit, iterations, steps)
 
     def _repr_html_(self) -> str:
-        facts = _facts(self)
-        return as_html(f"Run {self.location}", [*facts.items(), ("created", self.info["created"])])
+        return as_html(f"Run {self.location}", [*_facts(self).items(), ("created", self.info["created"])])
 
 
 @dataclass(frozen=True, repr=False)

@@ -40,9 +40,8 @@ SettingsFormat = Literal["yaml", "toml", "json"]
 
 def settings_file(config: RunConfig, form: SettingsFormat) -> str:
     """Return the text of a settings file for `metaloom train` that contains all settings of a run."""
-    settings = config.model_dump(mode="json")
     write, read = _FORMATS[form]
-    text = write(settings)
+    text = write(config.model_dump(mode="json"))
     try:
         same = build_config(read(text)) == config
     except ValueError:

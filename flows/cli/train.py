@@ -54,8 +54,7 @@ def train(
     short = {name: call[name] for name in ("iterations", "seed", "device")}
     config = new_settings(call["recipe"], call["overrides"], **short)
     require_witness(call["strict"], witness=False)
-    folder = new_folder(call["recipe"], call["run"], config)
-    found = late.dry_run(config, folder, call["backend"], probe=probe)
+    found = late.dry_run(config, new_folder(call["recipe"], call["run"], config), call["backend"], probe=probe)
     answer(as_json, found.document, found.table)
     if found.refusal is None:
         return 0

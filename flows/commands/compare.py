@@ -159,8 +159,7 @@ def _trained(run: Run, metric: str) -> History:
             f"`metaloom show {storage.argument(run.path)}` lists"
             f"{suggestion(metric, [EVALUATION, AFTER_ADAPTATION, *metrics])}"
         )
-    values = table[column].to_numpy().astype(np.float64)
-    return _history(run, table, table["iteration"].to_numpy(), values)
+    return _history(run, table, table["iteration"].to_numpy(), table[column].to_numpy().astype(np.float64))
 
 
 def _evaluated(run: Run, evaluations: pa.Table) -> History:

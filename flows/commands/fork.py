@@ -34,8 +34,6 @@ from metaloom.storage.progress import Progress, unseen
 
 log: logging.Logger = logging.getLogger(__name__)
 
-_SIZES = ("num_tasks", "episodes_per_task", "max_episode_steps")
-
 
 def fork(
     path: Path, iteration: int | None, new_path: Path, overrides: Sequence[str] = (), *, on_progress: Progress = unseen
@@ -88,7 +86,8 @@ def _misfits(run: Run, iteration: int, old: RunConfig, stages: Runner) -> Iterat
         yield f"algorithm: the parent has no stage {', '.join(added)}, which the graph {stages.graph.name} requires"
     # Without iterations there is only a learner, from which training with any sizes can continue.
     if iteration:
-        pairs = {name: (getattr(old, name), getattr(new, name)) for name in _SIZES}
+        sizes = ("num_tasks", "episodes_per_task", "max_episode_steps")
+        pairs = {name: (getattr(old, name), getattr(new, name)) for name in sizes}
         pairs["adaptation steps"] = (old.algorithm.adaptation_steps, new.algorithm.adaptation_steps)
         for name in old.algorithm.sizes:
             pairs[f"algorithm.{name}"] = (getattr(old.algorithm, name), getattr(new.algorithm, name, None))

@@ -287,8 +287,7 @@ def _train_trials(sweep: Sweep, search: Search, train: TrainRuns, observer: Swee
         sweep.write()  # the number of trials may have grown
     for number in range(search.trials):
         if number * len(sweep.seeds) == len(sweep.runs):
-            point = suggest(search, scored, sweep.seeds[0])
-            sweep = replace(sweep, runs=sweep.runs + trial_runs(sweep, point))
+            sweep = replace(sweep, runs=sweep.runs + trial_runs(sweep, suggest(search, scored, sweep.seeds[0])))
             sweep.write()
         runs = runs_of(sweep, number)
         ended, stopped = _train_trial(sweep, runs, search.metric, train, observer)

@@ -58,8 +58,7 @@ def materialise(
         require_iteration(run, iteration)
     iterations = run.thinned_iterations() if iteration is None else [iteration]
     with storage.open_writer(path) as writer, stages_of_run(run, backend) as stages:
-        stored = groupby(run.refs_of(iterations), key=lambda ref: ref.iteration)
-        for _, refs in stored:
+        for _, refs in groupby(run.refs_of(iterations), key=lambda ref: ref.iteration):
             thinned = [ref for ref in refs if run.is_thinned(ref)]
             outputs = Recomputed(run, stages)
             values: dict[StageRef, Value] = {ref: outputs.load(ref) for ref in thinned}

@@ -429,8 +429,7 @@ def _returns_of_tasks(stages: Runner, writer: RunWriter, iteration: int) -> tupl
     rounds = [ref for ref in refs if ref.stage == writer.run.stages.named("rollouts")]
     if any(writer.run.is_thinned(ref) for ref in rounds if writer.run.contains(ref)):
         return [], []
-    batches = (writer.load(ref) for ref in rounds)
-    returns = [batch.mean_returns for batch in batches if isinstance(batch, EpisodeBatch)]
+    returns = [batch.mean_returns for batch in map(writer.load, rounds) if isinstance(batch, EpisodeBatch)]
     if classes is None or not drawn:
         return returns, []
     tasks = writer.load(drawn[0])

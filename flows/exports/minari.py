@@ -30,9 +30,6 @@ from metaloom.storage.run import Iterations
 Episode = tuple[dict[str, Array], dict[str, float]]
 """Arrays of an episode, and its options: location in the run, task and facts."""
 
-_IN_STEPS = ("lengths", "terminated", "truncated")
-"""Arrays whose content is in Minari's own per-step arrays."""
-
 
 def export_minari(
     run: Run, folder: Path, done: Export, *, iterations: Iterations = None, steps: Sequence[int] | None = None
@@ -118,7 +115,8 @@ def _of_round(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch, 
             "truncations": last & bool(episodes.truncated[b, e]),
         }
         place = {"iteration": iteration, "step": k, "task": b, "episode": e, "task_id": int(tasks.ids[b])}
-        others = {name: values[b, e].item() for name, values in episodes.each_episode.items() if name not in _IN_STEPS}
+        in_steps = ("lengths", "terminated", "truncated")  # they follow from Minari's own per-step arrays
+        others = {name: values[b, e].item() for name, values in episodes.each_episode.items() if name not in in_steps}
         facts = {f"fact_{name}": values[b, e].item() for name, values in episodes.episode_facts.items()}
         yield arrays, {**place, **fields, **others, **facts}
 

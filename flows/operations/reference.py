@@ -148,8 +148,7 @@ def add(
     if to is None and not (late.shipped() / late.INDEX).exists():
         raise UsageError("found no checkout to add the reference to; required a folder: --to FOLDER")
     place = _folder(to)
-    made = late.add_reference(folder_of(run), place, name, learners=learners)
-    return late.Added(made, place)
+    return late.Added(late.add_reference(folder_of(run), place, name, learners=learners), place)
 
 
 def _folder(given: Path | str | None) -> Path:

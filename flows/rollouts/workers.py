@@ -148,8 +148,7 @@ def collect_shard(
             lambda: play_episodes(sampler, params, tasks, position=position, watch=watch), "rollouts"
         )
     if draw is not None and not (draw.in_env and draw.installed):
-        place = f"iteration {position.iteration}, inner step {position.step}"
-        raise StageFault(f"{place}: {draw}")
+        raise StageFault(f"iteration {position.iteration}, inner step {position.step}: {draw}")
     if draw is not None:  # drawn by an installed package
         random_watch.stop()
         log.warning("env.name is %s: %s. Its episodes may differ when they are replayed", spec.env.name, draw)

@@ -210,8 +210,7 @@ class Acting:
             case kind:
                 by_task = {name: torch.as_tensor(v)[:, None] for name, v in actor.behavior_by_task.items()}
                 config, spaces = self.blueprint.config.policy, self.blueprint.spaces
-                recurrent = kind == "recurrent"
-                policy = RecurrentPolicy(spaces, config) if recurrent else build_policy(config, spaces)
+                policy = RecurrentPolicy(spaces, config) if kind == "recurrent" else build_policy(config, spaces)
                 return policy.recorded(without_posterior({**found, **by_task}))
 
     @property

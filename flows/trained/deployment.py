@@ -205,8 +205,7 @@ def _head(blueprint: Blueprint, latent_size: int) -> Head:
     config, spaces = blueprint.config.policy, blueprint.spaces
 
     def network(prefix: str, output_size: int, *, extra_size: int = 0) -> Network:
-        spec = config.network_spec(spaces, output_size, extra_size=extra_size, activation="relu")
-        return build_network(prefix, spec)
+        return build_network(prefix, config.network_spec(spaces, output_size, extra_size=extra_size, activation="relu"))
 
     match blueprint.config.algorithm.actor:
         case "tanh_gaussian":
