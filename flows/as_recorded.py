@@ -1,7 +1,6 @@
 """Recomputation with the machine code that computed stored outputs, as far as this processor supports it.
 
-BLAS, torch and NumPy select their machine code on import, so a command that needs different code must restart with
-other environment variables.
+BLAS, torch and NumPy select it on import, so a command that needs other code restarts with other variables.
 """
 
 import os

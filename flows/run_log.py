@@ -1,7 +1,7 @@
-"""A run's log, which its trainer writes to `_operator/log.jsonl` in the run's folder, one JSON object per line.
+"""A run's log: JSON lines that its trainer writes to `_operator/log.jsonl` in the run's folder.
 
-The log contains records from Python's logging and warnings, including those from Dask workers, and trainer events. It
-is not part of the run's content and may be deleted.
+It contains trainer events and the records of Python's logging and warnings, including those from Dask workers. It is
+not part of the run's content and may be deleted.
 """
 
 import json

@@ -62,13 +62,13 @@ def ls(
     earliest = -math.inf if since is None else _moment(since).timestamp()
     found = [*map(late.list_run_row, find_runs(runs_root()))]
     wanted = {"algorithm": algorithm, "env": env, "state": status}
-    rows = Rows(
+    matching = (
         row
         for row in found
         if all(value is None or row.get(name) == value for name, value in wanted.items())
         and seconds_of(row.get("started")) >= earliest
     )
-    rows[:] = sorted(rows, key=_ORDERS[sort])[:: -1 if reverse else 1][:limit]
+    rows = Rows(sorted(matching, key=_ORDERS[sort])[:: -1 if reverse else 1][:limit])
     if found:
         rows.nothing = f"none of {len(found)} runs in {location(runs_root())} matches"
     else:

@@ -1,7 +1,6 @@
-"""Records of a rollout's position and actions in a file that outlives its process.
+"""Recording a rollout's position and actions in a memory-mapped file that outlives the process.
 
-A worker that hangs, crashes or is killed cannot report where that happened. Its writes to a memory-mapped file survive,
-and the next attempt or the trainer reads them.
+A worker that hangs, crashes or is killed cannot report where; the next attempt or the trainer reads the file.
 """
 
 import faulthandler
