@@ -201,7 +201,7 @@ def open_runs(pattern: str | Path) -> Runs:
 
 
 def _facts(run: storage.Run) -> dict[str, str]:
-    """Return facts about a run to display, keyed by label. The settings of somebody else's run may be anything."""
+    """Return facts about a run for display, keyed by label; the settings of someone else's run may be anything."""
     done = len(run.iterations)
     metrics = run.metrics(-1).to_pylist()[0] if done else {}
     last, statistic = headline_return(run)

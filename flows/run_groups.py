@@ -147,7 +147,7 @@ def _examples(by_name: Mapping[str, str]) -> str:
 
 
 def difference_notes(groups: Collection[RunGroup]) -> Iterator[str]:
-    """Yield a note on settings in which the groups differ but that their names do not show."""
+    """Yield a note if groups differ in settings that their names do not show."""
     settings = [settings_of(group.runs[0]) for group in groups]
     named = {name for group in groups for name in group.settings}
     shared = (name for name in settings[0] if all(name in found for found in settings))

@@ -1,4 +1,4 @@
-"""Comparison of groups of runs, which differ only in their seeds, by training curves and per-task scores."""
+"""Comparison of groups of runs by training curves and per-task scores; runs in a group differ only in their seed."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -249,7 +249,7 @@ def compare(
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> Comparison:
-    """Compare groups of runs that differ only in their seeds."""
+    """Compare groups of runs; the runs in a group differ only in their seed."""
     check_seed(seed)
     if last < 1 or resamples < 100:
         raise UsageError(f"found last={last} and resamples={resamples}; required last >= 1 and resamples >= 100")

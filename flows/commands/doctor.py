@@ -105,7 +105,7 @@ def check_cores() -> Check:
 
 
 def check_memory(available_bytes: float | None = None) -> Check:
-    """Check the free memory."""
+    """Check the amount of free memory."""
     found = available_bytes
     if found is None:
         try:

@@ -151,7 +151,7 @@ def compare(ref: StageRef, stored: Mapping[str, Any], replayed: Mapping[str, Any
 
 
 def ulp_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the distance between two arrays in units in the last place, elementwise."""
+    """Return the elementwise distance between two arrays, in units in the last place (ULPs)."""
     kind = {2: np.int16, 4: np.int32, 8: np.int64}[a.dtype.itemsize]
 
     def ordered(x: np.ndarray) -> np.ndarray:

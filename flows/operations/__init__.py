@@ -60,7 +60,7 @@ class Operation:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """Function that does the work; for installed operations, its arguments are checked."""
+        """Function that does the work, with its arguments checked if the operation is installed."""
         found = resolve(self.run)
         return _checked(found) if self.group == INSTALLED else found
 

@@ -77,7 +77,7 @@ def ls(
 
 
 def _moment(text: str) -> datetime:
-    """Parse the time given by --since."""
+    """Return the time that --since specifies."""
     if match := re.fullmatch(r"(\d{1,4})([mhdw])", text):
         return datetime.now(UTC) - timedelta(**{_UNITS[match[2]]: int(match[1])})
     try:

@@ -53,9 +53,6 @@ def show(name: NameAt, /, *, folder: From = None) -> Facts:
     Args:
         name: A reference, or NAME@ITERATION.
         folder: References folder; by default, the one in the checkout.
-
-    Returns:
-        The facts that `--json` prints.
     """
     with found(name, folder) as (data, _):
         return Facts(data())

@@ -26,7 +26,7 @@ def replay(
     backend: InProcess = IN_PROCESS,
     replayed: Annotated[Callable[[StageReplay], None] | None, PythonOnly] = None,
 ) -> Replay:
-    """Recompute stored stages; compare every bit.
+    """Recompute stored stages, and compare every bit of their outputs.
 
     Each stage is computed from its stored inputs. Exit code 0 if all outputs are identical, 1 if any differs.
 

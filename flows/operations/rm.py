@@ -15,7 +15,7 @@ from metaloom.storage import StoreError
 
 @checked
 def rm(runs: RemovedArguments = ()) -> Removed:
-    """Permanently remove runs, after asking.
+    """Permanently remove runs after asking for confirmation.
 
     Without RUN, it finishes interrupted removals. Forks keep the files that they share with a removed run. Runs that
     are being trained, folders with other content, links, and runs in object storage are refused. Reports beside the run

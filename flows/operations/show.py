@@ -55,9 +55,6 @@ def show(
             `:` for all.
         context: Show the transitions from which tasks were inferred, instead of those used for the update.
         trust: Allow importing the modules that the run's settings name, now and later.
-
-    Returns:
-        The facts that `--json` prints.
     """
     at = RunAt.of(run, iteration)
     return Facts(found(at, stage=stage, step=step, update=update, rows=rows, context=context, trust=trust)[0]())

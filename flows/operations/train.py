@@ -205,7 +205,7 @@ def iterate(
 
 
 def _iterations(folder: Path, start: "Callable[..., Training]", log: Sequence[str]) -> "Generator[FinishedIteration]":
-    """Yield each iteration of a run when it is trained; closing the generator stops the run."""
+    """Yield each iteration of a run once it is trained; closing the generator stops the run."""
     run, left = None, False
     with late.logging_to(log, folder, late.Observer(should_stop=lambda: left, reads=True)) as observer:
         training = start(observer=observer)
