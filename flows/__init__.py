@@ -1,1 +1,1 @@
-"""Execution of stages: in which order and where they run, and which are skipped because they are already stored."""
+"""Orchestration: when and where stages run, and which are skipped because their outputs are already stored."""

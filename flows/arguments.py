@@ -1,7 +1,7 @@
 """Checks of function arguments against their annotations.
 
-Pydantic's `validate_call` does the same, but importing it takes a tenth of a command's allowed start-up time, and types
-in annotations would have to be imported from heavy modules.
+Importing pydantic, whose `validate_call` does the same, takes a tenth of a command's start-up time, and `validate_call`
+would import heavy modules for the types in annotations.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ _found.maxstring = _found.maxother = 60
 
 
 def checked(function: F) -> F:
-    """Return a function that rejects arguments which the annotations of `function` do not allow."""
+    """Return a function that rejects arguments which do not match the annotations of `function`."""
     described = signature(function)
 
     @cache
@@ -80,7 +80,7 @@ def fits(value: object, annotation: Any) -> bool:
 
 
 def required(annotation: Any) -> str:
-    """Return a description of the values that an annotation allows."""
+    """Return a description of the values that match an annotation."""
     *others, last = dict.fromkeys(_kinds(annotation))
     return f"{', '.join(others)} or {last}" if others else last
 

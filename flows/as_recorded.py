@@ -1,7 +1,6 @@
 """Recomputation with the machine code that computed stored outputs, as far as this processor supports it.
 
-BLAS, torch and NumPy select their machine code on import. A command that needs different code must restart with other
-environment variables.
+BLAS, torch and NumPy select it on import, so a command that needs other code restarts with other variables.
 """
 
 import os
@@ -36,7 +35,6 @@ class Arithmetic:
     mixed: bool
 
     def __str__(self) -> str:
-        """Return a description of each library's code and, if it is not the recorded code, the reason."""
         used = ", ".join(f"{name} {self.used[library]} ({self._origin(library)})" for library, name in _NAMES.items())
         mixed = ". Other iterations record different code, and a process can use only one" if self.mixed else ""
         return f"Computed by the machine code {used}{mixed}"
@@ -51,7 +49,7 @@ class Arithmetic:
 
 
 def start_as_recorded(run: Run, iterations: Collection[int]) -> None:
-    """Raise StartAgain if the process must restart to use the CPU code paths that the run recorded."""
+    """Raise StartAgain if the process must restart to use the machine code that the run recorded."""
     wanted, _, _ = _recorded(run, iterations)
     flags = _flags(system())
     able = {library: code for library, code in wanted.items() if not lacking(library, code, flags)}
@@ -61,7 +59,7 @@ def start_as_recorded(run: Run, iterations: Collection[int]) -> None:
 
 
 def arithmetic_of(run: Run, iterations: Collection[int]) -> Arithmetic:
-    """Compare this process's machine code with the code that computed the given iterations."""
+    """Return a comparison of this process's machine code with the code that computed the given iterations."""
     wanted, unrecorded, mixed = _recorded(run, iterations)
     used, flags = _acting(), _flags(system())
     missed: dict[str, str] = {}

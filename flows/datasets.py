@@ -55,9 +55,7 @@ class RunDataset(Dataset[Item]):
     def __init__(self, run: Run, unit: Unit, iterations: Iterations = None, steps: Steps = None) -> None:
         if unit not in get_args(Unit):
             raise UsageError(f"found a dataset of {unit!r}; required one of {', '.join(get_args(Unit))}")
-        self.unit = unit
-        self._run = run
-        self._stage = run.stages.named("rollouts")
+        self.unit, self._run, self._stage = unit, run, run.stages.named("rollouts")
         self._parts: list[_Part] = []
         counts = [0]
         for part, count in self._find(run.select(iterations), steps):
@@ -73,11 +71,10 @@ class RunDataset(Dataset[Item]):
         return int(self._ends[-1])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without cached arrays, which a worker reads again."""
         return {**self.__dict__, "_cache": OrderedDict()}
 
     def __getitem__(self, index: int | Sequence[int]) -> Item:
-        """Return one item, or several stacked along a first axis."""
+        """Return one item, or several items stacked along a new first axis."""
         if isinstance(index, int | np.integer):
             return {name: values[0] for name, values in self[[int(index)]].items()}
         indices = np.asarray(index)
@@ -98,7 +95,7 @@ class RunDataset(Dataset[Item]):
         return {name: torch.from_numpy(values) for name, values in stacked.items()}
 
     def __getitems__(self, indices: list[int]) -> list[Item]:
-        """Return several items, read together; `DataLoader` calls this for a batch."""
+        """Return several items that are read together; `DataLoader` calls this for a batch."""
         stacked = self[indices]
         return [{name: values[i] for name, values in stacked.items()} for i in range(len(indices))]
 
@@ -107,7 +104,7 @@ class RunDataset(Dataset[Item]):
         return PartSampler(self._ends, seed, pool)
 
     def _find(self, iterations: Sequence[int], steps: Steps) -> Iterator[tuple[_Part, int]]:
-        """Yield all parts with their number of items."""
+        """Yield all parts, each with its number of items."""
         wanted = {*iterations}
         refs = [ref for ref in self._run.refs() if ref.stage == self._stage and ref.iteration in wanted]
         chosen = chosen_steps(steps)
@@ -131,7 +128,7 @@ class RunDataset(Dataset[Item]):
                 yield _Part(i, inner_steps, b), 1
 
     def _items(self, part: _Part, offsets: Array) -> dict[str, Array]:
-        """Return the items of a part at these offsets, stacked."""
+        """Return the items of a part at the given offsets, stacked."""
         of_part = self._load(part)
         constant = {"iteration": np.array(part.iteration), "task": np.array(part.task)}
         constant |= {name: of_part[name] for name in ("task_params", "task_id") if name in of_part}
@@ -141,13 +138,14 @@ class RunDataset(Dataset[Item]):
             return {**{name: values[None][offsets] for name, values in found.items()}, **repeated}
         real = np.flatnonzero(found["lengths"])
         if self.unit == "episodes":
-            return {**{_SINGULAR.get(n, n): values[real[offsets]] for n, values in found.items()}, **repeated}
+            items = {"length" if n == "lengths" else n: values[real[offsets]] for n, values in found.items()}
+            return {**items, **repeated}
         starts = np.cumsum(found["lengths"]) - found["lengths"]
         e = real[np.searchsorted(starts[real], offsets, side="right") - 1]
         return {**_transitions(found, e, offsets - starts[e]), **repeated}
 
     def _load(self, part: _Part) -> dict[str, Array]:
-        """Load a task's episodes, concatenated over inner steps."""
+        """Return a task's episodes, concatenated over inner steps, from the cache or the run."""
         if part not in self._cache:
             self._cache[part] = self._read(part)
             if len(self._cache) > _CACHED_PARTS:
@@ -172,9 +170,6 @@ class RunDataset(Dataset[Item]):
         return found
 
 
-_SINGULAR = {"lengths": "length"}
-
-
 def _transitions(found: dict[str, Array], e: Array, t: Array) -> dict[str, Array]:
     ends = t == found["lengths"][e] - 1
     return {
@@ -191,14 +186,12 @@ def _transitions(found: dict[str, Array], e: Array, t: Array) -> dict[str, Array
 
 
 class PartSampler(Sampler[int]):
-    """Indices of a dataset in an order determined by seed and epoch, in which a process reads every part once."""
+    """Sampler of dataset indices, in an order determined by seed and epoch, that reads each part once per process."""
 
     def __init__(self, ends: Array, seed: int, pool: int) -> None:
         if not 1 <= pool <= _CACHED_PARTS:
             raise UsageError(f"found pool={pool}; required 1 to {_CACHED_PARTS} parts, the size of the cache")
-        self._ends = ends
-        self._seed = seed
-        self._pool = pool
+        self._ends, self._seed, self._pool = ends, seed, pool
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:

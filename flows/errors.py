@@ -46,7 +46,7 @@ def explained(error: Exception) -> Exception:
 
 
 def _is_installed(requirement: str) -> bool:
-    """Return True if a requirement's package is installed or belongs to an extra."""
+    """Return True if a requirement's package is installed or only an extra needs it."""
     try:
         return "extra ==" in requirement or bool(distribution(re.split(r"[^\w.-]", requirement, maxsplit=1)[0]))
     except PackageNotFoundError:
@@ -54,7 +54,7 @@ def _is_installed(requirement: str) -> bool:
 
 
 def exit_text(ended: SystemExit) -> str:
-    """Describe an exit requested by a plug-in, with which the program would end as if it had succeeded."""
+    """Return a message about a plug-in's request to exit, which would end the program as if it had succeeded."""
     last = traceback.extract_tb(ended.__traceback__)[-1]
     return (
         f"{last.filename}, line {last.lineno}, in {last.name} asked Python to exit "
@@ -67,11 +67,7 @@ class WorkersError(ConnectionError):
 
 
 class StartAgain(Exception):
-    """Raised to restart a command with other environment variables, since libraries select machine code on import.
-
-    Attributes:
-        environment: All environment variables for the new process.
-    """
+    """Raised to restart a command with other environment variables, since libraries select machine code on import."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         super().__init__("required another process, which `metaloom` starts")

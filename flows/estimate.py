@@ -1,7 +1,6 @@
 """Memory check that rejects runs too large for this machine, before anything is created.
 
-Estimates only count necessary arrays at their minimum size. `metaloom train RECIPE --dry-run --probe` measures actual
-use.
+Only necessary arrays count, at their minimum size. `metaloom train RECIPE --dry-run --probe` measures actual use.
 """
 
 import logging
@@ -31,11 +30,7 @@ def check_sizes(config: RunConfig, *, evaluation_alone: bool = False) -> None:
 
 
 def refusal_of(config: RunConfig, *, evaluation_alone: bool = False) -> str | None:
-    """Return why a run, or a single evaluation, cannot fit into this machine's memory, or None if it may fit.
-
-    Raises:
-        ConfigError, EnvError: settings and environment are incompatible, or the learner is too large.
-    """
+    """Return why a run, or a single evaluation, cannot fit into this machine's memory, or None if it may fit."""
     setup, _, env = build_learner(config)
     train_tasks, test_tasks = len(env.task_set or ()), len(env.test_task_set or ())
     numbers = 4 * (max(setup.action_size, 1) + 1)  # action and reward
@@ -104,7 +99,7 @@ def _evaluation_arrays(config: RunConfig, test_tasks: int, of_step: int) -> dict
 
 
 def _refusal(config: RunConfig, least: Callable[[RunConfig], int], memory: int, what: str) -> str:
-    """Return the error message, which names the setting whose reduction saves the most memory."""
+    """Return the error message, which names the setting whose reduction would save the most memory."""
     numbers = {name: n for name, n in dotted(config.model_dump()) if type(n) is int and n > 1}
     path = min(numbers, key=lambda path: least(_with(config, path, 1)))
     fits, too_large = 0, numbers[path]

@@ -85,17 +85,10 @@ def number(value: float) -> str:
     """
     if not math.isfinite(value):
         return str(value)
-    size = abs(value)
-    whole = value == round(value)
-    text = (
-        f"{value:.4g}"
-        if size >= 1e15
-        else f"{value:,.0f}"
-        if whole
-        else f"{value:,.2f}"
-        if size >= 10
-        else f"{value:.4g}"
-    )
+    if value == round(value) and abs(value) < 1e15:
+        text = f"{value:,.0f}"
+    else:
+        text = f"{value:,.2f}" if 10 <= abs(value) < 1e15 else f"{value:.4g}"
     return text.replace("-", "−")
 
 

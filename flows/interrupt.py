@@ -28,7 +28,7 @@ _SHOW_CURSOR = "\x1b[?25h"
 
 
 class StageAbandoned(KeyboardInterrupt):
-    """Raised in a stage that takes too long after a stop request."""
+    """Raised in a stage that takes too long after SIGTERM or SIGHUP."""
 
 
 _can_be_abandoned = False
@@ -47,7 +47,7 @@ def abandonable() -> Generator[None, None, None]:
 
 @dataclass
 class Stop:
-    """State of a stop request. A call returns True once the user has requested a stop; a live panel can render it.
+    """State of a stop request. A call returns True after a request, and a live panel can render it.
 
     Attributes:
         how: What happens to the current stage, in words; empty before a request.
@@ -58,11 +58,9 @@ class Stop:
     panel: Console | None = None
 
     def __call__(self) -> bool:
-        """Return True if this process must stop."""
         return bool(self.how)
 
     def __rich__(self) -> RenderableType:
-        """Return a line about the request, or nothing before a request."""
         return Text(f"stopping after this stage; {self.how}", "bold") if self.how else Group()
 
     @contextmanager
@@ -75,7 +73,7 @@ class Stop:
             self.panel = None
 
     def end_at_once(self, again: str) -> None:
-        """End the process immediately. Committed outputs are kept; the others will be recomputed."""
+        """End the process immediately; committed outputs are kept, and others will be recomputed."""
         note_requested_end()
         text = f"\nstopped at once; {again}\n"
         with suppress(OSError):  # the terminal may be gone
@@ -90,11 +88,7 @@ class Stop:
 
 @contextmanager
 def stop_on_interrupt(again: Callable[[], str]) -> Iterator[Stop]:
-    """Yield a `Stop` that reacts to signals during the block.
-
-    Args:
-        again: Function that returns advice on how to continue, printed if the process ends immediately.
-    """
+    """Yield a `Stop` that reacts to signals; if it ends the process at once, it prints what `again` returns."""
     stop, lock = Stop(), threading.RLock()
     asking = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as under nohup
@@ -143,7 +137,7 @@ def stop_on_interrupt(again: Callable[[], str]) -> Iterator[Stop]:
 
 @contextmanager
 def _listening(receive: Callable[[int], None]) -> Iterator[None]:
-    """Call `receive` for signals in a thread, since Python's handlers wait while the main thread is in a long call."""
+    """Call `receive` for each signal in a thread, since Python's handlers wait for the main thread's current call."""
     listener, ours = socket.socketpair()
     ours.setblocking(False)
 

@@ -48,7 +48,7 @@ class TrainingMetrics:
         self._stage.labels(self._run, ref.stage).set(1)
 
     def iteration_done(self, report: IterationReport) -> None:
-        """Record a completed iteration's durations, metrics and traffic."""
+        """Record the durations, metrics and traffic of a completed iteration."""
         self._done.labels(self._run).set(report.iteration + 1)
         self._planned.labels(self._run).set(report.iterations)
         self._ended.labels(self._run).set(time.time())
@@ -76,11 +76,7 @@ class TrainingMetrics:
 
 @contextmanager
 def metrics_at(port: int, run: str, observer: Observer) -> Iterator[Observer]:
-    """Yield an observer whose metrics are served at `http://127.0.0.1:PORT/metrics` during the block.
-
-    Raises:
-        UsageError: the port is invalid or in use.
-    """
+    """Yield an observer whose metrics are served at `http://127.0.0.1:PORT/metrics` during the block."""
     if not 1 <= port <= 65535:
         raise UsageError(f"found --metrics-port {port}; required 1 to 65535")
     metrics = TrainingMetrics(run)

@@ -62,10 +62,7 @@ class Observer:
 
 
 def strict(observer: Observer) -> Observer:
-    """Return an observer that also ends the training if an iteration's witness differs or is missing.
-
-    The iteration is stored first, and `resume` continues after it.
-    """
+    """Return an observer that also ends the training after an iteration whose witness differs or is missing."""
 
     def iteration_done(report: IterationReport) -> None:
         observer.iteration_done(report)
@@ -84,6 +81,6 @@ def strict(observer: Observer) -> Observer:
 
 
 def mean_test_returns(outputs: Iterable[object]) -> list[float]:
-    """Return the mean test returns by number of adaptation steps, if an iteration's outputs contain an evaluation."""
+    """Return the mean test returns by number of adaptation steps; empty if no output is an evaluation."""
     found = (output for output in outputs if isinstance(output, Evaluation))
     return [mean for evaluation in found for mean in evaluation.test_returns.mean(axis=(0, 2)).tolist()]

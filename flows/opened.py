@@ -86,8 +86,7 @@ class Run(storage.Run):
         return RunDataset(self, unit, iterations, steps)
 
     def _repr_html_(self) -> str:
-        facts = _facts(self)
-        return as_html(f"Run {self.location}", [*facts.items(), ("created", self.info["created"])])
+        return as_html(f"Run {self.location}", [*_facts(self).items(), ("created", self.info["created"])])
 
 
 @dataclass(frozen=True, repr=False)
@@ -202,7 +201,7 @@ def open_runs(pattern: str | Path) -> Runs:
 
 
 def _facts(run: storage.Run) -> dict[str, str]:
-    """Return facts about a run to display, keyed by label. The settings of somebody else's run may be anything."""
+    """Return facts about a run for display, keyed by label; the settings of someone else's run may be anything."""
     done = len(run.iterations)
     metrics = run.metrics(-1).to_pylist()[0] if done else {}
     last, statistic = headline_return(run)

@@ -1,6 +1,7 @@
 """Grouping runs by their settings, without importing the modules that the settings name."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,32 +23,25 @@ depends on the algorithm, and additional measurements."""
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs that differ only in their seed.
-
-    Attributes:
-        settings: Values of the settings that distinguish the group, keyed by setting.
-        runs: Runs ordered by seed.
-    """
+    """Runs that differ only in their seed, in order of seeds, and the settings that distinguish their group."""
 
     settings: Mapping[str, str]
     runs: tuple[Run, ...]
 
 
 def settings_of(run: Run) -> dict[str, str]:
-    """Return a run's settings as text, keyed by name. Settings that its version did not have get their old defaults."""
+    """Return a run's settings as text, keyed by name; settings that its version lacked have their old defaults."""
     # Use the current number of iterations, since `resume --iterations` does not change the stored settings.
     config = {**run.config, "iterations": run.capacity}
     # Reading a run must not import the modules that its settings name.
-    if names_of_run(run):
-        return dict(dotted(config))
-    try:
-        return dict(dotted(build_stored(config).model_dump(mode="json")))
-    except ConfigError:
-        return dict(dotted(config))
+    if not names_of_run(run):
+        with suppress(ConfigError):
+            config = build_stored(config).model_dump(mode="json")
+    return dict(dotted(config))
 
 
 def section(setting: str) -> str:
-    """Return the top-level section of a setting: `env` for env.options.reward."""
+    """Return the top-level section of a setting, such as `env` for env.options.reward."""
     return setting.partition(".")[0]
 
 
@@ -85,13 +79,10 @@ def check_comparable(runs: Sequence[Run], *, mixed: bool) -> None:
 
 
 def grouped(runs: Sequence[Run], by: Sequence[str], *, mixed: bool) -> dict[str, RunGroup]:
-    """Return groups of runs that only differ in their seed, or that have equal values for the settings `by`.
+    """Return groups of runs, keyed by name, that differ only in their seed or have equal values for the settings `by`.
 
-    Groups are keyed by name. The name lists the settings in which groups differ; for a single group, it contains the
-    algorithm and the environment.
-
-    Raises:
-        UsageError: no run has one of the settings, a group contains duplicate runs, or groups cannot be compared.
+    The name lists the settings in which groups differ; for a single group, it contains algorithm and environment.
+    UsageError is raised if a setting is unknown, runs are duplicates, or groups cannot be compared.
     """
     settings = {run.path: settings_of(run) for run in runs}
     known = {name: None for found in settings.values() for name in found}
@@ -124,10 +115,7 @@ def grouped(runs: Sequence[Run], by: Sequence[str], *, mixed: bool) -> dict[str,
 
 
 def _distinguishing(keys: Sequence[str], groups: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return the settings in which groups differ.
-
-    If groups have several algorithms, only settings that differ within one algorithm are returned.
-    """
+    """Return the settings in which groups differ; with several algorithms, only settings that differ within one."""
     differ = [n for n in range(len(keys)) if len({values[n] for values in groups}) > 1]
     names = [keys[n] for n in differ]
     if "algorithm.name" not in names:
@@ -151,7 +139,7 @@ def _refuse_repeated(groups: Iterable[Sequence[Run]], settings: Mapping[Path, Ma
 
 
 def _examples(by_name: Mapping[str, str]) -> str:
-    """Return text that gives one name as an example of each distinct value."""
+    """Return text that names one example for each distinct value."""
     first: dict[str, str] = {}
     for name, value in by_name.items():
         first.setdefault(value, name)
@@ -159,7 +147,7 @@ def _examples(by_name: Mapping[str, str]) -> str:
 
 
 def difference_notes(groups: Collection[RunGroup]) -> Iterator[str]:
-    """Yield a note on settings in which the groups differ but that their names do not show."""
+    """Yield a note if groups differ in settings that their names do not show."""
     settings = [settings_of(group.runs[0]) for group in groups]
     named = {name for group in groups for name in group.settings}
     shared = (name for name in settings[0] if all(name in found for found in settings))
@@ -174,7 +162,7 @@ def difference_notes(groups: Collection[RunGroup]) -> Iterator[str]:
 
 
 def fork_notes(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield a note on each fork, since its first iterations used its parent's settings."""
+    """Yield a note for each fork, since its first iterations used its parent's settings."""
     for run in runs:
         parent = run.info.get("parent")
         if parent is not None and parent["iteration"]:
@@ -183,7 +171,7 @@ def fork_notes(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def kin_notes(groups: Mapping[str, RunGroup]) -> Iterator[str]:
-    """Yield a note on runs in a group that are not independent because they begin with the same policy."""
+    """Yield a note for each set of runs in a group that begin with the same policy, so they are not independent."""
     for group in groups.values():
         kin: dict[str, list[str]] = {}
         for run in group.runs:

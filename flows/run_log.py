@@ -1,7 +1,7 @@
-"""A run's log, which its trainer writes to `_operator/log.jsonl` in the run's folder, one JSON object per line.
+"""A run's log: JSON lines that its trainer writes to `_operator/log.jsonl` in the run's folder.
 
-The log contains records from Python's logging and warnings, including those from Dask workers, and trainer events. It
-is not part of the run's content and may be deleted.
+It contains trainer events and the records of Python's logging and warnings, including those from Dask workers. It is
+not part of the run's content and may be deleted.
 """
 
 import json
@@ -39,9 +39,8 @@ class RunLog(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self._early: list[logging.LogRecord] = []
+        self._early, self._place = list[logging.LogRecord](), dict[str, Any]()
         self._file: _LogFile | None = None
-        self._place: dict[str, Any] = {}
         self._logged: BaseException | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -55,7 +54,18 @@ class RunLog(logging.Handler):
     @contextmanager
     def of(self, writer: RunWriter, workers: object) -> Iterator[None]:
         """Within the block, write to the log of the writer's run, including an error that ends the block."""
-        self._open(writer, workers)
+        path = writer.run.path
+        self._place = {"run": path.name, "session": writer.session}
+        early, self._early = self._early, []
+        try:
+            self._file = _LogFile(operator_folder(path) / NAME)
+        except (OSError, StoreError) as error:
+            logging.getLogger(__name__).warning("%s: cannot write a log: %s", path, error)
+        else:
+            for record in early:
+                self._write(record)
+            begins = f"session {writer.session} begins; rollouts in {workers}"
+            self.log_event(logging.INFO, begins, workers=str(workers))
         try:
             yield
         except BaseException as error:
@@ -69,20 +79,6 @@ class RunLog(logging.Handler):
             self._logged = error
             kind = type(error).__name__
             self.log_event(logging.ERROR, f"ends with {kind}: {error}", ended_by=kind)
-
-    def _open(self, writer: RunWriter, workers: object) -> None:
-        path = writer.run.path
-        self._place = {"run": path.name, "session": writer.session}
-        try:
-            self._file = _LogFile(operator_folder(path) / NAME)
-        except (OSError, StoreError) as error:
-            self._early = []
-            logging.getLogger(__name__).warning("%s: cannot write a log: %s", path, error)
-            return
-        early, self._early = self._early, []
-        for record in early:
-            self._write(record)
-        self.log_event(logging.INFO, f"session {writer.session} begins; rollouts in {workers}", workers=str(workers))
 
     def log_event(self, level: int, message: str, **facts: Any) -> None:
         """Log a trainer event without showing it on the console."""
@@ -99,9 +95,8 @@ class RunLog(logging.Handler):
             observer.stage_started(ref)
 
         def iteration_done(report: IterationReport) -> None:
-            self.log_event(
-                logging.INFO, f"iteration {report.iteration} ({report.iteration + 1} of {report.iterations}) done"
-            )
+            i = report.iteration
+            self.log_event(logging.INFO, f"iteration {i} ({i + 1} of {report.iterations}) done")
             observer.iteration_done(report)
 
         def should_stop() -> bool:
@@ -114,7 +109,7 @@ class RunLog(logging.Handler):
         return replace(observer, stage_started=stage_started, iteration_done=iteration_done, should_stop=should_stop)
 
     def close(self) -> None:
-        """Close the log file; later records are buffered."""
+        """Close the log file. Later records are buffered."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -171,7 +166,7 @@ class _JsonLines(logging.Formatter):
 
 @contextmanager
 def kept_log() -> Iterator[RunLog]:
-    """Yield a RunLog that collects log records and warnings during the block; `RunLog.of` selects the run."""
+    """Yield a RunLog that collects log records and warnings during the block; `RunLog.of` determines the run."""
     log, root = RunLog(), logging.getLogger()
     level, show = root.level, warnings.showwarning
     if not root.handlers and level == logging.WARNING:
@@ -200,12 +195,7 @@ def kept_log() -> Iterator[RunLog]:
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line in a log, with printable text.
-
-    Attributes:
-        time, level, message: Time, level and message of the record.
-        fields: All fields of the line's JSON object.
-    """
+    """A line in a log, with printable text; `fields` is the line's JSON object."""
 
     time: str
     level: str
@@ -214,7 +204,7 @@ class LogLine:
 
     @classmethod
     def parse(cls, raw: str) -> "LogLine | None":
-        """Parse a line; return None if it is truncated or invalid."""
+        """Return the line that a JSON object describes, or None if it is truncated or invalid."""
         try:
             fields = json.loads(raw)
             time, level, message = (printable(fields[name]) for name in ("time", "level", "message"))
@@ -239,13 +229,13 @@ class LogLines(Shown, list[LogLine]):
     """Lines of a log, oldest first."""
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return a title, and the time, level and message of the newest lines; see pipeline.shown."""
+        """Return a title, and the time, level and message of the newest lines, for display."""
         rows = [(line.time[:19].replace("T", " "), line.level, line.message) for line in self[-MOST_ROWS:]]
         return f"{plural(len(self), 'line')}{f', the last {len(rows)}' if len(rows) < len(self) else ''}", rows
 
 
 class LogReader:
-    """Reads a run's log, starting at the oldest line and continuing with new lines."""
+    """Reader of a run's log, which starts at the oldest line and continues with new lines."""
 
     def __init__(self, run: Path) -> None:
         self._path = run / FOLDER / NAME

@@ -26,12 +26,12 @@ def runs_root() -> Path:
 
 
 def run_folder(name_or_path: str | Path) -> Path:
-    """Return the folder that a name or path refers to; it need not exist."""
+    """Return the folder that a name or path refers to, which need not exist."""
     return storage.run_path(name_or_path, runs_root())
 
 
 def folder_of(run: RunLike) -> Path:
-    """Return the folder of a run; it need not exist."""
+    """Return the folder of a run, which need not exist."""
     return run.path if isinstance(run, storage.Run) else run_folder(run)
 
 
@@ -60,7 +60,7 @@ def new_run_name(recipe: str) -> str:
 
 
 def require_iteration(run: storage.Run, iteration: int) -> None:
-    """Reject an iteration without stored outputs; the message names the command that computes it."""
+    """Raise StageMissing if an iteration has no stored outputs; the message names the command that computes it."""
     if all(ref.iteration != iteration for ref in run.refs()):
         done, more = len(run.iterations), f" --iterations {iteration + 1}" if iteration >= run.capacity else ""
         raise storage.StageMissing(
@@ -72,7 +72,7 @@ def require_iteration(run: storage.Run, iteration: int) -> None:
 
 
 def require_settings(run: storage.Run) -> None:
-    """Reject a run whose settings have no environment name, algorithm name or seed."""
+    """Raise IncompatibleFormat if a run's settings have no environment name, algorithm name or seed."""
     for section in ("env", "algorithm"):
         settings = run.config.get(section)
         if not isinstance(settings, dict) or not isinstance(settings.get("name"), str):
@@ -115,7 +115,7 @@ def learner_after(run: storage.Run, updates: int) -> LearnerState:
 
 
 def check_seed(seed: int) -> int:
-    """Validate a seed and return it as a Python integer."""
+    """Return a valid seed as a Python integer; raise UsageError if it is invalid."""
     try:
         number = index(seed)
     except TypeError:
@@ -126,7 +126,7 @@ def check_seed(seed: int) -> int:
 
 
 def parse_span(option: str, text: str) -> slice | int:
-    """Parse an option's value `7` or `A:B`, which has the meaning of a Python index or slice."""
+    """Parse the value `7` or `A:B` of an option as a Python index or slice."""
     if re.fullmatch(r"-?\d{1,8}", text):
         return int(text)
     if not re.fullmatch(r"(-?\d{1,8})?:(-?\d{1,8})?", text):
@@ -139,10 +139,6 @@ def best_iteration(run: storage.Run) -> int:
     """Return the first iteration with the highest mean return, after adaptation if there is any.
 
     The learner with which the iteration starts is the one that achieved this return.
-
-    Raises:
-        storage.StageMissing: no iteration is complete.
-        UsageError: the metrics of a custom graph have no returns.
     """
     table = run.metrics()
     name = last_return(table.column_names)
@@ -153,12 +149,7 @@ def best_iteration(run: storage.Run) -> int:
 
 
 def from_start(folder: Path, iteration: int, *, learner: bool = False) -> int:
-    """Return an iteration's index from the start; a negative iteration is counted from the end.
-
-    Raises:
-        UsageError: a negative iteration is out of range.
-        storage.StoreError: the run does not exist.
-    """
+    """Return an iteration's index from the start; a negative iteration is counted from the end."""
     if iteration >= 0:
         return iteration
     run = storage.open_run(folder)
@@ -188,16 +179,8 @@ class RunAt:
     def parse(cls, text: str, *, learner: bool = False) -> "RunAt":
         """Parse RUN or RUN@ITERATION, where ITERATION is a number, `latest` or `best`.
 
-        Negative numbers count from the end, `latest` is -1, and `best` is the iteration with the highest return.
-
-        Args:
-            text: Name, path or URL of a run, optionally with an iteration.
-            learner: True to count learners instead of iterations. There is one more learner: N is the learner after N
-                updates, with which iteration N starts.
-
-        Raises:
-            UsageError: the text after the "@" is not an iteration.
-            storage.StoreError: the run does not exist.
+        Negative numbers count from the end, `latest` is -1, and `best` is the iteration with the highest return. If
+        `learner` is True, N selects the learner after N updates, with which iteration N starts.
         """
         name, at, iteration = text.rpartition("@")
         if not at or "/" in iteration:  # the "@" belongs to the path
@@ -213,7 +196,7 @@ class RunAt:
 
 
 def require_one_iteration(run: RunLike, iteration: int | None) -> tuple[Path, int]:
-    """Return a run's folder and the requested iteration; reject a run without an iteration."""
+    """Return a run's folder and the requested iteration; raise UsageError if no iteration is given."""
     at = RunAt.of(run, iteration)
     if at.iteration is None:
         raise UsageError(f"{at.path}: found no iteration; required RUN@ITERATION, such as {at.path.name}@0")

@@ -18,14 +18,14 @@ from metaloom.storage.format.settings import dotted
 
 
 def assignments(settings: Mapping[str, Any]) -> list[str]:
-    """Return changes to settings as KEY=VALUE for `--set`, with one key per field in a section."""
+    """Return changes to settings as a list of KEY=VALUE, with one key per field of a section."""
     # Skip a section without changes, since the value {} would replace the whole section.
     changes = {name: value for name, value in settings.items() if value != {}}
     return [f"{key}={json.dumps(value, default=plain)}" for key, value in dotted(changes)]
 
 
 def plain(value: Any) -> Any:
-    """Return a NumPy value or a path as a JSON value; reject anything else."""
+    """Return a NumPy value or a path as a JSON value; raise ConfigError for anything else."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if isinstance(value, Path):
@@ -39,10 +39,9 @@ SettingsFormat = Literal["yaml", "toml", "json"]
 
 
 def settings_file(config: RunConfig, form: SettingsFormat) -> str:
-    """Return the text of a file with all settings of a run, for `metaloom train`."""
-    settings = config.model_dump(mode="json")
+    """Return the text of a settings file for `metaloom train` that contains all settings of a run."""
     write, read = _FORMATS[form]
-    text = write(settings)
+    text = write(config.model_dump(mode="json"))
     try:
         same = build_config(read(text)) == config
     except ValueError:
@@ -53,7 +52,7 @@ def settings_file(config: RunConfig, form: SettingsFormat) -> str:
 
 
 def _toml_lines(settings: Mapping[str, Any], *sections: str) -> Iterator[str]:
-    """Yield one TOML line per setting, named as in `--set`. TOML has no null, so null settings are skipped."""
+    """Yield one TOML line per setting, named as in `--set`; null settings are skipped, since TOML has no null."""
     for name, value in settings.items():
         path = (*sections, name)
         if isinstance(value, Mapping) and value:

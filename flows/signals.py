@@ -1,4 +1,4 @@
-"""Signals sent to all processes of a terminal or service, which only the main process should handle."""
+"""Signals that are sent to all processes of a terminal or service, but that only the main process should handle."""
 
 import signal
 import sys
@@ -23,7 +23,7 @@ def kept_from_children(*numbers: signal.Signals) -> Iterator[None]:
 
 
 def _start_tracker() -> None:
-    """Start Python's resource tracker for semaphores, which locks need, with signals blocked.
+    """Start Python's resource tracker for semaphores, which locks need, while signals are blocked.
 
     The tracker's warning is disabled, since it would appear if a process ended immediately and left semaphores behind.
     """

@@ -1,4 +1,4 @@
-"""Standard streams that tolerate a full disk, a closed terminal or a closed file descriptor."""
+"""Standard streams that work with a full disk, a closed terminal or a closed file descriptor."""
 
 import io
 import os

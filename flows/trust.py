@@ -72,7 +72,7 @@ class StoredSettings:
         return cls(str(path), sha256, names, f"metaloom.load_policy({str(path)!r}, trust=True)")
 
     def trust(self) -> None:
-        """Trust the named modules and runs, in this process and later commands."""
+        """Trust the named modules and runs, in this process and in later commands."""
         if not (self.names or self.starts):
             return
         # A module that is not found now could be anything later.
@@ -88,7 +88,7 @@ class StoredSettings:
             )
 
     def require_trust(self) -> None:
-        """Reject settings that name modules or foreign runs, unless the user trusts them."""
+        """Raise UntrustedRun if the settings name modules or foreign runs, unless the user trusts them."""
         if not (self.names or self.starts):
             return
         places, trusted = _places(self.names), _trusted_here.get(self.sha256)
@@ -124,11 +124,7 @@ def trust_run(run: Run | str | Path) -> None:
 
 
 def require_trust(run: Run) -> None:
-    """Reject a run whose settings name modules, unless the user trusts it.
-
-    Raises:
-        UntrustedRun: the message names the modules and their locations.
-    """
+    """Raise UntrustedRun if a run's settings name modules, unless the user trusts the run."""
     StoredSettings.of_run(run).require_trust()
 
 
@@ -148,7 +144,7 @@ def _starts_elsewhere(run: Run) -> Iterator[str]:
 
 
 def names_in(settings: object) -> Iterator[str]:
-    """Yield all strings in settings that contain a colon, since they may name an object in a module.
+    """Yield all strings in the settings that contain a colon, since they may name an object in a module.
 
     Only the named classes know which strings are imported. A warm start from a URL also needs trust.
     """
@@ -172,28 +168,15 @@ def _location(place: str | None) -> str:
     return "not found here" if place is None else "an installed package" if place == INSTALLED else f"in {place}"
 
 
-def _folder() -> Path:
-    """Return the folder that stores trusted hashes, one file per hash."""
+def _file(sha256: str) -> Path:
     chosen = os.environ.get("XDG_CONFIG_HOME", "")
     # By the XDG specification, relative paths are ignored; they would depend on the working folder.
-    return Path(chosen if os.path.isabs(chosen) else os.path.expanduser("~/.config")) / "metaloom" / "trusted"
-
-
-def _file(sha256: str) -> Path:
-    return _folder() / f"{sha256}.json"
+    folder = Path(chosen if os.path.isabs(chosen) else os.path.expanduser("~/.config"))
+    return folder / "metaloom" / "trusted" / f"{sha256}.json"
 
 
 def remember(sha256: str, where: str, places: Places) -> None:
-    """Record that this user trusts the settings with this hash.
-
-    Args:
-        sha256: Hash of the stored document.
-        where: Location of the settings, for people who read the file.
-        places: Import locations of the modules that the settings name.
-
-    Raises:
-        OSError: the configuration folder cannot be written.
-    """
+    """Record that this user trusts the settings with this hash; raise OSError if that cannot be written."""
     file = _file(sha256)
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
@@ -202,7 +185,7 @@ def remember(sha256: str, where: str, places: Places) -> None:
 
 
 def remembered(sha256: str) -> Places | None:
-    """Return the trusted import locations of the modules in settings; None if the settings are not trusted."""
+    """Return the trusted import locations of the modules that settings name; None if the settings are not trusted."""
     file = _file(sha256)
     try:
         # Ignore files owned by another user.

@@ -1,4 +1,4 @@
-"""A run's memory, disk space and time: estimates from the first iterations, and recorded usage."""
+"""Memory, disk space and time of a run: estimated from its first iterations, and recorded."""
 
 import json
 import os
@@ -50,7 +50,7 @@ class Sample:
     log_bytes: int
 
     def seconds(self, iterations: int) -> float:
-        """Return the estimated duration in seconds of a run with this many iterations, without evaluations."""
+        """Return the estimated duration, in seconds, of a run with this many iterations and without evaluations."""
         return self.first_seconds + (iterations - 1) * self.iteration_seconds
 
     def disk_bytes(self, iterations: int) -> int:
@@ -63,7 +63,7 @@ class Sample:
 
 
 class UsageSampler:
-    """Measures the first iterations of a run."""
+    """Measures the cost of a run's first iterations."""
 
     def __init__(self) -> None:
         self._ends, self._first = [0.0], (0, Counter[str]())
@@ -110,13 +110,7 @@ def _sizes(run: Run) -> Counter[str]:
 
 @dataclass(frozen=True)
 class Usage:
-    """Resources that a run has used in all its sessions.
-
-    Attributes:
-        memory_bytes: Peak memory of the training processes.
-        seconds: Training time in seconds.
-        sample: Measurements from the first iterations; None if too few were measured.
-    """
+    """Peak memory and training time of a run over all its sessions; `sample` is None if too little was measured."""
 
     memory_bytes: int = 0
     seconds: float = 0.0
@@ -136,10 +130,7 @@ def read_usage(path: Path) -> Usage | None:
 
 @contextmanager
 def kept_usage(run: Run, iterations: int, observer: Observer) -> Iterator[Observer]:
-    """Yield an observer that also records a run's usage during the block.
-
-    Errors while writing the file are ignored. `iterations` is the target number of iterations.
-    """
+    """Yield an observer that also records a run's usage, ignoring write errors; `iterations` is the target number."""
     if iterations >= SIZE + MARGIN:  # packing imports this module later, so include it in the measured memory
         import metaloom.storage.write.packed_tables  # noqa: F401 # pyright: ignore[reportUnusedImport]
     before, sampler, began = read_usage(run.path) or Usage(), UsageSampler(), time.perf_counter()

@@ -1,8 +1,7 @@
 """The command line. Exit codes: 0 success, 1 a difference or failure, 2 wrong usage, 130 stopped by Ctrl-C.
 
 Commands are generated from the table of operations (`flows/operations`); this package adds terminal output. Numerics
-are imported through `operations/late.py`, so that help, listings and errors do not wait for torch, which
-tests/flows/test_startup.py checks.
+are imported through `operations/late.py`, so that help, listings and errors do not wait for torch.
 """
 
 import gc
@@ -58,7 +57,7 @@ _PATIENCE_SECONDS = 3
 
 
 def _explain(error: CycloptsError) -> Panel:
-    """Format a command-line error in a frame."""
+    """Return the message for a wrong command line, in a frame."""
     if isinstance(error, UnknownOptionError):
         found = error.token.keyword or error.token.value
         options = [name for argument in error.argument_collection for name in argument.names if name.startswith("--")]
@@ -146,7 +145,7 @@ def _status(tokens: Sequence[str]) -> AbstractContextManager[None]:
 
 
 def run(tokens: Sequence[str]) -> int:
-    """Run one command and return its exit code."""
+    """Run one command and return the exit code."""
     if [*tokens] in ([], ["-h"], ["--help"]):
         for name in COMMANDS:  # import lazy commands, whose modules contain their help
             app[name]

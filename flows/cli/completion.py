@@ -1,4 +1,4 @@
-"""`metaloom --install-completion`."""
+"""The option `--install-completion`."""
 
 from contextlib import suppress
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Commands generated from operations, as lazy attributes `command_NAME` of this module."""
+"""Commands generated from operations, as attributes `command_NAME` that are created on first use."""
 
 import re
 from collections import OrderedDict
@@ -47,12 +47,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Call(Generic[R]):
-    """An operation and its command-line arguments.
-
-    Attributes:
-        work: Function of the operation.
-        given: Arguments given on the command line, keyed by name.
-    """
+    """An operation and the arguments given to it on the command line, keyed by name."""
 
     work: Callable[..., R]
     given: Mapping[str, Any]
@@ -122,7 +117,7 @@ def make_command(operation: Operation) -> Callable[..., int]:
 
 
 def command_parameter(parameter: P) -> P:
-    """Convert an operation's parameter to a command's."""
+    """Return a command's parameter for an operation's parameter."""
     kind, annotation = parameter.kind, text_type(parameter.annotation)
     plain = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     if get_origin(plain) is tuple:
@@ -143,14 +138,13 @@ def show(operation: Operation, call: Call[Any], *, as_json: bool = False) -> int
 
 def show_result(operation: Operation, result: Any, as_json: bool) -> int:
     """Print a result as JSON or formatted, and return the exit code."""
-    answer(
-        as_json, lambda: data_of(result), lambda: resolve(operation.view)(result) if operation.view else as_text(result)
-    )
+    view = resolve(operation.view) if operation.view and not as_json else as_text
+    answer(as_json, lambda: data_of(result), lambda: view(result))
     return 0 if operation.succeeded(result) else FAILURE
 
 
 def data_of(result: Any) -> Any:
-    """Convert a result to JSON data."""
+    """Return a result as JSON data."""
     for form in ("as_dict", "as_list"):
         if hasattr(result, form):
             return getattr(result, form)()

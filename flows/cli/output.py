@@ -1,4 +1,4 @@
-"""Standard output of commands; its reader may close it at any time."""
+"""Standard output of commands, whose reader may close it at any time."""
 
 import io
 import json
@@ -20,11 +20,11 @@ _P = ParamSpec("_P")
 
 
 class OutputClosed(Exception):
-    """The reader of standard output has closed it, as `head` does."""
+    """Raised if the reader of standard output has closed it, as `head` does."""
 
 
 class PipeConsole(Console):
-    """A console that raises `OutputClosed` instead of exiting, and removes control codes from text."""
+    """Console that raises `OutputClosed` instead of exiting, and removes control codes from text."""
 
     @property
     def encoding(self) -> str:
@@ -35,11 +35,10 @@ class PipeConsole(Console):
         raise OutputClosed
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Convert a string to text without control codes, since stored text may come from anyone."""
+        """Return text without control codes, since stored text may come from anyone."""
         return super().render_str(printable(text), **options)
 
     def out(self, *objects: Any, **options: Any) -> None:
-        """Write objects without control codes."""
         super().out(*map(printable, objects), **options)
 
 
@@ -47,7 +46,6 @@ class PrintableLines(logging.Formatter):
     """Formatter that removes control codes from log lines."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format a record."""
         return printable(super().format(record))
 
 
@@ -61,11 +59,9 @@ class PlainSigns(io.TextIOBase):
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write to the stream."""
         return self._stream.write(text.translate(_PLAIN))
 
     def flush(self) -> None:
-        """Flush the stream."""
         self._stream.flush()
 
 
@@ -80,12 +76,12 @@ def console() -> Console:
 
 
 def print_json(value: object) -> None:
-    """Print a value as JSON; non-finite numbers raise ValueError."""
+    """Print a value as JSON; raise ValueError if it contains a non-finite number."""
     console().out(json.dumps(value, indent=2, default=str, allow_nan=False))
 
 
 def answer(as_json: bool, data: Callable[[], object], view: Callable[[], RenderableType]) -> None:
-    """Print a command's result, as JSON data or formatted."""
+    """Print a command's result as JSON data or as formatted text."""
     if as_json:
         print_json(data())
     else:
@@ -101,7 +97,7 @@ def say(as_json: bool, message: str) -> None:
 
 
 def unless_closed(show: Callable[_P, None]) -> Callable[_P, None]:
-    """Wrap a printing function so that work continues after the output is closed."""
+    """Return the printing function wrapped so that work continues after the output is closed."""
 
     def print_if_read(*args: _P.args, **kwargs: _P.kwargs) -> None:
         try:

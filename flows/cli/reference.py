@@ -23,7 +23,7 @@ reference: App = App(
 
 
 def show(call: Call[Any], *, as_json: bool = False) -> int:
-    """Print a reference, as JSON data or formatted, while its archive is open."""
+    """Print a reference as JSON data or as formatted text, while its archive is open."""
     with found(call["name"], call["folder"]) as views:
         answer(as_json, *views)
     return 0

@@ -1,4 +1,4 @@
-"""Terminal output of operations: questions, progress, and lines before the result."""
+"""Terminal output of operations: questions, progress, and lines printed before the result."""
 
 import json
 import sys
@@ -52,7 +52,7 @@ def fork(call: "Call[Run]") -> int:
 
 
 def policy(call: "Call[TrainedPolicy]") -> int:
-    """Write a policy and print its file."""
+    """Write a policy to a file, and print the policy and the file."""
     console().print(f"{call()!r}  {call['out']}", markup=False)
     return 0
 
@@ -68,7 +68,7 @@ def compare(
     ] = None,
     as_json: bool = False,
 ) -> int:
-    """Print a comparison, and draw it if requested."""
+    """Print a comparison, and plot it if requested."""
     if plot is not None:
         late.check_plot_file(plot)
     found = call()
@@ -92,9 +92,8 @@ def optimize(
     agree(path, call["trust"])
     values = late.parse_grid(grid)
     results: list[Counterfactual] = []
-    for result in late.optimize_grid(
-        path, iteration, values, call["overrides"], stage=call["stage"], step=call["step"]
-    ):
+    computed = late.optimize_grid(path, iteration, values, call["overrides"], stage=call["stage"], step=call["step"])
+    for result in computed:
         results.append(result)
         STATUS.far(f"{len(results)} of {prod(map(len, values.values()))} settings")
     table = (lambda: late.grid_table(results)) if values else (lambda: late.counterfactual_table(results[0]))
@@ -167,7 +166,7 @@ def logs(
     ] = False,
     as_json: bool = False,
 ) -> int:
-    """Print the lines of a log, and with `follow` new ones as they are added."""
+    """Print the lines of a log, followed by new ones as they are added if `follow` is True."""
     opened = open_run(run_folder(call["run"]))
     reader, any_line = late.LogReader(opened.path), False
 
@@ -218,7 +217,7 @@ def show(
     ] = False,
     as_json: bool = False,
 ) -> int:
-    """Print a run or its stages, as JSON data or formatted."""
+    """Print a run or its stages, as JSON data or as formatted text."""
     given = {**call.given}
     answer(as_json, *found(RunAt.parse(given.pop("run")), **given, everything=everything))
     return 0
@@ -270,15 +269,15 @@ def replay(
         from pdb import Pdb
 
         entry = late.reproduce_kept(at.path, at.iteration, stage, step, debugger=Pdb() if pdb else None)
-        text = (
-            f"the episode of {entry.path} completed without a failure this time. The stored failure:\n{entry.message}"
-        )
-        console().print(text, markup=False)
+        done = f"the episode of {entry.path} completed without a failure this time."
+        console().print(f"{done} The stored failure:\n{entry.message}", markup=False)
         return 0
     if pdb:
         return _debug(at, stage, step, backend)
     if materialise:
-        return _restore(at, backend, whole=stage is None and step is None and not until_diff, as_json=as_json)
+        if stage is not None or step is not None or until_diff:
+            raise UsageError("found --materialise with --stage, --step or --until-diff; it restores whole iterations")
+        return _restore(at, backend, as_json=as_json)
     return _replay(call, as_recorded=as_recorded, as_json=as_json)
 
 
@@ -327,17 +326,10 @@ def _debug(at: RunAt, stage: str | None, step: int | None, backend: Backend) -> 
     return 1 if outcome.fault else 0
 
 
-def _restore(at: RunAt, backend: Backend, *, whole: bool, as_json: bool) -> int:
-    if not whole:
-        raise UsageError("found --materialise with --stage, --step or --until-diff; it restores whole iterations")
-
+def _restore(at: RunAt, backend: Backend, *, as_json: bool) -> int:
     refs = materialise(at.path, at.iteration, backend=backend)
-    if as_json:
-        print_json([asdict(ref) for ref in refs])
-    for ref in () if as_json else refs:
-        console().print(f"{ref.iteration} {stage_label(ref.stage, ref.step)}: stored again with the same digest")
-    if not refs and not as_json:
-        console().print("no outputs are thinned")
+    lines = [f"{ref.iteration} {stage_label(ref.stage, ref.step)}: stored again with the same digest" for ref in refs]
+    answer(as_json, lambda: [asdict(ref) for ref in refs], lambda: "\n".join(lines) or "no outputs are thinned")
     return 0
 
 
@@ -356,7 +348,7 @@ def evaluate(
     ] = None,
     as_json: bool = False,
 ) -> int:
-    """Evaluate a learner, print its returns, and write the requested plot and video."""
+    """Evaluate a learner, print its returns, and write the plot and video that were requested."""
     at = RunAt.of(call["run"], learner=True)
     if plot is not None:
         late.check_plot_file(plot)
@@ -400,7 +392,7 @@ def recipes(
     ] = False,
     as_json: bool = False,
 ) -> int:
-    """Print the recipes, the settings of one of them, the environments, or the settings schema."""
+    """Print the list of recipes, the settings of one of them, the list of environments, or the settings schema."""
     if recipe is not None:
         refuse_with("a recipe", schema=schema, envs=envs, json=as_json)
         text = late.settings_file(late.new_config(recipe, overrides), form or "yaml")

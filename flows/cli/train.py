@@ -1,7 +1,4 @@
-"""Terminal output of `train`, `resume` and `sweep`: progress, Ctrl-C, and next steps.
-
-Their options are in `flows.operations`.
-"""
+"""Terminal output of `train`, `resume` and `sweep`: progress, Ctrl-C, and next steps."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -49,7 +46,7 @@ def train(
     ] = False,
     as_json: bool = False,
 ) -> int:
-    """Train a run, or with `dry_run` print its estimated cost."""
+    """Train a run, or print its estimated cost if `dry_run` is True."""
     if not dry_run:
         refuse_without("--dry-run", probe=probe)
         return shown(call, as_json=as_json)
@@ -57,8 +54,7 @@ def train(
     short = {name: call[name] for name in ("iterations", "seed", "device")}
     config = new_settings(call["recipe"], call["overrides"], **short)
     require_witness(call["strict"], witness=False)
-    folder = new_folder(call["recipe"], call["run"], config)
-    found = late.dry_run(config, folder, call["backend"], probe=probe)
+    found = late.dry_run(config, new_folder(call["recipe"], call["run"], config), call["backend"], probe=probe)
     answer(as_json, found.document, found.table)
     if found.refusal is None:
         return 0
@@ -83,9 +79,9 @@ def _train(log: Sequence[str], as_json: bool, folder: Path, start: "Callable[[Ob
         late.shown_progress(mode="json" if as_json else "auto", stop=stop, out=sys.stdout) as observer,
     ):
         result = start(replace(observer, iteration_done=unless_closed(observer.iteration_done)))
-    announce = unless_closed(say)
+    announce, done = unless_closed(say), plural(result.iterations_done, "iteration")
     if result.stopped:
-        announce(as_json, f"stopped after {plural(result.iterations_done, 'iteration')}; {go_on}")
+        announce(as_json, f"stopped after {done}; {go_on}")
         return EXIT_INTERRUPTED
     if result.damage is not None:
         lines = [*(f"repaired  {line}" for line in result.repaired), *(f"damaged   {line}" for line in result.damage)]
@@ -94,13 +90,10 @@ def _train(log: Sequence[str], as_json: bool, folder: Path, start: "Callable[[Ob
     if result.damage:
         return 1
     if result.enough:
-        done = plural(result.iterations_done, "iteration")
         announce(as_json, f"\nended after {done}, as `stop` requires: {'; '.join(result.enough)}")
     elif not result.computed and result.damage is None:
-        done, name = plural(result.iterations_done, "iteration"), argument(folder)
-        announce(
-            as_json, f"nothing to do: the run already has its {done}; for more: metaloom resume {name} --iterations N"
-        )
+        more = f"metaloom resume {argument(folder)} --iterations N"
+        announce(as_json, f"nothing to do: the run already has its {done}; for more: {more}")
     if stop():  # there may be no time for charts
         announce(as_json, f"complete; for its report: metaloom report {argument(folder)}")
         return 0
@@ -143,16 +136,15 @@ def sweep(
     dry_run: Annotated[bool, Parameter(help="List the planned runs without training.")] = False,
     as_json: bool = False,
 ) -> int:
-    """Train a sweep, or with `status` or `dry_run` show its runs."""
+    """Train a sweep, or show its runs if `status` or `dry_run` is True."""
     if status:
         chosen = {name: call[name] or None for name in ("grid", "optuna", "search", "metric")}
         given = {"seeds": call["seeds"], **chosen, "set": call["overrides"] or None, "name": call["name"]}
         refuse_with("--status", **given, extend=call["extend"])
         return _show_sweep(late.require_sweep(call["recipe"]), as_json=as_json)
-    shown = (
-        (lambda planned, start: _show_sweep(planned, as_json=as_json)) if dry_run else partial(_train_sweep, as_json)
-    )
-    return cast(int, call(progress=shown))
+    if dry_run:
+        return cast(int, call(progress=lambda planned, start: _show_sweep(planned, as_json=as_json)))
+    return cast(int, call(progress=partial(_train_sweep, as_json)))
 
 
 def _show_sweep(sweep: "Sweep", *, as_json: bool) -> int:
@@ -171,11 +163,10 @@ def _train_sweep(as_json: bool, planned: "Sweep", start: "Callable[[SweepObserve
     announce(as_json, f"sweep {planned.name}: {plural(planned.num_runs, 'run')}, {done} complete")
     go_on = f"continue with the same command, or: metaloom sweep {planned.name}"
     STATUS.end()
+    mode = "json" if as_json else "auto"
     with (
         late.stop_on_interrupt(lambda: go_on) as stop,
-        late.sweep_progress(
-            planned.num_runs, done, "json" if as_json else "auto", stop=stop, out=sys.stdout
-        ) as observer,
+        late.sweep_progress(planned.num_runs, done, mode, stop=stop, out=sys.stdout) as observer,
     ):
         begun, ended = unless_closed(observer.begun), unless_closed(observer.ended)
         result = start(replace(observer, begun=begun, ended=ended))

@@ -1,9 +1,7 @@
-"""Comparison of groups of stored runs by their training curves and their per-task scores.
-
-Runs that differ only in their seed form a group.
-"""
+"""Comparison of groups of runs by training curves and per-task scores; runs in a group differ only in their seed."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,12 +39,7 @@ if TYPE_CHECKING:
 
 
 def runs_named(names: Sequence[RunLike]) -> list[opened.Run]:
-    """Open runs by name, path, pattern or sweep name; for a sweep, the runs that have begun.
-
-    Raises:
-        UsageError: a pattern matches no run.
-        storage.StoreError: a run does not exist or cannot be read.
-    """
+    """Open runs by name, path, pattern or sweep name; for a sweep, only the runs that have begun."""
     found: list[opened.Run] = []
     for name in names:
         if isinstance(name, storage.Run):
@@ -66,38 +59,39 @@ _NOT_MEASURED = ("evaluation.every", "evaluation.seed")
 
 
 class NoFiniteScore(UsageError):
-    """A run has an iteration without a finite score."""
+    """Raised if a run has an iteration without a finite score."""
 
 
-def read_histories(
-    runs: Sequence[Run], metric: str | None, *, mixed: bool
-) -> tuple[str, list[History], tuple[str, ...]]:
+def read_histories(runs: Sequence[Run], metric: str | None, *, mixed: bool) -> tuple[str, list[History], list[str]]:
     """Read each run's scores for a metric; return the metric, the scores, and notes on the choice of metric."""
-    evaluated = [run for run in runs if _evaluations(run) is not None] if metric in (None, EVALUATION) else []
-    notes: tuple[str, ...] = ()
+    tables: dict[Path, pa.Table] = {}
+    for run in runs if metric in (None, EVALUATION) else ():
+        with suppress(storage.StageMissing):
+            if (table := run.evaluations()).num_rows:
+                tables[run.path] = table
+    notes: list[str] = []
     if metric is None:
-        metric = EVALUATION if len(evaluated) == len(runs) else AFTER_ADAPTATION
-        if evaluated and metric == AFTER_ADAPTATION:
-            notes = (
-                f"only {len(evaluated)} of {plural(len(runs), 'run')} have stored evaluations: compared by training "
-                "return instead",
+        metric = EVALUATION if len(tables) == len(runs) else AFTER_ADAPTATION
+        if tables and metric == AFTER_ADAPTATION:
+            notes.append(
+                f"only {len(tables)} of {plural(len(runs), 'run')} have stored evaluations: compared by training "
+                "return instead"
             )
     if metric == EVALUATION:
-        if missing := [run.name for run in runs if run not in evaluated]:
+        if missing := [run.name for run in runs if run.path not in tables]:
             raise UsageError(
                 f"{missing[0]} has no stored evaluation; every run needs at least one: train with "
                 "--set evaluation.every=10, or use --metric return"
             )
         _require_same_evaluations(runs, mixed=mixed)
-        return metric, [*map(_evaluated, runs)], notes
+        return metric, [_evaluated(run, tables[run.path]) for run in runs], notes
     if metric == AFTER_ADAPTATION:
         in_trials = [trial_length(run.config) > 1 for run in runs]
         if any(in_trials) and not all(in_trials):
             like = runs[in_trials.index(True)].name
-            notes = (
-                *notes,
+            notes.append(
                 f"the training return of {like} and runs like it covers whole trials, including their first "
-                "episodes. To compare returns after adaptation, train with --set evaluation.every=10",
+                "episodes. To compare returns after adaptation, train with --set evaluation.every=10"
             )
     return metric, [_trained(run, metric) for run in runs], notes
 
@@ -105,10 +99,10 @@ def read_histories(
 def scored(
     metric: str, histories: Sequence[History], groups: Mapping[str, RunGroup], common: float, last: int
 ) -> dict[str, Scores]:
-    """Return the scores of each group after `common` environment steps, per task if the tasks are known."""
+    """Return each group's scores after `common` environment steps, per task if the tasks are known."""
     runs = {run.path: run for group in groups.values() for run in group.runs}
     rows: dict[Path, Array] = {}
-    tasks: dict[Path, tuple[str, bytes] | None] = {}
+    tasks: dict[Path, tuple[str, bytes] | None] = dict.fromkeys(runs)
     for history in histories:
         path, done = history.path, history.before(common)
         if metric == EVALUATION:
@@ -116,7 +110,6 @@ def scored(
             tasks[path] = history.environment, about
         else:
             rows[path] = history.values[: len(done)][-last:]
-            tasks[path] = None
     if metric == AFTER_ADAPTATION:
         by_task = {h.path: _training_returns(runs[h.path], h, common, last) for h in histories}
         if all(row is not None for row in by_task.values()):
@@ -139,7 +132,7 @@ def scored(
 
 
 def described(metric: str, last: int) -> str:
-    """Return a description of the compared score."""
+    """Return a description of the score by which runs are compared."""
     if metric == EVALUATION:
         return "test return after the last adaptation step, per task, in the last common evaluation"
     over = f"over at most the last {last} iterations" if last > 1 else "in the last iteration"
@@ -166,14 +159,11 @@ def _trained(run: Run, metric: str) -> History:
             f"`metaloom show {storage.argument(run.path)}` lists"
             f"{suggestion(metric, [EVALUATION, AFTER_ADAPTATION, *metrics])}"
         )
-    values = table[column].to_numpy().astype(np.float64)
-    return _history(run, table, table["iteration"].to_numpy(), values)
+    return _history(run, table, table["iteration"].to_numpy(), table[column].to_numpy().astype(np.float64))
 
 
-def _evaluated(run: Run) -> History:
-    table = _evaluations(run)
-    assert table is not None
-    tests = _last_tests(table)
+def _evaluated(run: Run, evaluations: pa.Table) -> History:
+    tests = _last_tests(evaluations)
     iterations, places = np.unique(tests["iteration"].to_numpy(), return_inverse=True)
     values = np.bincount(places, tests["return"].to_numpy()) / np.bincount(places)
     return _history(run, run.metrics(), iterations, values)
@@ -231,27 +221,14 @@ def _last_tests(table: pa.Table) -> pa.Table:
     return table.filter(pa.array(test & (steps == steps[test].max())))
 
 
-def _evaluations(run: Run) -> pa.Table | None:
-    try:
-        table = run.evaluations()
-    except storage.StageMissing:
-        return None
-    return table if table.num_rows else None
-
-
 def _require_same_evaluations(runs: Sequence[Run], *, mixed: bool) -> None:
-    first, *others = (
-        {
-            name: value
-            for name, value in settings_of(run).items()
-            if section(name) == "evaluation" and name not in _NOT_MEASURED
-        }
-        for run in runs
-    )
-    for run, other in zip(runs[1:], others, strict=True):
-        differ = [name for name in sorted({*first, *other}) if first.get(name) != other.get(name)]
-        if differ and not mixed:
-            name = differ[0]
+    if mixed:
+        return
+    first = settings_of(runs[0])
+    for run in runs[1:]:
+        other = settings_of(run)
+        names = (n for n in sorted({*first, *other}) if section(n) == "evaluation" and n not in _NOT_MEASURED)
+        if name := next((name for name in names if first.get(name) != other.get(name)), None):
             raise UsageError(
                 f"found runs with different evaluations: {name} is {first.get(name)} in {runs[0].name} and "
                 f"{other.get(name)} in {run.name}, so their returns are not comparable. Use --metric return, "
@@ -260,7 +237,6 @@ def _require_same_evaluations(runs: Sequence[Run], *, mixed: bool) -> None:
 
 
 CURVE_POINTS, PROFILE_POINTS = 60, 101
-LAST = 10
 
 
 def compare(
@@ -268,12 +244,12 @@ def compare(
     *,
     metric: str | None = None,
     group: Sequence[str] = (),
-    last: int = LAST,
+    last: int = 10,
     mixed: bool = False,
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> Comparison:
-    """Compare groups of runs that differ only in their seeds."""
+    """Compare groups of runs; the runs in a group differ only in their seed."""
     check_seed(seed)
     if last < 1 or resamples < 100:
         raise UsageError(f"found last={last} and resamples={resamples}; required last >= 1 and resamples >= 100")
@@ -281,14 +257,14 @@ def compare(
         require_settings(run)
     check_comparable(runs, mixed=mixed)
     metric, scores_of_runs, notes = read_histories(runs, metric, mixed=mixed)
-    notes = (*notes, *fork_notes(runs))
+    notes += fork_notes(runs)
     histories = {history.path: history for history in scores_of_runs}
     common = min(history.steps[-1] for history in scores_of_runs)
     if max(history.steps[-1] for history in scores_of_runs) > common:
-        notes = (*notes, f"compared after {count(float(common))} environment steps, the most that all runs have")
+        notes.append(f"compared after {count(float(common))} environment steps, the most that all runs have")
     members = grouped(runs, group, mixed=mixed)
-    notes = (*notes, *kin_notes(members))
-    notes = notes if group else (*notes, *difference_notes(members.values()))
+    notes += kin_notes(members)
+    notes += [] if group else difference_notes(members.values())
     steps = _curve_steps(scores_of_runs, common)  # must precede `scored`: rejects runs without a score by then
     scores = scored(metric, scores_of_runs, members, common, last)
     resampled = Resampled(scores, seed, resamples)
@@ -315,7 +291,7 @@ def compare(
         pairs=tuple(resampled.pairs()),
         thresholds=thresholds,
         curve_steps=steps,
-        notes=notes,
+        notes=tuple(notes),
         seed=seed,
         resamples=resamples,
         draw=_draw,

@@ -16,6 +16,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from packaging.requirements import Requirement
 from pydantic import ValidationError
 
@@ -45,7 +46,7 @@ _SETTINGS = "prefect.toml, pyproject.toml or .env in this folder, ~/.prefect/pro
 
 def check_all(runs_root: Path) -> list[Check]:
     """Run all checks of this machine and return their results in the order of the table."""
-    checks: list[Check] = [check_python(), *check_packages()]
+    checks = [check_python(), *check_packages()]
     probes: list[tuple[str, Callable[[], Check], str]] = [
         ("cores", check_cores, REBUILD),
         ("memory", check_memory, REBUILD),
@@ -104,7 +105,7 @@ def check_cores() -> Check:
 
 
 def check_memory(available_bytes: float | None = None) -> Check:
-    """Check the free memory."""
+    """Check the amount of free memory."""
     found = available_bytes
     if found is None:
         try:
@@ -119,12 +120,6 @@ def check_memory(available_bytes: float | None = None) -> Check:
 
 def check_physics() -> Check:
     """Check MuJoCo's batched simulation by stepping two half-cheetahs once."""
-    # Imported here, so that a broken installation becomes a row of the table.
-    import numpy as np
-
-    from metaloom.pipeline.envs.config import EnvConfig
-    from metaloom.pipeline.envs.registry import make_batch_env
-
     env = make_batch_env(EnvConfig(name="half-cheetah-dir"), 2, 1)
     try:
         env.reset(np.array([[1.0], [-1.0]]), np.array([1, 2], np.uint64))
@@ -170,13 +165,13 @@ def check_disk_speed(runs_root: Path) -> Check:
 
 
 def check_git() -> Check:
-    """Check that git is installed, since runs record the code version with it."""
+    """Check that git, which records the code version of a run, is installed."""
     found, advice = shutil.which("git"), "install git, so that runs record the version of the code"
     return _held("git", bool(found), found or "not installed", "optional", advice)
 
 
 def check_dask_settings() -> Check:
-    """Check that the Dask settings files of this user and machine can be read, as workers need them."""
+    """Check that the user's and the machine's Dask settings files, which workers need, can be read."""
     try:
         import_module("dask.config")
     except (ValueError, OSError) as error:  # the message names the file
@@ -215,7 +210,7 @@ def _held(
 
 
 def _existing(folder: Path) -> Path:
-    """Return the folder or its nearest existing ancestor, since checks create no folders."""
+    """Return the folder or its nearest existing ancestor, since a check must not create folders."""
     folder = folder.absolute()
     nearest = next(candidate for candidate in (folder, *folder.parents) if candidate.exists())
     if not nearest.is_dir():
@@ -245,8 +240,6 @@ def _unreadable_settings(error: ValueError) -> tuple[str, str, str]:
             continue
         except (OSError, ValueError) as problem:
             return f"{file}: {problem}", "TOML", f"repair {file}, or remove it"
-    from pydantic import ValidationError
-
     if not isinstance(error, ValidationError):
         return str(error), "settings that Prefect can read", f"repair {_SETTINGS}"
     problem = error.errors()[0]

@@ -1,10 +1,9 @@
-"""Cost estimate of a run: environment steps from its settings; memory, disk and time from its first iterations."""
+"""Estimated cost of a run: environment steps from its settings; memory, disk and time from its first iterations."""
 
 import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +29,7 @@ _ENOUGH_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Probe:
-    """Cost of a run's first iterations. The probe ends after ten iterations, or 20 seconds and two iterations.
+    """Measured cost of a run's first iterations: ten, or as few as two if they take more than 20 seconds.
 
     Attributes:
         trainer_bytes: Peak memory of this process so far.
@@ -48,12 +47,10 @@ class DryRun:
     """Estimated cost of a run, and the resources of this machine.
 
     Attributes:
-        iterations: Number of iterations of the run.
         workers: Number of sampling processes on this machine.
         steps: Environment steps per iteration if no episode ends early.
         machine_memory_bytes: Memory available to processes.
         free_disk_bytes: Free space on the disk that will hold the run.
-        probe: Measurements of the first iterations, if requested.
         refusal: Reason why the run exceeds this machine's resources; None if it may fit.
     """
 
@@ -68,10 +65,8 @@ class DryRun:
     def document(self) -> dict[str, Any]:
         """Return the estimate as JSON data, with the run's duration and its disk usage before thinning."""
         sample = self.probe and self.probe.sample
-        disk, seconds = (
-            (sample.disk_bytes(self.iterations), sample.seconds(self.iterations)) if sample else (None, None)
-        )
-        return asdict(self) | {"run_bytes": disk, "run_seconds": seconds}
+        disk = sample and sample.disk_bytes(self.iterations)
+        return asdict(self) | {"run_bytes": disk, "run_seconds": sample and sample.seconds(self.iterations)}
 
     def table(self) -> Table:
         """Return the estimate as a table."""
@@ -83,20 +78,16 @@ class DryRun:
         if found is not None and (sample := found.sample) is not None:
             disk = size(sample.disk_bytes(2) - sample.disk_bytes(1)), size(sample.disk_bytes(self.iterations))
             times = short_time(sample.iteration_seconds), duration(sample.seconds(self.iterations))
-        rows: Sequence[tuple[str, str, str, str]] = (
-            ("environment steps, at most", count(self.steps), count(self.steps * self.iterations), ""),
-            ("memory, trainer", trainer, "", size(self.machine_memory_bytes)),
-            ("memory, workers", workers if self.workers else "none", "", ""),
-            ("disk", *disk, f"{size(self.free_disk_bytes)} free"),
-            ("time", *times, ""),
-        )
-        for row in rows:
-            table.add_row(*row)
+        table.add_row("environment steps, at most", count(self.steps), count(self.steps * self.iterations))
+        table.add_row("memory, trainer", trainer, "", size(self.machine_memory_bytes))
+        table.add_row("memory, workers", workers if self.workers else "none")
+        table.add_row("disk", *disk, f"{size(self.free_disk_bytes)} free")
+        table.add_row("time", *times)
         return table
 
 
 def dry_run(config: RunConfig, folder: Path, backend: Backend = Backend(), *, probe: bool = False) -> DryRun:
-    """Estimate the cost of a run, even if it does not fit, without creating anything."""
+    """Return the estimated cost of a run, even if the run does not fit on this machine, without creating anything."""
     storage.check_new_run(folder)
     check_graph(config)
     config = pinned(config)

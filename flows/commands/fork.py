@@ -1,4 +1,4 @@
-"""Forking of a run, to continue it under changed settings."""
+"""Forking a run, to continue it with changed settings."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,8 +33,6 @@ from metaloom.storage.format.codec import flatten
 from metaloom.storage.progress import Progress, unseen
 
 log: logging.Logger = logging.getLogger(__name__)
-
-_SIZES = ("num_tasks", "episodes_per_task", "max_episode_steps")
 
 
 def fork(
@@ -88,7 +86,8 @@ def _misfits(run: Run, iteration: int, old: RunConfig, stages: Runner) -> Iterat
         yield f"algorithm: the parent has no stage {', '.join(added)}, which the graph {stages.graph.name} requires"
     # Without iterations there is only a learner, from which training with any sizes can continue.
     if iteration:
-        pairs = {name: (getattr(old, name), getattr(new, name)) for name in _SIZES}
+        sizes = ("num_tasks", "episodes_per_task", "max_episode_steps")
+        pairs = {name: (getattr(old, name), getattr(new, name)) for name in sizes}
         pairs["adaptation steps"] = (old.algorithm.adaptation_steps, new.algorithm.adaptation_steps)
         for name in old.algorithm.sizes:
             pairs[f"algorithm.{name}"] = (getattr(old.algorithm, name), getattr(new.algorithm, name, None))
@@ -150,7 +149,7 @@ def _interface(config: EnvConfig) -> dict[str, Any]:
 
 
 def _changed_metrics(run: Run, iteration: int, stages: Runner) -> Iterator[str]:
-    """Yield the reasons why the last shared update would be incompatible if recomputed under the new settings."""
+    """Yield descriptions of how the last shared update's arrays and metrics would change with the new settings."""
     ref = run.last_ref(iteration - 1)
     try:
         with stages_of_run(run, Backend(workers=0)) as parents:  # its batches may have been thinned

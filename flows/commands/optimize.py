@@ -1,8 +1,7 @@
 """Counterfactuals: stored stages recomputed under different settings, on the same batches.
 
-Nothing is sampled or stored. Processing is also recomputed, so the `processing` and `baseline` settings affect the
-update. In off-policy runs, minibatches are drawn again, so their size also affects it. Fitted baselines are not stored;
-they are refitted to the stored episodes.
+Nothing is sampled or stored. Processing is recomputed, minibatches of off-policy runs are drawn again, and baselines
+are refitted to the stored episodes, so the settings for all three affect the update.
 """
 
 import itertools
@@ -22,6 +21,7 @@ from metaloom.flows.graph.runner import Runner
 from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.results.counterfactual import Counterfactual, Outcome
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.runs import learner_after
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import plugin_sources
@@ -37,7 +37,7 @@ CHANGEABLE = ("algorithm", "baseline", "processing", "seed")
 def optimize(
     path: Path, iteration: int, settings: Iterable[str] = (), *, stage: str | None = None, step: int = 0
 ) -> Counterfactual:
-    """Recompute a stage of a stored iteration under changed settings, without sampling."""
+    """Recompute a stage of a stored iteration under changed settings, without sampling; return the comparison."""
     return next(sweep(path, iteration, {}, settings, stage=stage, step=step))
 
 
@@ -50,20 +50,15 @@ def sweep(
     stage: str | None = None,
     step: int = 0,
 ) -> Iterator[Counterfactual]:
-    """Yield the result of `optimize` for each combination of the values that a grid lists for its settings.
-
-    All settings are checked before the first stage is computed.
-    """
+    """Yield the result of `optimize` for each combination of values in a grid; all settings are checked first."""
     run = storage.open_run(path)
     if iteration < 0:
         (iteration,) = run.select(iteration)
     config = config_of(run, run.last_ref(iteration))
-    settings = tuple(settings)
-    points = [
-        tuple(f"{key}={value}" for key, value in zip(grid, point, strict=True))
-        for point in itertools.product(*grid.values())
-    ]
-    variants = [((*settings, *point), changed_config(config, (*settings, *point))) for point in points]
+    settings, variants = tuple(settings), list[tuple[tuple[str, ...], RunConfig]]()
+    for point in itertools.product(*grid.values()):
+        words = (*settings, *(f"{key}={value}" for key, value in zip(grid, point, strict=True)))
+        variants.append((words, changed_config(config, words)))
     with stages_of(config, Backend(workers=0)) as stages:
         require_stored_outputs(run, stages.graph)
         stage = stage or run.stages.last
@@ -81,7 +76,7 @@ def sweep(
 
 
 def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
-    """Return a run's configuration with the settings changed; reject changes that affect its stored batches."""
+    """Return a run's configuration with changed settings; reject changes that affect its stored batches."""
     before = config.model_dump(mode="json")
     # The algorithm determines processing.name, so it must not be kept if the algorithm changes.
     kept = {**before, "processing": {name: v for name, v in before["processing"].items() if name != "name"}}
@@ -112,14 +107,14 @@ def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
 
 @dataclass(frozen=True)
 class _Again:
-    """A stored stage to recompute under different settings."""
+    """A stored stage that is recomputed under different settings."""
 
     run: Run
     stages: Runner
     ref: StageRef
 
     def outcome(self, config: RunConfig, settings: tuple[str, ...]) -> Outcome:
-        """Return the outcome of recomputing the stage under a configuration."""
+        """Return the result of recomputing the stage with a configuration."""
         stages = self.stages.under(config)
         altered = _Altered(self.run, stages, self.ref.iteration)
         inputs = stages.load_inputs(self.ref, altered)
@@ -131,9 +126,8 @@ class _Again:
         return Outcome(settings, config, value, seconds, identical, {**altered.digests, self.ref: digest})
 
     def check(self, config: RunConfig, settings: tuple[str, ...]) -> None:
-        """Reject settings whose algorithm needs episodes or a learner that are not stored."""
-        stages = self.stages.under(config)
-        asked = " ".join(settings) or "the settings of the run"
+        """Raise UsageError if the settings need episodes or a learner that are not stored."""
+        stages, asked = self.stages.under(config), " ".join(settings) or "the settings of the run"
         for ref in stages.upstream(self.ref):
             if stages.graph[ref.stage].samples and not self.run.contains(ref):
                 raise UsageError(
@@ -141,34 +135,26 @@ class _Again:
                     f"required at most {self.stages.config.algorithm.adaptation_steps} inner steps, as in the run"
                 )
         if self.run.learner_ref(self.ref.iteration) in stages.inputs(self.ref):
-            _fitted(self._stored_update().learner, _own_learner(stages), asked)
+            _fitted(learner_after(self.run, self.ref.iteration), _own_learner(stages), asked)
 
     def start(self) -> dict[str, Array]:
-        """Return the parameters before the update; empty for stages that do not end an iteration."""
+        """Return the parameters before the update; empty for a stage that does not end an iteration."""
         if not self.stages.graph[self.ref.stage].ends_iteration:
             return {}
-        learner, stored = self.stages.context.learner, self._stored_update().learner
-        return dict(learner.at_start(stored, run_seed=self.stages.config.seed).params)
-
-    def _stored_update(self) -> Update:
-        value = self.run.load(self.run.learner_ref(self.ref.iteration))
-        assert isinstance(value, Update)
-        return value
+        stored, seed = learner_after(self.run, self.ref.iteration), self.stages.config.seed
+        return dict(self.stages.context.learner.at_start(stored, run_seed=seed).params)
 
 
 class _Altered:
-    """Outputs of an iteration under changed settings: episodes are read, other outputs are recomputed."""
+    """Outputs of an iteration under changed settings: read if sampled or from another iteration, else recomputed."""
 
     def __init__(self, run: Run, stages: Runner, iteration: int) -> None:
-        self._run = run
-        self._stages = stages
-        self._iteration = iteration
+        self._run, self._stages, self._iteration = run, stages, iteration
         self._stored = stages.graph.sampled_from(stages.config, iteration)
         self._known: dict[StageRef, Any] = {}
         self.digests: dict[StageRef, str] = {}
 
     def load(self, ref: StageRef) -> Any:
-        """Return an output: recomputed, or read if it was sampled or is from another iteration."""
         if ref in self._known:
             return self._known[ref]
         if ref.iteration == self._iteration and ref not in self._stored:
@@ -184,23 +170,21 @@ class _Altered:
         return value
 
     def lengths(self, ref: StageRef) -> Array:
-        """Return the episode lengths of a stored batch, [B, E]."""
         return self._run.lengths(ref)
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
-        """Return a stored batch of episodes without behavior-policy outputs and reward terms."""
         return self._run.experience(ref)
 
 
 def _own_learner(stages: Runner) -> LearnerState:
-    """Return a newly initialized learner, whose names and shapes the algorithm requires."""
+    """Return a newly initialized learner, which has the array names and shapes that the algorithm requires."""
     value = stages.run(stages.graph.learner_ref(0), {})
     assert isinstance(value, Update)
     return value.learner
 
 
 def _fitted(stored: LearnerState, wanted: LearnerState, asked: str) -> LearnerState:
-    """Return the arrays of a stored learner that the algorithm needs; raises UsageError if any are missing."""
+    """Return the arrays of a stored learner that the algorithm needs; raise UsageError if any is missing."""
     parts = {}
     for name in ("params", "optimizer", "extra"):
         have, need = getattr(stored, name), getattr(wanted, name)
@@ -225,8 +209,8 @@ def fitted_baselines(run: Run, iteration: int, step: int = 0) -> dict[str, Param
         UsageError: the run's algorithm has no baseline.
         storage.StoreError: the episodes are not stored, or were thinned.
     """
-    config = config_of(run, StageRef(iteration, "collect_rollouts", step))
-    episodes = run.load(StageRef(iteration, "collect_rollouts", step))
+    ref = StageRef(iteration, "collect_rollouts", step)
+    config, episodes = config_of(run, ref), run.load(ref)
     assert isinstance(episodes, EpisodeBatch)
     seed = seed_for(config.seed, "baseline", iteration, step)
     fitted = baseline_parameters(episodes, config.baseline.build(), config.processing, seed=seed)

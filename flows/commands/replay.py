@@ -1,4 +1,4 @@
-"""Replay of stored stages from their stored inputs, to compare outputs bit for bit or to debug a failing stage."""
+"""Recomputation of stored stages, to compare outputs bit for bit or to debug a failing stage."""
 
 import builtins
 import pdb
@@ -36,7 +36,7 @@ def replay(
     until_diff: bool = False,
     backend: Backend = Backend(workers=0),
 ) -> Iterator[StageReplay]:
-    """Recompute the stored stages of an iteration, or of all iterations if None, in order; yield each comparison.
+    """Recompute the stored stages of one iteration, or of all if None, in order; yield each comparison.
 
     Each iteration uses a new learner. To detect plug-ins that keep state in a class or module, the last and then the
     first iteration are recomputed once more at the end, and a stage that then differs is yielded again. Thinned inputs
@@ -84,16 +84,10 @@ def _in_order(run: Run, stages: RunStages, refs: Sequence[StageRef], outputs: Re
 def replay_from_learner(
     path: Path, iteration: int, *, first: int | None = None, backend: Backend = Backend(workers=0)
 ) -> Iterator[tuple[StageReplay, Value]]:
-    """Recompute the stages from the nearest stored learner to the end of an iteration.
+    """Recompute the stages from a stored learner to the end of an iteration; yield each comparison with the output.
 
-    Yields each comparison with the recomputed output. Unlike in `replay`, if an output's arrays are not stored, later
-    stages read the recomputed output even if it differs from the recorded digest.
-
-    Args:
-        path: Folder of the run.
-        iteration: Last iteration to compute.
-        first: First iteration to compute; its learner must be stored. By default, the nearest iteration with a learner.
-        backend: Backend that runs the rollouts.
+    The start is iteration `first`, or by default the nearest one whose learner is stored. Unlike in `replay`, if an
+    output's arrays are not stored, later stages read the recomputed output even if its digest differs from the record.
     """
     run = storage.open_run(path)
     require_iteration(run, iteration)
@@ -109,7 +103,7 @@ def replay_from_learner(
 
 
 def _replay_stage(run: Run, stages: RunStages, ref: StageRef, outputs: Recomputed) -> tuple[StageReplay, Value]:
-    """Recompute a stage from its stored inputs; return the comparison and the output."""
+    """Recompute a stage from its stored inputs; return the comparison and the new output."""
     record, equality = run.record(ref), EQUALITY[stages.config(ref).device]
     # Read the arrays even though the digest would suffice, since they may differ from their record.
     stored = None if run.is_thinned(ref) else flatten(run.load(ref))
@@ -130,14 +124,14 @@ def _replay_stage(run: Run, stages: RunStages, ref: StageRef, outputs: Recompute
 def compare_digests(
     ref: StageRef, stored: Mapping[str, ArrayDigest], replayed: Mapping[str, ArrayDigest]
 ) -> Iterator[ArrayDifference]:
-    """Yield the arrays whose digests differ, for outputs whose arrays are not stored."""
+    """Yield a difference for each array whose digests differ, for outputs whose arrays are not stored."""
     for name in differing(stored, replayed):
         before, after = _form(stored.get(name)), _form(replayed.get(name))
         yield ArrayDifference(ref, name, (), before, after, float("nan"), None, -1)
 
 
 def compare(ref: StageRef, stored: Mapping[str, Any], replayed: Mapping[str, Any]) -> Iterator[ArrayDifference]:
-    """Yield the arrays whose bits differ."""
+    """Yield a difference for each array whose bits differ."""
     for name in sorted({*stored, *replayed}):
         before, after = stored.get(name), replayed.get(name)
         if before is None or after is None or before.shape != after.shape or before.dtype != after.dtype:
@@ -157,7 +151,7 @@ def compare(ref: StageRef, stored: Mapping[str, Any], replayed: Mapping[str, Any
 
 
 def ulp_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the distance between two arrays in units in the last place, elementwise."""
+    """Return the elementwise distance between two arrays, in units in the last place (ULPs)."""
     kind = {2: np.int16, 4: np.int32, 8: np.int64}[a.dtype.itemsize]
 
     def ordered(x: np.ndarray) -> np.ndarray:
@@ -184,12 +178,10 @@ def _selected(
             (iteration,) = run.select(iteration)
         require_iteration(run, iteration)
     # An interrupted iteration also has stored stages, which are replayed only if that iteration is given.
-    iterations = run.iterations if iteration is None else [iteration]
-    order = [ref for i in iterations for ref in stages.order(i)]
+    order = [ref for i in (run.iterations if iteration is None else [iteration]) for ref in stages.order(i)]
     require_known(order, stage, step)
     wanted = [ref for ref in order if stage in (None, ref.stage) and step in (None, ref.step)]
-    refs = [ref for ref in wanted if run.contains(ref)]
-    if not refs:
+    if not (refs := [ref for ref in wanted if run.contains(ref)]):
         run.record(wanted[0])  # raises StageMissing, listing what exists
     return refs
 
@@ -213,7 +205,7 @@ INPUTS = "stage_inputs"
 
 @dataclass(frozen=True)
 class Debugged:
-    """Result of running a stage for debugging; `fault` is None if it did not fail."""
+    """Result of running a stage in the debugger; `fault` is None if the stage did not fail."""
 
     ref: StageRef
     fault: Exception | None
@@ -238,12 +230,10 @@ def debug_stage(
     debugger: pdb.Pdb | None = None,
     say: Callable[[str], None] = lambda words: None,
 ) -> Debugged:
-    """Run a stage from its stored inputs, and enter the debugger if it fails.
+    """Run a stage from its stored inputs, and enter the debugger if it fails; the run is not changed.
 
-    Thinned inputs are recomputed. The output need not be stored.
-
-    The debugger starts in the innermost frame; `up` moves to the stage and its arguments. `stage_inputs` holds the
-    inputs, keyed by the names that the stage declares, such as episodes. The run is not changed.
+    Thinned inputs are recomputed, and the output need not be stored. The debugger starts in the innermost frame; `up`
+    moves to the stage. `stage_inputs` holds the inputs, keyed by the names that the stage declares, such as episodes.
     """
     run = storage.open_run(path)
     with stages_of_run(run, backend) as all_stages:
@@ -271,11 +261,7 @@ def debug_stage(
 def reproduce_kept(
     path: Path, iteration: int, stage: str | None = None, step: int | None = None, *, debugger: pdb.Pdb | None = None
 ) -> Quarantined:
-    """Rerun, in this process, the quarantined episode in which an environment failed.
-
-    Returns:
-        The quarantine entry, if the episode succeeds this time.
-    """
+    """Rerun the quarantined episode in which an environment failed, in this process; return its entry on success."""
     run = storage.open_run(path)
     entries = [entry for entry in storage.read_quarantine(path) if entry.ref.iteration == iteration]
     found = [e for e in entries if stage in (None, e.ref.stage) and step in (None, e.ref.step)]

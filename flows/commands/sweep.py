@@ -1,4 +1,4 @@
-"""Training of a sweep's incomplete runs, in sequence or in parallel, and scores of trials."""
+"""Training the incomplete runs of a sweep, in sequence or in parallel, and scoring trials."""
 
 import multiprocessing
 import os
@@ -59,13 +59,7 @@ def score_of(folder: Path, metric: str) -> float | None:
 
 
 def late_mean(iterations: Array, values: Array, num_iterations: int) -> float:
-    """Return the mean of the values in the last tenth of the iterations, or the last value if there are none.
-
-    Args:
-        iterations: Ascending indices of iterations with a value, shape [n].
-        values: Values of these iterations, shape [n].
-        num_iterations: Number of iterations of the run; a tenth is at least one.
-    """
+    """Return the mean of the values [n] in the last tenth of a run's iterations, or the last value if it has none."""
     late = values[iterations >= num_iterations - ceil(num_iterations / 10)]
     return float(np.mean(late)) if len(late) else float(values[-1])
 
@@ -77,7 +71,7 @@ def runs_of(sweep: Sweep, number: int) -> tuple[PlannedRun, ...]:
 
 
 def mean_score(sweep: Sweep, runs: Sequence[PlannedRun], metric: str) -> float | None:
-    """Return the mean score of a trial's runs; None unless all are complete and have a finite score."""
+    """Return the mean score of a trial's runs; None unless all runs are complete and have finite scores."""
     folders = [sweep.folder(run) for run in runs]
     if not all(map(is_complete, folders)):
         return None
@@ -87,7 +81,7 @@ def mean_score(sweep: Sweep, runs: Sequence[PlannedRun], metric: str) -> float |
 
 
 Job = tuple[PlannedRun, RunConfig, Path]
-"""A run to train, its settings and its folder."""
+"""Run to train, with its settings and its folder."""
 Logging = Callable[[Path, Observer], AbstractContextManager[Observer]]
 """Function that wraps a run's observer so that the run is also logged, such as `logging_to` with bound loggers."""
 UNLOGGED: Logging = partial(logging_to, ())
@@ -100,11 +94,7 @@ _FOR_ALL = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 def train_runs(
     jobs: Sequence[Job], observer: SweepObserver, *, parallel: int, backend: Backend, logged: Logging
 ) -> list[RunOutcome]:
-    """Train runs, up to `parallel` at a time. On a stop request, every run finishes its stage.
-
-    Returns:
-        Outcomes of all started runs.
-    """
+    """Train runs, up to `parallel` at a time, until a stop is requested; return the outcomes of all started runs."""
     outcomes: list[RunOutcome] = []
     if parallel == 1:
         for run, config, folder in jobs:
@@ -183,7 +173,7 @@ def _work(config: RunConfig, folder: Path, backend: Backend, stop: Event, sender
 
 
 def _end_with_parent(stop: Event) -> None:
-    """End this process when its parent ends, even by kill -9. Committed outputs are kept."""
+    """Wait for the parent process to end, even by kill -9, then end this one. Committed outputs are kept."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
@@ -195,7 +185,7 @@ def _end_with_parent(stop: Event) -> None:
 def _train_or_resume(
     config: RunConfig, folder: Path, backend: Backend, observer: Observer, logged: Logging
 ) -> tuple[Ending, str]:
-    """Train or resume a run; return how it ended, and the message if it failed with an expected error."""
+    """Train or resume a run; return how it ended, and the message of an expected error."""
     try:
         with logged(folder, observer) as watching:
             if storage.run_exists(folder):
@@ -215,7 +205,7 @@ def was_stopped(jobs: Sequence[Job], outcomes: Sequence[RunOutcome]) -> bool:
 
 
 def require_own(sweep: Sweep, run: PlannedRun, config: RunConfig) -> None:
-    """Reject an existing run that has the name of a sweep's run but different settings."""
+    """Raise UsageError if a run with this name exists but its settings differ from those in the sweep."""
     folder = sweep.folder(run)
     if not storage.run_exists(folder):
         return
@@ -247,8 +237,7 @@ def train_sweep(
     if parallel > 1 and backend.workers is None and backend.scheduler is None:
         backend = replace(backend, workers=0)  # the runs' processes are enough
     with held(sweep):
-        stored = find_sweep(sweep.name)
-        if stored is not None:
+        if (stored := find_sweep(sweep.name)) is not None:
             check_unchanged(stored, sweep, extend=extend)
         train = partial(train_runs, parallel=parallel, backend=backend, logged=logged)
         if sweep.search is not None:
@@ -273,7 +262,7 @@ def train_sweep(
 
 
 def _try_settings(configs: Sequence[RunConfig]) -> None:
-    """Build the learner for each combination of settings, which reveals further errors before training."""
+    """Build the learner for each combination of settings, to find errors before training."""
     for config in map(pinned, configs):
         with stages_of(config, Backend(workers=0), partial(check_sizes, config)) as stages:
             stages.context.try_learner()
@@ -298,8 +287,7 @@ def _train_trials(sweep: Sweep, search: Search, train: TrainRuns, observer: Swee
         sweep.write()  # the number of trials may have grown
     for number in range(search.trials):
         if number * len(sweep.seeds) == len(sweep.runs):
-            point = suggest(search, scored, sweep.seeds[0])
-            sweep = replace(sweep, runs=sweep.runs + trial_runs(sweep, point))
+            sweep = replace(sweep, runs=sweep.runs + trial_runs(sweep, suggest(search, scored, sweep.seeds[0])))
             sweep.write()
         runs = runs_of(sweep, number)
         ended, stopped = _train_trial(sweep, runs, search.metric, train, observer)
@@ -317,7 +305,6 @@ def _train_trial(
     jobs: list[Job] = []
     failed: list[RunOutcome] = []
     for run in runs:
-        folder = sweep.folder(run)
         try:
             config = sweep.config(run)
         except ConfigError as problem:
@@ -328,25 +315,19 @@ def _train_trial(
             observer.ended(failed[-1])
             continue
         require_own(sweep, run, config)
-        if not is_complete(folder):
+        if not is_complete(folder := sweep.folder(run)):
             jobs.append((run, config, folder))
-    watching, without = _watching_for(metric, observer)
-    outcomes = train(jobs, watching)
-    for run in without:
-        score_of(sweep.folder(run), metric)  # raises an error that lists the existing metrics
-    return failed + outcomes, was_stopped(jobs, outcomes)
-
-
-def _watching_for(metric: str, observer: SweepObserver) -> tuple[SweepObserver, list[PlannedRun]]:
-    """Return an observer that stops when an iteration lacks the metric, and the list to which it adds such runs."""
-    if metric in (AFTER_ADAPTATION, EVALUATION):
-        return observer, []
     without: list[PlannedRun] = []
 
     def iteration_done(run: PlannedRun, report: IterationReport) -> None:
-        if metric not in report.metrics:
+        if metric not in (AFTER_ADAPTATION, EVALUATION, *report.metrics):
             without.append(run)
         observer.iteration_done(run, report)
 
-    should_stop: Callable[[], bool] = lambda: bool(without) or observer.should_stop()  # noqa: E731
-    return replace(observer, iteration_done=iteration_done, should_stop=should_stop), without
+    def should_stop() -> bool:
+        return bool(without) or observer.should_stop()
+
+    outcomes = train(jobs, replace(observer, iteration_done=iteration_done, should_stop=should_stop))
+    for run in without:
+        score_of(sweep.folder(run), metric)  # raises an error that lists the existing metrics
+    return failed + outcomes, was_stopped(jobs, outcomes)

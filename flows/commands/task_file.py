@@ -1,4 +1,4 @@
-"""Files of tasks for evaluations."""
+"""Files that list tasks for evaluations."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,10 @@ from metaloom.pipeline.envs.contract import TaskField
 
 
 def load_tasks(path: Path, fields: Sequence[TaskField]) -> list[list[float]]:
-    """Load tasks from a file and return their values in the order of `fields`.
+    """Return the tasks in a file, each as a list of values in the order of `fields`.
 
-    Args:
-        path: A .json, .yaml or .yml list of lists or of mappings keyed by field, or a .parquet file with one column per
-            field. Columns may be named `task_*`, as in a run's tables.
-        fields: Fields of the environment's tasks.
+    A .json, .yaml or .yml file is a list of lists or of mappings keyed by field. A .parquet file has one column per
+    field, which may be named `task_*` as in a run's tables.
     """
     if path.suffix not in (".json", ".yaml", ".yml", ".parquet"):
         hint = f"; did you mean --num-tasks {path}?" if str(path).isdigit() else ""

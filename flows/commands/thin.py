@@ -1,4 +1,4 @@
-"""Thinning of a stored run, and restoring of thinned outputs."""
+"""Thinning stored runs, and restoring thinned outputs."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -52,14 +52,13 @@ def thin(
 def materialise(
     path: Path, iteration: int | None = None, *, backend: Backend = Backend(workers=0)
 ) -> Iterator[StageRef]:
-    """Recompute and store thinned outputs of an iteration, or of all if None; yield the stages. Digests must match."""
+    """Recompute thinned outputs of one iteration, or of all if None; store and yield them if digests match."""
     run = storage.open_run(path)
     if iteration is not None:
         require_iteration(run, iteration)
     iterations = run.thinned_iterations() if iteration is None else [iteration]
     with storage.open_writer(path) as writer, stages_of_run(run, backend) as stages:
-        stored = groupby(run.refs_of(iterations), key=lambda ref: ref.iteration)
-        for _, refs in stored:
+        for _, refs in groupby(run.refs_of(iterations), key=lambda ref: ref.iteration):
             thinned = [ref for ref in refs if run.is_thinned(ref)]
             outputs = Recomputed(run, stages)
             values: dict[StageRef, Value] = {ref: outputs.load(ref) for ref in thinned}

@@ -1,4 +1,4 @@
-"""The training loop, from a run's first missing stage to its last, for new and resumed runs."""
+"""The training loop of new and resumed runs, from the first missing stage to the last."""
 
 import logging
 import math
@@ -52,7 +52,6 @@ from metaloom.storage import Retention, RunWriter, StageRef
 log: logging.Logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 
-
 StageCall = Callable[[StageRef, Sequence[StageRef], Callable[[], StageRef]], StageRef]
 """Function that runs a stage, given its inputs and its computation. With Prefect, it runs the stage as a task."""
 
@@ -62,8 +61,6 @@ class TrainResult:
     """State of a run after training.
 
     Attributes:
-        path: Folder of the run.
-        iterations_done: Number of complete iterations.
         stopped: True if a request stopped it before its last iteration.
         computed: Number of outputs computed and stored.
         repaired: One line for each damaged file that was repaired before training.
@@ -116,7 +113,7 @@ def training(
             config_digest=kept_config.digest(),
             capacity=config.iterations,
             environment=environment(stages),
-            retention=retention_of(config),
+            retention=Retention(**config.retention.model_dump()),
             stages=table_of(stages.graph),
         ) as writer:
             trust_run(writer.run)
@@ -193,7 +190,7 @@ def resuming(
 
 
 def _to_the_end(begin: Callable[P, Training]) -> Callable[P, TrainResult]:
-    """Return a function that runs the generator to its end and returns its result."""
+    """Return a function that runs the generator to its end and returns the generator's result."""
 
     @wraps(begin)
     def train(*args: P.args, **kwargs: P.kwargs) -> TrainResult:
@@ -212,11 +209,10 @@ resume: Final = _to_the_end(resuming)
 
 
 def _check_baselines(stages: Runner) -> None:
-    """Reject a linear feature baseline on images in new runs: it would fit thousands of columns, clipped at 10."""
+    """Reject a linear feature baseline on images: it would fit thousands of columns, clipped at 10."""
     config, spaces = stages.config, spaces_of(stages.context.env)
-    if not is_image(spaces.observation_shape, spaces.observation_scale):
-        return
-    if all(stage.output is not Samples for stage in stages.graph.stages):
+    processed = any(stage.output is Samples for stage in stages.graph.stages)
+    if not processed or not is_image(spaces.observation_shape, spaces.observation_scale):
         return
     baselines = {"baseline": config.baseline, "processing.return_baseline": config.processing.return_baseline}
     for setting, baseline in baselines.items():
@@ -229,7 +225,7 @@ def _check_baselines(stages: Runner) -> None:
 
 
 def _check_metrics(stages: Runner) -> None:
-    """Reject metrics with reserved names, and a stopping criterion on a metric that will not exist."""
+    """Reject metrics with reserved names, and a stopping criterion on a metric that does not exist."""
     config, env, stop = stages.config, stages.context.env, stages.config.stop
     if config.metrics or (stop is not None and stop.metric is not None):
         processed = any(stage.output is Samples for stage in stages.graph.stages)
@@ -244,14 +240,9 @@ def recorded(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"env": with_all_options(config.env)})
 
 
-def retention_of(config: RunConfig) -> Retention:
-    """Return a configuration's retention settings as the store's `Retention`."""
-    return Retention(**config.retention.model_dump())
-
-
 def _retention_for(run: storage.Run, config: RunConfig) -> Retention:
-    """Return the configured retention, which also keeps iterations whose plug-ins have changed since."""
-    retention = retention_of(config)
+    """Return the configured retention, extended to keep iterations whose plug-ins have changed since."""
+    retention = Retention(**config.retention.model_dump())
     if not retention.thins:
         return retention
     changed = changed_since(run, (ref for ref in run.thinnable(run.iterations) if not run.is_thinned(ref)))
@@ -268,21 +259,20 @@ def _retention_for(run: storage.Run, config: RunConfig) -> Retention:
 
 def environment(stages: Runner) -> dict[str, Any]:
     """Return what affects results besides the configuration: code, plug-ins, arithmetic, device and environment."""
-    plugins, facts = plugin_sources(stages.config), device_facts(stages.config.device)
-    env = stages.context.env
-    components, declared, classes = component_facts(env), described_facts(env), env.task_classes
-    return {
+    config, env = stages.config, stages.context.env
+    facts: dict[str, Any] = {
         "arithmetic": arithmetic_facts(),
         "code": code_digest(),
-        "env": env_facts(stages.config.env, stages.context.env),
+        "env": env_facts(config.env, env),
         "kernel": asdict(stages.context.learner.kernel),
-        **({"numerics": unusual} if (unusual := unusual_numerics(stages.config.device)) else {}),
-        **({"components": components} if components else {}),
-        **({"facts": declared} if declared else {}),
-        **({"task_classes": classes.facts()} if classes is not None else {}),
-        **({"plugins": plugins} if plugins else {}),
-        **({"device": facts} if facts else {}),
+        "numerics": unusual_numerics(config.device),
+        "components": component_facts(env),
+        "facts": described_facts(env),
+        "task_classes": env.task_classes and env.task_classes.facts(),
+        "plugins": plugin_sources(config),
+        "device": device_facts(config.device),
     }
+    return {name: found for name, found in facts.items() if found}
 
 
 def _train(
@@ -362,7 +352,7 @@ def _train(
 
 
 def _not_finite(stages: Runner, metrics: Metrics) -> Iterator[str]:
-    """Yield the names of non-finite metrics, except means of facts, which may be missing."""
+    """Yield the names of non-finite metrics, except averages of facts, which may be missing."""
     facts = {f"average_{fact.name}" for fact in declared_facts(stages.context.env)}
     for name, value in metrics.items():
         if not math.isfinite(value) and name.partition(".")[2] not in facts:
@@ -370,10 +360,9 @@ def _not_finite(stages: Runner, metrics: Metrics) -> Iterator[str]:
 
 
 def _check_limit(config: RunConfig, outputs: Iterable[object]) -> None:
-    """Warn if most episodes end at the default step limit, which neither the user nor gymnasium has set."""
-    if "max_episode_steps" in config.model_fields_set or config.env.name in ENVS:
-        return
-    if gymnasium_limit(config.env.name) is not None:
+    """Warn if most episodes end at the default step limit, which neither the user nor gymnasium set."""
+    name = config.env.name
+    if "max_episode_steps" in config.model_fields_set or name in ENVS or gymnasium_limit(name) is not None:
         return
     lengths = np.concatenate([output.lengths.ravel() for output in outputs if isinstance(output, EpisodeBatch)])
     lengths = lengths[lengths > 0]
@@ -382,7 +371,7 @@ def _check_limit(config: RunConfig, outputs: Iterable[object]) -> None:
         log.warning(
             "%s: %d of %d episodes of iteration 0 ended at max_episode_steps=%d, the default; if the environment has a "
             "different time limit, or none, set it: --set max_episode_steps=N",
-            config.env.name,
+            name,
             at_limit,
             len(lengths),
             config.max_episode_steps,
@@ -390,7 +379,7 @@ def _check_limit(config: RunConfig, outputs: Iterable[object]) -> None:
 
 
 def _idle_iterations(config: RunConfig, run: storage.Run) -> Iterator[str]:
-    """Yield a warning if step sizes are zero in later iterations."""
+    """Yield a warning if the step sizes are zero in later iterations."""
     horizon, stored = getattr(config.algorithm, "lr_horizon", None), len(run.iterations)
     if horizon is None or config.iterations <= max(horizon, stored):
         return
@@ -434,14 +423,13 @@ def _update(writer: RunWriter, iteration: int) -> Update:
 
 
 def _returns_of_tasks(stages: Runner, writer: RunWriter, iteration: int) -> tuple[list[Array], list[ClassReturns]]:
-    """Return each inner step's mean returns by task and by class; empty if episodes were thinned."""
+    """Return the mean returns by task and by class for each inner step; empty if episodes were thinned."""
     classes, refs = stages.context.env.task_classes, stages.order(iteration)
     drawn = [ref for ref in refs if stages.graph[ref.stage].output is TaskBatch]
     rounds = [ref for ref in refs if ref.stage == writer.run.stages.named("rollouts")]
     if any(writer.run.is_thinned(ref) for ref in rounds if writer.run.contains(ref)):
         return [], []
-    batches = (writer.load(ref) for ref in rounds)
-    returns = [batch.mean_returns for batch in batches if isinstance(batch, EpisodeBatch)]
+    returns = [batch.mean_returns for batch in map(writer.load, rounds) if isinstance(batch, EpisodeBatch)]
     if classes is None or not drawn:
         return returns, []
     tasks = writer.load(drawn[0])

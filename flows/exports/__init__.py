@@ -46,11 +46,7 @@ class ExportFormat:
     grows: bool = False
 
     def __post_init__(self) -> None:
-        """Reject a function with unsupported parameters.
-
-        Raises:
-            TypeError: the function lacks a required parameter, or has an unknown one.
-        """
+        """Raise TypeError if the function lacks a required parameter or has an unknown one."""
         signature, options = inspect.signature(self.write), ("iterations", "steps", "by")
         try:
             signature.bind(None, None, None, **{name: None for name in options if self.takes(name)})
@@ -65,7 +61,7 @@ class ExportFormat:
         return option in inspect.signature(self.write).parameters
 
     def export(self, run: Run, out: Path, on_progress: Progress = unseen, **options: Any) -> Export:
-        """Write a run to a new or empty folder atomically, or append to one that grows."""
+        """Write a run to a new or empty folder atomically, or append it to the folder of a format that grows."""
         done = Export(out, progress=on_progress)
         if self.grows:
             self.write(run, out, done, **options)
@@ -119,7 +115,7 @@ def export(
     by: By | None = None,
     on_progress: Progress = unseen,
 ) -> Export:
-    """Export a run to another format; arguments are as in `metaloom export`."""
+    """Export a run to another format, with the options of `metaloom export`."""
     form = format_of(to)
     options = (("iterations", iterations), ("steps", steps or None), ("by", by))
     given = {name: value for name, value in options if value is not None}

@@ -41,19 +41,18 @@ def export_delta(run: Run, folder: Path, done: Export) -> None:
     evaluated = [i for i in run.iterations if any(run.contains(StageRef(i, stage)) for stage in stages)]
     read = {"episodes": run.episodes, "tasks": run.tasks, "metrics": run.metrics, "evaluations": run.evaluations}
     appended: set[int] = set()
-    with system_errors(
-        folder, required="free space and permission to write it", action="Free space, or choose another --out"
-    ):
+    required, action = "free space and permission to write it", "Free space, or choose another --out"
+    with system_errors(folder, required=required, action=action):
         for name in TABLES:
-            new = _append(run, folder / name, read[name], evaluated if name == "evaluations" else run.iterations, done)
-            appended.update(new)
+            iterations = evaluated if name == "evaluations" else run.iterations
+            appended.update(_append(run, folder / name, read[name], iterations, done))
     done.iterations = len(appended)
 
 
 def _append(
     run: Run, folder: Path, read: Callable[[Sequence[int]], pa.Table], iterations: Sequence[int], done: Export
 ) -> list[int]:
-    """Append the iterations that a table lacks; return them."""
+    """Append the iterations that a table lacks, and return them."""
     who = _identity(run)
     known = DeltaTable(folder) if DeltaTable.is_deltatable(str(folder)) else None
     have = (known.transaction_version(who) or 0) if known is not None else 0
@@ -97,7 +96,7 @@ def _append(
 
 
 def _without_units(schema: pa.Schema) -> pa.Schema:
-    """Drop column metadata, since runs may have different units and Delta does not merge them."""
+    """Return the schema without column metadata: runs may have different units, which Delta does not merge."""
     return pa.schema([field.remove_metadata() for field in schema])
 
 
@@ -108,7 +107,7 @@ def _with_run(table: pa.Table, run: Run, who: str) -> pa.Table:
 
 
 def _identity(run: Run) -> str:
-    """Return the ID of a run, which is validated because it names a folder."""
+    """Return a run's ID, which is validated because it names a folder."""
     try:
         return str(uuid.UUID(str(run.info["id"])))
     except (KeyError, ValueError):

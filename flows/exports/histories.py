@@ -7,6 +7,7 @@ A history contains all episodes of one task. How tasks are identified depends on
 - by position: one history per index in the meta-batch, over all iterations; its task may change.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -71,7 +72,7 @@ def export_histories(
 
 
 def _keys(tasks: TaskBatch, by: By) -> Array:
-    """Return the history number of each task in an iteration, [B]."""
+    """Return the number of each task's history in an iteration, [B]."""
     return tasks.ids if by == "task" else np.arange(len(tasks))
 
 
@@ -99,12 +100,11 @@ def _rows(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch, plac
 
 
 def _lists(values: Array, lengths: Array) -> pa.Array:
-    """Convert padded values [n, T, ...] to an unpadded list of scalars or vectors per episode."""
+    """Return padded values [n, T, ...] as one unpadded list of scalars or vectors per episode."""
     flat = values[np.arange(values.shape[1]) < lengths[:, None]]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    items = column(flat)
     kind = column_type(values.dtype, int(np.prod(values.shape[2:])) if values.ndim > 2 else None)
-    return pa.ListArray.from_arrays(column(offsets), items.cast(kind))
+    return pa.ListArray.from_arrays(column(offsets), column(flat).cast(kind))
 
 
 @dataclass
@@ -114,19 +114,18 @@ class _Files:
     folder: Path
     kind: str
     writers: dict[int, pq.ParquetWriter] = field(default_factory=dict)
-    orders: dict[int, int] = field(default_factory=dict)
+    orders: Counter[int] = field(default_factory=Counter)
 
     def write(self, file: int, history: int, rows: pa.Table) -> int:
         """Append episodes to a history in the file with this number; return the number of episodes."""
-        first = self.orders.get(history, 0)
-        self.orders[history] = first + rows.num_rows
+        first = self.orders[history]
+        self.orders[history] += rows.num_rows
         order = column(np.arange(first, first + rows.num_rows, dtype=np.int64))
         number = column(np.full(rows.num_rows, history, np.int64))
         table = rows.add_column(0, "order", order).add_column(0, "history", number)
         if file not in self.writers:
-            self.writers[file] = pq.ParquetWriter(
-                self.folder / f"{self.kind}-{file:08d}.parquet", table.schema, compression="zstd"
-            )
+            path = self.folder / f"{self.kind}-{file:08d}.parquet"
+            self.writers[file] = pq.ParquetWriter(path, table.schema, compression="zstd")
         self.writers[file].write_table(table)
         return rows.num_rows
 

@@ -30,9 +30,6 @@ from metaloom.storage.run import Iterations
 Episode = tuple[dict[str, Array], dict[str, float]]
 """Arrays of an episode, and its options: location in the run, task and facts."""
 
-_IN_STEPS = ("lengths", "terminated", "truncated")
-"""Arrays whose content is in Minari's own per-step arrays."""
-
 
 def export_minari(
     run: Run, folder: Path, done: Export, *, iterations: Iterations = None, steps: Sequence[int] | None = None
@@ -47,8 +44,14 @@ def export_minari(
     data = folder.resolve() / dataset_id(run) / "data"
     data.mkdir(parents=True)
     observations, actions = _spaces(run)
-    storage = MinariStorage.new(data, observations, actions, data_format="hdf5")
-    num_steps = _write(data / "main_data.hdf5", _episodes(run, done, iterations, steps, actions))
+    storage, num_steps = MinariStorage.new(data, observations, actions, data_format="hdf5"), 0
+    # Minari itself makes every array resizable, which takes several times as long and 50 % more space.
+    with GroupWriter(data / "main_data.hdf5") as file:
+        for number, (arrays, options) in enumerate(_episodes(run, done, iterations, steps, actions)):
+            length = len(arrays["rewards"])
+            about = {f"options/{name}": value for name, value in options.items()}
+            file.write(f"episode_{number}", arrays, {"id": number, **about, "total_steps": length})
+            num_steps += length
     storage.update_metadata(
         {
             "total_episodes": done.rows,
@@ -64,7 +67,7 @@ def export_minari(
 
 
 def dataset_id(run: Run) -> str:
-    """Return the dataset name: the run's name, with characters that Minari rejects replaced, and "-v0"."""
+    """Return the dataset's name: the run's name with characters that Minari rejects replaced, and "-v0"."""
     return re.sub(r"[^\w-]", "-", run.name, flags=re.ASCII) + "-v0"
 
 
@@ -81,21 +84,6 @@ def _spaces(run: Run) -> tuple[gymnasium.Space[Any], ActionSpace]:
     kept = np.dtype(found.dtype)
     low, high = (-np.inf, np.inf) if kept.kind == "f" else (np.iinfo(kept).min, np.iinfo(kept).max)
     return gymnasium.spaces.Box(low, high, found.shape[3:], kept.type), actions
-
-
-def _write(path: Path, episodes: Iterator[Episode]) -> int:
-    """Write episodes in Minari's storage format, and return the total number of steps.
-
-    Minari itself makes every array resizable, which takes several times as long and 50 % more space.
-    """
-    num_steps = 0
-    with GroupWriter(path) as file:
-        for number, (arrays, options) in enumerate(episodes):
-            steps = len(arrays["rewards"])
-            about = {f"options/{name}": value for name, value in options.items()}
-            file.write(f"episode_{number}", arrays, {"id": number, **about, "total_steps": steps})
-            num_steps += steps
-    return num_steps
 
 
 def _episodes(
@@ -127,7 +115,8 @@ def _of_round(iteration: int, k: int, tasks: TaskBatch, episodes: EpisodeBatch, 
             "truncations": last & bool(episodes.truncated[b, e]),
         }
         place = {"iteration": iteration, "step": k, "task": b, "episode": e, "task_id": int(tasks.ids[b])}
-        others = {name: values[b, e].item() for name, values in episodes.each_episode.items() if name not in _IN_STEPS}
+        in_steps = ("lengths", "terminated", "truncated")  # they follow from Minari's own per-step arrays
+        others = {name: values[b, e].item() for name, values in episodes.each_episode.items() if name not in in_steps}
         facts = {f"fact_{name}": values[b, e].item() for name, values in episodes.episode_facts.items()}
         yield arrays, {**place, **fields, **others, **facts}
 
@@ -139,11 +128,7 @@ _MOST_ATTRIBUTES = 1000
 
 
 class GroupWriter:
-    """Context manager that writes groups of arrays and scalars to HDF5, with h5py's low-level calls for speed.
-
-    Args:
-        path: Path of the new file. HDF5 1.10 and newer can read it.
-    """
+    """Context manager that writes groups of arrays and scalars to a new HDF5 (1.10) file, with fast low-level calls."""
 
     def __init__(self, path: Path) -> None:
         self._file = h5py.File(path, "w", libver=("v108", "v110"))
@@ -153,7 +138,6 @@ class GroupWriter:
         self._group.set_obj_track_times(False)
 
     def write(self, name: str, arrays: Mapping[str, Array], attributes: Mapping[str, float]) -> None:
-        """Write a group with these arrays and attributes."""
         group = h5g.create(self._file.id, name.encode(), None, self._group)
         for key, value in attributes.items():
             number = np.asarray(value)

@@ -55,7 +55,7 @@ def export_parquet(
 def _write_table(
     file: Path, table_of: Callable[[Sequence[int]], pa.Table], iterations: Sequence[int], steps: Sequence[int] | None
 ) -> None:
-    """Write a derived table in blocks of iterations."""
+    """Write a derived table to a file, in blocks of iterations."""
     if not iterations:
         return
     with pq.ParquetWriter(file, table_of(iterations[-1:]).schema, compression="zstd") as writer:

@@ -12,7 +12,7 @@ from metaloom.storage.run import Iterations
 
 
 def export_tensorboard(run: Run, folder: Path, done: Export, *, iterations: Iterations = None) -> None:
-    """Write scalars and histograms of each iteration, with the iteration's end as wall time."""
+    """Write each iteration's scalars and histograms, with the iteration's end as wall time."""
     events, reports = EventFile(run, folder), StoredReports(run)
     chosen = run.select(iterations)
     try:

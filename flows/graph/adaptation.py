@@ -1,4 +1,4 @@
-"""Adaptation after training with a graph's adaptation stages."""
+"""Adaptation after training, by a graph's adaptation stages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,11 +22,7 @@ class GraphAdaptation:
     def adapt(
         self, state: LearnerState, params: TaskParams, rounds: Sequence[EpisodeBatch], *, run_seed: int
     ) -> TaskParams:
-        """Return the per-task parameters after the adaptation step on the last rollout batch.
-
-        Raises:
-            GraphError: a stage needs an input or tool that exists only during training.
-        """
+        """Return the per-task parameters after the adaptation step on the last rollout batch."""
         if self.graph.adaptation is None:
             return params
         collecting, adapted = self.graph.adaptation

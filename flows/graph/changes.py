@@ -1,4 +1,4 @@
-"""Changes since a stored output was computed: plug-in sources, processor, arithmetic."""
+"""Changes since a stored output was computed, in plug-in sources, the processor or its arithmetic."""
 
 import logging
 from collections.abc import Collection, Iterator, Mapping
@@ -15,14 +15,14 @@ _DECIDES_BITS = ("cpu", "cpu_flags", "libc")
 
 
 def changes_of(run: Run, ref: StageRef, now: Mapping[str, str]) -> list[str]:
-    """List the plug-in sources that have changed since a stored output was computed."""
+    """Return the changes in plug-in sources since a stored output was computed."""
     return changed_sources(now, mapping(run.environment_of(ref).get("plugins")))
 
 
 def warn_changed_sources(
     run: Run, ref: StageRef, now: Mapping[str, str], warned: Collection[str] = frozenset()
 ) -> set[str]:
-    """Warn once about plug-ins whose sources changed since a stored output was computed."""
+    """Warn once about plug-ins whose sources changed since an output was computed; return the warnings."""
     if not now:  # as in most runs; nothing needs to be read then
         return set()
     session = run.record(ref).session
@@ -33,7 +33,7 @@ def warn_changed_sources(
 
 
 def machine_changes(run: Run, ref: StageRef) -> Iterator[str]:
-    """Yield differences from the process that computed an output, as far as they can change the output's bits."""
+    """Yield differences from the process that computed an output that can change the output's bits."""
     then, now = run.info.get("system", {}), system()
     for name in _DECIDES_BITS:
         before, today = str(then.get(name, "absent")), now[name]

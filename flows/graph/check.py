@@ -22,11 +22,7 @@ from metaloom.storage.format.stages import LEARNER, METRICS_GROUP
 
 
 def check_graph(config: RunConfig) -> None:
-    """Reject a custom graph whose stages cannot be computed, stored or loaded.
-
-    Raises:
-        ConfigError: a check failed; the message names the stage, its declaration and the requirement.
-    """
+    """Raise ConfigError if a custom graph has stages that cannot be computed, stored or loaded."""
     graph = graph_of(config)
     if graph in GRAPHS.values():
         return

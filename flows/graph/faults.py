@@ -37,9 +37,7 @@ FAULTS = (StageFault, NumericalError, BaselineError)
 def run_checked(stages: Runner, ref: StageRef, inputs: Mapping[str, Any]) -> Value:
     """Compute a stage's output from its inputs, keyed by name, and check that all values are finite.
 
-    Raises:
-        metaloom.stages.faults.NotFinite: a value is not finite; the message names the index of the first one.
-        StageFault: a plug-in modified an input, or its output cannot be stored.
+    Raises StageFault if a value is not finite, or if a plug-in modified an input or returned what cannot be stored.
     """
     declared = stages.graph.inputs(stages.config, ref) if stages.own else {}
     read = dict[StageRef, tuple[Value, dict[str, int]]]()
@@ -102,9 +100,6 @@ def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value)
     """Reject a plug-in's update without counters, and an output that differs when recomputed with a new learner.
 
     Stages that run environments are not recomputed; instead, the witness replays one of their episodes.
-
-    Raises:
-        StageFault: a counter is missing, or an array differs.
     """
     stage = stages.graph[ref.stage]
     if stages.own and stage.ends_iteration:
@@ -122,7 +117,7 @@ def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value)
 
 
 def _checksums(value: Value) -> dict[str, int]:
-    """Return the CRC-32C checksums of a value's arrays, keyed by array name."""
+    """Return the CRC-32C of each of a value's arrays, keyed by array name."""
     return {name: crc32c(array.tobytes()) for name, array in sorted(flatten(value).items())}
 
 
@@ -133,12 +128,9 @@ def first_differing(stored: Mapping[str, ArrayDigest], again: Mapping[str, Array
 
 @contextmanager
 def explained(run: Path, ref: StageRef, seed_position: Sequence[int] | None = None) -> Iterator[None]:
-    """Within the block, add to the message of a stage's error where it failed and how to reproduce it.
+    """Within the block, add to a stage's error where it failed and how to reproduce it.
 
-    If `seed_position` is given, quarantine the failing stage's data.
-
-    Raises:
-        StageFault, NumericalError, BaselineError: the block's error, with the same type and the extended message.
+    The error keeps its type. If `seed_position` is given, the failing stage's data are quarantined.
     """
     debug = f"To look at it in a debugger: {debug_command(run, ref)}"
     try:

@@ -1,4 +1,4 @@
-"""Access to stored outputs that recomputes thinned ones."""
+"""Reading stored outputs, with thinned ones recomputed."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from metaloom.storage.keep.thinner import changed_versions, require_same
 
 
 class Recomputed:
-    """A run's outputs. Thinned outputs are recomputed and checked against their digests, but not stored."""
+    """Outputs of a run. Thinned ones are recomputed and must match their digests, but are not stored."""
 
     def __init__(self, run: Run, stages: RunStages) -> None:
         self._run = run
@@ -22,12 +22,6 @@ class Recomputed:
         self._values: dict[StageRef, Value] = {}
 
     def load(self, ref: StageRef) -> Any:
-        """Return an output, recomputed if it was thinned.
-
-        Raises:
-            storage.StageMissing: the output is not stored.
-            storage.DigestMismatch: recomputing a thinned output gives other bits.
-        """
         if ref in self._values:
             return self._values[ref]
         try:
@@ -45,25 +39,23 @@ class Recomputed:
         return value
 
     def lengths(self, ref: StageRef) -> Array:
-        """Return the number of steps in each episode of a batch, shape [B, E]; raises like `load`."""
         try:
             return self._run.lengths(ref)
         except storage.StageThinned:
             return self.load(ref).lengths
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
-        """Return an episode batch, possibly without behavior-policy data and reward terms; raises like `load`."""
         try:
             return self._run.experience(ref)
         except storage.StageThinned:
             return self.load(ref)
 
     def changes(self, ref: StageRef) -> list[str]:
-        """List source and machine changes since an output was computed."""
+        """Return the changes in sources and machine since an output was computed."""
         return [*self._stages.changes(ref), *machine_changes(self._run, ref)]
 
     def remember(self, ref: StageRef, value: Value) -> None:
-        """Cache an output known to equal the stored one, and drop cached outputs of other iterations."""
+        """Cache an output that is known to equal the stored one; drop cached outputs of other iterations."""
         start = self._run.learner_ref(ref.iteration)
         self._values = {
             known: v for known, v in self._values.items() if known.iteration == ref.iteration or known == start
@@ -72,13 +64,10 @@ class Recomputed:
 
 
 def require_resumable(run: Run, stages: RunStages) -> None:
-    """Refuse to resume if plug-ins recompute the newest iteration differently although no source has changed.
+    """Raise StageFault if plug-ins recompute the newest iteration differently although no source has changed.
 
     Such plug-ins keep state outside their outputs, which was lost when their process ended. Outputs whose inputs cannot
     be read are not compared.
-
-    Raises:
-        StageFault: an array differs; the message names the first one.
     """
     for ref in (ref for i in run.iterations[-1:] for ref in stages.order(i) if run.contains(ref)):
         record = run.record(ref)
@@ -104,7 +93,7 @@ def require_resumable(run: Run, stages: RunStages) -> None:
 
 
 def nearest_learner(run: Run, iteration: int) -> int:
-    """Return the last iteration, up to and including this one, whose initial learner is stored."""
+    """Return the last iteration up to `iteration` whose initial learner is stored."""
     while run.is_thinned(run.learner_ref(iteration)):
         iteration -= 1
     return iteration

@@ -1,4 +1,4 @@
-"""Rehearsal of a run with plug-ins: small in-memory iterations before the run's folder is created."""
+"""Rehearsal of a run with plug-ins: small iterations in memory, before the run's folder is created."""
 
 import logging
 from collections.abc import Callable
@@ -52,12 +52,9 @@ _OPEN = ("evaluation.num_tasks", "algorithm.num_init_memory_steps", "algorithm.n
 
 
 def rehearse(stages: Runner, should_stop: Callable[[], bool] = lambda: False) -> None:
-    """Reject plug-ins that fail in small iterations and again in iterations with the run's own sizes.
+    """Raise the error of a plug-in that fails in small iterations and again in iterations with the run's own sizes.
 
     Environment faults are ignored, since the run itself quarantines them.
-
-    Raises:
-        Exception: the error that training would raise.
     """
     config = stages.config
     if {*stages.own} <= {*acting_paths(config.env, config.policy)}:
@@ -167,15 +164,11 @@ def _first_fault(
     last: StageRef | None = None,
     outputs: _Memory | None = None,
 ) -> _Fault | None:
-    """Return the first stage that fails, with its error, or None if no stage fails within the time limit.
+    """Return the first stage that fails, with its error, or None if none does.
 
-    Args:
-        stages: Runner with the run's own settings, whose workers are used.
-        config: Configuration of the rehearsed iterations.
-        seconds: Time limit after which no stage begins, of processor time or of a tenth of the elapsed time.
-        should_stop: Function called before each stage; if it returns True, the rehearsal ends.
-        last: Last stage to compute, in its iteration or the first later one that has it. None: all of ITERATIONS.
-        outputs: Where to keep the outputs.
+    No stage begins after `seconds` of processor time or ten times as much elapsed time. `last` is the last stage to
+    compute, in its iteration or the first later one that has it; None computes ITERATIONS iterations.
+    `outputs` receives the outputs.
     """
     memory, spent, runner = _Memory() if outputs is None else outputs, stopwatch(), _runner(stages, config)
     iterations = min(ITERATIONS, config.iterations) if last is None else config.iterations

@@ -60,10 +60,6 @@ def stages_of(config: RunConfig, backend: Backend, check: Callable[[], object] =
     `check` may reject the settings. It is called after workers have tried the environment, since a hang kills only a
     worker. Each Python thread uses one BLAS thread and one torch thread; more would make bits depend on the number of
     cores.
-
-    Raises:
-        ConfigError: the run's graph cannot be computed.
-        StageFault: a plug-in asked Python to exit.
     """
     try:
         check_graph(config)
@@ -113,12 +109,12 @@ class RunStages:
         self._configs: dict[str, RunConfig] = {json.dumps(run.config, sort_keys=True): self._own}
 
     def order(self, iteration: int) -> list[StageRef]:
-        """Return the stages of an iteration in the order in which they run."""
+        """Return the stages of an iteration, in the order in which they run."""
         config = self.config(self._run.last_ref(iteration))
         return graph_of(config).order(config, iteration)
 
     def config(self, ref: StageRef) -> RunConfig:
-        """Return the configuration that determines an output."""
+        """Return the configuration that determined a stored output."""
         return self._configured(ref)[1]
 
     def of(self, ref: StageRef) -> Runner:
@@ -141,7 +137,7 @@ class RunStages:
         }
 
     def changes(self, ref: StageRef) -> Sequence[str]:
-        """List the plug-in sources that have changed since an output was stored."""
+        """Return the changes in plug-in sources since an output was stored."""
         return changes_of(self._run, ref, self.plugins(ref))
 
     def plugins(self, ref: StageRef) -> Mapping[str, str]:
@@ -152,7 +148,7 @@ class RunStages:
         return self._sources[key]
 
     def own(self) -> Runner:
-        """Return the runner for the run's own outputs, which it does not share with a parent."""
+        """Return the runner for the outputs that the run does not share with a parent."""
         return self.of(self._run.last_ref(self._own.iterations))
 
     def _configured(self, ref: StageRef) -> tuple[str, RunConfig]:
@@ -187,11 +183,7 @@ def config_of(run: Run, ref: StageRef | None = None) -> RunConfig:
 
 
 def require_stored_sizes(run: Run, learner: Learner[Any, Any]) -> None:
-    """Reject settings under which the learner's array shapes differ from the stored ones.
-
-    Raises:
-        storage.IncompatibleFormat: a shape differs; the message names the first such array.
-    """
+    """Raise IncompatibleFormat if the learner's array shapes differ from the stored ones under these settings."""
     ref = run.learner_ref(0)
     if not run.contains(ref):
         return
@@ -210,11 +202,7 @@ def require_stored_sizes(run: Run, learner: Learner[Any, Any]) -> None:
 
 
 def require_stored_outputs(run: Run, graph: Graph) -> None:
-    """Reject a graph in which a stage's output type differs from the stored one.
-
-    Raises:
-        storage.IncompatibleFormat: a type differs; the message names the first such stage and the difference.
-    """
+    """Raise IncompatibleFormat if the output type of a stage in the graph differs from the stored one."""
     for stage in (stage for stage in table_of(graph).stages if stage.name in run.stages):
         stored = run.stages[stage.name]
         if stage.schema and stored.schema:
@@ -232,13 +220,12 @@ def require_stored_outputs(run: Run, graph: Graph) -> None:
 
 
 def changed_since(run: Run, refs: Iterable[StageRef]) -> dict[str, set[int]]:
-    """Return the iterations that were computed before each source change, keyed by the change.
+    """Return the iterations that were computed before each change in plug-in sources, keyed by the change.
 
     Nothing is imported for a run without plug-ins.
 
     Raises:
-        UntrustedRun: the settings name modules that the user has not trusted.
-        ConfigError: a module can no longer be imported, or is incompatible with the settings.
+        ConfigError: a module is not trusted, can no longer be imported, or is incompatible with the settings.
     """
     first = [run.info, *run.info.get("ancestors", [])]
     environments = [

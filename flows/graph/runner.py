@@ -1,4 +1,4 @@
-"""Computation of a run's stages, and the tools that the stages share.
+"""Computing the stages of a run, and the tools that the stages share.
 
 Training, resuming and replaying all call `Runner.compute`; they differ only in where inputs come from and how the
 output is used.
@@ -60,16 +60,12 @@ class Context:
 
     @classmethod
     def build(cls, config: RunConfig, rollouts: RolloutWorkers, parallel: ParallelMap) -> Self:
-        """Build the shared objects for the stages of a run with this configuration.
-
-        Raises:
-            ConfigError: the algorithm or an option does not support the environment.
-        """
+        """Return the tools for the stages of a run; raise ConfigError if an option does not support the environment."""
         setup, learner, env = build_learner(config)
         return cls(graph_of(config), config, setup, learner, env, rollouts, parallel, measures_of(config, env))
 
     def under(self, config: RunConfig) -> Self:
-        """Return a copy of the context with other settings for the same environment."""
+        """Return the context with other settings for the same environment."""
         setup = setup_of(config, self.env)
         learner, measures = config.algorithm.build(setup), measures_of(config, self.env)
         return replace(self, config=config, setup=setup, learner=learner, measures=measures, _shared={})
@@ -77,10 +73,8 @@ class Context:
     def try_learner(self) -> None:
         """Check that a learner can be initialized, since optimizers reject options only once they have parameters.
 
-        Raises:
-            ConfigError: an option is rejected, a network's outputs are not float32, or the policy cannot act with the
-                initial parameters.
-            StageFault: the learner's initial state is invalid.
+        ConfigError is raised if an option is rejected, if a network's outputs are not float32, or if the policy cannot
+        act with the initial parameters; StageFault if the learner's initial state is invalid.
         """
         # Imported here: reading runs does not need torch.
         from metaloom.pipeline.nn.modules import float32_alone
@@ -99,7 +93,7 @@ class Context:
                 ) from problem
 
     def with_new_learner(self) -> Self:
-        """Return a copy of the context with a new learner, as in a new process.
+        """Return the context with a new learner, as in a new process.
 
         Shared objects of custom graphs are also rebuilt. Built-in ones are kept, since they only cache stored outputs.
         """
@@ -127,7 +121,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Runner:
-    """The stages of a run, which can be computed in any order once their inputs are available."""
+    """The stages of a run, each of which can be computed once its inputs are available."""
 
     context: Context
     watches: Mapping[bool, GlobalRandomWatch]
@@ -135,11 +129,7 @@ class Runner:
 
     @classmethod
     def build(cls, config: RunConfig, rollouts: RolloutWorkers, parallel: ParallelMap) -> Self:
-        """Build the stages of a run with this configuration.
-
-        Raises:
-            ConfigError, EnvError: settings and environment are incompatible.
-        """
+        """Return the stages of a run; raise ConfigError or EnvError if settings and environment are incompatible."""
         context = Context.build(config, rollouts, parallel)
         graph = context.graph
         graph.check(config, context.env)
@@ -177,7 +167,7 @@ class Runner:
         return own_paths(plugin_paths(self.config))
 
     def under(self, config: RunConfig) -> Self:
-        """Return a copy of the runner with other settings for the same environment."""
+        """Return the runner with other settings for the same environment."""
         return replace(self, context=self.context.under(config))
 
     def order(self, iteration: int) -> list[StageRef]:
@@ -194,7 +184,7 @@ class Runner:
         return found
 
     def upstream(self, ref: StageRef) -> list[StageRef]:
-        """Return references to a stage's inputs; for a span, only the outputs of its last iteration."""
+        """Return references to the outputs that a stage reads; for a span, only those of its last iteration."""
         found: list[StageRef] = []
         for wanted in self.inputs(ref):
             found += self.graph.within(self.config, wanted, wanted.last) if isinstance(wanted, Span) else [wanted]
@@ -205,7 +195,7 @@ class Runner:
         return self.graph[ref.stage].seed_position(self.config, ref.iteration, ref.step)
 
     def load_inputs(self, ref: StageRef, outputs: Outputs, *, witness: bool = True) -> dict[str, Any]:
-        """Return a stage's inputs keyed by argument name, with or without the witness's inputs."""
+        """Load a stage's inputs, keyed by argument name, with or without the witness's inputs."""
         loaded: dict[StageRef, Any] = {}
         inputs = self.graph.inputs(self.config, ref).items()
         return {name: self._bring(wanted, outputs, loaded) for name, wanted in inputs if witness or name not in WITNESS}
@@ -216,7 +206,7 @@ class Runner:
         return self.witnessed(ref, self.run(ref, inputs), inputs)
 
     def run(self, ref: StageRef, inputs: Mapping[str, Any]) -> Value:
-        """Compute a stage's output from its inputs, keyed by name; the witness's inputs are ignored."""
+        """Compute a stage's output from its inputs, keyed by name, ignoring the witness's inputs."""
         declared = {name: value for name, value in inputs.items() if name not in WITNESS}
         return self._compute(self.graph[ref.stage], At(self.config.seed, ref.iteration, ref.step), declared, ref.where)
 
@@ -241,7 +231,7 @@ class Runner:
         return replace(value, metrics={**value.metrics, REPRODUCED: float(difference is None)})
 
     def evaluate(self, learner: LearnerState, updates: int, tested: Tested = unseen) -> Evaluation:
-        """Evaluate a learner after `updates` updates with the configured evaluation settings."""
+        """Return the evaluation of a learner after `updates` updates, with the configured evaluation settings."""
         stage = next((stage for stage in self.graph.stages if stage.output is Evaluation), EVALUATE)
         at, where = At(self.config.seed, updates - 1), f"evaluation after {updates} updates"
         required = [name for name, optional in stage.inputs.items() if not optional]

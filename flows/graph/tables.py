@@ -19,11 +19,7 @@ GRAPHS = {graph.name: graph for graph in (ON_POLICY, OFF_POLICY, TASK_INFERENCE,
 
 
 def graph_of(config: RunConfig) -> Graph:
-    """Return the graph of a configuration's algorithm.
-
-    Raises:
-        ConfigError: the algorithm's graph does not exist.
-    """
+    """Return the graph of a configuration's algorithm; raise ConfigError if there is none."""
     name = config.algorithm.graph
     graph = load(name) if ":" in name else GRAPHS.get(name)
     if not isinstance(graph, Graph):
@@ -36,20 +32,12 @@ def graph_of(config: RunConfig) -> Graph:
 
 @cache
 def table_of(graph: Graph) -> StageTable:
-    """Return the table that describes a graph's stages to the store.
-
-    Raises:
-        ValueError: the store cannot represent the stages.
-    """
+    """Return the table that describes a graph's stages to the store; raise ValueError if the store cannot hold them."""
     return StageTable(map(stored_stage, graph.stages))
 
 
 def stored_stage(stage: Stage) -> StoredStage:
-    """Return the store's description of a stage.
-
-    Raises:
-        OutputError: the stage's output cannot be stored.
-    """
+    """Return the store's description of a stage; raise OutputError if the stage's output cannot be stored."""
     schema = None if stage.output in KINDS.values() else OutputSchema.of(stage.output)
     name = schema.name if schema else stage.output.__name__
     return StoredStage(stage.name, stage.group, name, stage.thinnable, stage.ends_iteration, schema)

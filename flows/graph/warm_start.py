@@ -1,4 +1,4 @@
-"""Warm starts: another run's learner, found by the run's name and pinned by digest."""
+"""Warm starts from another run's learner, which is found by the run's name and pinned by its digest."""
 
 import logging
 from collections.abc import Mapping
@@ -35,11 +35,8 @@ _DECIDE_FUNCTION = (
 def pinned(config: RunConfig, *, step_timeout_seconds: float | None = None) -> RunConfig:
     """Return a new run's configuration with its environment and warm start resolved.
 
-    Raises:
-        EnvError: the environment is not reproducible.
-        UsageError: the source run has fewer updates than requested.
-        ConfigError: with these settings, the source run's parameters would define a different policy or value function.
-        storage.StoreError: the source run does not exist.
+    A warm start is rejected if the learner does not exist, or if its parameters would define a different policy or
+    value function with these settings.
     """
     env, notes = settled(config.env, config.max_episode_steps, step_timeout_seconds or 60)
     for note in notes:
@@ -63,7 +60,7 @@ def pinned(config: RunConfig, *, step_timeout_seconds: float | None = None) -> R
 
 
 def as_pinned(asked: RunConfig, stored: RunConfig) -> RunConfig:
-    """Return the requested configuration, with the stored run's pinned warm start if both name the same learner."""
+    """Return the requested configuration with the stored run's pinned warm start, if both name the same learner."""
     start, found = asked.init_from, stored.init_from
     if start is None or found is None:
         return asked
@@ -77,12 +74,7 @@ def as_pinned(asked: RunConfig, stored: RunConfig) -> RunConfig:
 
 
 def read_learner(start: WarmStart) -> LearnerState:
-    """Read the learner of a pinned warm start.
-
-    Raises:
-        UsageError: the learner has changed since it was pinned.
-        storage.StoreError: the learner no longer exists.
-    """
+    """Return the learner of a pinned warm start; raise UsageError if it has changed since it was pinned."""
     run = storage.open_run(run_folder(start.run))
     ref = run.learner_ref(len(run.iterations) if start.updates is None else start.updates)
     _require_same(start, WarmStart(run=start.run, updates=start.updates, digest=run.record(ref).digest))

@@ -1,11 +1,8 @@
-"""The table of operations, each a typed Python function.
+"""Table of operations, each a typed Python function from which its command, Prefect flow and documentation are derived.
 
-The command with its options and help, the function `metaloom.NAME`, the Prefect flow with its form, and the commands
-page are derived from a function's signature and docstring. The table contains names instead of functions, and
-operations import numerics through `late.py`, so that help, listings and errors do not wait seconds for torch, which
-tests/flows/test_startup.py checks.
-
-An installed package adds operations through the entry point group `metaloom.operations`.
+The table contains names instead of functions, and operations import numerics through `late.py`, so that help, listings
+and errors do not wait seconds for torch (tests/flows/test_startup.py). An installed package adds operations through the
+entry point group `metaloom.operations`.
 """
 
 import logging
@@ -23,7 +20,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 def resolve(place: str) -> Any:
-    """Import and return the object named "module:name"."""
+    """Return the object named "module:name", importing its module."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
 
@@ -37,18 +34,17 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Operation:
-    """Entry in the table of operations.
+    """Entry in the table of operations. Functions are named "module:function".
 
     Attributes:
-        name: Name of the command and of the Python function.
         group: Group of commands in `--help`.
-        run: Function that does the work, "module:function".
-        view: Function that renders the result for a terminal, "module:function"; by default it is printed.
+        run: Function that does the work.
+        view: Function that renders the result for a terminal; by default, the result is printed.
         good: Attribute of the result that is True for exit code 0; without one, the exit code is always 0.
-        terminal: Function that prints or asks while the operation runs, "module:function". Its first argument calls the
-            operation; its keyword arguments are command-only options.
+        terminal: Function that prints or asks while the operation runs. Its first argument calls the operation; its
+            keyword arguments are command-only options.
         has_json: True to offer `--json`, which prints the result as data.
-        command: Group of commands, "module:name" of an App, instead of a function.
+        command: App that contains a group of commands, instead of a function.
         of_terminal: Command-only options, each with its Python equivalent or the reason why there is none.
     """
 
@@ -64,54 +60,56 @@ class Operation:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """Function that does the work; for installed operations, its arguments are checked."""
+        """Function that does the work, with its arguments checked if the operation is installed."""
         found = resolve(self.run)
         return _checked(found) if self.group == INSTALLED else found
 
     def broken(self, problem: BaseException) -> str:
-        """Describe why an installed operation cannot be used."""
+        """Return a message that explains why an installed operation cannot be used."""
         return (
             f"the operation {self.name!r} of an installed package ({self.run}) cannot be used: "
             f"{type(problem).__name__}: {problem}"
         )
 
     def succeeded(self, result: Any) -> bool:
-        """Return True if the exit code is 0."""
+        """Return True if a command with this result ends with exit code 0."""
         return bool(getattr(result, self.good, True))
 
 
 INSTALLED = "Installed"
 """Group of operations added by other packages."""
 
-_VIEWS, _CLI = "metaloom.flows.views", "metaloom.flows.cli"
+
+def _built_in(name: str, group: str, *, view: str = "", terminal: str = "", **options: Any) -> Operation:
+    """Return an operation whose module and function have its name, viewed by `flows.views.tables`."""
+    view, terminal = view and f"metaloom.flows.views.tables:{view}", terminal and f"metaloom.flows.cli.{terminal}"
+    return Operation(name, group, f"{HERE}.{name}:{name}", view, terminal=terminal, **options)
+
 
 _BUILT_IN = (
-    Operation(
+    _built_in(
         "train",
         "Train",
-        f"{HERE}.train:train",
-        terminal=f"{_CLI}.train:train",
+        terminal="train:train",
         of_terminal={
             "dry_run": "prints a forecast; stopping a loop over `iterate` early measures the same",
             "probe": "is part of `--dry-run`",
         },
     ),
-    Operation("resume", "Train", f"{HERE}.train:resume", terminal=f"{_CLI}.train:shown"),
-    Operation("fork", "Train", f"{HERE}.fork:fork", terminal=f"{_CLI}.terminal:fork", has_json=False),
-    Operation(
+    Operation("resume", "Train", f"{HERE}.train:resume", terminal="metaloom.flows.cli.train:shown"),
+    _built_in("fork", "Train", terminal="terminal:fork", has_json=False),
+    _built_in(
         "sweep",
         "Train",
-        f"{HERE}.sweep:sweep",
-        terminal=f"{_CLI}.train:sweep",
+        terminal="train:sweep",
         of_terminal={"status": '`open_runs("NAME-*")` opens existing runs', "dry_run": "prints the planned runs"},
     ),
-    Operation("watch", "Train", f"{HERE}.watch:watch", terminal=f"{_CLI}.terminal:watch"),
-    Operation("cancel", "Train", f"{HERE}.cancel:cancel", terminal=f"{_CLI}.terminal:cancel", has_json=False),
-    Operation(
+    _built_in("watch", "Train", terminal="terminal:watch"),
+    _built_in("cancel", "Train", terminal="terminal:cancel", has_json=False),
+    _built_in(
         "recipes",
         "Train",
-        f"{HERE}.recipes:recipes",
-        terminal=f"{_CLI}.terminal:recipes",
+        terminal="terminal:recipes",
         of_terminal={
             "recipe": "`load_settings(RECIPE)`",
             "format": "prints a file",
@@ -120,27 +118,23 @@ _BUILT_IN = (
             "envs": "`metaloom.pipeline.envs.PLUGINS.names()`",
         },
     ),
-    Operation("ls", "Look", f"{HERE}.ls:ls", view=f"{_VIEWS}.tables:runs_view"),
-    Operation(
-        "show", "Look", f"{HERE}.show:show", terminal=f"{_CLI}.terminal:show", of_terminal={"all": "`show` returns all"}
-    ),
-    Operation("view", "Look", f"{HERE}.view:view", terminal=f"{_CLI}.terminal:view", has_json=False),
-    Operation("report", "Look", f"{HERE}.report:report", has_json=False),
-    Operation("video", "Look", f"{HERE}.video:video", good="agrees", has_json=False),
-    Operation(
+    _built_in("ls", "Look", view="runs_view"),
+    _built_in("show", "Look", terminal="terminal:show", of_terminal={"all": "`show` returns all"}),
+    _built_in("view", "Look", terminal="terminal:view", has_json=False),
+    _built_in("report", "Look", has_json=False),
+    _built_in("video", "Look", good="agrees", has_json=False),
+    _built_in(
         "logs",
         "Look",
-        f"{HERE}.logs:logs",
-        terminal=f"{_CLI}.terminal:logs",
+        terminal="terminal:logs",
         of_terminal={"follow": "prints lines as they come; another call of `logs` returns them"},
     ),
-    Operation("graph", "Look", f"{HERE}.graph:graph", terminal=f"{_CLI}.terminal:graph", has_json=False),
-    Operation(
+    _built_in("graph", "Look", terminal="terminal:graph", has_json=False),
+    _built_in(
         "replay",
         "Debug",
-        f"{HERE}.replay:replay",
         good="identical",
-        terminal=f"{_CLI}.terminal:replay",
+        terminal="terminal:replay",
         of_terminal={
             "pdb": "enters the debugger, which needs the terminal",
             "materialise": "`materialise(RUN, ITERATION)`",
@@ -148,58 +142,46 @@ _BUILT_IN = (
             "as_recorded": "restarts the process, because libraries choose their machine code when imported",
         },
     ),
-    Operation(
-        "optimize",
-        "Debug",
-        f"{HERE}.optimize:optimize",
-        terminal=f"{_CLI}.terminal:optimize",
-        of_terminal={"grid": "call `optimize` once per value"},
+    _built_in(
+        "optimize", "Debug", terminal="terminal:optimize", of_terminal={"grid": "call `optimize` once per value"}
     ),
-    Operation("doctor", "Debug", f"{HERE}.doctor:doctor", view=f"{_VIEWS}.tables:doctor_view"),
-    Operation(
+    _built_in("doctor", "Debug", view="doctor_view"),
+    _built_in(
         "evaluate",
         "Compare",
-        f"{HERE}.evaluate:evaluate",
-        view=f"{_VIEWS}.tables:evaluation_view",
-        terminal=f"{_CLI}.terminal:evaluate",
+        view="evaluation_view",
+        terminal="terminal:evaluate",
         of_terminal={"plot": "`evaluate(...).plot()`", "video": "writes a file; `tested=` receives the test episodes"},
     ),
-    Operation(
+    _built_in(
         "compare",
         "Compare",
-        f"{HERE}.compare:compare",
-        view=f"{_VIEWS}.tables:comparison_view",
-        terminal=f"{_CLI}.terminal:compare",
+        view="comparison_view",
+        terminal="terminal:compare",
         of_terminal={"plot": "`compare(...).plot()`"},
     ),
-    Operation("diff", "Compare", f"{HERE}.diff:diff", view=f"{_VIEWS}.tables:diff_view", good="equal"),
-    Operation("reference", "Compare", command=f"{_CLI}.reference:reference"),
-    Operation("verify", "Keep", f"{HERE}.verify:verify", view=f"{_VIEWS}.tables:verification_view", good="intact"),
-    Operation("du", "Keep", f"{HERE}.du:du", view=f"{_VIEWS}.tables:disk_view"),
-    Operation("thin", "Keep", f"{HERE}.thin:thin"),
-    Operation("pack", "Keep", f"{HERE}.pack:pack"),
-    Operation(
-        "rm",
-        "Keep",
-        f"{HERE}.rm:rm",
-        terminal=f"{_CLI}.terminal:rm",
-        has_json=False,
-        of_terminal={"yes": "Python does not ask"},
-    ),
-    Operation("export", "Keep", f"{HERE}.export:export", view=f"{_VIEWS}.tables:export_view"),
-    Operation("policy", "Deploy", f"{HERE}.policy:policy", terminal=f"{_CLI}.terminal:policy", has_json=False),
+    _built_in("diff", "Compare", view="diff_view", good="equal"),
+    Operation("reference", "Compare", command="metaloom.flows.cli.reference:reference"),
+    _built_in("verify", "Keep", view="verification_view", good="intact"),
+    _built_in("du", "Keep", view="disk_view"),
+    _built_in("thin", "Keep"),
+    _built_in("pack", "Keep"),
+    _built_in("rm", "Keep", terminal="terminal:rm", has_json=False, of_terminal={"yes": "Python does not ask"}),
+    _built_in("export", "Keep", view="export_view"),
+    _built_in("policy", "Deploy", terminal="terminal:policy", has_json=False),
     Operation("serve", "Deploy", "metaloom.flows.prefect_app.operation:serve", has_json=False),
 )
 
 REFERENCE = (
     Operation("ls", "", f"{HERE}.reference:ls", view="metaloom.flows.references.index:references_table"),
-    Operation("show", "", f"{HERE}.reference:show", terminal=f"{_CLI}.reference:show"),
-    Operation("verify", "", f"{HERE}.reference:verify", good="identical", terminal=f"{_CLI}.reference:verify"),
+    Operation("show", "", f"{HERE}.reference:show", terminal="metaloom.flows.cli.reference:show"),
+    Operation(
+        "verify", "", f"{HERE}.reference:verify", good="identical", terminal="metaloom.flows.cli.reference:verify"
+    ),
     Operation("extract", "", f"{HERE}.reference:extract"),
     Operation("add", "", f"{HERE}.reference:add"),
 )
 """Operations on references: `metaloom reference ls`, `metaloom.reference.ls`."""
-
 
 _PACKAGES = ("flows", "pipeline", "stages", "storage")
 
@@ -208,19 +190,14 @@ _PACKAGES = ("flows", "pipeline", "stages", "storage")
 def operations() -> Mapping[str, Operation]:
     """Return all operations, keyed by name, in the order of `--help`.
 
-    Logs a warning and skips an installed operation if its name is invalid or already in use.
+    An installed operation whose name is invalid or already in use is skipped with a warning.
     """
     found = {operation.name: operation for operation in _BUILT_IN}
     ours = {*found, *lazy_names("metaloom"), *_PACKAGES}
     for point in installed("metaloom.operations"):
         name, in_python = point.name.replace("_", "-"), point.name.replace("-", "_")
-        if (
-            in_python in ours
-            or name in found
-            or iskeyword(in_python)
-            or not name[0].isalpha()
-            or not in_python.isidentifier()
-        ):
+        is_valid = name[0].isalpha() and in_python.isidentifier() and not iskeyword(in_python)
+        if not is_valid or in_python in ours or name in found:
             package = point.dist.name if point.dist else "an installed package"
             log.warning(
                 "%s: skipped the operation %r (%s); its name must be a valid Python identifier that is not already "

@@ -22,12 +22,7 @@ from metaloom.storage.errors import system_errors
 
 @dataclass(frozen=True)
 class Cancelled:
-    """State of a run after its writer was asked to stop.
-
-    Attributes:
-        went_well: True if it stopped, was already complete, or was not being written; False if it failed.
-        message: Description of the run's state.
-    """
+    """State of a run after its writer was asked to stop; `went_well` is False if the training failed instead."""
 
     went_well: bool
     message: str
@@ -43,12 +38,11 @@ LOOK_SECONDS = 0.2
 def cancel(run: RunArgument, *, asked: Annotated[Callable[[Writer], None] | None, PythonOnly] = None) -> Cancelled:
     """Stop the training of a run after its current stage.
 
-    It asks the process that trains the run to stop, as a single Ctrl-C does, and waits until it has stopped.
-
-    It works from another shell, under Prefect, and from another machine that shares the folder. `metaloom resume`
-    continues the run. A process that is suspended (Ctrl-Z, SIGSTOP) or hangs does not respond: `kill -CONT PID` wakes
-    it, and `kill -9 PID` ends it without losing stored outputs. If its machine is gone, `metaloom resume RUN
-    --take-over` continues the run without it.
+    It asks the process that trains the run to stop, as a single Ctrl-C does, and waits until it has stopped. It works
+    from another shell, under Prefect, and from another machine that shares the folder. `metaloom resume` continues the
+    run. A process that is suspended (Ctrl-Z, SIGSTOP) or hangs does not respond: `kill -CONT PID` wakes it, and
+    `kill -9 PID` ends it without losing stored outputs. If its machine is gone, `metaloom resume RUN --take-over`
+    continues the run without it.
 
     Exit code 0 if the run stopped, was already complete, or was not being written; 1 if it failed instead.
 
@@ -76,12 +70,7 @@ def cancel(run: RunArgument, *, asked: Annotated[Callable[[Writer], None] | None
 
 
 def ask_to_stop(path: Path) -> Writer | None:
-    """Ask the process that is writing a run to stop after its stage; return it, or None if there is none.
-
-    Raises:
-        UsageError: it cannot be reached from here.
-        storage.StorageFailed: the run's folder cannot be written.
-    """
+    """Ask the process that is writing a run to stop after its stage; return that process, or None if there is none."""
     run = storage.open_run(path)
     writer = storage.current_writer(path, run.files.remote)
     if writer is None:
@@ -106,6 +95,6 @@ def ask_to_stop(path: Path) -> Writer | None:
 
 
 def wait_for_end(path: Path, writer: Writer, *, wait: Callable[[float], None]) -> None:
-    """Wait until a writer has released the run or has ended."""
+    """Wait until a writer has released the run or its process has ended."""
     while (now := storage.current_writer(path)) is not None and now.token == writer.token:
         wait(LOOK_SECONDS)

@@ -24,10 +24,9 @@ def compare(
 ) -> "Comparison":
     """Compare groups of runs, with intervals over seeds.
 
-    Runs in a group differ only in their seed. The result has an interquartile mean per group.
-
-    For each pair of groups, it states whether one is significantly higher or there are too few seeds to tell. Runs are
-    compared at the largest number of environment steps that all of them have reached.
+    Runs in a group differ only in their seed. The result has an interquartile mean per group. For each pair of groups,
+    it states whether one is significantly higher or there are too few seeds to tell. Runs are compared at the largest
+    number of environment steps that all of them have reached.
 
     Example: `metaloom compare first second --metric return --plot comparison.png`
 

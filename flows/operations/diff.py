@@ -18,9 +18,7 @@ from metaloom.storage.format.codec import flatten
 def diff(run_a: RunArgument, run_b: RunArgument) -> RunDiff:
     """Find the first output in which two runs differ.
 
-    It also compares settings, code and packages.
-
-    Exit code 0 if settings and outputs are equal, 1 if they differ.
+    It also compares settings, code and packages. Exit code 0 if settings and outputs are equal, 1 if they differ.
 
     Example: `metaloom diff first second`
 
@@ -55,8 +53,7 @@ def diff(run_a: RunArgument, run_b: RunArgument) -> RunDiff:
 
 
 def _environment(run: Run) -> dict[str, str]:
-    parts = {name: run.info[name] for name in ("environment", "versions", "system")}
-    facts = dict(dotted(parts))
+    facts = dict(dotted({name: run.info[name] for name in ("environment", "versions", "system")}))
     # Up to version 0.1, `pipeline` was a top-level package.
     place = facts.get("environment.env.class", "")
     return facts | ({"environment.env.class": f"metaloom.{place}"} if place.startswith("pipeline.") else {})

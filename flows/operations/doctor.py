@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 def doctor(*, env: str | None = None, overrides: Overrides = ()) -> "Checks":
     """Check this machine or an environment.
 
-    The machine check covers packages, cores, disk, physics and Prefect.
-
-    Exit code 1 if a check fails; the output suggests remedies.
+    The machine check covers packages, cores, disk, physics and Prefect. Exit code 1 if a check fails; the output
+    suggests remedies.
 
     Example: `metaloom doctor --env my_envs:Thermostat --set env.options.target=20`
 

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from metaloom import storage
 from metaloom.flows.arguments import checked
@@ -17,15 +16,12 @@ from metaloom.storage import Run
 from metaloom.storage.progress import Progress, unseen
 from metaloom.storage.read.committed import file_stats
 
-if TYPE_CHECKING:
-    from metaloom.flows.results.disk import DiskUsage, DiskUse
-
 RANGES = 10
 """Maximum number of iteration ranges into which a run is divided."""
 
 
 @checked
-def du(runs: RunArguments = ()) -> "DiskUsage":
+def du(runs: RunArguments = ()) -> DiskUsage:
     """Show the disk usage of runs.
 
     It is broken down by group, stage and iteration, with what is shared with forks and what could be freed.
@@ -42,7 +38,7 @@ def du(runs: RunArguments = ()) -> "DiskUsage":
     return DiskUsage(uses, paths, storage.unfinished_removals(root), details=bool(named))
 
 
-def disk_use(path: Path, on_progress: Progress = unseen) -> "DiskUse":
+def disk_use(path: Path, on_progress: Progress = unseen) -> DiskUse:
     """Return a run's disk usage; for an unreadable run, only the sizes of its files."""
     stats = dict(file_stats(path))
     shared = {file for file, status in stats.items() if status.st_nlink > 1}
@@ -70,7 +66,7 @@ def disk_use(path: Path, on_progress: Progress = unseen) -> "DiskUse":
 
 
 def in_ranges(iterations: Mapping[int, int]) -> dict[tuple[int, int], int]:
-    """Sum per-iteration bytes over at most RANGES ranges, all of equal length except the last."""
+    """Return the bytes in each of at most RANGES ranges of iterations, all of equal length except the last."""
     count = max(iterations, default=-1) + 1
     width = max(1, -(-count // RANGES))
     starts = range(0, count, width)
@@ -81,7 +77,7 @@ def in_ranges(iterations: Mapping[int, int]) -> dict[tuple[int, int], int]:
 
 
 def _committed(run: Run, on_progress: Progress) -> tuple[Counter[str], Counter[int], list[str]]:
-    """Return the bytes of stored outputs by stage and by iteration, and the files that thinning would remove."""
+    """Return the stored bytes per stage and per iteration, and the files that thinning would remove."""
     stages, iterations = Counter[str](), Counter[int]()
     removable = {*run.thinnable(run.iterations)}
     thinnable: list[str] = []

@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from metaloom import storage
 from metaloom.flows.arguments import checked
 from metaloom.flows.formatting import plural
 from metaloom.flows.operations import late
@@ -50,9 +51,8 @@ def evaluate(
 ) -> "EvaluationOutcome":
     """Evaluate a stored learner on new episodes.
 
-    The learner is adapted to tasks, and its return is reported after each adaptation step.
-
-    Options default to the run's `evaluation` settings, or else to its training settings.
+    The learner is adapted to tasks, and its return is reported after each adaptation step. Options default to the run's
+    `evaluation` settings, or else to its training settings.
 
     Example: `metaloom evaluate first@10 --num-tasks 20 --adaptation-steps 3 --test-episodes 10 --plot curve.png`
 
@@ -82,9 +82,6 @@ def evaluate(
     """
     at = RunAt.of(run, iteration, learner=True)
     agree(at.path, trust)
-    import metaloom.storage as storage
-
-    seed = None if seed is None else check_seed(seed)
     stored = storage.open_run(at.path)
     updates = updates_at(stored, at.iteration)
     learner = learner_after(stored, updates)
@@ -98,7 +95,7 @@ def evaluate(
         "test_episodes": test_episodes,
         "deterministic": deterministic,
         "remembered": remembered,
-        "seed": seed,
+        "seed": None if seed is None else check_seed(seed),
     }
     trained = late.config_of(stored, stored.learner_ref(updates))
     if isinstance(tasks, str) and tasks not in ("held-out", "train"):

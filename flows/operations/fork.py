@@ -30,9 +30,8 @@ def fork(
 ) -> "Run":
     """Fork a run to continue it with different settings.
 
-    The new run begins with its parent's iterations.
-
-    `metaloom resume` continues it. It shares files with its parent, which can still be thinned or deleted.
+    The new run begins with its parent's iterations, and `metaloom resume` continues it. It shares files with its
+    parent, which can still be thinned or deleted.
 
     Example: `metaloom fork first@10 --run second --set algorithm.clip_eps=0.1`
 

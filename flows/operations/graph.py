@@ -32,15 +32,14 @@ def graph(
         overrides: Settings to change, as KEY=VALUE.
         trust: Allow importing the modules that the run's settings name, now and later.
     """
-    stored = recipe not in [*late.RECIPES] and not late.is_settings_file(recipe)
-    if stored and not run_exists(run_folder(recipe)):
+    if recipe in [*late.RECIPES] or late.is_settings_file(recipe):
+        settings = late.load_settings(recipe)
+    elif run_exists(folder := run_folder(recipe)):
+        agree(folder, trust)
+        settings = late.config_of(open_run(folder)).model_dump(mode="json")
+    else:
         raise UsageError(
             f"no recipe and no stored run {recipe!r}: `metaloom recipes` and `metaloom ls` list them"
             f"{late.suggestion(recipe, late.RECIPES)}"
         )
-    if stored:
-        agree(run_folder(recipe), trust)
-        settings = late.config_of(open_run(run_folder(recipe))).model_dump(mode="json")
-    else:
-        settings = late.load_settings(recipe)
     return late.FORMATS[form](late.diagram_of(late.build_config(late.override(settings, changes(overrides)))))

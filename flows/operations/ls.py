@@ -42,10 +42,9 @@ def ls(
 ) -> Rows:
     """List the runs in the runs folder.
 
-    The newest run comes first.
-
-    Columns: age, environment, algorithm; complete and planned iterations; average return of the last iteration, after
-    adaptation if there is any; bytes on disk, including shared files; state. A narrow terminal shows fewer columns.
+    The newest run comes first. Columns: age, environment, algorithm; complete and planned iterations; average return of
+    the last iteration, after adaptation if there is any; bytes on disk, including shared files; state. A narrow
+    terminal shows fewer columns.
 
     Example: `METALOOM_RUNS=/data/runs metaloom ls --algorithm promp --since 2d --sort return`
 
@@ -63,13 +62,13 @@ def ls(
     earliest = -math.inf if since is None else _moment(since).timestamp()
     found = [*map(late.list_run_row, find_runs(runs_root()))]
     wanted = {"algorithm": algorithm, "env": env, "state": status}
-    rows = Rows(
+    matching = (
         row
         for row in found
         if all(value is None or row.get(name) == value for name, value in wanted.items())
         and seconds_of(row.get("started")) >= earliest
     )
-    rows[:] = sorted(rows, key=_ORDERS[sort])[:: -1 if reverse else 1][:limit]
+    rows = Rows(sorted(matching, key=_ORDERS[sort])[:: -1 if reverse else 1][:limit])
     if found:
         rows.nothing = f"none of {len(found)} runs in {location(runs_root())} matches"
     else:
@@ -78,7 +77,7 @@ def ls(
 
 
 def _moment(text: str) -> datetime:
-    """Parse the time given by --since."""
+    """Return the time that --since specifies."""
     if match := re.fullmatch(r"(\d{1,4})([mhdw])", text):
         return datetime.now(UTC) - timedelta(**{_UNITS[match[2]]: int(match[1])})
     try:

@@ -19,7 +19,7 @@ from metaloom.storage import find_runs, url_of
 
 
 def parameters_of(function: Callable[..., Any]) -> list[P]:
-    """Return an operation's parameters, except `**settings`, for which text interfaces use `overrides`."""
+    """Return the parameters of an operation except `**settings`, for which text interfaces use `overrides`."""
     found = signature(function)
     if any(isinstance(p.annotation, str) for p in found.parameters.values()):  # from __future__ import annotations
         found = signature(function, eval_str=True)
@@ -27,12 +27,12 @@ def parameters_of(function: Callable[..., Any]) -> list[P]:
 
 
 def is_python_only(annotation: Any) -> bool:
-    """Return True for a parameter that a command line does not support."""
+    """Return True if an annotation marks a parameter that the command line does not support."""
     return any(mark.parse is False for mark in marks_of(annotation))
 
 
 def is_backend(annotation: Any) -> bool:
-    """Return True for a rollout backend, which has separate options."""
+    """Return True if an annotation is a rollout backend, whose fields are separate command-line options."""
     return annotation in (Backend, InProcess)
 
 
@@ -42,7 +42,7 @@ def marks_of(annotation: Any) -> list[Parameter]:
 
 
 def text_type(annotation: Any) -> Any:
-    """Return a parameter's type for text interfaces: names instead of runs, and tuples instead of sequences."""
+    """Return a parameter's type for text interfaces: run names instead of runs, and tuples instead of sequences."""
     if get_origin(annotation) is Annotated:
         plain, *marks = get_args(annotation)
         return Annotated[text_type(plain), *marks]
@@ -81,36 +81,25 @@ def complete_recipes(context: object) -> list[str]:
 
 RUN_HELP = "A name under the runs folder, a path, or a URL such as s3://bucket/runs/first."
 _AT = "; @-1 or @latest is the newest, @best has the highest return"
-RunArgument = Annotated[RunLike, Parameter(help=RUN_HELP, completer=complete_runs)]
-RunAtArgument = Annotated[
-    RunLike, Parameter(help=f"RUN, or RUN@ITERATION for one iteration{_AT}. {RUN_HELP}", completer=complete_runs)
-]
+
+
+def _runs(text: str) -> Parameter:
+    return Parameter(help=text, completer=complete_runs)
+
+
+RunArgument = Annotated[RunLike, _runs(RUN_HELP)]
+RunAtArgument = Annotated[RunLike, _runs(f"RUN, or RUN@ITERATION for one iteration{_AT}. {RUN_HELP}")]
 LearnerArgument = Annotated[
-    RunLike,
-    Parameter(
-        help=f"RUN for its newest learner, RUN@N for the learner after N updates{_AT}. {RUN_HELP}",
-        completer=complete_runs,
-    ),
+    RunLike, _runs(f"RUN for its newest learner, RUN@N for the learner after N updates{_AT}. {RUN_HELP}")
 ]
 ParentArgument = Annotated[
-    RunLike,
-    Parameter(
-        help=f"RUN@N to begin with its first N iterations{_AT}; RUN for all of them. {RUN_HELP}",
-        completer=complete_runs,
-    ),
+    RunLike, _runs(f"RUN@N to begin with its first N iterations{_AT}; RUN for all of them. {RUN_HELP}")
 ]
-RunArguments = Annotated[
-    RunLike | Sequence[RunLike], Parameter(help=f"{RUN_HELP} Repeatable; all by default.", completer=complete_runs)
-]
-RemovedArguments = Annotated[
-    RunLike | Sequence[RunLike], Parameter(help=f"{RUN_HELP} Repeatable.", completer=complete_runs)
-]
+RunArguments = Annotated[RunLike | Sequence[RunLike], _runs(f"{RUN_HELP} Repeatable; all by default.")]
+RemovedArguments = Annotated[RunLike | Sequence[RunLike], _runs(f"{RUN_HELP} Repeatable.")]
 RunsArgument = Annotated[
     RunLike | Sequence[RunLike],
-    Parameter(
-        help="Names under the runs folder, paths, patterns such as `lr-*`, or the names of sweeps.",
-        completer=complete_runs,
-    ),
+    _runs("Names under the runs folder, paths, patterns such as `lr-*`, or the names of sweeps."),
 ]
 Iteration = Annotated[int | None, Parameter(parse=False)]
 """Iteration; the command line uses RUN@ITERATION instead."""
@@ -142,24 +131,24 @@ PythonOnly: Parameter = Parameter(parse=False)
 
 
 def agree(run: Path, trust: bool) -> None:
-    """If `trust`, record that the modules that a run's settings name may be imported."""
+    """Trust the modules that a run's settings name, if `trust` is True."""
     if trust:
         late.trust_run(run)
 
 
 def changes(overrides: Sequence[str], settings: Mapping[str, Any] | None = None) -> list[str]:
-    """Return changed settings, given as KEY=VALUE or as keywords, in the form KEY=VALUE."""
+    """Return changes to settings, given as KEY=VALUE or as keyword arguments, as a list of KEY=VALUE strings."""
     return [*overrides, *late.assignments(settings or {})]
 
 
 def refuse_without(option: str, **others: object) -> None:
-    """Reject options that require another option, which was not given."""
+    """Raise UsageError if one of the other options is given, since each of them requires `option`."""
     for name in _given(others):
         raise UsageError(f"found --{name} without {option}; add {option}, or remove --{name}")
 
 
 def refuse_with(option: str, **others: object) -> None:
-    """Reject options that cannot be combined with another one, which was given."""
+    """Raise UsageError if one of the other options is given, since none of them can be combined with `option`."""
     for name in _given(others):
         raise UsageError(f"found --{name} with {option}; remove one of them")
 

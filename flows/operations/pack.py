@@ -12,10 +12,8 @@ from metaloom.storage import open_writer
 def pack(run: RunArgument) -> Packed:
     """Pack old iterations into a few files.
 
-    Their contents do not change.
-
-    All complete iterations except the newest are packed. Training also packs the oldest 500 iterations whenever 600 are
-    unpacked.
+    Their contents do not change. All complete iterations except the newest are packed. Training also packs the oldest
+    500 iterations whenever 600 are unpacked.
 
     Example: `metaloom pack first`
 

@@ -19,9 +19,8 @@ def policy(
 ) -> "TrainedPolicy":
     """Write a trained policy to a file.
 
-    The file can be used without the run.
-
-    RUN@N is the policy after N updates, with which iteration N starts; RUN is the newest policy.
+    The file can be used without the run. RUN@N is the policy after N updates, with which iteration N starts; RUN is the
+    newest policy.
 
     Example: `metaloom policy first@2 --out first.safetensors`
 

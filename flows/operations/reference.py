@@ -1,4 +1,4 @@
-"""`reference`: runs that anyone can recompute; each function is a command of this group."""
+"""`reference`: the commands for reference runs, which anyone can recompute."""
 
 import re
 from collections.abc import Callable, Collection, Iterator
@@ -53,9 +53,6 @@ def show(name: NameAt, /, *, folder: From = None) -> Facts:
     Args:
         name: A reference, or NAME@ITERATION.
         folder: References folder; by default, the one in the checkout.
-
-    Returns:
-        The facts that `--json` prints.
     """
     with found(name, folder) as (data, _):
         return Facts(data())
@@ -63,7 +60,7 @@ def show(name: NameAt, /, *, folder: From = None) -> Facts:
 
 @contextmanager
 def found(name: str, folder: Path | str | None) -> "Iterator[tuple[Callable[[], Any], Callable[[], RenderableType]]]":
-    """Open a reference; yield two functions, which return it or one of its iterations as data and rendered."""
+    """Open a reference and yield two functions that return it, or one of its iterations: as data, and rendered."""
     place, about, iteration = _named(name, folder)
     with late.opened_reference(place, about) as path:
         run = open_run(path)
@@ -148,8 +145,7 @@ def add(
     if to is None and not (late.shipped() / late.INDEX).exists():
         raise UsageError("found no checkout to add the reference to; required a folder: --to FOLDER")
     place = _folder(to)
-    made = late.add_reference(folder_of(run), place, name, learners=learners)
-    return late.Added(made, place)
+    return late.Added(late.add_reference(folder_of(run), place, name, learners=learners), place)
 
 
 def _folder(given: Path | str | None) -> Path:
@@ -157,7 +153,7 @@ def _folder(given: Path | str | None) -> Path:
 
 
 def _named(text: str, given: Path | str | None) -> "tuple[Path, Reference, int | None]":
-    """Parse NAME or NAME@ITERATION; return the references folder, the reference, and the iteration."""
+    """Parse NAME or NAME@ITERATION; return the references folder, the reference, and the iteration or None."""
     folder = _folder(given)
     name, at, iteration = text.partition("@")
     if at and not re.fullmatch("[0-9]{1,8}", iteration):

@@ -1,20 +1,17 @@
-"""`replay`: recomputes stored stages and compares their outputs with the stored ones."""
+"""`replay`: recomputes stored stages and compares the outputs with the stored ones."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from metaloom.flows.arguments import checked
 from metaloom.flows.formatting import plural
 from metaloom.flows.operations import late
 from metaloom.flows.operations.options import InProcess, Iteration, Natural, PythonOnly, RunAtArgument, Trust, agree
-from metaloom.flows.results.replay import Replay
+from metaloom.flows.results.replay import Replay, StageReplay
 from metaloom.flows.rollouts.backend import IN_PROCESS
 from metaloom.flows.runs import RunAt
 from metaloom.flows.views.status import STATUS
 from metaloom.storage import StageRef
-
-if TYPE_CHECKING:
-    from metaloom.flows.results.replay import Replay, StageReplay
 
 
 @checked
@@ -27,13 +24,11 @@ def replay(
     until_diff: bool = False,
     trust: Trust = False,
     backend: InProcess = IN_PROCESS,
-    replayed: Annotated[Callable[["StageReplay"], None] | None, PythonOnly] = None,
-) -> "Replay":
-    """Recompute stored stages; compare every bit.
+    replayed: Annotated[Callable[[StageReplay], None] | None, PythonOnly] = None,
+) -> Replay:
+    """Recompute stored stages, and compare every bit of their outputs.
 
-    Each stage is computed from its stored inputs.
-
-    Exit code 0 if all outputs are identical, 1 if any differs.
+    Each stage is computed from its stored inputs. Exit code 0 if all outputs are identical, 1 if any differs.
 
     Example: `metaloom replay first@3 --stage adapt`
 
@@ -62,7 +57,7 @@ def replay(
 @checked
 def materialise(
     run: RunAtArgument, iteration: Iteration = None, *, trust: Trust = False, backend: InProcess = IN_PROCESS
-) -> "list[StageRef]":
+) -> list[StageRef]:
     """Recompute thinned outputs, and store them if their digests are unchanged.
 
     Args:

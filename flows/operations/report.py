@@ -33,9 +33,8 @@ def report(
 ) -> "ReportFiles":
     """Write a run's charts to a single HTML page.
 
-    The learning curve is also written as a PNG.
-
-    The page is about 2 MB, most of which is the script that draws the charts. It works offline.
+    The learning curve is also written as a PNG. The page is about 2 MB, most of which is the script that draws the
+    charts. It works offline.
 
     Example: `metaloom report first`
 
@@ -78,11 +77,7 @@ def _film(run: Run) -> "Picture":
 
 
 def write(run: Run, folder: Path, *, static: bool = False, film: "Picture | None" = None) -> "ReportFiles":
-    """Write a run's report to a folder and return its files.
-
-    Raises:
-        StorageFailed: the system refuses the write.
-    """
+    """Write a run's report to a folder and return its files."""
     with system_errors(
         folder,
         required="a folder to write the report to",

@@ -15,12 +15,11 @@ from metaloom.storage import StoreError
 
 @checked
 def rm(runs: RemovedArguments = ()) -> Removed:
-    """Permanently remove runs, after asking.
+    """Permanently remove runs after asking for confirmation.
 
-    Without RUN, it finishes interrupted removals.
-
-    Forks keep the files that they share with a removed run. Runs that are being trained, folders with other content,
-    links, and runs in object storage are refused. Reports beside the run are kept.
+    Without RUN, it finishes interrupted removals. Forks keep the files that they share with a removed run. Runs that
+    are being trained, folders with other content, links, and runs in object storage are refused. Reports beside the run
+    are kept.
 
     Example: `metaloom rm second --yes`
 
@@ -33,17 +32,11 @@ def rm(runs: RemovedArguments = ()) -> Removed:
         STATUS.far(f"run {n} of {len(paths)}")
         storage.remove_run(path)
     roots = dict.fromkeys([path.parent for path in paths] or [runs_root()])
-    finished: list[Path] = [path for root in roots for path in storage.finish_removals(root)]
-    return Removed(tuple(paths), freed, tuple(finished))
+    return Removed(tuple(paths), freed, tuple(path for root in roots for path in storage.finish_removals(root)))
 
 
 def check_removable(path: Path) -> Path:
-    """Check that a run may be removed, and return its folder.
-
-    Raises:
-        UsageError: the run is in object storage.
-        storage.StoreError: the folder does not exist, is not a run, contains other files, or is being written.
-    """
+    """Return a run's folder if the run may be removed; raise UsageError or StoreError otherwise."""
     if url := storage.url_of(path):
         raise UsageError(
             f"found {url}; required a run in a local folder. Remove the objects with the store's own tools, such as "
@@ -53,7 +46,7 @@ def check_removable(path: Path) -> Path:
 
 
 def dependents(path: Path, root: Path) -> list[str]:
-    """Describe how the other runs in a folder depend on a run, one line each."""
+    """Return lines that describe how other runs in a folder depend on a run."""
     run = _readable(path)
     others = [other for folder in storage.find_runs(root) if (other := _readable(folder)) is not None]
     lines: list[str] = []

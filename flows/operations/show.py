@@ -17,7 +17,7 @@ from metaloom.flows.operations.options import (
 )
 from metaloom.flows.results.run_rows import Facts
 from metaloom.flows.runs import RunAt, parse_span, require_iteration
-from metaloom.storage import Run, StageRef, open_run
+from metaloom.storage import StageRef, open_run
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -56,9 +56,6 @@ def show(
             `:` for all.
         context: Show the transitions from which tasks were inferred, instead of those used for the update.
         trust: Allow importing the modules that the run's settings name, now and later.
-
-    Returns:
-        The facts that `--json` prints.
     """
     at = RunAt.of(run, iteration)
     return Facts(found(at, stage=stage, step=step, update=update, rows=rows, context=context, trust=trust)[0]())
@@ -75,7 +72,7 @@ def found(
     trust: bool = False,
     everything: bool = False,
 ) -> "Found":
-    """Return two functions, which return the requested facts as data and rendered."""
+    """Return two functions: one returns the requested facts as data, the other renders them."""
     opened = open_run(at.path)
     if stage not in (None, *(names := [known.name for known in opened.stages.stages])):
         raise UsageError(f"found --stage {stage}; required a stage of the run: {', '.join(names)}")
@@ -89,28 +86,20 @@ def found(
         refuse_with("--stage sample_transitions", step=step)
     else:
         refuse_without("--stage sample_transitions", update=update, rows=rows, context=context)
-    if stage is not None and at.iteration is None:
-        raise UsageError(f"--stage requires one iteration, such as {opened.path.name}@0")
-    if stage is not None and at.iteration is not None:
-        if stage == "process_samples":
-            return _baselines(opened, at.iteration, step or 0)
-        if stage == "sample_transitions":
-            return _minibatch(opened, at.iteration, update or 0, rows or "0:20", context=context)
-        info = late.output_info(opened, StageRef(at.iteration, stage, step or 0))
-        return lambda: info, lambda: late.output_view(info)
     if (i := at.iteration) is None:
+        if stage is not None:
+            raise UsageError(f"--stage requires one iteration, such as {opened.path.name}@0")
         return lambda: late.run_info(opened), lambda: late.run_view(opened, everything=everything)
-    return lambda: late.iteration_info(opened, i), lambda: late.iteration_view(opened, i)
-
-
-def _baselines(run: Run, iteration: int, step: int) -> "Found":
-    fitted = late.fitted_baselines(run, iteration, step)
-    lists = {name: {part: value.tolist() for part, value in params.items()} for name, params in fitted.items()}
-    return lambda: lists, lambda: late.parameters_table(fitted)
-
-
-def _minibatch(run: Run, iteration: int, update: int, rows: str, *, context: bool) -> "Found":
-    span = parse_span("--rows", rows)
-    chosen = span if isinstance(span, slice) else slice(span, span + 1 or None)
-    info = late.minibatch_info(run, iteration, update, chosen, context=context)
-    return lambda: info, lambda: late.minibatch_view(info)
+    if stage is None:
+        return lambda: late.iteration_info(opened, i), lambda: late.iteration_view(opened, i)
+    if stage == "process_samples":
+        fitted = late.fitted_baselines(opened, i, step or 0)
+        lists = {name: {part: value.tolist() for part, value in params.items()} for name, params in fitted.items()}
+        return lambda: lists, lambda: late.parameters_table(fitted)
+    if stage == "sample_transitions":
+        span = parse_span("--rows", rows or "0:20")
+        chosen = span if isinstance(span, slice) else slice(span, span + 1 or None)
+        drawn = late.minibatch_info(opened, i, update or 0, chosen, context=context)
+        return lambda: drawn, lambda: late.minibatch_view(drawn)
+    info = late.output_info(opened, StageRef(i, stage, step or 0))
+    return lambda: info, lambda: late.output_view(info)

@@ -62,9 +62,7 @@ def sweep(
 ) -> "Runs":
     """Train a recipe with several seeds and settings.
 
-    Every combination is a run.
-
-    With `--optuna` and `--search`, each trial's settings depend on the scores of earlier trials.
+    Every combination is a run. With `--optuna` and `--search`, settings of a trial depend on scores of earlier trials.
 
     After an interruption, the same command continues the sweep without repeating complete runs. Ctrl-C stops it after
     the current stages. `sweeps/NAME.json` in the runs folder lists the runs. Exit code 1 if a run failed, or if all
@@ -135,11 +133,7 @@ def planned_sweep(
     settings: Sequence[str],
     many: bool,
 ) -> "tuple[Sweep, list[RunConfig]]":
-    """Return the planned sweep and its runs' configurations; the stored sweep if only its name is given.
-
-    Raises:
-        ConfigError, UsageError: The settings are invalid.
-    """
+    """Return the planned sweep and its runs' configurations; the stored sweep if only its name is given."""
     if (seeds, optuna, metric, name) == (None, None, None, None) and not (grid or search or settings):
         # A recipe or file takes precedence over a sweep of the same name.
         is_other = recipe in late.RECIPES or late.is_settings_file(recipe) or "/" in recipe
@@ -158,10 +152,9 @@ def planned_sweep(
         space = late.parse_space(search)
     wanted = late.wanted_search(optuna, space, metric, grid)
     numbers = _seeds(seeds) if isinstance(seeds, str) else seeds
+    numbers = (5 if wanted is None else 1) if numbers is None else numbers
     if wanted is None:
-        numbers = 5 if numbers is None else numbers
         return late.plan(recipe, name, seeds=numbers, grid=values, settings=settings, many=many)
-    numbers = 1 if numbers is None else numbers
     return late.plan_search(recipe, name, search=wanted, seeds=numbers, settings=settings, many=many), []
 
 

@@ -1,7 +1,5 @@
 """`thin`: removes batches that can be recomputed."""
 
-from typing import TYPE_CHECKING
-
 from metaloom.flows.arguments import checked
 from metaloom.flows.operations import late
 from metaloom.flows.operations.options import Natural, Positive, RunArgument, Trust, agree
@@ -9,9 +7,6 @@ from metaloom.flows.results.disk import ThinnedRun
 from metaloom.flows.runs import folder_of
 from metaloom.flows.views.status import STATUS
 from metaloom.storage import Retention
-
-if TYPE_CHECKING:
-    from metaloom.flows.results.disk import ThinnedRun
 
 
 @checked
@@ -23,14 +18,13 @@ def thin(
     dry_run: bool = False,
     anyway: bool = False,
     trust: Trust = False,
-) -> "ThinnedRun":
+) -> ThinnedRun:
     """Remove batches that can be recomputed.
 
-    The episodes, samples and adapted parameters of iterations are removed; everything else is kept.
-
-    An off-policy run also keeps its episodes, which are its replay buffer: only minibatches and adapted parameters are
-    removed. `metaloom replay RUN@ITERATION --materialise` recomputes what was removed, bit for bit. Iterations
-    that used a plug-in, such as a custom environment, are therefore refused if its source has since changed.
+    The episodes, samples and adapted parameters of iterations are removed; everything else is kept. An off-policy run
+    also keeps its episodes, which are its replay buffer: only minibatches and adapted parameters are removed. `metaloom
+    replay RUN@ITERATION --materialise` recomputes what was removed, bit for bit. Iterations that used a plug-in, such
+    as a custom environment, are therefore refused if its source has since changed.
 
     Example: `metaloom thin first --keep-every 10 --keep-last 5 --dry-run`
 

@@ -205,7 +205,7 @@ def iterate(
 
 
 def _iterations(folder: Path, start: "Callable[..., Training]", log: Sequence[str]) -> "Generator[FinishedIteration]":
-    """Yield each iteration of a run when it is trained; closing the generator stops the run."""
+    """Yield each iteration of a run once it is trained; closing the generator stops the run."""
     run, left = None, False
     with late.logging_to(log, folder, late.Observer(should_stop=lambda: left, reads=True)) as observer:
         training = start(observer=observer)
@@ -219,16 +219,7 @@ def _iterations(folder: Path, start: "Callable[..., Training]", log: Sequence[st
 
 
 def new_settings(recipe: "str | RunConfig", overrides: Sequence[str], **short: Any) -> "RunConfig":
-    """Return the settings of a new run.
-
-    Args:
-        recipe: A recipe, a settings file, or a RunConfig.
-        overrides: Settings to change, as KEY=VALUE.
-        **short: Settings with separate options; None if not given.
-
-    Raises:
-        ConfigError: A setting is invalid.
-    """
+    """Return the settings of a new run; `short` contains settings with separate options, None for those not given."""
     # Reject settings before importing numerics, which takes seconds.
     for name in {assignment.partition("=")[0] for assignment in overrides}:
         refuse_with(f"--set {name}", **{name: short.get(name)})
@@ -247,22 +238,14 @@ def new_folder(recipe: "str | RunConfig", run: str | Path | None, config: "RunCo
 
 
 def check_log(log: Sequence[str], film_every: int | None) -> None:
-    """Reject logging options that would fail later.
-
-    Raises:
-        UsageError: A logger's package is not installed, or options contradict one another.
-    """
+    """Raise UsageError if a logger's package is not installed, or if logging options contradict one another."""
     if not log:
         refuse_without("--log", film_every=film_every)
     check_loggers(log, film_every)
 
 
 def require_witness(strict: bool, witness: bool) -> None:
-    """Reject --strict if no witness episode would be replayed.
-
-    Raises:
-        UsageError: `strict` is True, but `witness` is False.
-    """
+    """Raise UsageError if `strict` is True, but no witness episode would be replayed."""
     if strict and not witness:
         raise UsageError(
             "found --strict, but no episode would be replayed; required a run with env.witness=true, which is the "
@@ -279,7 +262,7 @@ def _watched(
     metrics_port: int | None,
     strict: bool,
 ) -> "Run":
-    """Train a run with the requested logging, metrics endpoint and strictness; return the opened run."""
+    """Train a run with the requested logging, metrics endpoint and strictness, and return the opened run."""
 
     def watched(observer: late.Observer) -> "TrainResult":
         served = nullcontext(observer) if metrics_port is None else late.metrics_at(metrics_port, folder.name, observer)

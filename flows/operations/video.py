@@ -35,10 +35,8 @@ def video(
 ) -> "Film":
     """Make a video of an episode before and after adaptation.
 
-    Both are shown side by side.
-
-    The episode is simulated again from its seed and its stored actions. If an observation differs from the stored one
-    by more than 1e-5, the command reports it and exits with code 1.
+    Both are shown side by side. The episode is simulated again from its seed and its stored actions. If an observation
+    differs from the stored one by more than 1e-5, the command reports it and exits with code 1.
 
     Example: `metaloom video first@12 --best --out cheetah.gif`
 
@@ -65,12 +63,11 @@ def video(
         raise UsageError("found several of --task, --best and --worst; remove all but one")
     agree(at.path, trust)
     drawn_by = choose_renderer(renderer)  # before MuJoCo is imported
-    which = "best" if best else "worst" if worst else task or 0
     return late.film_run(
         at.path,
         -1 if at.iteration is None else at.iteration,
         Path(out),
-        task=which,
+        task="best" if best else "worst" if worst else task or 0,
         episode=episode,
         steps=tuple(steps) or None,
         size=(int(width), int(height)),

@@ -29,10 +29,8 @@ def view(
 ) -> None:
     """Serve a page of curves, stages, batches and videos.
 
-    The page is available on this machine until Ctrl-C.
-
-    It follows training runs, changes nothing, and sends no requests to other hosts. It opens only at the printed
-    address.
+    The page is available on this machine until Ctrl-C. It follows training runs, changes nothing, and sends no requests
+    to other hosts. It opens only at the printed address.
 
     Example: `metaloom view first --port 8080`
 

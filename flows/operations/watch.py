@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 def watch(run: RunArgument, *, lines: Annotated[bool, PythonOnly] = False) -> "Ending":
     """Follow a run while another process trains it.
 
-    It ends when the training ends. Ctrl-C stops watching without affecting the training.
-
-    Exit code 0 if the run completed or was stopped, 1 if it failed or was killed. Without a terminal, it prints a line
-    for the newest iteration and for each one after it.
+    It ends when the training ends. Ctrl-C stops watching without affecting the training. Exit code 0 if the run
+    completed or was stopped, 1 if it failed or was killed. Without a terminal, it prints a line for the newest
+    iteration and for each one after it.
 
     Example: `metaloom watch first`
 

@@ -1,1 +1,1 @@
-"""Execution of rollouts: in this process, in supervised local workers, or on a Dask cluster."""
+"""Collecting rollouts in this process, in supervised local workers, or on a Dask cluster."""

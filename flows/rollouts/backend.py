@@ -1,4 +1,4 @@
-"""Choice of the rollout backend. This module imports neither numerical libraries nor Dask."""
+"""Settings of the rollout backend. This module imports neither numerical libraries nor Dask."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -50,19 +50,6 @@ class Backend:
                 f"found workers={self.workers} and scheduler={self.scheduler}; required only one of them, since a "
                 "scheduler already has workers"
             )
-        self._check_supervision()
-        if (self.workers or 0) < 0 or self.threads < 1:
-            raise UsageError(
-                f"found workers={self.workers} and threads={self.threads}; required workers >= 0 (0 samples in this "
-                "process) and threads >= 1"
-            )
-        if self.threads > 1 and self.workers != 0:
-            raise UsageError(
-                f"found threads={self.threads} with Dask workers, which have one thread each; required --workers 0 for "
-                "sampling with several threads in this process, or no --threads"
-            )
-
-    def _check_supervision(self) -> None:
         timeout, retries = self.step_timeout_seconds, self.retries
         if (timeout is not None and not 0 < timeout < float("inf")) or (retries is not None and retries < 0):
             raise UsageError(
@@ -79,11 +66,20 @@ class Backend:
                 f"found retries={retries} with a scheduler; required the scheduler's own setting, as in "
                 f"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES={retries} where `dask scheduler` is started"
             )
+        if (self.workers or 0) < 0 or self.threads < 1:
+            raise UsageError(
+                f"found workers={self.workers} and threads={self.threads}; required workers >= 0 (0 samples in this "
+                "process) and threads >= 1"
+            )
+        if self.threads > 1 and self.workers != 0:
+            raise UsageError(
+                f"found threads={self.threads} with Dask workers, which have one thread each; required --workers 0 for "
+                "sampling with several threads in this process, or no --threads"
+            )
 
     def for_tasks(self, num_tasks: int) -> "Backend":
-        """Return the backend with its defaults resolved for a run with `num_tasks` tasks."""
-        timeout, retries = self.step_timeout_seconds, self.retries
-        workers = self.workers
+        """Return a copy of the backend with all defaults resolved for a run with `num_tasks` tasks."""
+        timeout, retries, workers = self.step_timeout_seconds, self.retries, self.workers
         if workers is None and self.scheduler is None:
             workers = 0 if num_tasks == 1 and timeout is None and retries is None else DEFAULT_WORKERS
         if workers == 0:

@@ -1,4 +1,4 @@
-"""Connection to workers, which are local processes or belong to an existing scheduler."""
+"""Connection to rollout workers, which are local processes or belong to an existing scheduler."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ class PausedWorkers(WorkersError):
 
 
 class Patience:
-    """Waits as long as workers are working, but only for a limited time without progress."""
+    """Waits for as long as workers make progress, but only for a limited time without progress."""
 
     def __init__(self, client: Client, step_timeout_seconds: float) -> None:
         # A worker that is cut off during an environment call is ended, with the reason, after the step timeout.
@@ -40,13 +40,11 @@ class Patience:
         self._alone_since: float | None = None
 
     def any_done(self, futures: Sequence[Future[Any]]) -> bool:
-        """Wait briefly for all futures; return True if any is done or has failed.
+        """Wait briefly for all futures; return True if any of them is done or has failed.
 
-        Waits for all of them, because fetching each result separately takes longer than a short rollout batch.
-
-        Raises:
-            WorkersError: there has been no worker for `no_worker_seconds` or two step timeouts, whichever is longer.
-            PausedWorkers: the remaining workers have been paused for that long.
+        Waiting for each future in turn would take longer than a short rollout batch. Raises WorkersError if there has
+        been no worker, or PausedWorkers if Dask has paused the futures' workers, for longer than both
+        `no_worker_seconds` and two step timeouts.
         """
         with suppress(TimeoutError):
             wait(futures, timeout=_WAIT_SECONDS)
@@ -57,7 +55,7 @@ class Patience:
         # A paused worker still finishes what it has begun.
         begun = {a: w.get("metrics", {}).get("task_counts", {}).get("executing", 0) for a, w in workers.items()}
         paused = {address for address, worker in workers.items() if worker["status"] == "paused" and not begun[address]}
-        if workers and not (paused and self._wait_for(futures, paused, len(workers))):
+        if workers and not (paused and (len(paused) == len(workers) or self._wait_for(futures, paused))):
             self._alone_since = None
             return False
         now = time.monotonic()
@@ -72,22 +70,15 @@ class Patience:
             "or fewer --workers. Stored data is safe; continue with `metaloom resume`"
         )
 
-    def _wait_for(self, futures: Sequence[Future[Any]], paused: set[str], num_workers: int) -> bool:
+    def _wait_for(self, futures: Sequence[Future[Any]], paused: set[str]) -> bool:
         """Return True if all the futures are assigned to paused workers, whose tasks Dask does not reassign."""
-        if len(paused) == num_workers:
-            return True
         given = cast(dict[str, tuple[str, ...]], self._client.processing())
         theirs = {key for worker in paused for key in given.get(worker, ())}
         return all(future.key in theirs for future in futures)
 
 
 def wait_for(client: Client, futures: Sequence[Future[Any]], step_timeout_seconds: float = 0.0) -> None:
-    """Wait until any of the futures is done or has failed.
-
-    Raises:
-        WorkersError: there has been no worker for too long.
-        PausedWorkers: the futures' workers have been paused for too long.
-    """
+    """Wait until any of the futures is done or has failed; raise WorkersError if they make no progress for too long."""
     patience = Patience(client, step_timeout_seconds)
     while not patience.any_done(futures):
         pass
@@ -100,7 +91,7 @@ LONGER = (
 
 
 def no_worker_for(seconds: float) -> WorkersError:
-    """Build the error for a scheduler that has had no worker for `seconds`."""
+    """Return the error for a scheduler that has had no worker for `seconds`."""
     return WorkersError(
         f"the Dask scheduler has had no worker for {seconds:g} s; start one with `dask worker`, and continue with "
         f"`metaloom resume`. {LONGER}"
@@ -108,7 +99,7 @@ def no_worker_for(seconds: float) -> WorkersError:
 
 
 def no_worker_seconds() -> float:
-    """Return how many seconds to wait for a worker: Dask's setting if there is one, otherwise 60."""
+    """Return the time in seconds to wait for a worker: Dask's setting if there is one, otherwise 60."""
     setting = dask.config.get("distributed.scheduler.no-workers-timeout", None)
     return _NO_WORKER_SECONDS if setting is None else cast(float, parse_timedelta(setting))
 
@@ -133,9 +124,6 @@ class Connection:
     """Connection to a scheduler; its client is replaced when the scheduler has restarted.
 
     Dask's own client tries to reconnect only for a short time, and loses registered worker callbacks.
-
-    Attributes:
-        client: Current client.
     """
 
     def __init__(self, connect: Callable[[], AbstractContextManager[Client]], opened: ExitStack) -> None:
@@ -151,7 +139,7 @@ class Connection:
         return 0
 
     def repeat_where_lost(self, work: Callable[[], T], where: str) -> T:
-        """Return the result of work that needs the scheduler; repeat it if the scheduler is lost and comes back."""
+        """Return the result of `work`; repeat the work if the scheduler is lost and comes back."""
         losses = 0
         while True:
             try:
@@ -187,26 +175,20 @@ class Connection:
         while True:
             try:
                 self._open()
+                break
             except NobodyThere as error:
-                if time.monotonic() - began < most:
-                    continue
-                raise WorkersError(
-                    f"{where}: the Dask scheduler is gone and has not come back for {most:.0f} s: {error}. Stored "
-                    "data is safe; continue with `metaloom resume`"
-                ) from lost
-            break
+                if time.monotonic() - began >= most:
+                    raise WorkersError(
+                        f"{where}: the Dask scheduler is gone and has not come back for {most:.0f} s: {error}. Stored "
+                        "data is safe; continue with `metaloom resume`"
+                    ) from lost
         waited = time.monotonic() - began
         log.warning("%s: the Dask scheduler is back after %.0f s; repeating this stage", where, waited)
 
 
 @contextmanager
 def connected(backend: Backend, spec: SamplerSpec, session: str) -> Iterator[Connection]:
-    """Yield a connection to the backend's scheduler or to local processes; it is closed after the block.
-
-    Raises:
-        WorkersError: no scheduler responds, it has no workers, or they run different code.
-        EnvError: the scheduler's workers cannot build the environment.
-    """
+    """Yield a connection to the backend's scheduler or to local processes; it is closed after the block."""
     if backend.scheduler:
         connect = partial(_client, backend.scheduler, spec)
     else:
@@ -259,7 +241,7 @@ async def _require_answer(address: str) -> None:
 
 
 async def _fetch_from_workers(client: Client, workers: Sequence[str]) -> None:
-    """Fetch episodes directly from workers, unless only the scheduler is reachable, for example through a gateway."""
+    """Make the client fetch episodes directly from workers, unless it can reach only the scheduler."""
     dask = cast(Any, client)
     asked = [dask.rpc(worker).identity() for worker in workers]
     try:

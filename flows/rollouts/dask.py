@@ -1,4 +1,4 @@
-"""Rollouts on Dask worker processes, either local or attached to a scheduler at a given address.
+"""Rollouts on Dask worker processes, which are local or belong to an existing scheduler.
 
 Dask is used as a plain client within a stage: task runners that orchestrate every shard cost 7 to 30 times as much and
 repeat finished work when a worker dies.
@@ -49,7 +49,7 @@ def most_steps(spec: SamplerSpec) -> int:
 
 
 def tasks_per_shard(num_tasks: int, seconds_per_task: float, threads: int = 0) -> int:
-    """Return the number of tasks per shard: a power of two, since workers cache simulators for few sizes.
+    """Return the number of tasks per shard, a power of two, since workers cache simulators for few sizes.
 
     A shard gets an eighth of the rollout batch's work. Its duration is at least LEAST_SECONDS_PER_SHARD, below which
     overhead dominates, and at most SECONDS_PER_SHARD. With enough tasks, there are at least FEWEST_SHARDS shards and
@@ -67,7 +67,7 @@ T = TypeVar("T")
 
 @dataclass
 class ShardAttempt:
-    """A shard with its parameters, the current attempt, and how often Dask wrongly blamed it for a worker's death.
+    """A shard with its parameters, its current attempt, and the number of deaths that Dask wrongly blamed on it.
 
     The result stays on a worker as long as there is a reference to its future.
     """
@@ -85,10 +85,8 @@ class DaskSession:
     """State shared by the rollout batches of a run.
 
     Attributes:
-        connection: Connection to the workers' scheduler.
         watch: Supervision settings; each piece of work gets its own key.
         elsewhere: True if workers may be on other machines.
-        traffic: Traffic so far.
         costs: Seconds per task, as reported by workers, in the last rollout batch for each sampler specification.
     """
 
@@ -99,11 +97,11 @@ class DaskSession:
     costs: dict[str, float] = field(default_factory=dict[str, float])
 
     def supervise(self) -> Supervision:
-        """Return the supervision for a new piece of work."""
+        """Return supervision settings with a new key, for a new piece of work."""
         return replace(self.watch, key=secrets.token_hex(8))
 
     def recordings(self, watch: Supervision) -> list[Recording]:
-        """Return the recordings of dead processes, from this machine or from the workers' machines."""
+        """Return the recordings that dead processes left on this machine or on the workers' machines."""
         found = [watch.recordings()]
         if self.elsewhere:
             with suppress(Exception):
@@ -113,14 +111,7 @@ class DaskSession:
         return max(found, key=len)
 
     def collect(self, pieces: Sequence[ShardAttempt]) -> list[CollectedShard]:
-        """Return the shards' results in order.
-
-        Raises:
-            RolloutError: the environment failed, hung, or killed its workers.
-            WorkersError: there has been no worker for too long, one has other versions, or several died at different
-                steps.
-            CancelledError: the scheduler was lost.
-        """
+        """Return the results of shards, in order; raise CancelledError if the scheduler is lost."""
         try:
             for piece in pieces:
                 self._submit(piece)
@@ -148,7 +139,7 @@ class DaskSession:
         )
 
     def _gather_done(self, waiting: Sequence[ShardAttempt]) -> None:
-        """Fetch the available results; resubmit shards that Dask wrongly blames, and raise other failures."""
+        """Fetch the results that are available; resubmit shards that Dask wrongly blames, and raise other errors."""
         done: list[ShardAttempt] = []
         for piece in waiting:
             assert piece.future is not None
@@ -179,7 +170,7 @@ class DaskSession:
             raise no_worker_for(error.timeout) from None
 
     def _death(self, shard: Shard, watch: Supervision, begun: Sequence[Recording]) -> Exception:
-        """Build the error for a shard that killed every worker that tried it."""
+        """Return the error for a shard that killed every worker that tried it."""
         ending = ending_of(begun[-1].at.pid) if begun and not self.elsewhere else None
         recordings = self.recordings(watch)  # again, since the worker may only now have recorded why it ended
         # An attempt may be cut short because the previous one broke its worker's connections.
@@ -198,23 +189,14 @@ class DaskSession:
 
 @dataclass(frozen=True)
 class DaskWorkers(RolloutWorkers):
-    """Rollouts on Dask workers.
-
-    Attributes:
-        session: State shared by rollout batches, including the connection to the scheduler.
-    """
+    """Rollouts on Dask workers; the session is shared by all rollout batches."""
 
     session: DaskSession
 
     @classmethod
     @contextmanager
     def started(cls, spec: SamplerSpec, backend: Backend) -> Iterator["DaskWorkers"]:
-        """Yield the workers of a backend; remove their recordings at the end.
-
-        Raises:
-            WorkersError: the connection failed; see `connected`.
-            EnvError: the workers cannot build the environment.
-        """
+        """Yield the workers of a backend; remove their recordings at the end."""
         session, elsewhere, timeout = secrets.token_hex(8), backend.scheduler is not None, backend.step_timeout_seconds
         assert timeout is not None
         try:
@@ -235,18 +217,11 @@ class DaskWorkers(RolloutWorkers):
             remove_recordings(session)
 
     def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
-        """Collect E complete episodes per task.
-
-        Raises:
-            RolloutError: the environment failed, hung, or killed its workers.
-            WorkersError: workers died at different steps, there are no workers, or the scheduler was lost.
-        """
-        whole, bounds = Shard(self.spec, tasks, position), self.bounds(len(tasks))
+        whole, bounds, session = Shard(self.spec, tasks, position), self.bounds(len(tasks)), self.session
 
         def collect() -> list[CollectedShard]:
-            return self.session.collect(
-                [ShardAttempt(whole.part(*ends), params.slice(*ends), self.session.supervise()) for ends in bounds]
-            )
+            parts = (ShardAttempt(whole.part(*ends), params.slice(*ends), session.supervise()) for ends in bounds)
+            return session.collect([*parts])
 
         answers = self.uninterrupted(collect, f"iteration {position.iteration}, inner step {position.step}")
         self.session.costs[self.spec.model_dump_json()] = sum(answer.cost for answer in answers) / len(tasks)
@@ -259,22 +234,16 @@ class DaskWorkers(RolloutWorkers):
         return list(pairwise([*range(0, num_tasks, size), num_tasks]))
 
     def uninterrupted(self, work: Callable[[], T], where: str) -> T:
-        """Return the result of work that needs the scheduler; repeat it if the scheduler is lost and comes back.
-
-        Raises:
-            WorkersError: the scheduler does not come back, or is lost repeatedly.
-        """
+        """Return the result of `work`; repeat the work if the scheduler is lost and comes back."""
         return self.session.connection.repeat_where_lost(work, where)
 
     def traffic(self) -> Traffic:
-        """Return traffic totals between this process and its workers."""
         return replace(self.session.traffic, threads=self.session.connection.num_threads)
 
     def try_environment(self) -> None:
-        """Build the environment once on a worker, and raise the error if that fails."""
-        watch, client = self.session.supervise(), self.session.connection.client
+        """Build the environment once on a worker; raise EnvError if that fails."""
+        watch, client, name = self.session.supervise(), self.session.connection.client, self.spec.env.name
         future = client.submit(try_environment, self.spec, watch, key=f"try_environment-{watch.key}", pure=False)
-        name = self.spec.env.name
         try:
             wait_for(client, [future], watch.step_timeout_seconds)
             unusable = future.result()

@@ -1,7 +1,6 @@
-"""Recording of a rollout's position and actions in a file that outlives its process.
+"""Recording a rollout's position and actions in a memory-mapped file that outlives the process.
 
-A worker that hangs, crashes or is killed cannot report where that happened. Its writes to a memory-mapped file survive,
-and the next attempt or the trainer reads them.
+A worker that hangs, crashes or is killed cannot report where; the next attempt or the trainer reads the file.
 """
 
 import faulthandler
@@ -73,7 +72,7 @@ class Recording:
 
     @property
     def would_repeat(self) -> bool:
-        """True if another attempt would end in the same way, as after a timeout or closed file descriptors."""
+        """True if another attempt would end in the same way, as after a timeout or with closed file descriptors."""
         return self.timed_out or self.closed
 
     @property
@@ -83,28 +82,19 @@ class Recording:
 
 
 class FlightRecorder(RolloutWatch):
-    """Records a thread's rollouts, one at a time.
+    """Records a thread's rollouts, one at a time; the guard ends a process whose environment call exceeds the timeout.
 
     The file is reused for the next rollout, since recreating it takes a tenth of the time of a small rollout.
     """
 
     def __init__(self, folder: Path, timeout_seconds: float) -> None:
-        """Create an idle recorder.
-
-        Args:
-            folder: Folder for the session's recordings.
-            timeout_seconds: Time limit for a single environment call. The guard ends a process that takes longer.
-        """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _report_crashes(folder)
-        self._folder = folder
-        number = next(_recorders)
-        self._idle = folder / f"{os.getpid()}-{number}.idle"
-        self._file = self._idle
+        self._folder, number = folder, next(_recorders)
+        self._file = self._idle = folder / f"{os.getpid()}-{number}.idle"
         self._slack = min(1.0, timeout_seconds / 10)
         self._patience = timeout_seconds + self._slack
-        self._set_again = 0.0
-        self._is_copy = False
+        self._set_again, self._is_copy = 0.0, False
         # The guard opens this file by name and writes into it why it ends the process.
         self._report = _timeout_report(folder, os.getpid(), number).open("wb", buffering=0)
         self._report_identity = identity(self._report)
@@ -131,11 +121,11 @@ class FlightRecorder(RolloutWatch):
         return self._floats[:count].reshape(shape)
 
     def idle(self) -> None:
-        """Record that no environment is being called, and stop the timer."""
-        self._rest()
+        # Disable the time limit until `_alive` is called.
+        self._set_again = 0.0
+        self._allow(0)
 
     def entered(self, env_step: int | None) -> None:
-        """Record that the environments are about to be reset (None) or stepped."""
         self._position[0] = RESET if env_step is None else env_step
         self._position[1] = -1
         self._alive()
@@ -146,23 +136,22 @@ class FlightRecorder(RolloutWatch):
             self._end_copy()
 
     def row(self, row: int) -> None:
-        """Record which row's environment is about to be called."""
         self._position[1] = row
         self._alive()
 
     def finish(self) -> None:
         """Discard the recording, since the process can report the rollout's end itself."""
-        self._rest()
+        self.idle()
         self._move(self._idle)
 
     def close(self) -> None:
         """Close the recorder and remove its file."""
-        self._rest()
+        self.idle()
         self._report.close()
         self._file.unlink(missing_ok=True)
 
     def continue_as_a_copy(self) -> None:
-        """Make this process, a copy forked in an environment call, end when it returns from the call."""
+        """Make this process, a copy forked during an environment call, end when the call returns."""
         self._position = self._position.copy()
         self._is_copy, self._set_again = True, 0.0
 
@@ -182,11 +171,6 @@ class FlightRecorder(RolloutWatch):
             self._allow(now + self._patience)
             with suppress(OSError):  # the run may have ended
                 start_guard(self._folder)
-
-    def _rest(self) -> None:
-        """Disable the time limit until `_alive` is called."""
-        self._set_again = 0.0
-        self._allow(0)
 
     def _allow(self, deadline: float) -> None:
         if self._is_copy:
@@ -228,9 +212,8 @@ class FlightRecorder(RolloutWatch):
 class _WarmRecorder(threading.local):
     """A thread's recorder, cached for its last session."""
 
-    def __init__(self) -> None:
-        self._of: tuple[Path, float] | None = None
-        self._recorder: FlightRecorder | None = None
+    _of: tuple[Path, float] | None = None
+    _recorder: FlightRecorder | None = None
 
     def get(self, folder: Path, timeout_seconds: float) -> FlightRecorder:
         if self._recorder is None or self._of != (folder, timeout_seconds):
@@ -283,7 +266,7 @@ _crash_report: tuple[Path, io.FileIO] | None = None
 
 
 def _scheduler_socket() -> socket.socket | None:
-    """Return the socket to the scheduler if this thread belongs to a worker."""
+    """Return the socket to the scheduler if this thread belongs to a worker, otherwise None."""
     try:
         comm = get_worker().batched_stream.comm
     except ValueError:

@@ -1,4 +1,4 @@
-"""External watchdog for worker processes. One process per machine and session runs this file.
+"""Watchdog for worker processes, which runs as a separate process, one per machine and session.
 
 A worker records a deadline for each environment call (`flight_recorder.py`). After the deadline, the watchdog requests
 the worker's tracebacks and ends it, whatever the worker is doing. It also cleans up after a trainer that was killed.
@@ -62,20 +62,16 @@ class Header(NamedTuple):
 
     @classmethod
     def read(cls, file: Path) -> "Header":
-        """Read the header from a recording's file."""
+        """Return the header of a recording's file."""
         with file.open("rb") as opened:
             return cls(*HEADER.unpack(opened.read(HEADER.size)))
 
     def process(self) -> psutil.Process | None:
         """Return the recorded process if it is still running, otherwise None."""
-        with suppress(psutil.Error, OSError):
-            process = psutil.Process(self.pid)
-            if started(self.pid) == self.born and _runs(process):
-                return process
-        return None
+        return _running(self.pid, self.born)
 
     def words(self) -> str:
-        """Return a description of the rollout's position."""
+        """Return a description of the rollout's position, for messages."""
         if self.env_step == NOT_YET:
             return "while it was made"
         row = f"task {self.first_task} and on"
@@ -92,7 +88,7 @@ def started(pid: int) -> int:
 
 
 def register_trainer(folder: Path, mark: str, env: str) -> None:
-    """Register this process as the trainer. If it is killed, the guard ends marked workers and removes the folder."""
+    """Register this process as the trainer; if it is killed, the guard ends marked workers and removes the folder."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     trainer = {"pid": os.getpid(), "born": started(os.getpid()), "mark": mark, "env": env}
     (folder / _TRAINER).write_text(json.dumps(trainer), encoding="utf-8")
@@ -124,7 +120,7 @@ def start_guard(folder: Path) -> None:
 
 
 def end_marked(mark: str) -> int:
-    """Kill all other processes that carry a mark, and return how many there were."""
+    """Kill all other processes that carry a mark; return the number of killed processes."""
     ended: set[int] = set()
     while found := [process for process in _marked(mark) if process.pid not in ended]:
         for process in found:
@@ -146,8 +142,13 @@ def _marked(mark: str) -> Iterator[psutil.Process]:
                 yield process
 
 
-def _runs(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+def _running(pid: int, born: float) -> psutil.Process | None:
+    """Return the process with this ID and start time if it is still running, otherwise None."""
+    with suppress(psutil.Error, OSError):
+        process = psutil.Process(pid)
+        if started(pid) == born and process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            return process
+    return None
 
 
 def _watch(folder: Path) -> None:
@@ -160,7 +161,7 @@ def _watch(folder: Path) -> None:
                     headers[file] = Header.read(file)
         for header in headers.values():
             _end_if_overdue(folder, header)
-        if trainer is not None and not trainer.lives():
+        if trainer is not None and _running(trainer.pid, trainer.born) is None:
             trainer.tidy_up(folder, [header for file, header in headers.items() if file.suffix == ".recording"])
         if trainer is None and not any(header.process() for header in headers.values()):
             return
@@ -168,29 +169,19 @@ def _watch(folder: Path) -> None:
 
 
 class _Trainer(NamedTuple):
-    process: psutil.Process | None
+    pid: int
+    born: int
     mark: str
     env: str
 
     @classmethod
     def of(cls, folder: Path) -> "_Trainer | None":
         """Return a folder's registered trainer, or None if the trainer is on another machine."""
-        if not (folder / _TRAINER).exists():
-            return None
-        about = json.loads((folder / _TRAINER).read_text(encoding="utf-8"))
-        with suppress(psutil.Error, OSError):
-            process = psutil.Process(about["pid"])
-            if started(about["pid"]) == about["born"]:
-                return cls(process, about["mark"], about["env"])
-        return cls(None, about["mark"], about["env"])
-
-    def lives(self) -> bool:
-        with suppress(psutil.Error):
-            return self.process is not None and _runs(self.process)
-        return False
+        file = folder / _TRAINER
+        return cls(**json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
 
     def tidy_up(self, folder: Path, headers: Sequence[Header]) -> None:
-        """Clean up after a dead trainer: report where its environments were, and end its processes."""
+        """Clean up after a dead trainer: report which environments were being called, and end its processes."""
         found = "No environment was being called then."
         if headers:
             places = "".join(f"\n  {self.env}, {header.words()}" for header in headers)

@@ -1,4 +1,4 @@
-"""Worker processes on this machine, which only their trainer can reach and which leave no processes or files."""
+"""Worker processes on this machine that only their trainer can reach and that leave no processes or files behind."""
 
 import logging
 import os
@@ -25,13 +25,12 @@ _SETTINGS = {
     "distributed.deploy.lost-worker-timeout": "1 hour",
 }
 
-
 _endings: dict[int, int] = {}
 _ended = threading.Condition()
 
 
 class LocalWorker(Worker):
-    """A worker that does not log failed heartbeats, which are expected while the trainer shuts down."""
+    """Worker that does not log failed heartbeats, which are expected while the trainer shuts down."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -45,7 +44,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class MarkedNanny(Nanny):
-    """A nanny in this process that starts its worker with the session's mark and records how the worker ended."""
+    """Nanny in this process that starts its worker with the session's mark and records how the worker ended."""
 
     _starting: ClassVar[int] = 0
     _before: ClassVar[dict[str, str | None]] = {}
@@ -95,7 +94,7 @@ def ending_of(pid: int) -> str | None:
 
 @contextmanager
 def local_client(workers: int, retries: int, mark: str) -> Iterator[Client]:
-    """Start worker processes and yield their client. The processes and their descendants end with the block."""
+    """Start worker processes and yield their client; the processes and their descendants end with the block."""
     # Only these processes hold this certificate, in memory: a scheduler executes anything it receives.
     security = Security.temporary()
     try:

@@ -1,4 +1,4 @@
-"""Environment rehearsal before a run: child processes try the environment to resolve unset settings."""
+"""Rehearsal of an environment before a run: child processes try the environment to resolve unset settings."""
 
 import json
 import os
@@ -19,27 +19,17 @@ from metaloom.pipeline.envs.contract import EnvError
 
 
 class Settled(NamedTuple):
-    """An environment with all settings resolved.
-
-    Attributes:
-        config: Environment configuration.
-        notes: Findings of the rehearsal, as sentences for the user.
-    """
+    """An environment configuration with all settings resolved, and the rehearsal's findings as sentences."""
 
     config: EnvConfig
     notes: tuple[str, ...] = ()
 
 
 def settled(config: EnvConfig, max_episode_steps: int, timeout_seconds: float = 60, *, always: bool = False) -> Settled:
-    """Return the configuration with a decision on action scaling and on reusing environment copies across episodes.
+    """Return the configuration with action scaling and the reuse of environment copies across episodes resolved.
 
-    If the environment cannot be built or fails, its configuration stays unchanged, and training reports the error.
-
-    Args:
-        config: Environment configuration. Built-in environments and explicit settings stay unchanged.
-        max_episode_steps: Maximum number of steps per episode in the run.
-        timeout_seconds: Time limit for each rehearsal episode, in seconds.
-        always: True to rehearse even if all settings are set.
+    Built-in environments and explicit settings stay unchanged. So does an environment that cannot be built or fails:
+    training reports the error. `timeout_seconds` limits each episode; `always` rehearses even if nothing is unset.
     """
     asks_scale = "action_scale" not in config.model_fields_set and config.action_scale is not None
     asks_scale = asks_scale and not config.is_built_in
@@ -81,7 +71,7 @@ def _rehearsed(settings: str, steps: int, timeout_seconds: float) -> Mapping[str
 def _in_process(settings: str, arguments: list[str], timeout_seconds: float) -> dict[str, Any]:
     mark = secrets.token_hex(8)
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    limit = timeout_seconds + 30 * rehearsal.SECONDS
+    limit, problem = timeout_seconds + 30 * rehearsal.SECONDS, ""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as answer:
         try:
             ended = subprocess.run(
@@ -95,20 +85,12 @@ def _in_process(settings: str, arguments: list[str], timeout_seconds: float) -> 
                 stderr=subprocess.DEVNULL,
                 timeout=limit,
             )
+            problem = f"the rehearsal's process ended with status {ended.returncode}" if ended.returncode else ""
         except subprocess.TimeoutExpired:
-            return {
-                "notes": [
-                    f"the rehearsal did not end within {limit:g} s; environment copies are reused across episodes"
-                ]
-            }
+            problem = f"the rehearsal did not end within {limit:g} s"
         finally:
             end_marked(mark)
-        if ended.returncode == 0:
+        if not problem:
             answer.seek(0)
             return json.load(answer)
-    return {
-        "notes": [
-            f"the rehearsal's process ended with status {ended.returncode}; environment copies are reused "
-            "across episodes"
-        ]
-    }
+    return {"notes": [f"{problem}; environment copies are reused across episodes"]}

@@ -1,4 +1,4 @@
-"""Supervised rollouts in worker processes, which may die. Workers import this module, so it does not import torch."""
+"""Supervised rollouts in worker processes, which may die. Workers import this module, so it must not import torch."""
 
 import multiprocessing
 import random
@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
 
 import dask.sizeof
 import distributed.utils_comm
@@ -38,8 +37,6 @@ from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.faults import Circumstances, RolloutError
 from metaloom.stages.sample_tasks import draw_tasks
 
-_PACKAGES = ("numpy", "mujoco", "gymnasium")
-
 
 def fingerprint(spec: SamplerSpec) -> dict[str, str]:
     """Return the versions of everything that affects a rollout, including plug-in sources."""
@@ -47,27 +44,18 @@ def fingerprint(spec: SamplerSpec) -> dict[str, str]:
 
 
 def check_worker(spec: SamplerSpec) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Build the environment once and return the worker's versions and machine code. Runs on the worker."""
+    """Build the environment once on the worker, and return the worker's versions and machine code."""
     make_env(spec.env).close()
     return _fingerprint_here(spec), acting_facts()
 
 
 def require_own_versions(required: Mapping[str, str], spec: SamplerSpec) -> None:
-    """Reject this worker if its versions differ from the trainer's.
-
-    Even a local worker may differ, since it may have been restarted much later.
-
-    Raises:
-        WorkersError: the versions differ.
-    """
+    """Raise WorkersError if this worker has other versions than the trainer, as after being restarted much later."""
     require_versions(required, _fingerprint_here(spec), f"on {socket.gethostname()}")
 
 
 def require_versions(required: Mapping[str, str], found: Mapping[str, str], worker: str) -> None:
-    """Reject a worker whose versions differ from the trainer's.
-
-    A worker may lack torch and the source of a plug-in.
-    """
+    """Raise WorkersError if a worker has other versions than the trainer; it may lack torch and sources of plug-ins."""
     differing = [
         f"{name} {found.get(name)} there, {here} here"
         for name, here in required.items()
@@ -82,7 +70,8 @@ def require_versions(required: Mapping[str, str], found: Mapping[str, str], work
 
 @cache
 def _versions() -> dict[str, str]:
-    return {"metaloom's code": code_digest()[:12]} | {name: version(name) for name in _PACKAGES}
+    packages = ("numpy", "mujoco", "gymnasium")
+    return {"metaloom's code": code_digest()[:12]} | {name: version(name) for name in packages}
 
 
 def _torch_version() -> dict[str, str]:
@@ -102,17 +91,11 @@ def _first_seen(path: str) -> dict[str, str]:
     return {name: _digest_first_seen(file) for name, file in files_of([path]).items()}
 
 
-@cache
-def _digest_first_seen(file: Path) -> str:
-    # A module of this plug-in may have been imported earlier for another one.
-    return digest_of(file)
+_digest_first_seen = cache(digest_of)  # a module of a plug-in may have been imported earlier for another one
 
 
 def _named(sources: Mapping[str, str]) -> dict[str, str]:
     return {f"the source of {name}": digest[:12] for name, digest in sources.items()}
-
-
-_SENT = (TaskBatch, TaskParams, EpisodeBatch, Samples, Step, Update)
 
 
 def num_bytes(value: object) -> int:
@@ -130,9 +113,8 @@ def num_bytes(value: object) -> int:
     return 0
 
 
-for _kind in _SENT:
+for _kind in (TaskBatch, TaskParams, EpisodeBatch, Samples, Step, Update):
     sizeof.register(_kind, num_bytes)
-
 
 # Dask's threads draw from `random`. Give them a separate generator, so that the global one changes only if the work
 # itself draws.
@@ -142,11 +124,10 @@ for _dask in (dask.sizeof, distributed.utils_comm):
 
 @dataclass(frozen=True)
 class Supervision:
-    """Supervision of a piece of work.
+    """Settings for supervising a piece of work.
 
     Attributes:
-        session: Session name, which identifies the folder of recordings.
-        key: Name of the work within the session.
+        session, key: Name of the session, which identifies the folder of recordings, and of the work within it.
         step_timeout_seconds: Time limit for a single environment call.
         versions: Versions that the worker must have.
     """
@@ -167,7 +148,7 @@ class Supervision:
 
 @dataclass(frozen=True)
 class Shard:
-    """A worker's share of a rollout batch."""
+    """One worker's share of a rollout batch."""
 
     spec: SamplerSpec
     tasks: TaskBatch
@@ -187,16 +168,15 @@ class Shard:
     def death(
         self, recordings: Sequence[Recording], supervision: Supervision, ending: str | None = None
     ) -> RolloutError:
-        """Build the error for processes that died in this shard; `ending` says how the last one ended, if known."""
+        """Return the error for processes that died in this shard; `ending` says how the last one ended, if known."""
         last = recordings[-1]
         at = self._circumstances(last)
-        row = None if last.at.row < 0 else last.at.row
         nothing = np.zeros((0, len(at.tasks) * at.episodes_per_task, 0), np.float32)
         return at.fault(
             _cause_of_death(recordings, supervision.step_timeout_seconds, ending),
             "make" if last.at.env_step == NOT_YET else "reset" if last.at.env_step < 0 else "step",
             last.traceback,
-            row,
+            None if last.at.row < 0 else last.at.row,
             env_step=None if last.at.env_step < 0 else last.at.env_step,
             actions=last.actions if last.actions.size else nothing,
         )
@@ -204,25 +184,18 @@ class Shard:
     def _circumstances(self, recording: Recording) -> Circumstances:
         """Return the circumstances of the episodes sampled in parallel: the whole shard, or one block of a task."""
         spec = self.spec
-        if recording.at.env_step == NOT_YET:
-            return Circumstances(spec.env, self.tasks, self.position, spec.episodes_at_once)
-        if spec.enough is None:
-            at = replace(self.position, first_episode=recording.at.first_episode)
-            return Circumstances(spec.env, self.tasks, at, spec.episodes_at_once)
-        at = replace(self.position, first_task=recording.at.first_task, first_episode=recording.at.first_episode)
-        b = recording.at.first_task - self.position.first_task
-        return Circumstances(spec.env, self.tasks.slice(b, b + 1), at, spec.episodes_at_once)
+        at, tasks = self.position, self.tasks
+        if recording.at.env_step != NOT_YET:
+            at = replace(at, first_episode=recording.at.first_episode)
+            if spec.enough is not None:
+                b = recording.at.first_task - at.first_task
+                at, tasks = replace(at, first_task=recording.at.first_task), tasks.slice(b, b + 1)
+        return Circumstances(spec.env, tasks, at, spec.episodes_at_once)
 
 
 @dataclass(frozen=True)
 class CollectedShard:
-    """A shard's episodes and the time that collecting them took.
-
-    Attributes:
-        episodes: Episodes of the shard's tasks.
-        seconds: Wall-clock time, in seconds.
-        processor_seconds: Processor time of the collecting thread, in seconds.
-    """
+    """A shard's episodes, and the wall-clock and processor time in seconds that collecting them took."""
 
     episodes: EpisodeBatch
     seconds: float
@@ -239,12 +212,7 @@ sizeof.register(CollectedShard, num_bytes)
 
 
 def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) -> CollectedShard:
-    """Collect a shard's episodes, unless an earlier attempt shows that this would end the process. Runs on a worker.
-
-    Raises:
-        RolloutError: `collect_rollouts` failed, or an earlier attempt ended its process, as this one would.
-        WorkersError: this worker's versions differ from the trainer's.
-    """
+    """Collect a shard's episodes on a worker, unless an earlier attempt shows that this would end the process."""
     if multiprocessing.parent_process() is not None:  # environments may print, and the trainer's output is inherited
         print_to_errors()
     require_own_versions(supervision.versions, shard.spec)
@@ -267,10 +235,9 @@ def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) 
 
 
 def try_environment(spec: SamplerSpec, supervision: Supervision) -> EnvError | None:
-    """Build an environment and draw a task on a worker first, since the trainer would not survive a hang or crash.
+    """Build an environment and draw a task on a worker, since the trainer would not survive a hang or crash.
 
-    Returns:
-        The error, or None. It is returned because Dask would log the traceback of a raised error.
+    An EnvError is returned, since Dask would log the traceback of a raised one.
     """
     if any(recording.timed_out for recording in supervision.recordings()):
         raise TimeoutError(supervision.recordings()[-1].traceback)

@@ -43,7 +43,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 class SamplerSpec(Settings):
-    """Specification from which a worker builds its sampler."""
+    """Settings from which a worker builds its sampler."""
 
     env: EnvConfig
     policy: PolicyConfig
@@ -59,7 +59,7 @@ class SamplerSpec(Settings):
 
     @classmethod
     def of(cls, config: "RunConfig", threads: int) -> "SamplerSpec":
-        """Return the specification for a run's configuration."""
+        """Return the sampler settings for a run's configuration."""
         return cls(
             env=config.env,
             policy=config.policy,
@@ -71,26 +71,6 @@ class SamplerSpec(Settings):
             min_rollouts=config.min_rollouts,
             episodes_per_trial=config.algorithm.trial or 1,
         )
-
-    def sampling(
-        self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None, one_trial: bool = False
-    ) -> "SamplerSpec":
-        """Return a specification that samples a fixed number of episodes per task."""
-        kind: dict[str, Any] = {"deterministic": deterministic, "actor": actor or self.actor}
-        kind |= {"episodes_per_trial": episodes_per_task if one_trial else 1}
-        number = {"episodes_per_task": episodes_per_task, "min_steps": None, "min_rollouts": None}
-        return self.model_copy(update=kind | number)
-
-    def filling(self, min_steps: int, *, actor: ActorKind) -> "SamplerSpec":
-        """Return a specification that samples at least `min_steps` steps per task with another actor."""
-        kind = {"deterministic": False, "actor": actor}
-        number = {"episodes_per_task": None, "min_steps": min_steps, "min_rollouts": None}
-        return self.model_copy(update=kind | number)
-
-    def repeating(self) -> "SamplerSpec":
-        """Return a specification for replaying one recorded episode on a new copy of the environment."""
-        env = self.env.model_copy(update={"copies": "fresh"})
-        return self.sampling(1, deterministic=False, actor="recorded").model_copy(update={"env": env})
 
     @property
     def enough(self) -> Enough | None:
@@ -110,11 +90,7 @@ class SamplerSpec(Settings):
 
 @dataclass(frozen=True)
 class RolloutWorkers(ABC):
-    """Collects rollout batches for all tasks.
-
-    Attributes:
-        spec: Specification from which samplers are built.
-    """
+    """Collects rollout batches for all tasks, with samplers that are built from `spec`."""
 
     spec: SamplerSpec
 
@@ -123,7 +99,7 @@ class RolloutWorkers(ABC):
         """Collect E complete episodes per task."""
 
     def uninterrupted(self, work: Callable[[], T], where: str) -> T:
-        """Return the result of work that uses the workers; `where` is its position in the run, for messages."""
+        """Return the result of `work`, which uses the workers; `where` is its position in the run, for messages."""
         return work()
 
     def traffic(self) -> Traffic | None:
@@ -135,25 +111,28 @@ class RolloutWorkers(ABC):
     ) -> Self:
         """Return a collector of `episodes_per_task` episodes per task, with or without action noise.
 
-        `actor` overrides the algorithm's actor. With `one_trial`, episodes run in sequence and share its memory.
+        `actor` overrides the algorithm's actor. With `one_trial`, episodes run in sequence and share actor memory.
         """
-        spec = self.spec.sampling(episodes_per_task, deterministic=deterministic, actor=actor, one_trial=one_trial)
-        return replace(self, spec=spec)
+        kind = {"actor": actor or self.spec.actor, "episodes_per_trial": episodes_per_task if one_trial else 1}
+        return self._with(episodes_per_task=episodes_per_task, min_steps=None, deterministic=deterministic, **kind)
 
     def repeating(self) -> Self:
         """Return a collector for replaying one recorded episode on a new copy of the environment."""
-        return replace(self, spec=self.spec.repeating())
+        env = self.spec.env.model_copy(update={"copies": "fresh"})
+        return self.sampling(1, deterministic=False, actor="recorded")._with(env=env)
 
     def filling(self, min_steps: int, *, actor: ActorKind) -> Self:
         """Return a collector of at least `min_steps` steps per task, using another actor."""
-        return replace(self, spec=self.spec.filling(min_steps, actor=actor))
+        return self._with(episodes_per_task=None, min_steps=min_steps, deterministic=False, actor=actor)
+
+    def _with(self, **changes: Any) -> Self:
+        return replace(self, spec=self.spec.model_copy(update={"min_rollouts": None, **changes}))
 
 
 class LocalWorkers(RolloutWorkers):
     """Rollouts in this process."""
 
     def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
-        """Collect E complete episodes per task."""
         # Environments may print, but standard output is reserved for the command's result, such as JSON.
         with redirect_stdout(sys.stderr):
             return collect_shard(self.spec, params, tasks, position)
@@ -162,15 +141,14 @@ class LocalWorkers(RolloutWorkers):
 def collect_shard(
     spec: SamplerSpec, params: TaskParams, tasks: TaskBatch, position: RolloutPosition, watch: RolloutWatch = UNWATCHED
 ) -> EpisodeBatch:
-    """Collect the episodes of a subset of the tasks with this thread's cached sampler."""
+    """Collect the episodes of some of the tasks with this thread's cached sampler."""
     with normal_numerics():
         sampler, random_watch = _warm.sampler(spec)
         episodes, draw = random_watch.draw_of(
             lambda: play_episodes(sampler, params, tasks, position=position, watch=watch), "rollouts"
         )
     if draw is not None and not (draw.in_env and draw.installed):
-        place = f"iteration {position.iteration}, inner step {position.step}"
-        raise StageFault(f"{place}: {draw}")
+        raise StageFault(f"iteration {position.iteration}, inner step {position.step}: {draw}")
     if draw is not None:  # drawn by an installed package
         random_watch.stop()
         log.warning("env.name is %s: %s. Its episodes may differ when they are replayed", spec.env.name, draw)
@@ -179,7 +157,7 @@ def collect_shard(
 
 @cache  # a process uses the code it has imported, even if the files change
 def code_digest() -> str:
-    """Return the SHA-256 of the source files that affect rollouts, for comparing processes."""
+    """Return the SHA-256 of all source files that affect rollouts, by which processes are compared."""
     digest = hashlib.sha256()
     for package in (pipeline, stages):
         (folder,) = package.__path__
@@ -195,7 +173,7 @@ def usable_cores() -> int:
 
 
 class _WarmSamplers(threading.local):
-    """A thread's cached samplers: for training, for the witness, and for two kinds of evaluation episodes.
+    """A thread's cached samplers: one each for training and the witness, and two for evaluation episodes.
 
     Simulators are not shared between a worker's threads.
     """

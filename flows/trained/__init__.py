@@ -1,1 +1,1 @@
-"""Trained policies outside runs: acting, adapting to a custom environment, and saving in several formats."""
+"""Trained policies outside of runs: acting, adapting to a custom environment, and saving in several formats."""

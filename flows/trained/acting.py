@@ -1,4 +1,4 @@
-"""Acting with given parameters outside of rollouts, one call at a time."""
+"""Acting with given parameters outside of rollouts, one step at a time."""
 
 from __future__ import annotations
 
@@ -95,9 +95,8 @@ class Acting:
             steps = self._steps(rows.shape[1], deterministic)
             self._go_on(steps)
             actions = steps.act(rows)
-            self._last, self._awaits = (
-                (steps, True) if self.blueprint.config.algorithm.trial is not None else (None, False)
-            )
+            self._awaits = self.blueprint.config.algorithm.trial is not None
+            self._last = steps if self._awaits else None
             return np.array(actions.reshape((*leading, *actions.shape[1:])))
 
     def observe(self, rewards: Array | float, ended: Array | bool) -> None:
@@ -166,13 +165,13 @@ class Acting:
 
     @property
     def _recorded(self) -> set[str]:
-        """Names of the arrays that this kind of policy records in EpisodeBatch.behavior."""
+        """Names of the arrays that this kind of policy records in `EpisodeBatch.behavior`."""
         with self._turn:
             actor = self._steps(1, deterministic=True).actor
             return {*actor.behavior_by_step, *actor.behavior_by_task}
 
     def _go_on(self, steps: _Steps) -> None:
-        """Transfer the memory before `steps` acts, since another actor of this policy may have acted last."""
+        """Hand over the memory to `steps` before it acts, since another actor of this policy may have acted last."""
         if self._last is None:
             return
         if self._awaits:
@@ -193,8 +192,7 @@ class Acting:
     def _distribution(self, rows: Array) -> TanhGaussian | Distribution:
         steps = self._steps(rows.shape[1], deterministic=True)
         self._go_on(steps)
-        actor = steps.actor
-        memory = actor.memory
+        actor, memory = steps.actor, steps.actor.memory
         actor.act(0, rows.reshape(-1, rows.shape[-1]), np.arange(rows.shape[0] * rows.shape[1]))
         if memory is not None:
             # Computing probabilities must not change the memory.
@@ -212,8 +210,7 @@ class Acting:
             case kind:
                 by_task = {name: torch.as_tensor(v)[:, None] for name, v in actor.behavior_by_task.items()}
                 config, spaces = self.blueprint.config.policy, self.blueprint.spaces
-                recurrent = kind == "recurrent"
-                policy = RecurrentPolicy(spaces, config) if recurrent else build_policy(config, spaces)
+                policy = RecurrentPolicy(spaces, config) if kind == "recurrent" else build_policy(config, spaces)
                 return policy.recorded(without_posterior({**found, **by_task}))
 
     @property
@@ -249,19 +246,17 @@ class Acting:
         raise ValueError(f"found observations of shape {found.shape}; required ({required}){hint}")
 
     def _steps(self, num_rows: int, deterministic: bool) -> _Steps:
-        key = num_rows, deterministic
+        key, position = (num_rows, deterministic), (self.seed, self._episode)
         if key not in self._actors:
             if deterministic:
                 # These actors do not count steps, so one works for any number of rows.
                 self._actors = {other: steps for other, steps in self._actors.items() if not other[1]}
-            self._actors[key] = _Steps(
-                self.blueprint, self._params, (self.seed, self._episode), num_rows, deterministic
-            )
+            self._actors[key] = _Steps(self.blueprint, self._params, position, num_rows, deterministic)
         return self._actors[key]
 
 
 class _Steps:
-    """The actor for the steps of an episode in B tasks x N rows."""
+    """Actor for the steps of an episode in B tasks x N rows."""
 
     def __init__(
         self, blueprint: Blueprint, params: TaskParams, position: tuple[int, int], num_rows: int, deterministic: bool
@@ -273,10 +268,8 @@ class _Steps:
 
     def __getstate__(self) -> dict[str, Any]:
         # An actor's arrays share memory, which would be lost in copies and pickles.
-        return {
-            **{name: value for name, value in self.__dict__.items() if name != "actor"},
-            "memory": self.actor.memory,
-        }
+        state = {name: value for name, value in self.__dict__.items() if name != "actor"}
+        return {**state, "memory": self.actor.memory}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         memory = state.pop("memory")
@@ -297,10 +290,9 @@ class _Steps:
     def _begin(self, block: int, memory: Memory | None) -> Actor:
         (seed, episode), spaces = self._position, self._blueprint.spaces
         B = len(next(iter(self._params.params.values())))
-        steps = 1 if self._deterministic else DRAWN_AHEAD
-        rngs = None
+        steps, rngs = 1, None
         if not self._deterministic:
-            rngs = [generator(seed, "actions", episode, block, b, self._num_rows) for b in range(B)]
+            steps, rngs = DRAWN_AHEAD, [generator(seed, "actions", episode, block, b, self._num_rows) for b in range(B)]
         setup = ActorSetup(
             self._blueprint.config.policy,
             self._params,
@@ -322,7 +314,7 @@ class TanhGaussian(NamedTuple):
     log_stds: Tensor
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        """Return log-densities [...] of actions [..., A] in [-1, 1], eq. 21."""
+        """Return the log-densities, shape [...], of actions [..., A] in [-1, 1]; eq. 21."""
         # In float32, tanh(u) rounds to 1 for u > 9; use the smallest such u.
         largest = 1 - 2**-25
         u = actions.double().clamp(-largest, largest).atanh()
@@ -331,7 +323,7 @@ class TanhGaussian(NamedTuple):
 
 
 def epsilon_greedy(values: Tensor, epsilon: Tensor) -> Categorical:
-    """Return the ε-greedy distribution over n actions for action values [B, N, n] and exploration rates epsilon [B]."""
+    """Return the ε-greedy distribution over n actions, from action values [B, N, n] and exploration rates [B]."""
     greedy = one_hot(values.argmax(-1), values.shape[-1])
     share = epsilon[:, None, None]
     return Categorical(((1 - share) * greedy + share / values.shape[-1]).log())

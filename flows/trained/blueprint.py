@@ -1,4 +1,4 @@
-"""Description of a trained policy: everything that it needs from its run besides parameters."""
+"""Description of a trained policy: everything that the policy needs from its run besides parameters."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ from metaloom.pipeline.nn.spec import Spaces
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A run's settings and the spaces of its environment, from which its policy can be built.
+    """Settings of a run and spaces of its environment, from which its policy can be built.
 
     Attributes:
-        config: Configuration of the run.
         spaces: Sizes of the policy's observations and actions.
         actions: Action space of the environment, to which the policy's actions are mapped.
         parts: Original observation space if observations are flattened; None in policies saved by earlier versions.
@@ -52,11 +51,7 @@ class Blueprint:
 
     @classmethod
     def of(cls, config: RunConfig) -> Blueprint:
-        """Return the blueprint for the policies of a run with this configuration.
-
-        Raises:
-            EnvError: the run's environment cannot be built.
-        """
+        """Return the blueprint for policies of a run with this configuration."""
         env = make_env(config.env)
         try:
             assert isinstance(env, PolicyActions)
@@ -71,19 +66,13 @@ class Blueprint:
         return action_map(self.actions, self.config.env.action_scale)
 
     def flattened(self, observation: Any) -> Any:
-        """Return a composite observation as the flat array that the policy expects, and other observations unchanged.
-
-        Raises:
-            EnvError: the observation is not in the environment's observation space.
-        """
+        """Return a composite observation flattened as the policy expects it, and any other observation unchanged."""
         space = self.parts
-        if space is None:
-            return observation
         if isinstance(space, Dict | Tuple):
             in_parts = isinstance(observation, Mapping | tuple)
         else:
-            in_parts = np.shape(observation) == space.shape
-        return flat(space, observation) if in_parts else observation
+            in_parts = space is not None and np.shape(observation) == space.shape
+        return flat(space, observation) if space is not None and in_parts else observation
 
     def setup(self) -> Setup:
         """Return the setup from which the algorithm builds its learner."""
@@ -91,15 +80,13 @@ class Blueprint:
         return setup_for(config, self.spaces, lambda rewards: make_env(config.env).sparse_rewards(rewards))
 
     def learner(self) -> Learner[Any, Any]:
-        """Build the algorithm's learner."""
+        """Return the algorithm's learner."""
         return self.config.algorithm.build(self.setup())
 
     def wrap(self, env: gymnasium.Env[Any, Any]) -> PolicyActions:
-        """Wrap a custom environment so that it accepts the policy's actions.
+        """Return a custom environment wrapped so that it accepts the policy's actions.
 
-        Raises:
-            TypeError: `env` is not an environment.
-            ValueError: the spaces differ from those of the run's environment.
+        A TypeError is raised if `env` is not an environment, and a ValueError if its spaces differ from the run's.
         """
         # Check the type, since notebooks are not type-checked.
         if not isinstance(env, gymnasium.Env):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -139,7 +126,7 @@ class Blueprint:
 
     @classmethod
     def from_json(cls, described: dict[str, Any]) -> Blueprint:
-        """Return the blueprint described by JSON data from `to_json`.
+        """Return the blueprint that `to_json` described.
 
         Raises:
             KeyError, TypeError, ValueError: the data are invalid.
@@ -152,7 +139,7 @@ class Blueprint:
 
 
 def _layers(env: gymnasium.Env[Any, Any]) -> Iterator[type]:
-    """Yield the classes of an environment's wrappers, which must not be applied twice."""
+    """Yield the classes of an environment's wrappers, none of which may be applied twice."""
     while isinstance(env, gymnasium.Wrapper):
         if not isinstance(env, TimeLimit):  # added by gymnasium.make
             yield type(env)
@@ -167,7 +154,7 @@ def _same_actions(found: ActionSpace, required: ActionSpace) -> bool:
 
 
 def _remedy(found: ActionSpace, required: ActionSpace) -> str:
-    """Return a hint on how to rescale an action box, for error messages, or an empty string."""
+    """Return advice on how to rescale an action box, for error messages, or an empty string."""
     if not (isinstance(found, Box) and isinstance(required, Box) and found.shape == required.shape):
         return ""
     if not (is_bounded(found) and is_bounded(required)):

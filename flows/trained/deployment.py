@@ -1,4 +1,4 @@
-"""Trained policies as safetensors files, and as self-contained torch modules for export to other formats."""
+"""Trained policies as safetensors files, and as self-contained torch modules that can be exported to other formats."""
 
 from __future__ import annotations
 
@@ -40,16 +40,7 @@ _PARTS = ("params", "optimizer", "extra")
 
 @dataclass(frozen=True)
 class PolicyFile:
-    """Contents of a policy file.
-
-    Attributes:
-        blueprint: Description from which the policy is built.
-        state: Learner state.
-        params: Per-task parameters.
-        adapted: True if the policy has adapted.
-        seed: Seed for all random draws.
-        particle: Index of the policy, as in TrainedPolicy.
-    """
+    """Contents of a policy file; `particle` is the index of the policy, as in TrainedPolicy."""
 
     blueprint: Blueprint
     state: LearnerState
@@ -59,7 +50,7 @@ class PolicyFile:
     particle: int = 0
 
     def write(self, path: Path) -> None:
-        """Write the policy file, and trust the modules that it names."""
+        """Write the file, and trust the modules that it names."""
         arrays = {f"{part}.{name}": value for part in _PARTS for name, value in getattr(self.state, part).items()}
         arrays |= {f"task.{name}": value for name, value in self.params.params.items()}
         numbers = {"adapted": self.adapted, "seed": self.seed, "particle": self.particle}
@@ -74,13 +65,7 @@ class PolicyFile:
 
     @classmethod
     def read(cls, path: str | Path, *, trust: bool = False) -> PolicyFile:
-        """Read a policy file.
-
-        Raises:
-            UntrustedRun: the file names modules that the user has not trusted.
-            UsageError: the file does not exist or is not a policy.
-            ConfigError: the settings in the file are not valid for a run.
-        """
+        """Return the contents of a policy file; raise the errors that `load_policy` describes."""
         metadata, arrays = _contents(path)
         try:
             described, settings = json.loads(metadata["policy"]), StoredSettings.of_policy(path, metadata["policy"])
@@ -105,10 +90,7 @@ class PolicyFile:
 
 
 def digest_of(metadata: Mapping[str, str], arrays: Mapping[str, Array]) -> str:
-    """Return the SHA-256 of everything in a policy file except this digest.
-
-    Without the digest, a flipped bit would go unnoticed and change the policy.
-    """
+    """Return the SHA-256 of a policy file's contents except this digest, to detect changes such as a flipped bit."""
     state = hashlib.sha256()
     for name, text in sorted(metadata.items()):
         state.update(f"{name} {text}\n".encode() if name != "sha256" else b"")
@@ -223,8 +205,7 @@ def _head(blueprint: Blueprint, latent_size: int) -> Head:
     config, spaces = blueprint.config.policy, blueprint.spaces
 
     def network(prefix: str, output_size: int, *, extra_size: int = 0) -> Network:
-        spec = config.network_spec(spaces, output_size, extra_size=extra_size, activation="relu")
-        return build_network(prefix, spec)
+        return build_network(prefix, config.network_spec(spaces, output_size, extra_size=extra_size, activation="relu"))
 
     match blueprint.config.algorithm.actor:
         case "tanh_gaussian":
@@ -244,7 +225,7 @@ def _head(blueprint: Blueprint, latent_size: int) -> Head:
 
 
 def save_program(policy: DeployedPolicy, path: Path) -> None:
-    """Write a torch.export program that accepts any number of observations; see TrainedPolicy.save."""
+    """Write a torch.export program that accepts any number N of observations; see TrainedPolicy.save."""
     program = _program(policy)
     program.example_inputs = None  # they would be pickled
     torch.export.save(program, path)
@@ -265,7 +246,7 @@ def save_onnx(policy: DeployedPolicy, path: Path, about: Mapping[str, str]) -> N
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Within the block, suppress the exporter's warnings about missing packages and its own use of torch."""
+    """Within the block, suppress the ONNX exporter's warnings about missing packages and its own use of torch."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Trained policies, which act in tasks or a custom environment and adapt to them."""
+"""Trained policies, which act in tasks or a custom environment and can adapt to them."""
 
 from __future__ import annotations
 
@@ -44,20 +44,14 @@ def collect_in(
     episodes: int,
     max_episode_steps: int,
 ) -> EpisodeBatch:
-    """Collect E complete episodes with the policy's exploration noise, as a batch [1, E, T].
-
-    Raises:
-        TypeError, ValueError: the robot does not match the run's environment.
-        RolloutError: the environment failed, or an observation, action or reward is not finite.
-    """
+    """Collect E complete episodes with the policy's exploration noise, and return them as a batch [1, E, T]."""
     # A policy with a memory keeps it across episodes.
     in_trial = episodes if blueprint.config.algorithm.trial is not None else 1
     sampler = _InOneEnv(robot, blueprint, max_episode_steps, in_trial)
     env = sampler.wrapped
-    names, units = zip(*((f.name, f.unit) for f in env.task_fields), strict=True) if env.task_fields else ((), ())
     task = np.array(env.task, np.float64) if env.task_fields else np.zeros(0)
+    names, units = (tuple(getattr(field, name) for field in env.task_fields) for name in ("name", "unit"))
     tasks = TaskBatch(task[None], np.array([-1], np.int64), names, units)
-
     try:
         return episodes_together(
             [
@@ -72,7 +66,7 @@ def collect_in(
 
 
 class _InOneEnv(Sampler):
-    """Sampler that collects episodes in the user's environment object."""
+    """Sampler that collects episodes in an environment object that the user created."""
 
     def __init__(
         self, robot: gymnasium.Env[Any, Any], blueprint: Blueprint, max_episode_steps: int, in_trial: int
@@ -310,25 +304,25 @@ class TrainedPolicy(Acting):
         return TrainedPolicy(self.blueprint, self.state, adapted, rounds, self.seed)
 
     def _check_like_ours(self, batch: EpisodeBatch) -> None:
-        spaces, recorded = self.blueprint.spaces, self._recorded
-        discrete = batch.actions.dtype == np.int64
-        found = (batch.observations.shape[-1], 0 if discrete else batch.actions.shape[-1])
-        if found != (spaces.observation_size, spaces.action_size):
-            raise ValueError(
-                f"found episodes with {found[0]} values in an observation and "
-                f"{'discrete actions' if discrete else f'{found[1]} in an action'}; required "
-                f"{spaces.observation_size} and {spaces.action_size or 'discrete actions'}"
-            )
+        found = (batch.observations.shape[-1], 0 if batch.actions.dtype == np.int64 else batch.actions.shape[-1])
+        required = (self.blueprint.spaces.observation_size, self.blueprint.spaces.action_size)
+        if found != required:
+            raise ValueError(f"found episodes with {_sizes(*found)}; required {_sizes(*required)}")
         # Likelihood ratios need the acting distribution; inferring a task does not.
-        if self.latent is None and {*batch.behavior} != recorded:
+        if self.latent is None and {*batch.behavior} != (recorded := self._recorded):
             raise ValueError(
-                f"found episodes that record {', '.join(sorted(batch.behavior)) or 'nothing'} of the policy that "
-                f"collected them; required {', '.join(sorted(recorded))}, as from this kind of policy"
+                f"found {', '.join(sorted(batch.behavior)) or 'nothing'} recorded from the episodes' behavior policy; "
+                f"required {', '.join(sorted(recorded))}, which this kind of policy records"
             )
+
+
+def _sizes(observation_size: int, action_size: int) -> str:
+    actions = f"actions of {plural(action_size, 'value')}" if action_size else "discrete actions"
+    return f"observations of {plural(observation_size, 'value')} and {actions}"
 
 
 def load_policy(path: str | Path, *, trust: bool = False) -> TrainedPolicy:
-    """Read a policy written by `TrainedPolicy.save`. The run is not needed, and an environment only for adaptation.
+    """Load a policy saved by `TrainedPolicy.save`, without its run; only adaptation needs an environment.
 
     Args:
         path: Path of the file.
@@ -374,7 +368,7 @@ _FORMATS: dict[str, Callable[[TrainedPolicy, Path], None]] = {
 
 
 def policy_of(run: Run, iteration: int = -1, *, seed: int = 0) -> TrainedPolicy:
-    """Return the policy with which an iteration starts; see flows.opened.Run.policy."""
+    """Return the policy with which an iteration starts; see Run.policy."""
     updates = updates_at(run, iteration)
     state, config = learner_after(run, updates), config_of(run, run.learner_ref(updates))
     origin = {

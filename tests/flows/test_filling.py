@@ -69,10 +69,11 @@ def test_a_filling_is_by_the_actor_that_is_asked_for():
 
 
 def test_sampling_keeps_the_actor_unless_another_is_named():
-    assert CARTPOLE.sampling(3, deterministic=True).actor == "q_values"
-    assert CARTPOLE.sampling(3, deterministic=False, actor="uniform").actor == "uniform"
-    filling = CARTPOLE.filling(10, actor="uniform")
-    assert filling.sampling(3, deterministic=True, actor="q_values") == CARTPOLE.sampling(3, deterministic=True)
+    workers = LocalWorkers(CARTPOLE)
+    assert workers.sampling(3, deterministic=True).spec.actor == "q_values"
+    assert workers.sampling(3, deterministic=False, actor="uniform").spec.actor == "uniform"
+    filling = workers.filling(10, actor="uniform")
+    assert filling.sampling(3, deterministic=True, actor="q_values") == workers.sampling(3, deterministic=True)
 
 
 def test_the_actor_is_the_algorithms(tiny_config):
@@ -87,9 +88,9 @@ def test_the_actor_is_the_algorithms(tiny_config):
 @pytest.mark.parametrize(
     "spec",
     [
-        CARTPOLE.filling(100, actor="uniform"),
-        CARTPOLE.filling(100, actor="q_values"),
-        CARTPOLE.sampling(2, deterministic=True),
+        LocalWorkers(CARTPOLE).filling(100, actor="uniform").spec,
+        LocalWorkers(CARTPOLE).filling(100, actor="q_values").spec,
+        LocalWorkers(CARTPOLE).sampling(2, deterministic=True).spec,
     ],
     ids=["uniform", "q_values", "greedy"],
 )

@@ -434,7 +434,7 @@ def wait_for(process: subprocess.Popen[str], pattern: str) -> str:
 
 def test_a_trainer_that_is_killed_between_calls_blames_no_environment(tmp_path, capsys):
     (tmp_path / "recordings").mkdir()
-    _Trainer(None, "no process has this mark", "env").tidy_up(tmp_path / "recordings", [])
+    _Trainer(0, 0, "no process has this mark", "env").tidy_up(tmp_path / "recordings", [])
     assert capsys.readouterr().err == (
         "metaloom: the trainer's process was killed. No environment was being called then. Stored data is safe: "
         "`metaloom resume` continues it\n"

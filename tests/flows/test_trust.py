@@ -138,7 +138,7 @@ def test_every_command_says_how_it_uses_stored_runs():
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", ["evil_module:Evil", "os:system"])
-def test_no_command_imports_or_calls_what_a_foreign_run_names(place, name, runs, capsys, monkeypatch):
+def test_no_command_imports_or_calls_what_a_foreign_run_names(place, name, user, runs, capsys, monkeypatch):
     # Figures are made, and not drawn: that takes most of the time, and reads nothing more.
     monkeypatch.setattr(charts, "rendered", lambda figure, kind, dpi=100: b"")
     shutil.copytree(runs / "trained", "runs/trained")
@@ -179,7 +179,7 @@ def test_no_command_imports_or_calls_what_a_foreign_run_names(place, name, runs,
         assert not Path("IMPORTED").exists(), words
         assert not Path("CALLED").exists(), words
     assert "evil_module" not in sys.modules
-    assert not trust._folder().exists()
+    assert not (user / "config/metaloom/trusted").exists()
 
 
 @pytest.mark.slow
@@ -335,8 +335,8 @@ def test_a_module_of_the_same_name_in_another_folder_is_not_the_trusted_one(monk
 
 
 @pytest.mark.usefixtures("own")
-def test_a_module_that_was_not_there_when_trust_was_given_is_not_trusted(capsys):
-    shutil.rmtree(trust._folder())
+def test_a_module_that_was_not_there_when_trust_was_given_is_not_trusted(user, capsys):
+    shutil.rmtree(user / "config/metaloom/trusted")
     trust._trusted_here.clear()
     own = Path("own_measure.py").rename("elsewhere.py")
     sys.modules.pop("own_measure")
