@@ -58,7 +58,7 @@ def create_run(
         InvalidRunName: the path cannot be printed on one line.
         RunExists: the path is not empty.
         RunLocked: another process is creating the same run.
-        StorageFailed: the system refuses the write.
+        StorageFailed: the system rejects the write.
     """
     path = check_path(folder_of(path))
     if capacity < 1:
@@ -100,7 +100,7 @@ def open_writer(
         RunNotFound, NotARun, IncompatibleFormat: there is no readable run at the path.
         RunLocked: another process is writing the run.
         DamagedRun: a record is damaged, or a committed file is missing or truncated.
-        StorageFailed: the system refuses the write.
+        StorageFailed: the system rejects the write.
     """
     path = folder_of(path)
     follow(path)

@@ -1,7 +1,4 @@
-"""Reading runs as tables or by iteration.
-
-Outputs are visible once committed, and are checked before decoding.
-"""
+"""Reading runs as tables or by iteration. Outputs are visible once committed, and are checked before decoding."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -60,7 +57,7 @@ V = TypeVar("V", bound=Value)
 
 @dataclass(frozen=True, repr=False)
 class Iteration(Shown):
-    """The stored batches of one iteration. Every method raises StageMissing for a missing output.
+    """Stored batches of one iteration. Every method raises StageMissing if the output is not stored.
 
     Other stages are methods too, named after the stage or its group: `run[3].noise(0)`.
     """
@@ -90,7 +87,7 @@ class Iteration(Shown):
         return self.run.load(self.ref(stage, k), task=task)
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return the title and rows of a table of stored outputs with their size on disk and duration."""
+        """Return a title, and table rows with the size on disk and duration of each stored output."""
         records = [self.run.record(ref) for ref in self.run.refs() if ref.iteration == self.index]
         rows = [
             (
@@ -104,11 +101,11 @@ class Iteration(Shown):
         return f"Iteration {self.index} of {self.run.location}", rows
 
     def tasks(self, *, task: Places = None) -> TaskBatch:
-        """Load the iteration's tasks, or only the ones at the given indices."""
+        """Load the iteration's tasks, or only the tasks at the given indices."""
         return self._load("tasks", 0, TaskBatch, task)
 
     def memory_fill(self, *, task: Places = None) -> EpisodeBatch:
-        """Load the episodes that initially fill the replay buffer. They are stored in iteration 0, before its tasks."""
+        """Load the episodes that initially filled the replay buffer, which belong to iteration 0."""
         return self._load("memory_fill", 0, EpisodeBatch, task)
 
     def rollouts(self, k: int = 0, *, task: Places = None) -> EpisodeBatch:
@@ -153,7 +150,7 @@ class Iteration(Shown):
         return self._expect(self.run.files.stages.learner_ref(self.index), Update).learner
 
     def update(self) -> Update:
-        """Load the result of the iteration: the next learner, and the metrics."""
+        """Load the iteration's result: the next learner and the metrics."""
         return self._expect(self.run.files.stages.last_ref(self.index), Update)
 
     def evaluation(self) -> Evaluation:
@@ -182,7 +179,7 @@ class Iteration(Shown):
         return late.to_xarray(self.run, refs, self._in("tasks"), chosen)
 
     def ref(self, stage: str, k: int = 0) -> StageRef:
-        """Return the reference to an output, stored or not; `stage` is the name of a stage or of its group."""
+        """Return a reference to the output of a stage, given by its name or its group's name, whether stored or not."""
         if not (name := self._stage_of(stage)):
             raise StageMissing(
                 self.run.files.root,
@@ -232,7 +229,7 @@ Iterations = None | int | range | slice | Sequence[int]
 
 
 class Run(StoredOutputs):
-    """A stored run, read-only. New outputs appear while a writer continues."""
+    """A stored run, opened for reading. New outputs appear while a writer continues."""
 
     def __init__(self, path: Path, info: Mapping[str, Any], remote: RemoteLog | None = None) -> None:
         super().__init__(path, info, remote)
@@ -284,15 +281,15 @@ class Run(StoredOutputs):
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The configuration that the run was created with."""
+        """Configuration that the run was created with."""
         return self.info["config"]
 
     def config_of(self, ref: StageRef) -> Mapping[str, Any]:
-        """Return the configuration of an output, stored or not; for outputs a fork shares, the parent's."""
+        """Return the configuration for computing an output; for outputs that a fork shares, the parent's."""
         return origin(self.info, ref)["config"]
 
     def environment_of(self, ref: StageRef) -> Mapping[str, Any]:
-        """Return the environment of a stored output: code, plug-ins, kernel, device.
+        """Return the environment in which a stored output was computed: code, plug-ins, kernel, device.
 
         For sessions of earlier versions, which did not record it, this is the run's first environment.
 
@@ -386,7 +383,7 @@ class Run(StoredOutputs):
         task: Places = None,
         episode: Places = None,
     ) -> "pa.RecordBatchReader":
-        """Yield the rows of `steps` one inner step at a time, with bounded memory."""
+        """Return a reader that yields the rows of `steps` one inner step at a time, with bounded memory."""
         chosen = self.select(iterations)
         return late.scan_steps(self, chosen, columns, steps, stage=stage, task=task, episode=episode)
 
@@ -452,7 +449,7 @@ class Run(StoredOutputs):
         return late.read_transitions(self, np.asarray(rows, np.int64))
 
     def lineage(self) -> "pa.Table":
-        """Read one row per stored output in order of creation, with inputs, time, session and versions."""
+        """Read one row per stored output, in order of creation, with its inputs, time, session and versions."""
         return late.lineage(self.record(ref) for ref in self.refs())
 
     def _table(self, name: str, iterations: Iterations) -> "pa.Table":
@@ -460,16 +457,12 @@ class Run(StoredOutputs):
 
 
 def open_run(path: str | Path) -> Run:
-    """Open a run in a folder or at a URL for reading; see Run.open."""
+    """Open a run in a folder or at a URL for reading; see `Run.open`."""
     return Run.open(path)
 
 
 def run_exists(path: str | Path) -> bool:
-    """Return True if there is a run in a folder or at a URL.
-
-    Raises:
-        StorageFailed: the folder, or the object store of a URL, cannot be read.
-    """
+    """Return True if a folder or URL contains a run; raises StorageFailed if it cannot be read."""
     folder = folder_of(path)
     follow(folder)
     with system_errors(folder, required="a folder that can be read", action="Check its permissions and its disk"):
@@ -477,7 +470,7 @@ def run_exists(path: str | Path) -> bool:
 
 
 def require_own_records(run: Run) -> None:
-    """Raise if run.json was replaced, so that its hash differs from the one in the first records."""
+    """Raise DamagedRun if the first records do not contain the hash of run.json, which was then replaced."""
     try:
         follows = boundaries(run.info)
         found = [_link_at(run, first_sequence(info), first_iteration(info)) for info in contributors(run.info)]
@@ -488,7 +481,7 @@ def require_own_records(run: Run) -> None:
 
 
 def _link_at(run: Run, sequence: int, iteration: int) -> Link | None:
-    """Return the link of the record at a position, if it is the first of its iteration and readable."""
+    """Return the link for the record at a position, or None if it is not the iteration's first or is unreadable."""
     sealed = (link for segment in run.files.segments.all() for link in segment.seal.links)
     if packed := next((link for link in sealed if link.first == sequence), None):
         return packed
@@ -504,12 +497,10 @@ def _link_at(run: Run, sequence: int, iteration: int) -> Link | None:
 
 
 def find_runs(root: Path) -> list[Path]:
-    """Find all runs in the runs folder, newest first.
+    """Return the folders of all runs in the runs folder, newest first.
 
-    The list includes unreadable runs; opening one raises an error with the reason.
-
-    Raises:
-        StorageFailed: the object store cannot be read.
+    The list includes unreadable runs; opening one raises an error with the reason. Raises StorageFailed if an object
+    store cannot be read.
     """
     url = url_of(root)
     if url is None:
@@ -522,7 +513,7 @@ def find_runs(root: Path) -> list[Path]:
 
 
 def _written(folder: Path) -> float | None:
-    """Return the modification time of run.json, or of an inaccessible folder; None if it is not a run."""
+    """Return the modification time of run.json or of an inaccessible folder; None if the folder is not a run."""
     try:
         return (folder / "run.json").stat().st_mtime
     except PermissionError:
@@ -532,7 +523,7 @@ def _written(folder: Path) -> float | None:
 
 
 def _created(folder: Path) -> str | None:
-    """Return the creation time of a run in object storage; None if there is none, "" if it cannot be read."""
+    """Return the creation time of a run in object storage, or "" if it cannot be read; None if there is no run."""
     try:
         follow(folder)
         return str(read_sealed(folder / "run.json", indented=True).get("created", ""))

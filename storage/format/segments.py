@@ -36,12 +36,10 @@ _CRC_BYTES = 4
 
 @dataclass(frozen=True)
 class Link:
-    """Consecutive records, each of which contains the hash of the one before it.
+    """Run of consecutive records, each of which contains the hash of the one before it.
 
-    Attributes:
-        first: Position of the first record in the run's history.
-        previous: Hash of the record before the first.
-        head: Last record.
+    `first` is the position of the first record in the run's history, `previous` the hash before it, and `head` the last
+    record.
     """
 
     first: int
@@ -56,12 +54,9 @@ class Link:
 
 @dataclass(frozen=True)
 class PackedArray:
-    """Rows of an array in a segment.
+    """Rows of an array in a segment: in one file if `sharded`, otherwise in a separate file each.
 
-    Attributes:
-        first_row: Index of the first row in the whole array.
-        rows: Number of rows.
-        sharded: True if the rows are in one file; otherwise each keeps a separate file.
+    `first_row` is the index of the first row in the whole array.
     """
 
     first_row: int
@@ -71,12 +66,7 @@ class PackedArray:
 
 @dataclass(frozen=True)
 class PackedFile:
-    """A file of a segment.
-
-    Attributes:
-        size: Size in bytes.
-        sha256: SHA-256 of all bytes.
-    """
+    """Size in bytes and SHA-256 of a segment's file."""
 
     size: int
     sha256: str
@@ -110,7 +100,7 @@ class Seal:
         arrays: Mapping[str, PackedArray],
         files: Mapping[str, PackedFile],
     ) -> "Seal":
-        """Build the seal of a segment."""
+        """Return the seal of a segment with these records, arrays and files."""
         held: dict[tuple[str, int], list[int]] = {}
         for record in records:
             held.setdefault((record.ref.stage, record.ref.step), []).append(record.ref.iteration)
@@ -129,7 +119,7 @@ class Seal:
             yield from (StageRef(i, stage, step) for i in found)
 
     def content(self) -> bytes:
-        """Return the bytes of the seal's file."""
+        """Serialize the seal."""
         document = {
             "schema": SCHEMA,
             "iterations": [self.iterations.start, self.iterations.stop],
@@ -151,12 +141,7 @@ class Seal:
 
 
 def read_seal(folder: Path) -> Seal:
-    """Read the seal in a segment's folder.
-
-    Raises:
-        FileNotFoundError: the folder has no seal.
-        DamagedRun: the file is damaged.
-    """
+    """Read the seal in a segment's folder; raises FileNotFoundError or DamagedRun."""
     document = read_sealed(folder / SEAL)
     try:
         if document["schema"] != SCHEMA:
@@ -191,14 +176,14 @@ def segment_name(iterations: range) -> str:
 
 
 def segment_iterations(name: str) -> range | None:
-    """Return the iterations of a segment from its folder name; None for other names."""
+    """Return the iterations of a segment, given its folder name; None for other names."""
     match = _NAME.fullmatch(name)
     found = range(int(match[1]), int(match[2]) + 1) if match else None
     return found or None
 
 
 def join(links: Iterable[Link]) -> tuple[Link, ...]:
-    """Merge consecutive links, in order of position."""
+    """Merge links that follow each other, and return the result in order of position."""
     joined: list[Link] = []
     for link in sorted(links, key=lambda link: link.first):
         last = joined[-1] if joined else None
@@ -210,7 +195,7 @@ def join(links: Iterable[Link]) -> tuple[Link, ...]:
 
 
 def array_document(spec: ArraySpec, array: PackedArray) -> Document:
-    """Return the zarr.json of an array in a segment, readable by plain zarr."""
+    """Return the zarr.json of an array in a segment, which plain zarr can read."""
     whole = spec.with_rows(array.rows).document()
     document = {**whole, "attributes": {**whole["attributes"], "first_row": array.first_row}}
     if array.sharded:
@@ -227,12 +212,7 @@ def array_document(spec: ArraySpec, array: PackedArray) -> Document:
 
 
 def spec_in_segment(file: Path, path: str, array: PackedArray, rows: int) -> ArraySpec:
-    """Return the spec that an array with `rows` rows has outside of segments, given its zarr.json in a segment.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        DamagedRun: the file is damaged.
-    """
+    """Return the spec of an array with `rows` rows outside of segments, given its zarr.json in a segment."""
     document = read_metadata(file)
     attributes = {name: value for name, value in document["attributes"].items() if name not in ("sha256", "first_row")}
     shape, dims = document["shape"][1:], document["dimension_names"]
@@ -257,7 +237,7 @@ def index_size(rows: int) -> int:
 
 
 def place_in_shard(index: bytes, row: int, where: Path) -> tuple[int, int] | None:
-    """Return the offset and size of a chunk from its shard's index; None if it is missing."""
+    """Return the offset and size of a row's chunk according to its shard's index; None if the chunk is missing."""
     if crc32c(index[:-_CRC_BYTES]).to_bytes(_CRC_BYTES, "little") != index[-_CRC_BYTES:]:
         raise damaged(where, "its index does not match the index's CRC-32C")
     offset, size = struct.unpack_from("<2Q", index, 16 * row)
@@ -272,7 +252,7 @@ def ranges(numbers: Iterable[int]) -> Iterator[range]:
 
 
 def _check(seal: Seal) -> None:
-    """Reject an impossible seal before its file names and sizes are used."""
+    """Raise ValueError for an impossible seal, before its file names and sizes are used."""
     for (stage, step), parts in seal.outputs.items():
         for part in parts:
             StageRef(part.start, stage, step)

@@ -1,4 +1,4 @@
-"""The stages of a run as recorded in run.json, and the stored arrays of each output type."""
+"""Stages of a run as recorded in run.json, and the stored arrays of each output type."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,14 +58,10 @@ class StoredStage:
 
 
 class StageTable(StageOrder):
-    """The stages of a run in data-flow order.
+    """Stages of a run in data-flow order: one ends iterations, and an earlier one outputs the first learner.
 
-    Args:
-        stages: Stages of the run. One ends iterations, and an earlier one outputs the first learner.
-
-    Raises:
-        ValueError: names are not unique, a group name is not a valid folder name, or not exactly one stage ends
-            iterations.
+    Raises ValueError if names are not unique, a group is not a valid folder name, or there is not exactly one of both
+    stages.
     """
 
     def __init__(self, stages: Iterable[StoredStage]) -> None:
@@ -101,15 +97,15 @@ class StageTable(StageOrder):
         return self._by_name[name]
 
     def learner_ref(self, iteration: int) -> StageRef:
-        """Return the reference to the learner that an iteration starts from, stored or not."""
+        """Return a reference to the learner that an iteration starts from, whether stored or not."""
         return StageRef(0, self.first) if iteration == 0 else self.last_ref(iteration - 1)
 
     def last_ref(self, iteration: int) -> StageRef:
-        """Return the reference to the output that ends an iteration, stored or not."""
+        """Return a reference to the output that ends an iteration, whether stored or not."""
         return StageRef(iteration, self.last)
 
     def writing(self, group: str) -> StoredStage | None:
-        """Return the stage that writes a group below `data.zarr`, such as rollouts_0, or None."""
+        """Return the stage that writes a group below `data.zarr`, such as rollouts_0; None if there is none."""
         pattern = re.sub(r"_\d{1,4}$", f"_{STEP}", group)
         return next((stage for stage in self.stages if stage.group in (group, pattern)), None)
 
@@ -119,12 +115,12 @@ class StageTable(StageOrder):
         return next(found, "")
 
     def in_group(self, group: str, iteration: int, step: int = 0) -> StageRef | None:
-        """Return the reference to a group's output at an iteration and step, stored or not; None for other groups."""
+        """Return a reference to a group's output, whether stored or not; None for unknown groups."""
         name = self.named(group)
         return StageRef(iteration, name, step) if name else None
 
     def thinnable(self, ref: StageRef) -> bool:
-        """Return True if thinning may remove the arrays of an output."""
+        """Return True if thinning may remove an output's arrays."""
         return ref.stage in self and self[ref.stage].thinnable
 
     def recomputable(self, ref: StageRef) -> bool:
@@ -135,11 +131,11 @@ class StageTable(StageOrder):
         return ref.stage == self.last or self.thinnable(ref)
 
     def group_of(self, ref: StageRef) -> str:
-        """Return the group below `data.zarr` that contains a stage's output."""
+        """Return the group below `data.zarr` that contains an output."""
         return self[ref.stage].group.replace(STEP, str(ref.step))
 
     def row_of(self, ref: StageRef) -> int:
-        """Return the row of a stage's output in its group's arrays."""
+        """Return an output's row in its group's arrays."""
         # The update of iteration i computes the learner that iteration i + 1 starts from.
         return ref.iteration + self[ref.stage].ends_iteration
 
@@ -155,10 +151,9 @@ class StageTable(StageOrder):
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> "StageTable":
-        """Return the stage table in a run.json. Earlier versions had two fixed tables and did not record them.
+        """Return the stage table in a run.json; raises ValueError, KeyError or TypeError if it is invalid.
 
-        Raises:
-            ValueError, KeyError, TypeError: the table is invalid.
+        Earlier versions had two fixed tables and did not record them.
         """
         if "stages" in info:
             return cls(_stored_stage(**stage) for stage in info["stages"])
@@ -219,7 +214,7 @@ class ArrayPlan:
 
 
 def _plan(pattern: str, axes: str, description: str, unit: str = "1") -> ArrayPlan:
-    """Build a plan from axes given as letters or full names, as in custom outputs."""
+    """Return a plan with axes given as letters or full names, as in custom outputs."""
     return ArrayPlan(pattern, tuple(LETTERS.get(axis, axis) for axis in axes.split()), unit, description)
 
 
@@ -315,7 +310,7 @@ METRICS = _plan("values", "metric", "numbers that describe the iteration; attrib
 
 
 def plan_of(path: str, stages: StageTable) -> ArrayPlan | None:
-    """Return the plan of the array at a path below `data.zarr`, or None."""
+    """Return the plan of the array at a path below `data.zarr`, or None if it belongs to no stage."""
     group, _, name = path.partition("/")
     if group == METRICS_GROUP:
         return METRICS if name == METRICS.pattern else None
@@ -324,12 +319,12 @@ def plan_of(path: str, stages: StageTable) -> ArrayPlan | None:
 
 
 def plan_in(stage: StoredStage, name: str) -> ArrayPlan | None:
-    """Return the plan of an array of a stage's output, or None."""
+    """Return the plan of an array in a stage's output, or None if the output has no such array."""
     return next((plan for plan in plans_of(stage) if fnmatchcase(name, plan.pattern)), None)
 
 
 def plans_of(stage: StoredStage) -> Sequence[ArrayPlan]:
-    """Return the plans of all arrays of a stage's output."""
+    """Return the plans of all arrays in a stage's output."""
     if stage.schema is None:
         return ARRAYS[stage.output]
     return [ArrayPlan(f.name + ".*" * f.mapping, f.dims, f.unit, f.description) for f in stage.schema.fields]

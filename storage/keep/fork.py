@@ -39,13 +39,9 @@ _CANNOT_SHARE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 
 @dataclass(frozen=True)
 class Fork:
-    """Summary of a fork.
+    """Summary of a fork: its folder, its first iteration that is not shared, and number and total bytes of files.
 
-    Attributes:
-        path: Folder of the fork.
-        iteration: First iteration that is not shared.
-        shared_files, shared_bytes: Number and total bytes of the files shared with the parent.
-        copied_files, copied_bytes: Number and total bytes of the files copied because they could not be shared.
+    Files were copied if they could not be shared with the parent.
     """
 
     path: Path
@@ -87,7 +83,7 @@ def fork_run(
         StageMissing: the parent has fewer complete iterations.
         RunExists: the path is not empty.
         RunLocked: another process is creating the same run.
-        StorageFailed: the system refuses the write.
+        StorageFailed: the system rejects the write.
     """
     path = check_path(folder_of(path))
     if iteration:
@@ -134,7 +130,6 @@ class _SharedOutputs:
 
     @classmethod
     def of(cls, parent: Run, iteration: int) -> "_SharedOutputs":
-        """Collect the outputs that a fork at `iteration` shares."""
         start = parent.learner_ref(0)
         refs = [ref for ref in parent.files.live_refs() if ref.iteration < iteration or ref == start]
         segments = parent.files.segments.all(refresh=True)
@@ -150,7 +145,6 @@ class _SharedOutputs:
 
     @property
     def newest(self) -> Head:
-        """Head for the newest shared record."""
         return self.chain[-1].head
 
 
@@ -294,7 +288,7 @@ def _share_restored(parent: Run, segment: Segment, links: "_Links") -> None:
 
 
 def _logged(parent: Run, folder: Path) -> list[str]:
-    """Return a folder's files in object storage, if the parent is stored there."""
+    """Return the paths of a folder's files in object storage, if the parent is stored there."""
     remote, prefix = parent.files.remote, folder.relative_to(parent.path).as_posix()
     return [path for path in remote.files if path.startswith(f"{prefix}/")] if remote is not None else []
 

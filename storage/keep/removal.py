@@ -70,11 +70,9 @@ def check_removable(path: Path) -> Path:
 
 
 def remove_run(path: Path) -> None:
-    """Remove a run's folder. Forks keep shared files. Links are removed, not followed.
+    """Remove a run's folder. Forks keep shared files; links are removed, not followed.
 
-    Raises:
-        RunNotFound, NotARun, RunLocked: see `check_removable`.
-        StorageFailed: the system refuses the removal.
+    Raises like `check_removable`, and StorageFailed if the system rejects the removal.
     """
     path = check_removable(path)
     token = secrets.token_hex(8)
@@ -93,7 +91,7 @@ def remove_run(path: Path) -> None:
 
 
 def unfinished_removals(root: Path) -> list[Path]:
-    """Return the remains of removed runs in a runs folder."""
+    """Return the paths of partly removed runs in a runs folder."""
     folder = root / REMOVED
     return sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
 
@@ -101,8 +99,7 @@ def unfinished_removals(root: Path) -> list[Path]:
 def finish_removals(root: Path) -> Iterator[Path]:
     """Finish interrupted removals of runs one at a time, and yield the path of each.
 
-    Raises:
-        StorageFailed: the system refuses the removal.
+    Raises StorageFailed if the system rejects the removal.
     """
     for path in unfinished_removals(root):
         _remove(path)

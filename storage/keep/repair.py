@@ -57,13 +57,9 @@ def restore_info(session: Session) -> list[str]:
 
 
 def repair_run(files: CommittedFiles, session: Session, info: Mapping[str, Any]) -> list[str]:
-    """Repair a run, removing outputs that must be recomputed.
+    """Repair a run, removing outputs that must be recomputed; return a line per repaired or removed file.
 
-    Returns:
-        A line for each repaired or removed file.
-
-    Raises:
-        IncompatibleFormat: an array's metadata is intact but describes an unknown array.
+    Raises IncompatibleFormat if an array's metadata is intact but describes an unknown array.
     """
     return [*_Repair(files, session, info).lines()]
 
@@ -108,7 +104,6 @@ class _Repair:
             yield f"{self._name(copy)}: rewritten"
 
     def repair_segments(self) -> Iterator[str]:
-        """Repair the files of segments, and unpack damaged segments."""
         # Segments with intact seals are used until the others are unpacked.
         sound: list[Segment] = []
         for name in self._files.segments.names():

@@ -1,4 +1,4 @@
-"""Unpacking damaged segments, so that intact outputs can be used and the rest repaired."""
+"""Unpacking of damaged segments, so that intact outputs can be used and the rest repaired."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -21,13 +21,7 @@ _AT_ONCE = 256
 
 
 def unpack_damaged(files: CommittedFiles, session: Session) -> Iterator[str]:
-    """Unpack damaged segments; yield a line for each damaged file.
-
-    Afterwards, the damaged files are missing.
-
-    Raises:
-        FencedOut: a later session has begun.
-    """
+    """Unpack damaged segments, and yield a line for each damaged file, which is missing afterwards."""
     for name in files.segments.names():
         folder = files.root / FOLDER / name
         lines = [*_problems(files, folder)]

@@ -1,4 +1,4 @@
-"""A stage's arrays as an Arrow table, with one row per entry along shared axes."""
+"""Arrays of a stage as an Arrow table, with one row per entry along shared axes."""
 
 from collections.abc import Iterable, Sequence
 
@@ -18,11 +18,8 @@ _OF_STEPS = ("task", "episode", "t")
 def read_entries(files: CommittedFiles, refs: Iterable[StageRef], columns: Sequence[str] | None) -> pa.Table:
     """Read one stage's outputs as a table: `iteration`, `step`, the index along each shared axis, and the arrays.
 
-    Shared axes are the leading axes common to all columns; further axes become lists. Padding is omitted.
-
-    Raises:
-        ValueError: a column does not exist, or the outputs have different shapes.
-        StageThinned: an output was thinned.
+    Shared axes are the leading axes common to all columns; further axes become lists. Padding is omitted. Raises
+    ValueError if a column does not exist or the outputs have different shapes.
     """
     tables = [_entries(files, ref, columns) for ref in refs]
     try:

@@ -28,14 +28,9 @@ _SAMPLE_NAMES = {"returns": "return", "values": "value", "advantages": "advantag
 
 @dataclass(frozen=True)
 class _Source:
-    """Source of a column in the steps table.
+    """Source of a column in the steps table: an array, or the vector component `component` of it.
 
-    Attributes:
-        array: Name of the stored or derived array.
-        kind: Arrow type of the values.
-        at_end: True for a per-episode flag, which is set only in the episode's last step.
-        component: Index of the vector component in the column; None for the whole array.
-        about: Metadata of the column's field.
+    `at_end` marks a per-episode flag, which is set only in the episode's last step.
     """
 
     array: str
@@ -55,12 +50,7 @@ def scan_steps(
     task: Places,
     episode: Places,
 ) -> pa.RecordBatchReader:
-    """Return one row per real step of a selection, in one record batch per rollout batch; see `Run.steps`.
-
-    Raises:
-        StageMissing: the run has no rollouts yet.
-        ValueError: a column, stage, task or episode does not exist.
-    """
+    """Return a reader of one row per real step of a selection, one record batch per rollout batch; see `Run.steps`."""
     files = run.files
     batches = _batches(files, stage)
     sources = _step_sources(files, batches)
@@ -108,7 +98,7 @@ def _known_steps(chosen: Steps, batches: Sequence[StageRef]) -> list[int] | None
 def read_episodes(
     files: CommittedFiles, iterations: Sequence[int], steps: Steps, task: Places, episode: Places
 ) -> pa.Table:
-    """Read rows of the episodes table; raises like `read_tables`, and ValueError for an unknown task or episode."""
+    """Read the selected rows of the episodes table; raises ValueError for an unknown inner step, task or episode."""
     table = read_tables(files, "episodes", iterations)
     if not (batches := _batches(files, None)):
         raise IncompatibleFormat(
@@ -130,14 +120,14 @@ def read_episodes(
 
 
 def num_tabled_steps(files: CommittedFiles, ref: StageRef) -> int:
-    """Count a rollout batch's real steps from the episodes table, which thinning keeps."""
+    """Return the number of real steps in a rollout batch, from the episodes table, which thinning keeps."""
     episodes = read_tables(files, "episodes", [ref.iteration])
     steps, lengths = (episodes[name].to_numpy() for name in ("step", "length"))
     return int(lengths[steps == ref.step].sum())
 
 
 def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> pa.Table:
-    """Read a derived table's rows for the given iterations."""
+    """Read a derived table's rows for the given iterations; raises StageMissing if there are none."""
     parts: list[pa.Table] = []
     for part, of_part in _by_segment(files, name, iterations or range(1)):
         if part is None:
@@ -161,13 +151,9 @@ def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> 
 
 
 def read_metrics(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
-    """Read one row of metrics per iteration.
+    """Read one row of metrics per iteration; raises StageMissing if the run has no complete iteration.
 
     Reads arrays rather than tables, because opening a Parquet file takes longer than reading its only row.
-
-    Raises:
-        StageMissing: the run has no complete iteration.
-        DamagedRun: a file is missing or changed.
     """
     # For segments, read the tables, which contain a row per iteration.
     parts: list[pa.Table] = []
@@ -186,7 +172,7 @@ def read_metrics(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
 
 
 def lineage(records: Iterable[StageRecord]) -> pa.Table:
-    """Return one row per record, in the order of publication."""
+    """Return a table with one row per record, in the order of publication."""
     rows: list[dict[str, object]] = [
         {
             "sequence": record.sequence,
@@ -253,7 +239,7 @@ def _column_order(path: str) -> tuple[int, str]:
 
 
 def _components(vector: str, sources: Mapping[str, _Source], units: Mapping[str, str]) -> dict[str, _Source]:
-    """Return a column per component of a vector, or none if their number does not match."""
+    """Return a column per component of a vector, or none if the number of components does not match."""
     whole = sources.get(vector)
     if whole is None or not (pa.types.is_fixed_size_list(whole.kind) and whole.kind.list_size == len(units)):
         return {}
@@ -301,11 +287,7 @@ def _step_rows(files: CommittedFiles, round: "_Rows", sources: dict[str, _Source
 class _Rows:
     """Real steps of selected tasks and episodes of a batch, in the order task, episode, t.
 
-    Attributes:
-        ref: Reference to the batch.
-        tasks, episodes: Selected indices in the batch.
-        T: Maximum number of steps in an episode.
-        lengths: Episode lengths, shape [tasks, episodes]; empty until read.
+    `T` is the maximum number of steps in an episode; `lengths` are [tasks, episodes], empty until they are read.
     """
 
     ref: StageRef
@@ -316,7 +298,6 @@ class _Rows:
 
     @classmethod
     def of_round(cls, files: CommittedFiles, ref: StageRef, task: Places, episode: Places) -> "_Rows":
-        """Select rows of a batch."""
         B, E, T = files.spec(f"{files.stages.group_of(ref)}/rewards").shape
         return cls(ref, places(task, B, "task"), places(episode, E, "episode"), T)
 
@@ -331,7 +312,7 @@ class _Rows:
         return values[:, :, : self.T][np.arange(self.T) < self.lengths[..., None]]
 
     def at_end(self, flags: Array) -> Array:
-        """Convert per-episode flags [B, E] to per-step flags, set only in each last step."""
+        """Convert per-episode flags [B, E] to per-step flags, set only in the last step of each episode."""
         last = np.arange(self.T) == self.lengths[..., None] - 1
         return self.of(last & flags[..., None])
 
@@ -376,7 +357,7 @@ def _live_metrics(files: CommittedFiles, iterations: Sequence[int]) -> list[pa.T
 def _by_segment(
     files: CommittedFiles, name: str, iterations: Sequence[int]
 ) -> Iterator[tuple[pa.Table | None, Sequence[int]]]:
-    """Split iterations into parts; yield each part's rows in a segment's table (None outside segments) and the part."""
+    """Split iterations by segment; yield the rows in each segment's table (None outside segments) and the part."""
     files.segments.all(refresh=True)
     stages = files.table_stages(name)
 

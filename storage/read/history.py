@@ -1,4 +1,4 @@
-"""The chain of commit records, each of which contains the hash of the previous one, and digests of spans."""
+"""Chain of commit records, each of which contains the hash of the previous one, and digests of spans."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,6 @@ class Digests:
             self.add(ref, digest)
 
     def add(self, ref: StageRef, digest: str) -> None:
-        """Add an output's digest."""
         self._live.setdefault(ref.iteration, {})[ref] = digest
 
     def packed(self, iterations: Iterable[int]) -> None:
@@ -57,14 +56,14 @@ class Digests:
             yield from [*refs]
 
     def of(self, iteration: int) -> list[StageRef]:
-        """List the stored outputs of an iteration."""
+        """Return references to the stored outputs of an iteration."""
         segment = self._segments.about(iteration)
         outputs = segment.seal.outputs.items() if segment else ()
         packed = [StageRef(iteration, *output) for output, parts in outputs if any(iteration in p for p in parts)]
         return [*packed, *self._live.get(iteration, ())]
 
     def live_iterations(self) -> list[int]:
-        """List the iterations with an output outside of segments."""
+        """Return the iterations with an output outside of segments, in order."""
         return sorted(self._live)
 
 
@@ -101,10 +100,8 @@ class RecordChain:
 def read_history(files: CommittedFiles, info: Mapping[str, Any]) -> RecordChain:
     """Read a run's history, checking that its chain is unbroken and its committed files are present.
 
-    For segments, it reads the seals and compares file sizes.
-
-    Raises:
-        DamagedRun: a record or seal is damaged, or a committed file is missing or truncated.
+    For segments, it reads only the seals and compares file sizes. Raises DamagedRun if a record or seal is damaged, or
+    a committed file is missing or truncated.
     """
     known = newest_session(files.root, first_session(info))
     segments = files.segments.all(refresh=True)
@@ -148,7 +145,7 @@ def sealed_links(segments: Iterable[Segment], records: Iterable[StageRecord]) ->
 
 
 def missing_positions(root: Path, links: Iterable[Link], end: int) -> list[int]:
-    """Return the sorted positions below `end` that are in no link."""
+    """Return the positions below `end` that are in no link, in order."""
     gaps: list[range] = []
     position = 0
     for link in links:
@@ -170,7 +167,7 @@ def describe_missing(positions: Sequence[int], known: SessionFacts | None) -> st
 
 
 def head_problems(files: CommittedFiles, links: Iterable[Link], known: SessionFacts | None) -> Iterable[DamagedRun]:
-    """Yield a problem if the newest record known to the newest session has been replaced."""
+    """Yield an error if the newest record known to the newest session has been replaced."""
     if known is None or known.head is None:
         return
     head = known.head
@@ -184,14 +181,9 @@ def head_problems(files: CommittedFiles, links: Iterable[Link], known: SessionFa
 
 
 def chain_problems(files: CommittedFiles, links: Iterable[Link], follows: Mapping[int, str]) -> Iterable[DamagedRun]:
-    """Yield the breaks in the chain of links, in order of position.
+    """Yield an error per break in the chain of links, in order of position. Missing records are not breaks.
 
-    A gap is not a break: records are missing, but none contradict each other.
-
-    Args:
-        files: Files of the run.
-        links: Links to check.
-        follows: Expected previous hash, keyed by position, where it is not the previous record's hash.
+    Where the hash before a position is not the previous record's, `follows` contains the expected one.
     """
     sequence, sha256 = -1, None
     for link in links:
@@ -239,10 +231,9 @@ def _check_sizes(files: CommittedFiles, record: StageRecord) -> None:
 
 
 class SpanSums:
-    """Incremental computation of span entries, because spans grow with the run.
+    """Incremental summaries of spans, which grow with the run.
 
-    Args:
-        num_steps: Function that returns the number of real environment steps in an output; 0 without episodes.
+    `num_steps` returns the number of real environment steps in an output, 0 without episodes.
     """
 
     def __init__(self, num_steps: Callable[[StageRef], int]) -> None:
@@ -251,7 +242,7 @@ class SpanSums:
         self._sums: dict[tuple[tuple[str, ...], int], _Sum] = {}
 
     def add(self, ref: StageRef, digest: str) -> None:
-        """Add an output to later sums."""
+        """Add an output to later summaries."""
         self._digests.setdefault(ref.iteration, {})[ref] = digest
         # An output recomputed after it was lost is missing from later sums.
         for key in [key for key, known in self._sums.items() if ref.stage in key[0] and ref.iteration < known.end]:

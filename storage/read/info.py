@@ -1,4 +1,4 @@
-"""A run's description: its run.json, its ancestors, and the sessions that wrote it.
+"""Description of a run: its run.json, its ancestors, and the sessions that wrote it.
 
 A fork shares its parent's records. The chain consists of the first run's run.json, its records, the fork's run.json
 (which contains the newest record's hash), and the fork's records. Records therefore cannot be moved between forks.
@@ -31,7 +31,7 @@ _MEMBERS = {
 
 
 def read_info(path: Path) -> dict[str, Any]:
-    """Read and validate a run's run.json."""
+    """Read and validate a run's run.json; raises RunNotFound, NotARun, IncompatibleFormat or DamagedRun."""
     with system_errors(path, required="a folder that can be read", action="Check its permissions and its disk"):
         found = path.is_dir()
     if not found:
@@ -87,7 +87,7 @@ def first_session(info: Mapping[str, Any]) -> int:
 
 
 def origin(info: Mapping[str, Any], ref: StageRef) -> Mapping[str, Any]:
-    """Return the run, itself or an ancestor, whose `config` determines an output, stored or not."""
+    """Return the description of the run, itself or an ancestor, whose settings determine an output, stored or not."""
     runs = contributors(info)
     if ref.stage == StageTable.of(info).first:  # forks inherit it
         return runs[0]
@@ -107,7 +107,7 @@ def first_iteration(run: Mapping[str, Any]) -> int:
 
 
 def contributors(info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the runs that wrote this run's records, from the oldest ancestor to the run itself."""
+    """Return the descriptions of the runs that wrote this run's records, from the oldest ancestor to the run itself."""
     found = [info]
     for run in reversed(info.get("ancestors", [])):
         # A fork that begins no later than its parent did contains no records written by the parent.
@@ -125,7 +125,7 @@ class ComputedWith:
         token: Permanent identifier of the session; "" if it was not recorded.
         started: Start time, UTC, ISO 8601.
         environment: Facts that affect results besides the settings.
-        versions: Versions of the interpreter and the libraries.
+        versions: Versions of Python and the libraries.
     """
 
     number: int
@@ -136,7 +136,7 @@ class ComputedWith:
 
 
 def read_sessions(root: Path, info: Mapping[str, Any]) -> list[ComputedWith]:
-    """List the sessions that computed outputs of a run, in order.
+    """Return the sessions that computed outputs of a run, in order.
 
     The first session is described in run.json; for a fork, in the run.json of its oldest ancestor. Sessions of earlier
     versions without a recorded environment are skipped.

@@ -1,4 +1,4 @@
-"""Reading segments: contents, records, and rows of arrays."""
+"""Reading of segments: contents, records, and rows of arrays."""
 
 import hashlib
 import os
@@ -43,15 +43,9 @@ TABLE_SCALE = 8
 
 
 class Segment:
-    """One segment of a run.
+    """One segment of a run. `bring` downloads a missing file and returns True if it exists.
 
-    Args:
-        folder: Folder that contains the segment.
-        seal: Seal, if already known; otherwise it is read.
-        bring: Function that downloads a missing file and returns True if it exists.
-
-    Raises:
-        DamagedRun: the seal is missing or damaged.
+    Methods raise DamagedRun for missing or damaged files, and FileNotFoundError if the segment was unpacked meanwhile.
     """
 
     def __init__(self, folder: Path, seal: Seal | None = None, bring: Callable[[Path], bool] | None = None) -> None:
@@ -65,29 +59,24 @@ class Segment:
 
     @property
     def iterations(self) -> range:
-        """The iterations of the segment."""
+        """Iterations of the segment."""
         return self.seal.iterations
 
     def record(self, ref: StageRef) -> StageRecord:
-        """Return the record of an output in the segment.
-
-        Raises:
-            FileNotFoundError: the segment was unpacked meanwhile.
-            DamagedRun: the record is damaged.
-        """
+        """Return the record of an output in the segment."""
         return self._record_at(self._rows[ref], ref)
 
     def digest(self, ref: StageRef) -> str:
-        """Return the digest of an output in the segment; raises like `record`."""
+        """Return the digest of an output in the segment."""
         return self._digests[self._rows[ref]]
 
     def records(self) -> Iterator[StageRecord]:
-        """Yield all records in order of iterations; raises like `record`."""
+        """Yield all records in order of iterations."""
         for ref, row in self._rows.items():
             yield self._record_at(row, ref)
 
     def check_links(self, links: Iterable[Link]) -> None:
-        """Check that the seal's links match the links of all records."""
+        """Raise DamagedRun unless the seal's links match the links of all records."""
         if join(links) != self.seal.links:
             raise damaged(self.folder / SEAL, "does not list the chain links that its records form")
 
@@ -102,12 +91,7 @@ class Segment:
         return self.folder / "data.zarr" / spec.chunk_key(0 if array.sharded else row - array.first_row)
 
     def read_chunk(self, spec: ArraySpec, row: int, *, limit: int) -> bytes:
-        """Read a row's chunk without checking its bytes.
-
-        Raises:
-            FileNotFoundError: there is no such chunk.
-            DamagedRun: the chunk's file is missing, or the file's index is damaged.
-        """
+        """Read a row's chunk without checking its bytes; raises FileNotFoundError if there is no such chunk."""
         array, path = self.seal.arrays[spec.path], self.chunk_path(spec, row)
         if not array.sharded:
             return self._at(path, lambda path: read_file(path, limit=limit))
@@ -136,16 +120,12 @@ class Segment:
             file.close()
 
     def table(self, name: str) -> "pa.Table | None":
-        """Return the segment's rows of a derived table, or None if it has none.
-
-        Raises:
-            DamagedRun: the file is damaged.
-        """
+        """Return the segment's rows of a derived table, or None if it has none."""
         path = f"tables/{name}.parquet"
         return self._parse_table(path, self.read(path)) if path in self.seal.files else None
 
     def check(self, path: str) -> None:
-        """Check a file against the seal and reject invalid tables; raises like `read`."""
+        """Check a file against the seal, and reject invalid tables."""
         raw = self.read(path)
         if path.startswith("tables/"):
             self._parse_table(path, raw)
@@ -156,12 +136,7 @@ class Segment:
         return parse_table(raw, self.folder / path, scale=TABLE_SCALE)
 
     def read(self, path: str) -> bytes:
-        """Read and check a file listed in the seal.
-
-        Raises:
-            FileNotFoundError: the segment was unpacked meanwhile.
-            DamagedRun: the file is damaged.
-        """
+        """Read and check a file listed in the seal."""
         expected = self.seal.files[path]
         try:
             raw = self._at(self.folder / path, lambda path: read_file(path, limit=min(LARGEST_FILE, expected.size)))
@@ -246,7 +221,7 @@ class Segment:
 
 
 class Segments:
-    """A run's segments as of the last listing of its folder. Thread-safe."""
+    """Segments of a run as of the last listing of its folder. Thread-safe."""
 
     def __init__(self, root: Path, bring: Callable[[Path], bool] | None = None) -> None:
         self._root = root
@@ -259,8 +234,7 @@ class Segments:
     def all(self, *, refresh: bool = False) -> list[Segment]:
         """Return the segments in order of their iterations.
 
-        Raises:
-            DamagedRun: a seal is missing or damaged, or two segments contain the same iteration.
+        Raises DamagedRun if a seal is missing or damaged, or two segments contain the same iteration.
         """
         with self._lock:
             if refresh or self._found is None:
@@ -303,19 +277,19 @@ class Segments:
         return segments[place] if place < len(ends) and iteration in segments[place].iterations else None
 
     def record(self, ref: StageRef, segment: Segment) -> StageRecord:
-        """Return the record of an output in a segment; see `Segment.record`."""
+        """Return the record of an output in a segment, keeping only recently used segments in memory."""
         with self._lock:
             self._keep(segment)
             return segment.record(ref)
 
     def digest(self, ref: StageRef, segment: Segment) -> str:
-        """Return the digest of an output in a segment; see `Segment.digest`."""
+        """Return the digest of an output in a segment, keeping only recently used segments in memory."""
         with self._lock:
             self._keep(segment)
             return segment.digest(ref)
 
     def _keep(self, segment: Segment) -> None:
-        """Mark a segment as most recently used; only a few are kept in memory."""
+        """Mark a segment as most recently used, and free the cached data of others."""
         if segment in self._used:
             self._used.remove(segment)
         self._used.append(segment)
@@ -327,17 +301,16 @@ class Segments:
         return sorted((e.name, e.inode()) for e in entries if segment_iterations(e.name) is not None)
 
     def open(self, name: str) -> Segment:
-        """Open the segment in the folder with this name; raises like `Segment`."""
+        """Open the segment in the folder with this name."""
         return Segment(self._root / FOLDER / name, bring=self._bring)
 
 
 def _in_order(segments: list[Segment]) -> tuple[list[int], list[Segment]]:
-    """Return the ends of the ordered segments, and the segments."""
     return [segment.iterations.stop for segment in segments], segments
 
 
 def chunk_row(name: str) -> int | None:
-    """Return the row of a chunk from its file name; None for other names."""
+    """Return the row of a chunk, given its file name; None for other names."""
     match = _CHUNK_NAME.fullmatch(name)
     return int(match[1]) if match else None
 

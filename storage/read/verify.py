@@ -1,4 +1,4 @@
-"""Verification of a run, which finds damaged, missing and foreign files."""
+"""Verification of runs, which finds damaged, missing and foreign files."""
 
 import errno
 import os
@@ -57,7 +57,7 @@ _FOREIGN, _LINK = "does not belong to the run", "is a symbolic link; a run consi
 
 @dataclass(frozen=True)
 class Damage:
-    """A damaged file of a run.
+    """Damaged file of a run.
 
     Attributes:
         file: Path below the run's folder.
@@ -95,13 +95,10 @@ class Damage:
 
 
 def verify_run(path: str | Path, progress: Progress = unseen) -> list[Damage]:
-    """List all damage to a run; the list is empty if every byte is as committed.
+    """Return all damage to a run: an empty list if every byte is as committed.
 
-    Leftovers of an interrupted writer, which the next one removes, are not damage.
-
-    Args:
-        path: Folder or URL of the run.
-        progress: Callback that receives the number of outputs checked and the total.
+    Leftovers of an interrupted writer, which the next one removes, are not damage. `progress` receives the number of
+    outputs checked and the total.
 
     Raises:
         RunNotFound, NotARun, IncompatibleFormat: there is no readable run at the path.
@@ -114,8 +111,6 @@ def verify_run(path: str | Path, progress: Progress = unseen) -> list[Damage]:
 
 
 class _Verification:
-    """State of one verification."""
-
     def __init__(self, root: Path, remote: RemoteLog | None, progress: Progress) -> None:
         self.root = root
         self.remote = remote

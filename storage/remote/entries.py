@@ -32,7 +32,7 @@ _KEY = re.compile(r"_objects/[0-9a-f]{16}/\d{8,}/(.*)", re.ASCII)
 
 @dataclass(frozen=True)
 class LoggedFile:
-    """A file of the run as described by an entry.
+    """File of the run as described by a log entry.
 
     Attributes:
         size: Size in bytes.
@@ -49,7 +49,7 @@ class LoggedFile:
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of the log: a writing session begins, commits files atomically, or ends.
+    """Log entry: a writing session begins, commits files atomically, or ends.
 
     Attributes:
         sequence: Position in the log.
@@ -72,7 +72,7 @@ class Entry:
     sha256: str = ""
 
     def content(self) -> bytes:
-        """Return the stored bytes of the entry."""
+        """Serialize the entry."""
         files: dict[str, dict[str, Any]] = {}
         for path, file in self.files.items():
             moved = {"key": file.key} if self.is_moved(path) else {}
@@ -99,7 +99,7 @@ class Entry:
 
     @classmethod
     def parse(cls, raw: bytes) -> "Entry":
-        """Parse an entry; raises ValueError if it is invalid."""
+        """Parse a serialized entry; raises ValueError if it is invalid."""
         document = parse_sealed(raw)
         try:
             if document["schema"] not in SCHEMAS or document["kind"] not in ("begin", "commit", "end"):

@@ -1,4 +1,4 @@
-"""A run's log as known to this machine, and its cache folder.
+"""Log of a run as known to this machine, and the run's cache folder.
 
 Segments appear and disappear in the folder atomically.
 """
@@ -26,12 +26,7 @@ _OURS = ("writer.lock", "_quarantine", "_operator")
 
 
 class RemoteLog:
-    """The log at a URL, as of the last `pull`.
-
-    Args:
-        root: Cache folder of the run.
-        url: URL of the run.
-        beside: Folder for cached copies of entries.
+    """Log at a URL, as of the last `pull`. Cached copies of its entries are kept in the folder `beside`.
 
     Attributes:
         files: The run's files, keyed by path.
@@ -55,9 +50,7 @@ class RemoteLog:
     def pull(self) -> None:
         """Read new entries and update the folder.
 
-        Raises:
-            DamagedRun: an entry is damaged.
-            StoreError: the URL contains a different run than the cache.
+        Raises DamagedRun if an entry is damaged, and StoreError if the URL contains a different run than the cache.
         """
         with self._locked():
             self._read_cached()
@@ -76,8 +69,7 @@ class RemoteLog:
     def fetch(self, path: str) -> bool:
         """Download a file into the folder; return False if it is not in the log.
 
-        Raises:
-            DamagedRun: the file's object is missing or damaged.
+        Raises DamagedRun if the file's object is missing or damaged.
         """
         file = self.files.get(path)
         if file is None or file.text is not None:
@@ -120,7 +112,7 @@ class RemoteLog:
             part.unlink(missing_ok=True)
 
     def damaged_object(self, file: LoggedFile, found: str) -> DamagedRun:
-        """Build the error for a damaged object."""
+        """Return the error for a damaged object."""
         url = self.objects.url
         return DamagedRun(
             f"{url}/{file.key}",
@@ -158,14 +150,14 @@ class RemoteLog:
         return {path: raw for path, raw in texts.items() if not _holds(path, raw)}
 
     def changes(self) -> list[Path]:
-        """Return the files that differ from the log: new, changed or removed ones."""
+        """Return the paths of files that differ from the log: new, changed or removed ones."""
         here = {name: path for path, name in self.local_files()}
         changed = [path for name, path in here.items() if not self._is_logged(name, path)]
         gone = [self.local_path(n) for n, file in self.files.items() if file.text is not None and n not in here]
         return [*changed, *gone]
 
     def local_files(self) -> Iterator[tuple[Path, str]]:
-        """Yield the folder's files that belong in the log, with their names there."""
+        """Yield the path of each file in the folder that belongs in the log, and its name there."""
         for folder, folders, names in os.walk(self.root):
             if Path(folder) == self.root:
                 folders[:] = [name for name in folders if name not in _OURS]
@@ -190,7 +182,7 @@ class RemoteLog:
         return path
 
     def below(self, name: str) -> list[str]:
-        """Return the log's files at a path: the file itself, or all files of a segment."""
+        """Return the names of the log's files at a path: the file itself, or all files of a segment."""
         if name in self.files:
             return [name]
         return [path for path in self.files if path.startswith(f"{name}/")] if segment_of(name) == name else []

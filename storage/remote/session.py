@@ -1,4 +1,4 @@
-"""Writing a run in object storage, where a write takes effect when the next log entry is put.
+"""Writing of a run in object storage, where a write takes effect when the next log entry is put.
 
 An entry is put on the condition that its number is free. A new session takes the next number, after which any put by an
 earlier session fails. Objects are uploaded below the session's prefix before the entry that names them, so uploads by a
@@ -33,7 +33,7 @@ _BYTES_AT_ONCE = 2**26
 
 
 class RemoteSession:
-    """The right to append to a run's log, until the session ends or another takes over."""
+    """Right to append to a run's log, until the session ends or another takes over."""
 
     def __init__(self, log: RemoteLog, token: str) -> None:
         self._log = log
@@ -47,9 +47,8 @@ class RemoteSession:
     def begin(cls, log: RemoteLog, token: str, *, take_over: bool) -> "RemoteSession":
         """Begin a session. The caller must hold the cache folder's lock.
 
-        Raises:
-            RunLocked: a session on another machine has not ended.
-            StorageFailed: the store cannot be written, or does not support conditional puts.
+        Raises RunLocked if a session on another machine has not ended, and StorageFailed if the store cannot be written
+        or does not support conditional puts.
         """
         while True:
             log.pull()
@@ -79,9 +78,7 @@ class RemoteSession:
     def commit(self, changed: Mapping[Path, Path | None]) -> None:
         """Commit the current state of some files atomically.
 
-        Args:
-            changed: Files, each mapped to its previous path if it was only moved; the folder need not contain moved
-                files.
+        Files that were only moved are mapped to their previous paths; the folder need not contain them.
 
         Raises:
             FencedOut: a later session has begun.
@@ -129,12 +126,12 @@ class RemoteSession:
                 self._given_up[name] = self._log.files.pop(name)
 
     def end(self) -> None:
-        """End the session. A session that failed or was fenced out has already ended."""
+        """End the session, unless it has failed or was fenced out, which ends it too."""
         if not self._failed:
             self._put("end")
 
     def _known(self, name: str) -> list[str]:
-        """List the log's files at a path, including files given up as damaged."""
+        """Return the log's files at a path, including files given up as damaged."""
         given_up = [path for path in self._given_up if path == name or path.startswith(f"{name}/")]
         return [*self._log.below(name), *given_up]
 

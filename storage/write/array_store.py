@@ -1,4 +1,4 @@
-"""The arrays of a run being written, created on first use and grown when the run is extended."""
+"""Arrays of a run being written, created on first use and grown when the run is extended."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ from metaloom.storage.write.sessions import Session
 
 
 class ArrayStore:
-    """Writes array rows for a session; large rows become shards if the run's format supports them."""
+    """Writer of array rows for a session; large rows become shards if the run's format supports them."""
 
     def __init__(self, files: CommittedFiles, session: Session, *, shards: bool) -> None:
         self._files = files
@@ -51,12 +51,10 @@ class ArrayStore:
         self._write_metadata(documents)
 
     def write(self, pieces: Sequence[Piece], *, expected: Sequence[StoredFile] | None = None) -> tuple[StoredFile, ...]:
-        """Write rows durably and return the files to commit, which must equal `expected` if given.
+        """Write rows durably and return the files to commit.
 
-        Raises:
-            LayoutMismatch: a row does not match the existing array.
-            FencedOut: a later session has begun.
-            DigestMismatch: the files are not the expected ones.
+        Raises LayoutMismatch if a row does not match the existing array, and DigestMismatch if the files differ from
+        `expected`.
         """
         self._create([piece for piece in pieces if not (self._files.data / piece.path / "zarr.json").exists()])
         files: list[StoredFile] = []
@@ -136,7 +134,7 @@ class ArrayStore:
 
 
 def _form(spec: ArraySpec, names: Iterable[str]) -> dict[str, str]:
-    """Describe what all rows of an array share: shape, dtype, some attributes, and a packed array's parts."""
+    """Return what all rows of an array share: shape, dtype, some attributes, and a packed array's parts."""
     form = {"shape": str(spec.shape), "dtype": spec.dtype}
     for name in names:
         value = spec.attributes.get(name)

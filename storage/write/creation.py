@@ -23,13 +23,7 @@ _SKELETON = {"_commits", "_sessions", "data.zarr", "writer.lock"}
 
 
 def check_new_run(path: str | Path) -> None:
-    """Check that `create_run` would accept a path, without creating anything.
-
-    Raises:
-        InvalidRunName: the path cannot be printed on one line.
-        RunExists: the path is not empty.
-        StorageFailed: the system refuses the write.
-    """
+    """Raise the error that `create_run` would raise for a path, without creating anything."""
     path = check_path(folder_of(path))
     with creating(path):
         follow(path)
@@ -71,7 +65,7 @@ def write_skeleton(path: Path, session: Session, capacity: int) -> None:
 
 
 def publish_info(path: Path, session: Session, info: Mapping[str, Any]) -> None:
-    """Turn a folder into a run by writing run.json, and a copy of it."""
+    """Turn a folder into a run by writing run.json and a copy of it."""
     content = render(info, indented=True)
     session.publish(content, path / "run.json")
     # Write the copy last, so that an interrupted and repeated creation does not leave another run's copy.
@@ -79,14 +73,14 @@ def publish_info(path: Path, session: Session, info: Mapping[str, Any]) -> None:
 
 
 def keep_copy(session: Session, info: bytes) -> None:
-    """Keep a copy of run.json in the session's folder."""
+    """Write a copy of run.json to the session's folder."""
     session.replace(session.write_aside([(info,)]), [session.folder / INFO_COPY])
 
 
 def new_info(
     config: Mapping[str, Any], config_digest: str, environment: Mapping[str, Any], stages: StageTable, **origin: Any
 ) -> dict[str, Any]:
-    """Return the content of a new run's run.json; `origin` describes the run that it was forked from."""
+    """Return the content of a new run's run.json; `origin` describes the run that it was forked from, if any."""
     return sealed(
         {
             "format": FORMATS[-1],

@@ -1,4 +1,4 @@
-"""The writer of a run: an advisory lock that names its holder, and requests to stop it.
+"""Advisory lock that names a run's writer, and requests to stop the writer.
 
 The lock separates cooperating writers. A writer that lost its lock unnoticed (a stopped process, a host that came back)
 is made harmless by its session; see `metaloom.storage.write.sessions`.
@@ -32,10 +32,10 @@ _NO_WRITER = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
 
 @dataclass(frozen=True)
 class Writer:
-    """Holder of a run's lock.
+    """Process that holds a run's lock.
 
     Attributes:
-        host, pid: Host and process id.
+        host, pid: Host name and process id.
         since: Start of the writer's session; UTC, ISO 8601.
         token: Permanent identifier of the session.
         process_started: Start of the process, in clock ticks since its machine booted; None if unknown.
@@ -86,7 +86,7 @@ class Writer:
 
 
 def owner_document(token: str) -> dict[str, Any]:
-    """Describe this process as the holder of a lock."""
+    """Return the content of a lock held by this process."""
     who = {"host": socket.gethostname(), "pid": os.getpid(), "since": utc(), "token": token}
     return who | {"process_started": _process(os.getpid())[1], "boot": _boot()}
 
@@ -114,7 +114,7 @@ def current_writer(root: Path, remote: RemoteLog | None = None) -> Writer | None
 
 
 def was_killed(root: Path, remote: RemoteLog | None = None) -> bool:
-    """Return True if the newest session of a run was killed: it is not closed, and no process is writing the run."""
+    """Return True if a run's newest session is not closed although no process is writing the run."""
     try:
         names = os.listdir(root / SESSIONS)
     except (FileNotFoundError, NotADirectoryError):
@@ -128,9 +128,7 @@ def was_killed(root: Path, remote: RemoteLog | None = None) -> bool:
 def operator_folder(root: Path) -> Path:
     """Create and return the folder for files that are not part of a run's content.
 
-    Raises:
-        DamagedRun: the folder is a symbolic link.
-        OSError: the system refuses the folder.
+    Raises DamagedRun if it is a symbolic link, and OSError if the system rejects it.
     """
     folder = root / FOLDER
     if folder.is_symlink():
@@ -140,11 +138,9 @@ def operator_folder(root: Path) -> Path:
 
 
 def ask_to_stop(root: Path, token: str) -> None:
-    """Ask the writer whose session has this token to stop. Also removes requests to dead writers.
+    """Ask the writer whose session has this token to stop; raises like `operator_folder`.
 
-    Raises:
-        DamagedRun: the folder of requests is a symbolic link.
-        OSError: the system refuses the write.
+    Also removes requests to writers that no longer exist.
     """
     folder, request = operator_folder(root), _request(root, token)
     for old in folder.glob("stop-*"):
@@ -161,7 +157,7 @@ def is_asked_to_stop(root: Path, token: str) -> bool:
 
 
 def withdraw(root: Path, token: str) -> None:
-    """Withdraw the requests to a writer."""
+    """Withdraw the stop request to the session with this token."""
     _request(root, token).unlink(missing_ok=True)
 
 
@@ -170,7 +166,7 @@ def _request(root: Path, token: str) -> Path:
 
 
 def _process(pid: int) -> tuple[str, int | None]:
-    """Return the state of a local process, and its start in clock ticks; "" and None if unknown."""
+    """Return a local process's state and its start in clock ticks; "" and None if unknown."""
     try:
         # Fields 3 and 22; the program's name, in parentheses, may contain anything.
         fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
@@ -199,7 +195,7 @@ def _exists(pid: int) -> bool:
 
 @dataclass(frozen=True)
 class WriterLock:
-    """A lock that this process has acquired."""
+    """Lock that this process has acquired."""
 
     path: Path
     descriptor: int
@@ -209,7 +205,6 @@ class WriterLock:
         return _is_file_at(self.descriptor, self.path)
 
     def release(self) -> None:
-        """Release the lock."""
         try:
             # Empty it rather than remove it, because it may be the lock of a writer that has taken over.
             os.ftruncate(self.descriptor, 0)
@@ -218,7 +213,7 @@ class WriterLock:
 
 
 def acquire_lock(path: Path, token: str, *, take_over: bool) -> WriterLock:
-    """Lock a run for writing. `take_over` replaces a lock still held by a dead host."""
+    """Lock a run for writing; with `take_over`, replace a lock that a dead host still holds."""
     owner = render(owner_document(token))
     if take_over:
         new = path.with_name(f"{path.name}.{token}")

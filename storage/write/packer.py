@@ -45,7 +45,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Packer:
-    """Packs a run's iterations within a session."""
+    """Packer of a run's iterations within a session."""
 
     def __init__(self, files: CommittedFiles, session: Session, digests: Digests, format: str) -> None:
         self._files = files
@@ -55,13 +55,7 @@ class Packer:
         self._given_up = False
 
     def pack(self, progress: Progress = unseen) -> list[range]:
-        """Pack all complete iterations but the newest; return the iterations of each new segment.
-
-        Raises:
-            StoreError: the run's format has no segments.
-            DamagedRun: a file to pack is damaged.
-            FencedOut: a later session has begun.
-        """
+        """Pack all complete iterations but the newest; see `RunWriter.pack`."""
         if self._format == FORMATS[0]:
             raise StoreError(
                 self._files.root,
@@ -77,7 +71,7 @@ class Packer:
         return packed
 
     def pack_old(self) -> None:
-        """Pack the oldest iterations once a full segment and the margin are complete."""
+        """Pack the oldest iterations once they fill a segment and the margin after it is complete."""
         if self._given_up or self._format == FORMATS[0]:
             return
         if len(self._digests.live_iterations()) < SIZE + MARGIN:
@@ -93,7 +87,7 @@ class Packer:
             _LOG.warning("old iterations are not packed: %s", error)
 
     def finish(self) -> None:
-        """Finish interrupted packings of earlier sessions."""
+        """Finish packings that earlier sessions left unfinished."""
         unfinished = {segment for ref in self._files.live_refs() if (segment := self._files.segments.holding(ref))}
         for segment in unfinished:
             self._clear(segment)
@@ -159,12 +153,7 @@ class Packer:
 
 
 def write_segment(files: CommittedFiles, session: Session, iterations: range, records: Sequence[StageRecord]) -> Path:
-    """Write a segment into a session's folder, sync it and read it back; return its folder.
-
-    Raises:
-        DamagedRun: an output is damaged.
-        FencedOut: a later session has begun.
-    """
+    """Write a segment into a session's folder, sync it and read it back; return the segment's folder."""
     by_ref = {record.ref: record for record in records}
     copied = [file for r in records for file in (*r.tables, *(c for c in r.chunks if _is_small(files.spec(c.array))))]
     files.bring_all(file.path for file in copied)
@@ -186,7 +175,7 @@ def write_segment(files: CommittedFiles, session: Session, iterations: range, re
 def _contents(
     files: CommittedFiles, iterations: range, records: Sequence[StageRecord], written: dict[str, PackedFile]
 ) -> Iterator[tuple[str, Content]]:
-    """Yield the files of a segment, the seal last; `written` receives the descriptions of the other files."""
+    """Yield a segment's files, the seal last, and add descriptions of the other files to `written`."""
     arrays = packed_arrays(files, records)
     for name, content in _payload(files, files.thinned_in(iterations), records, arrays):
         digest = hashlib.sha256()
@@ -227,7 +216,7 @@ def _payload(
 
 
 def packed_arrays(files: CommittedFiles, records: Iterable[StageRecord]) -> dict[str, PackedArray]:
-    """Return the layout of each array in a segment of these outputs; small arrays are packed into one file each."""
+    """Return how each array is packed in a segment of these records; small arrays become one file each."""
     rows: dict[str, list[int]] = {}
     for record in records:
         for chunk in record.chunks:
@@ -239,7 +228,7 @@ def packed_arrays(files: CommittedFiles, records: Iterable[StageRecord]) -> dict
 
 
 def _is_small(spec: ArraySpec) -> bool:
-    """Return True if the rows of an array are copied into one file, which sharded arrays never are."""
+    """Return True if an array's rows are copied into one file. Rows of sharded arrays never are."""
     return 0 < spec.raw_bytes < COMPRESS_FROM and not spec.sharded
 
 
