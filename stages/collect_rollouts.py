@@ -33,7 +33,7 @@ from metaloom.stages.tools import Rollouts, acting_params
 def collect_rollouts(
     learner: Learner[Any, Any], rollouts: Rollouts, at: At, *, params: Update | TaskParams, tasks: TaskBatch
 ) -> EpisodeBatch:
-    """Collect complete episodes per task; after the first inner step, tasks act with their adapted parameters."""
+    """Collect complete episodes per task; after the first inner step, tasks use their adapted parameters."""
     position = RolloutPosition(at.run_seed, at.iteration, at.step)
     return rollouts.collect(acting_params(learner, params, at, len(tasks)), tasks, position)
 
@@ -113,9 +113,9 @@ def play_episodes(
 
 
 class _Rollout:
-    """Buffers for one call, [T, N, ...] with N = B * E. Time comes first so that a step writes one contiguous block.
+    """One rollout of parallel episodes, starting from the given actor memory, and its buffers.
 
-    Episodes are collected in parallel, starting from the given actor memory.
+    Buffers are [T, N, ...] with N = B * E. Time comes first so that a step writes one contiguous block.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Checks on a learner's results, and the counters kept over a whole run."""
+"""Checks of a learner's results, and the counters kept over a whole run."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,15 +30,8 @@ def require_params(
 ) -> TaskParams:
     """Return a learner's task parameters after checking that `num_tasks` tasks can act with them.
 
-    Args:
-        found: Value that the learner returned.
-        num_tasks: Number of tasks.
-        learner: Learner to name in messages.
-        what: Function that returned the parameters, for messages.
-        like: Parameters whose names and shapes are required.
-
-    Raises:
-        StageFault: the result is not TaskParams, covers the wrong number of tasks, or does not match `like`.
+    Raises StageFault if they are not TaskParams, cover the wrong number of tasks, or lack a name or shape of `like`.
+    The message names the function `what` that returned them.
     """
     required = f"required TaskParams for {num_tasks} tasks, with the parameters that each task acts with"
     if not isinstance(found, TaskParams):
@@ -56,17 +49,11 @@ def require_params(
 
 
 def require_state(found: object, learner: Learner[Any, Any], what: str, like: Params | None = None) -> LearnerState:
-    """Return a learner's state after checking that it holds arrays.
+    """Return a learner's state after checking that it contains only arrays.
 
-    Args:
-        found: Value that the learner returned.
-        learner: Learner to name in messages.
-        what: Function that returned the state, for messages.
-        like: Parameters whose dtypes are required; all other parameters must be float32. None allows any dtype, as in
-            runs by earlier versions.
-
-    Raises:
-        StageFault: the result is not a LearnerState of arrays, or a parameter has another dtype.
+    Raises StageFault otherwise, or if a parameter's dtype differs from `like`; parameters not in `like` must be
+    float32. None allows any dtype, as in runs by earlier versions. The message names the function `what` that returned
+    the state.
     """
     if not isinstance(found, LearnerState):
         raise StageFault(
@@ -89,11 +76,7 @@ def require_state(found: object, learner: Learner[Any, Any], what: str, like: Pa
 
 
 def require_counters(update: object, where: str) -> None:
-    """Check that the stage that ends an iteration kept the run's counters.
-
-    Raises:
-        StageFault: a counter is missing; the message names the first.
-    """
+    """Raise StageFault unless the stage that ends an iteration kept the run's counters."""
     assert isinstance(update, Update)
     for name in no_steps():
         if name not in update.metrics or name not in update.learner.extra:

@@ -1,4 +1,4 @@
-"""Adaptation by inference of each task's posterior from its episodes."""
+"""Adaptation by inferring each task's posterior from its episodes."""
 
 from typing import Any
 

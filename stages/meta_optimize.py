@@ -1,4 +1,4 @@
-"""The update of the meta-parameters that ends an iteration."""
+"""Update of the meta-parameters, which ends an iteration."""
 
 from dataclasses import replace
 from typing import Any

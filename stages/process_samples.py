@@ -1,4 +1,4 @@
-"""Returns, values and advantages of a rollout batch."""
+"""Computation of a rollout batch's returns, values and advantages."""
 
 from typing import Any
 

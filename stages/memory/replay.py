@@ -1,4 +1,4 @@
-"""The replay buffer backed by a run's rollout batches."""
+"""Replay buffer backed by a run's rollout batches."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -75,7 +75,7 @@ def plan_of(config: RunConfig) -> OffPolicyPlan:
 
 
 def training_tasks(env: MetaEnv) -> TaskBatch:
-    """Return all tasks of the training set."""
+    """Return all tasks of the environment's training set."""
     return TaskPool.of(env, fixed_tasks(env)).all()
 
 

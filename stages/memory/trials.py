@@ -1,4 +1,4 @@
-"""The stored trials on which an inference model is trained."""
+"""Stored trials on which an inference model is trained."""
 
 from metaloom.pipeline.algorithms.contract import Setup
 from metaloom.pipeline.config.run import RunConfig
@@ -10,12 +10,9 @@ from metaloom.stages.memory.replay import MIB
 
 
 class StoredTrials:
-    """Trials of a run's rollout batches, cached in memory while in use and within the size limit.
+    """Trials of a run's rollout batches, cached in memory while in use and within a size limit.
 
-    Args:
-        episodes_per_trial: Number of episodes per trial.
-        num_actions: Number of actions; 0 for continuous actions.
-        cache_bytes: Cache size limit in bytes, not counting the batch being read.
+    `num_actions` is 0 for continuous actions; `cache_bytes` does not count the batch being read.
     """
 
     def __init__(self, episodes_per_trial: int, num_actions: int, cache_bytes: int) -> None:
@@ -39,6 +36,6 @@ class StoredTrials:
 
 
 def trials_of_run(config: RunConfig, setup: Setup) -> StoredTrials:
-    """Return an empty cache for the trials of a run."""
+    """Return an empty cache for a run's trials."""
     assert config.algorithm.trial is not None, "a graph for algorithms that adapt within a trial"
     return StoredTrials(config.algorithm.trial, setup.num_actions, config.replay.cache_mib * MIB)

@@ -42,7 +42,7 @@ class RolloutPosition:
     first_episode: int = 0
 
     def reset_seed(self, task: int, episode: int, bits: int) -> int:
-        """Return the reset seed of an episode of the shard's task `task`, with `bits` bits."""
+        """Return the reset seed, with `bits` bits, of an episode of a task in the shard."""
         return seed_for(self.run_seed, "resets", *self.of_episode(task, episode)) % 2**bits
 
     def of_episode(self, b: int, e: int) -> tuple[int, ...]:
@@ -57,14 +57,7 @@ class RolloutPosition:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """Rollout data used to describe a fault in any of its episodes.
-
-    Attributes:
-        env: Environment configuration.
-        tasks: Tasks of the shard.
-        position: Position of the shard in the run.
-        episodes_per_task: Number of episodes per task, E.
-    """
+    """Rollout data used to describe a fault in any episode of a shard of `tasks`, which starts at `position`."""
 
     env: EnvConfig
     tasks: TaskBatch
@@ -74,7 +67,7 @@ class Circumstances:
     def fault(
         self, problem: str, call: str, trace: str, row: int | None, *, env_step: int | None, actions: Array
     ) -> RolloutError:
-        """Build the error that describes a problem.
+        """Return the error that describes a problem.
 
         Args:
             problem: Actual and expected behavior.
@@ -134,7 +127,7 @@ def not_finite(name: str) -> str:
 
 
 def describe(about: Mapping[str, Any]) -> str:
-    """Format the message of a RolloutError: circumstances, what happened, and the environment's traceback."""
+    """Return the message of a RolloutError: circumstances, what happened, and the environment's traceback."""
     if "evaluation" in about:
         stage = f"evaluate, {about['evaluation']}"
     elif "adaptation" in about:

@@ -22,13 +22,9 @@ from metaloom.stages.rollouts.faults import RolloutPosition
 
 @dataclass(frozen=True)
 class Enough:
-    """Stopping rule for sampling a task.
+    """Stopping rule for sampling a task: a minimum number of steps and of episodes, if any, up to `max_episodes`.
 
-    Attributes:
-        min_steps: Minimum number of steps, if any.
-        min_rollouts: Minimum number of episodes, if any.
-        max_episodes: Maximum number of episodes; None for no limit.
-        max_episode_steps: Maximum number of steps in an episode.
+    `max_episodes` is None for no limit. An episode has at most `max_episode_steps` steps.
     """
 
     min_steps: int | None
@@ -168,11 +164,7 @@ class Sampler:
 
     @cached_property
     def spaces(self) -> Spaces:
-        """The environment's observation and action spaces.
-
-        Raises:
-            ValueError: the actor does not support the environment's actions.
-        """
+        """Observation and action spaces of the environment; raises ValueError if the actor does not support them."""
         check_actor(self.actor, self._example.action_space, deterministic=self.deterministic)
         return spaces_of(self._example)
 
@@ -210,7 +202,7 @@ class Sampler:
         return batch
 
     def close(self) -> None:
-        """Free the simulators."""
+        """Close the simulators."""
         for batch in self._batches.values():
             batch.close()
         self._batches.clear()
