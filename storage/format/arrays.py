@@ -229,7 +229,7 @@ def check_chunk(raw: bytes, where: Path, *, size: int, crc: int) -> None:
         raise damaged(where, f"holds {len(raw)} bytes, but {size} were committed")
     # The CRC of the whole chunk only checks that the last four bytes match the rest, so compare them too.
     if crc32c(raw) != _CRC_RESIDUE or raw[-CRC_BYTES:] != crc.to_bytes(CRC_BYTES, "little"):
-        raise damaged(where, "its CRC-32C is not the committed one")
+        raise damaged(where, "its CRC-32C differs from the committed one")
 
 
 def decode_chunk(raw: bytes, spec: ArraySpec, where: Path, out: Array | None = None) -> Array:
@@ -296,7 +296,7 @@ def read_parts(descriptor: int, spec: ArraySpec, where: Path, *, size: int, crc:
     raw = _pread(descriptor, tail, size - tail, where)
     index = raw[count * _TABLE_BYTES : -CRC_BYTES]
     if crc32c(raw[:-CRC_BYTES]) != crc or raw[-CRC_BYTES:] != _crc_of(index):
-        raise damaged(where, "its table of parts is not the committed one")
+        raise damaged(where, "its table of parts differs from the committed one")
     crcs = np.frombuffer(raw, "<u4", count).tolist()
     places = np.frombuffer(index, "<u8").reshape(count, 2).tolist()
     parts = [ShardPart(offset, length, crc) for (offset, length), crc in zip(places, crcs, strict=True)]

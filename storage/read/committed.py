@@ -308,7 +308,7 @@ class CommittedFiles:
         if file.array:
             check_chunk(raw, path, size=file.size, crc=file.crc32c)
         elif len(raw) != file.size or crc32c(raw) != file.crc32c:
-            raise damaged(path, "its size or CRC-32C is not the committed one")
+            raise damaged(path, "its size or CRC-32C differs from the committed one")
         return raw
 
     def check(self, record: StageRecord, file: StoredFile) -> None:

@@ -161,4 +161,4 @@ def problem_of(file: LoggedFile, raw: bytes) -> str | None:
     """Return a description of how content differs from a logged file, or None if it does not."""
     if len(raw) != file.size:
         return f"holds {len(raw)} bytes, but {file.size} were committed"
-    return None if hashlib.sha256(raw).hexdigest() == file.sha256 else "its SHA-256 is not the committed one"
+    return None if hashlib.sha256(raw).hexdigest() == file.sha256 else "its SHA-256 differs from the committed one"
