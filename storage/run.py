@@ -88,16 +88,10 @@ class Iteration(Shown):
 
     def shown(self) -> tuple[str, list[Row]]:
         """Return a title, and table rows with the size on disk and duration of each stored output."""
-        records = [self.run.record(ref) for ref in self.run.refs() if ref.iteration == self.index]
-        rows = [
-            (
-                str(record.ref),
-                f"{len(record.arrays)} arrays",
-                "thinned" if self.run.is_thinned(record.ref) else size(record.stored_bytes),
-                f"{record.seconds:.3g} s",
-            )
-            for record in records
-        ]
+        rows: list[Row] = []
+        for record in map(self.run.record, self.run.refs_of([self.index])):
+            stored = "thinned" if self.run.is_thinned(record.ref) else size(record.stored_bytes)
+            rows.append((str(record.ref), f"{len(record.arrays)} arrays", stored, f"{record.seconds:.3g} s"))
         return f"Iteration {self.index} of {self.run.location}", rows
 
     def tasks(self, *, task: Places = None) -> TaskBatch:
@@ -399,7 +393,7 @@ class Run(StoredOutputs):
 
     def tasks(self, iterations: Iterations = None) -> "pa.Table":
         """Read one row per task with its parameters as `task_*`."""
-        return self._table("tasks", iterations)
+        return late.read_tables(self.files, "tasks", self.select(iterations))
 
     def metrics(self, iterations: Iterations = None) -> "pa.Table":
         """Read one row per iteration with its metrics."""
@@ -407,7 +401,7 @@ class Run(StoredOutputs):
 
     def evaluations(self, iterations: Iterations = None) -> "pa.Table":
         """Read one row per episode of the evaluations during training, with its task's parameters as `task_*`."""
-        return self._table("evaluations", iterations)
+        return late.read_tables(self.files, "evaluations", self.select(iterations))
 
     def table(
         self, stage: str, iterations: Iterations = None, columns: Sequence[str] | None = None, steps: Steps = None
@@ -429,8 +423,7 @@ class Run(StoredOutputs):
         """
         chosen, wanted = self.select(iterations), chosen_steps(steps)
         first = Iteration(self, chosen[0] if chosen else 0).ref(stage, wanted[0] if wanted else 0)
-        refs = [ref for ref in self.refs_of(chosen) if ref.stage == first.stage]
-        refs = [ref for ref in refs if wanted is None or ref.step in wanted]
+        refs = [r for r in self.refs_of(chosen) if r.stage == first.stage and (wanted is None or r.step in wanted)]
         if not refs:
             self.record(first)  # raises StageMissing, listing what exists
         return late.read_entries(self.files, refs, columns)
@@ -451,9 +444,6 @@ class Run(StoredOutputs):
     def lineage(self) -> "pa.Table":
         """Read one row per stored output, in order of creation, with its inputs, time, session and versions."""
         return late.lineage(self.record(ref) for ref in self.refs())
-
-    def _table(self, name: str, iterations: Iterations) -> "pa.Table":
-        return late.read_tables(self.files, name, self.select(iterations))
 
 
 def open_run(path: str | Path) -> Run:

@@ -120,15 +120,8 @@ class RunWriter:
         """
         self._queue.check()
         self._check(ref, inputs)
-        output = Output(
-            ref,
-            value,
-            tuple(encode(self.run.stages, ref, value)),
-            tuple(inputs),
-            tuple(seed_position),
-            started,
-            seconds,
-        )
+        pieces = tuple(encode(self.run.stages, ref, value))
+        output = Output(ref, value, pieces, tuple(inputs), tuple(seed_position), started, seconds)
         with self._lock:
             if self._budget:
                 self._budget.reserve(ref, value)

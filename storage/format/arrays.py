@@ -102,13 +102,7 @@ class ArraySpec:
         compressor = [{"name": "blosc", "configuration": blosc}] if self.compressed else []
         codecs = [_bytes_codec(itemsize), *compressor, _CRC_CODEC]
         if self.sharded:
-            sharding = {
-                "chunk_shape": [1, 1, *(max(1, size) for size in self.shape[1:])],
-                "codecs": codecs,
-                "index_codecs": [_bytes_codec(8), _CRC_CODEC],
-                "index_location": "end",
-            }
-            codecs = [{"name": "sharding_indexed", "configuration": sharding}]
+            codecs = [sharding_codec([1, 1, *(max(1, size) for size in self.shape[1:])], codecs)]
         return sealed(
             {
                 "attributes": dict(self.attributes),
@@ -169,6 +163,13 @@ def read_spec(data: Path, path: str) -> ArraySpec:
 
 
 _CRC_CODEC: dict[str, Any] = {"name": "crc32c"}
+
+
+def sharding_codec(chunk_shape: list[int], codecs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the codec for shards that consist of chunks of this shape."""
+    index_codecs = [_bytes_codec(8), _CRC_CODEC]
+    about = {"chunk_shape": chunk_shape, "codecs": codecs, "index_codecs": index_codecs, "index_location": "end"}
+    return {"name": "sharding_indexed", "configuration": about}
 
 
 def _bytes_codec(itemsize: int) -> dict[str, Any]:
@@ -284,7 +285,7 @@ def encode_shard(row: Array) -> tuple[Content, int]:
     index = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1).tobytes()
     table = np.array([crc for _, crc in chunks], "<u4").tobytes()
     pieces = [piece for content, _ in chunks for piece in content]
-    return (*pieces, table, index, _crc_of(index)), crc32c(table + index)
+    return (*pieces, table, index, crc_of(index)), crc32c(table + index)
 
 
 def read_parts(descriptor: int, spec: ArraySpec, where: Path, *, size: int, crc: int) -> list[ShardPart]:
@@ -295,7 +296,7 @@ def read_parts(descriptor: int, spec: ArraySpec, where: Path, *, size: int, crc:
         raise damaged(where, f"holds {found} bytes, but {size} were committed")
     raw = _pread(descriptor, tail, size - tail, where)
     index = raw[count * _TABLE_BYTES : -CRC_BYTES]
-    if crc32c(raw[:-CRC_BYTES]) != crc or raw[-CRC_BYTES:] != _crc_of(index):
+    if crc32c(raw[:-CRC_BYTES]) != crc or raw[-CRC_BYTES:] != crc_of(index):
         raise damaged(where, "its table of parts differs from the committed one")
     crcs = np.frombuffer(raw, "<u4", count).tolist()
     places = np.frombuffer(index, "<u8").reshape(count, 2).tolist()
@@ -336,5 +337,6 @@ def _pread(descriptor: int, size: int, offset: int, where: Path) -> bytes:
         raise damaged(where, error.strerror or "cannot be read") from error
 
 
-def _crc_of(data: bytes) -> bytes:
+def crc_of(data: bytes) -> bytes:
+    """Return the CRC-32C of some bytes as stored after them."""
     return crc32c(data).to_bytes(CRC_BYTES, "little")

@@ -7,14 +7,14 @@ and their positions in the chain of records, so readers can follow the chain wit
 import re
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import damaged
-from metaloom.storage.format.arrays import ARRAY_PATH, ArraySpec, crc32c, read_metadata
+from metaloom.storage.format.arrays import ARRAY_PATH, CRC_BYTES, ArraySpec, crc_of, read_metadata, sharding_codec
 from metaloom.storage.format.files import Document, read_sealed, render, sealed
 from metaloom.storage.format.records import SCHEMA, StageRecord, parse_session
 from metaloom.storage.format.sessions import Head
@@ -29,9 +29,7 @@ _FILE = re.compile(
     rf"|data\.zarr/{ARRAY_PATH.pattern}/c(\.\d+)+"
 )
 MOST_RECORDS = 2**22
-_INDEX_CODECS: list[dict[str, Any]] = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
 _ABSENT = 2**64 - 1
-_CRC_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -131,11 +129,8 @@ class Seal:
                 {"first": link.first, "previous": link.previous, "head": link.head.document()} for link in self.links
             ],
             "sessions": [[number, token] for number, token in sorted(self.sessions)],
-            "arrays": {
-                path: {"first_row": array.first_row, "rows": array.rows, "sharded": array.sharded}
-                for path, array in self.arrays.items()
-            },
-            "files": {path: {"size": file.size, "sha256": file.sha256} for path, file in self.files.items()},
+            "arrays": {path: asdict(array) for path, array in self.arrays.items()},
+            "files": {path: asdict(file) for path, file in self.files.items()},
         }
         return render(sealed(document))
 
@@ -201,13 +196,7 @@ def array_document(spec: ArraySpec, array: PackedArray) -> Document:
     if array.sharded:
         row = whole["chunk_grid"]["configuration"]["chunk_shape"]
         document["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": [array.rows, *row[1:]]}}
-        sharding = {
-            "chunk_shape": row,
-            "codecs": whole["codecs"],
-            "index_codecs": _INDEX_CODECS,
-            "index_location": "end",
-        }
-        document["codecs"] = [{"name": "sharding_indexed", "configuration": sharding}]
+        document["codecs"] = [sharding_codec(row, whole["codecs"])]
     return sealed(document, holder="attributes")
 
 
@@ -228,17 +217,17 @@ def shard_index(sizes: Sequence[int | None]) -> bytes:
         places += (_ABSENT, _ABSENT) if size is None else (offset, size)
         offset += size or 0
     index = struct.pack(f"<{len(places)}Q", *places)
-    return index + crc32c(index).to_bytes(_CRC_BYTES, "little")
+    return index + crc_of(index)
 
 
 def index_size(rows: int) -> int:
     """Return the size in bytes of the index at the end of a shard."""
-    return 16 * rows + _CRC_BYTES
+    return 16 * rows + CRC_BYTES
 
 
 def place_in_shard(index: bytes, row: int, where: Path) -> tuple[int, int] | None:
     """Return the offset and size of a row's chunk according to its shard's index; None if the chunk is missing."""
-    if crc32c(index[:-_CRC_BYTES]).to_bytes(_CRC_BYTES, "little") != index[-_CRC_BYTES:]:
+    if crc_of(index[:-CRC_BYTES]) != index[-CRC_BYTES:]:
         raise damaged(where, "its index does not match the index's CRC-32C")
     offset, size = struct.unpack_from("<2Q", index, 16 * row)
     return None if offset == _ABSENT else (offset, size)

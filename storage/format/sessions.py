@@ -1,6 +1,5 @@
 """Files that writing sessions keep in a run's folder: the writer, lost records, and the end of the history."""
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import Any, NamedTuple
 
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import DamagedRun, damaged
-from metaloom.storage.format.files import Document, read_sealed
+from metaloom.storage.format.files import Document, folder_entries, read_sealed
 from metaloom.storage.format.records import StageRecord
 
 FOLDER = "_sessions"
@@ -141,16 +140,18 @@ def session_facts(folder: Path) -> SessionFacts:
         raise damaged(folder / ABOUT, f"does not describe a session ({type(error).__name__}: {error})") from None
 
 
+def sessions_in(root: Path) -> list[SessionName]:
+    """Return the parsed names of a run's session folders, in order."""
+    entries = folder_entries(root / FOLDER) or []
+    return sorted(name for entry in entries if (name := SessionName.parse(entry.name)))
+
+
 def newest_session(root: Path, first: int) -> SessionFacts | None:
     """Return the facts recorded by the newest readable session with number `first` or higher, or None.
 
     Call this before listing records, so that the list includes every record known to the session.
     """
-    try:
-        names = os.listdir(root / FOLDER)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    for session in sorted((session for session in map(SessionName.parse, names) if session), reverse=True):
+    for session in reversed(sessions_in(root)):
         if session.number < first:
             return None
         try:

@@ -16,7 +16,7 @@ from metaloom.storage.format.places import check_path, folder_of, url_of
 from metaloom.storage.format.records import StageRecord, has_shards
 from metaloom.storage.format.segments import FOLDER as SEGMENTS
 from metaloom.storage.format.segments import Link, join, segment_name
-from metaloom.storage.format.sessions import Head, SessionName, read_session
+from metaloom.storage.format.sessions import Head, read_session, sessions_in
 from metaloom.storage.format.settings import changed
 from metaloom.storage.format.thinning import FOLDER as THINNED
 from metaloom.storage.format.thinning import marker_path, packed_marker_path, render_packed_marker
@@ -135,9 +135,8 @@ class _SharedOutputs:
         segments = parent.files.segments.all(refresh=True)
         whole = [segment for segment in segments if segment.iterations.stop <= iteration]
         refs = [ref for ref in refs if not parent.files.segments.holding(ref)]
-        cut = next(
-            (s for s in segments if s not in whole and (s.iterations.start < iteration or s.seal.holds(start))), None
-        )
+        partly = (s for s in segments if s not in whole and (s.iterations.start < iteration or s.seal.holds(start)))
+        cut = next(partly, None)
         if cut is not None:
             refs += [ref for ref in cut.seal.refs() if ref.iteration < iteration or ref == start]
         records = sorted((parent.record(ref) for ref in refs), key=lambda record: record.sequence)
@@ -212,17 +211,14 @@ def _origin(parent: Run, iteration: int, newest: Head, config: Mapping[str, Any]
 
 def _share_sessions(root: Path, links: "_Links") -> None:
     """Share the sessions that wrote the shared records."""
-    for folder in sorted((root / "_sessions").iterdir()):
-        session = SessionName.parse(folder.name)
-        if session is None:
-            continue
+    for session in sessions_in(root):
         try:
-            read_session(folder)
+            read_session(root / "_sessions" / str(session))
         except (FileNotFoundError, DamagedRun):  # interrupted before writing anything, or reported by `verify`
             continue
         name = f"{session._replace(closed=True)}/session.json"
         try:
-            links.share(f"_sessions/{folder.name}/session.json", f"_sessions/{name}")
+            links.share(f"_sessions/{session}/session.json", f"_sessions/{name}")
         except FileNotFoundError:  # it was closed meanwhile
             links.share(f"_sessions/{name}", f"_sessions/{name}")
 
@@ -279,9 +275,8 @@ def _share_restored(parent: Run, segment: Segment, links: "_Links") -> None:
         folder = parent.files.data / array
         logged = (path.rpartition("/")[2] for path in _logged(parent, folder))
         rows = {name: chunk_row(name) for name in {*os.listdir(folder), *logged}}
-        restored = [
-            f"data.zarr/{array}/{n}" for n, row in rows.items() if row is not None and segment.holds_row(array, row)
-        ]
+        held = (name for name, row in rows.items() if row is not None and segment.holds_row(array, row))
+        restored = [f"data.zarr/{array}/{name}" for name in held]
         parent.files.bring_all(restored)
         for path in restored:
             links.share(path)

@@ -86,17 +86,12 @@ def require_same(record: StageRecord, value: Value, *, changed: Callable[[], Seq
     """
     found = array_digests(value)
     if output_digest({name: entry.sha256 for name, entry in found.items()}) != record.digest:
-        wrong = differing(record.arrays, found)
-        differs, others = changed(), changed_versions(record)
+        wrong, differs = differing(record.arrays, found), changed()
+        changes = "; ".join([*differs, *changed_versions(record)])
+        advice = "Recompute it with the recorded versions, on a processor of the same kind"
+        action = f"Versions: {changes or 'the same'}. {advice}"
         if differs:
-            action = (
-                f"Changed since: {'; '.join([*differs, *others])}. Recompute it with the original sources and versions"
-            )
-        else:
-            action = (
-                f"Versions: {'; '.join(others) or 'the same'}. Recompute it with the recorded versions, on a processor "
-                "of the same kind"
-            )
+            action = f"Changed since: {changes}. Recompute it with the original sources and versions"
         raise DigestMismatch(
             str(record.ref),
             found=f"bits in {', '.join(wrong[:5])} that differ from the record, so nothing was stored",

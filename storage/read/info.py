@@ -12,10 +12,10 @@ from typing import Any
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import DamagedRun, IncompatibleFormat, NotARun, RunNotFound, system_errors
 from metaloom.storage.format.codec import KINDS
-from metaloom.storage.format.files import folder_entries, read_sealed
+from metaloom.storage.format.files import read_sealed
 from metaloom.storage.format.places import location
 from metaloom.storage.format.records import FORMATS
-from metaloom.storage.format.sessions import FOLDER, SessionName, read_session
+from metaloom.storage.format.sessions import FOLDER, read_session, sessions_in
 from metaloom.storage.format.stages import EARLIER, ON_POLICY, StageTable
 
 _MEMBERS = {
@@ -145,9 +145,7 @@ def read_sessions(root: Path, info: Mapping[str, Any]) -> list[ComputedWith]:
     environment, packages = mapping(oldest.get("environment")), mapping(oldest.get("versions"))
     first = ComputedWith(0, "", str(oldest.get("created", "")), environment, packages)
     later: list[ComputedWith] = []
-    for session in (SessionName.parse(entry.name) for entry in folder_entries(root / FOLDER) or []):
-        if session is None:
-            continue
+    for session in sessions_in(root):
         try:
             document = read_session(root / FOLDER / str(session))
         except (FileNotFoundError, DamagedRun):  # interrupted before writing anything, or reported by `verify`
@@ -156,7 +154,7 @@ def read_sessions(root: Path, info: Mapping[str, Any]) -> list[ComputedWith]:
             started, used = str(document.get("started", "")), mapping(document["environment"])
             versions = mapping(document.get("versions"))
             later.append(ComputedWith(session.number, session.token, started, used, versions))
-    return [first, *sorted(later, key=lambda session: session.number)]
+    return [first, *later]
 
 
 def mapping(value: object) -> Mapping[str, Any]:

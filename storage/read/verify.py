@@ -171,9 +171,8 @@ class _Verification:
             self._report(file, _problem(error), ref, array)
 
     def _info(self) -> dict[str, Any] | None:
-        with system_errors(
-            self.root, required="a folder that can be read", action="Check its permissions and its disk"
-        ):
+        action = "Check its permissions and its disk"
+        with system_errors(self.root, required="a folder that can be read", action=action):
             os.scandir(self.root).close() if self.root.is_dir() else None
         try:
             return read_info(self.root)
@@ -298,10 +297,8 @@ class _Verification:
 
     def _history(self, info: Mapping[str, Any] | None, lost: set[int], known: SessionFacts | None) -> None:
         links = sealed_links(self.segments.values(), self.records.values())
-        for error in (
-            *chain_problems(self.files, links, boundaries(info) if info else {}),
-            *head_problems(self.files, links, known),
-        ):
+        breaks = chain_problems(self.files, links, boundaries(info) if info else {})
+        for error in (*breaks, *head_problems(self.files, links, known)):
             where = Path(error.where)
             self._report(where, error.found, StageRef.from_file_name(where.name))
         end = max(links[-1].head.sequence if links else 0, known.known if known else 0)
@@ -369,11 +366,8 @@ class _Verification:
                     if (file, _problem(error)) not in self.segment_damage:  # a file shared by all iterations
                         self._report(file, _problem(error), record.ref, chunk.array)
         for table in () if self.files.segments.holding(record.ref) else record.tables:
-            with (
-                suppress(StoreError, OSError)
-                if table.path in self.reported
-                else self._reporting(table.path, record.ref)
-            ):
+            known = table.path in self.reported
+            with suppress(StoreError, OSError) if known else self._reporting(table.path, record.ref):
                 self.files.read_bytes(record, table)
         if not whole:
             return

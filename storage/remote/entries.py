@@ -79,10 +79,9 @@ class Entry:
             content = {"size": file.size, "sha256": file.sha256, **moved}
             files[path] = content if file.text is None else {"text": file.text}
         paths = (*files, *self.removed)
+        is_later = not all(map(_PATHS[0].fullmatch, paths)) or any("key" in about for about in files.values())
         document = {
-            "schema": SCHEMAS[
-                not all(map(_PATHS[0].fullmatch, paths)) or any("key" in about for about in files.values())
-            ],
+            "schema": SCHEMAS[is_later],
             "sequence": self.sequence,
             "previous": self.previous,
             "kind": self.kind,
@@ -108,20 +107,10 @@ class Entry:
             paths, known = [*document["files"], *document["removed"]], _PATHS[SCHEMAS.index(document["schema"])]
             if wrong := [path for path in paths if not known.fullmatch(path)] or not _TOKEN.fullmatch(session):
                 raise ValueError(f"it names {wrong}, which is not part of a run")
-            files = {
-                path: _parse_file(about, object_key(session, sequence, path))
-                for path, about in document["files"].items()
-            }
-            return cls(
-                sequence,
-                str(document["previous"]),
-                document["kind"],
-                session,
-                dict(document["about"]),
-                files,
-                tuple(document["removed"]),
-                document["sha256"],
-            )
+            held = document["files"].items()
+            files = {path: _parse_file(file, object_key(session, sequence, path)) for path, file in held}
+            previous, about, removed = str(document["previous"]), dict(document["about"]), tuple(document["removed"])
+            return cls(sequence, previous, document["kind"], session, about, files, removed, document["sha256"])
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"is not a log entry ({type(error).__name__}: {error})") from None
 

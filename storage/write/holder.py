@@ -17,8 +17,7 @@ from metaloom.storage.errors import DamagedRun, RunLocked, linked
 from metaloom.storage.format.files import flags, lock, read_file, render
 from metaloom.storage.format.places import argument
 from metaloom.storage.format.provenance import utc
-from metaloom.storage.format.sessions import FOLDER as SESSIONS
-from metaloom.storage.format.sessions import SessionName
+from metaloom.storage.format.sessions import sessions_in
 from metaloom.storage.remote.log import RemoteLog
 
 FOLDER = "_operator"
@@ -115,12 +114,8 @@ def current_writer(root: Path, remote: RemoteLog | None = None) -> Writer | None
 
 def was_killed(root: Path, remote: RemoteLog | None = None) -> bool:
     """Return True if a run's newest session is not closed although no process is writing the run."""
-    try:
-        names = os.listdir(root / SESSIONS)
-    except (FileNotFoundError, NotADirectoryError):
-        names = []
-    newest = max((session for session in map(SessionName.parse, names) if session), default=None)
-    is_open = (newest is not None and not newest.closed) or (remote is not None and remote.owner is not None)
+    sessions = sessions_in(root)
+    is_open = (bool(sessions) and not sessions[-1].closed) or (remote is not None and remote.owner is not None)
     # Check the lock last: a new writer acquires it before creating its session.
     return is_open and current_writer(root, remote) is None
 

@@ -26,6 +26,7 @@ from metaloom.storage.format.segments import (
     PackedFile,
     Seal,
     array_document,
+    ranges,
     segment_name,
     shard_index,
 )
@@ -72,9 +73,7 @@ class Packer:
 
     def pack_old(self) -> None:
         """Pack the oldest iterations once they fill a segment and the margin after it is complete."""
-        if self._given_up or self._format == FORMATS[0]:
-            return
-        if len(self._digests.live_iterations()) < SIZE + MARGIN:
+        if self._given_up or self._format == FORMATS[0] or len(self._digests.live_iterations()) < SIZE + MARGIN:
             return
         try:
             for iterations in self._packable(keep=MARGIN):
@@ -97,15 +96,10 @@ class Packer:
         last = self._files.stages.last_ref
         live = self._digests.live_iterations()
         newest = max((i for i in live if last(i) in self._digests), default=0)
-        done = [
-            i for i in live if i + keep <= newest and last(i) in self._digests and not self._files.segments.about(i)
-        ]
-        while done:
-            first = done[0]
-            count = next((n for n, i in enumerate(done) if i != first + n), len(done))
-            count = min(count, SIZE)
-            yield range(first, first + count)
-            done = done[count:]
+        due = (i for i in live if i + keep <= newest and last(i) in self._digests)
+        done = [i for i in due if not self._files.segments.about(i)]
+        for part in ranges(done):
+            yield from (part[start : start + SIZE] for start in range(0, len(part), SIZE))
 
     def _pack(self, iterations: range) -> None:
         root = self._files.root
@@ -134,13 +128,8 @@ class Packer:
         files, root = self._files, self._files.root
         records = [*segment.records()] if records is None else records
         thinned = _join_markers(files, self._session, segment)
-        chunks = [
-            (record, chunk)
-            for record in records
-            if thinned.get(record.ref) != record.sha256
-            for chunk in record.chunks
-            if chunk.size
-        ]
+        whole = (record for record in records if thinned.get(record.ref) != record.sha256)
+        chunks = [(record, chunk) for record in whole for chunk in record.chunks if chunk.size]
         moved = [files.files_of(record, chunk) for record, chunk in chunks]
         self._session.link({paths[0]: paths[1] for paths in moved if len(paths) == 2})
         tables = [root / table.path for record in records for table in record.tables]
