@@ -34,7 +34,6 @@ class Export:
     progress: Progress = field(default=unseen, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the summary as JSON-serializable data."""
         skipped = [{"iteration": i, "reason": reason} for i, reason in self.skipped]
         return {"path": str(self.path), "iterations": self.iterations, "rows": self.rows, "skipped": skipped}
 

@@ -24,11 +24,10 @@ from metaloom.stages.update import UPDATE
 
 
 def check_tasks(config: RunConfig, env: MetaEnv) -> None:
-    """Check that the environment's training set suits task inference.
+    """Raise ConfigError or EnvError unless the environment's training set suits task inference.
 
-    Raises:
-        ConfigError: a batch needs more tasks than there are, or balanced draws are requested.
-        EnvError: the environment has no fixed task set, or lacks the sparse rewards that scoring requires.
+    A batch may not need more tasks than there are, and draws may not be balanced. If scoring uses sparse rewards, the
+    environment must provide them.
     """
     num_train_tasks, plan = len(fixed_tasks(env)), plan_of(config)
     if config.task_sampling != "uniform":

@@ -21,12 +21,9 @@ BEFORE_ITERATIONS = -1
 
 
 class Collected(NamedTuple):
-    """Origin and use of a rollout batch.
+    """Origin and use of a rollout batch. `task_ids` [B] contains the replay buffer index of each task's episodes.
 
-    Attributes:
-        iteration: Iteration that collected the batch, or BEFORE_ITERATIONS.
-        task_ids: Index of the replay buffer for each task's episodes, [B].
-        in_context: True if the batch may be used to infer tasks.
+    `iteration` is BEFORE_ITERATIONS for the initial fill. If `in_context`, the batch may be used to infer tasks.
     """
 
     iteration: int
@@ -76,12 +73,10 @@ def plan_of(config: RunConfig) -> OffPolicyPlan:
 
 
 def training_tasks(env: MetaEnv) -> TaskBatch:
-    """Return all tasks of the environment's training set."""
     return TaskPool.of(env, fixed_tasks(env)).all()
 
 
 def replay_of_one_task(config: RunConfig, setup: Setup) -> StoredReplay:
-    """Return an empty replay buffer for a run that collects one task per iteration."""
     return _replay(config, setup, 1)
 
 
@@ -128,6 +123,5 @@ class StoredTrials:
 
 
 def trials_of_run(config: RunConfig, setup: Setup) -> StoredTrials:
-    """Return an empty cache for a run's trials."""
     assert config.algorithm.trial is not None, "a graph for algorithms that adapt within a trial"
     return StoredTrials(config.algorithm.trial, setup.num_actions, config.replay.cache_mib * MIB)

@@ -27,12 +27,8 @@ class RolloutError(StageFault):
 class RolloutPosition:
     """Position of a rollout in its run, which determines its random streams.
 
-    Attributes:
-        run_seed: Seed of the run.
-        iteration: Iteration number.
-        step: Inner step k.
-        first_task: Index of the shard's first task in the meta-batch.
-        first_episode: Index of the first episode within its task.
+    `step` is the inner step k. `first_task` is the index of a shard's first task in the meta-batch, and `first_episode`
+    the index of the first episode within its task.
     """
 
     run_seed: int

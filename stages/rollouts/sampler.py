@@ -129,14 +129,10 @@ class Sampler:
     """Simulators for a run's rollouts, created on first use and reused. Not thread-safe.
 
     Attributes:
-        env: Environment configuration.
-        policy: Policy configuration.
         episodes_per_task: Number of episodes per task, E, unless `enough` determines it.
         max_episode_steps: Maximum number of steps in an episode, T.
         num_threads: Number of simulator threads.
-        actor: Kind of actor.
         deterministic: True to take the most likely actions instead of sampling.
-        enough: Stopping rule for sampling a task.
         episodes_per_trial: Number of episodes collected in sequence with shared actor memory; the trials of a task are
             collected in parallel. 1 for actors without memory across episodes.
     """
@@ -202,7 +198,6 @@ class Sampler:
         return batch
 
     def close(self) -> None:
-        """Close the simulators."""
         for batch in self._batches.values():
             batch.close()
         self._batches.clear()

@@ -92,11 +92,9 @@ class ArraySpec:
         return f"{self.path}/c.{row}" + ".0" * len(self.shape)
 
     def with_rows(self, rows: int) -> "ArraySpec":
-        """Return a copy of the spec with another capacity."""
         return replace(self, rows=rows)
 
     def document(self) -> dict[str, Any]:
-        """Return the content of the array's zarr.json."""
         itemsize = np.dtype(self.dtype).itemsize
         blosc = {"blocksize": 0, "clevel": 5, "cname": "lz4", "shuffle": "shuffle", "typesize": itemsize}
         compressor = [{"name": "blosc", "configuration": blosc}] if self.compressed else []
@@ -125,12 +123,10 @@ class ArraySpec:
 
 
 def group_document(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a group's zarr.json."""
     return sealed({"attributes": dict(attributes), "node_type": "group", "zarr_format": 3}, holder="attributes")
 
 
 def render_metadata(document: Mapping[str, Any]) -> bytes:
-    """Serialize the content of a zarr.json."""
     return render(document, indented=True)
 
 
@@ -338,5 +334,4 @@ def _pread(descriptor: int, size: int, offset: int, where: Path) -> bytes:
 
 
 def crc_of(data: bytes) -> bytes:
-    """Return the CRC-32C of some bytes as stored after them."""
     return crc32c(data).to_bytes(CRC_BYTES, "little")

@@ -25,7 +25,6 @@ def to_numpy(column: pa.ChunkedArray) -> Array:
 
 
 def text_column(texts: Sequence[str]) -> pa.Array:
-    """Convert strings to an Arrow array."""
     raw = [text.encode() for text in texts]
     ends = np.cumsum([0, *map(len, raw)], dtype=np.int32)
     return pa.StringArray.from_buffers(len(raw), pa.py_buffer(ends), pa.py_buffer(b"".join(raw)))

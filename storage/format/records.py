@@ -38,14 +38,8 @@ class Input:
 class SpanInput:
     """Input of a stored output that covers all outputs of some stages up to an iteration.
 
-    Outputs are ordered by iteration, then step, then index in `stages`.
-
-    Attributes:
-        stages: Stage names.
-        first, last: First and last output.
-        outputs: Number of outputs.
-        steps: Number of real environment steps in the outputs, 0 if they contain no episodes.
-        digest: SHA-256 of a line per output, "ITERATION STAGE STEP DIGEST".
+    Outputs are ordered by iteration, then step, then index in `stages`. `steps` is the number of real environment steps
+    in the outputs, 0 without episodes. `digest` is the SHA-256 of a line per output, "ITERATION STAGE STEP DIGEST".
     """
 
     stages: tuple[str, ...]
@@ -57,11 +51,9 @@ class SpanInput:
 
     @property
     def span(self) -> Span:
-        """Span that this entry summarizes."""
         return Span(self.stages, self.first.iteration, self.last.iteration)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the entry as JSON-serializable data."""
         ends = {"first": self.first.document(), "last": self.last.document()}
         about = {"outputs": self.outputs, "steps": self.steps, "digest": self.digest}
         return {"stages": list(self.stages), **ends, **about}
@@ -71,11 +63,8 @@ class SpanInput:
 class StoredFile:
     """File that a record commits.
 
-    Attributes:
-        path: Path below the run's folder.
-        size: Size in bytes; 0 for the chunk of an array without entries, which has no file.
-        crc32c: CRC-32C of a table's bytes, or of a chunk's bytes without its trailing checksum.
-        array: Path of the array below `data.zarr`; "" for a table.
+    `path` is relative to the run's folder. `size` is 0 for the chunk of an array without entries, which has no file.
+    `crc32c` covers a table's bytes, or a chunk's bytes without its trailing checksum. `array` is "" for a table.
     """
 
     path: str
@@ -101,18 +90,15 @@ class StageRecord:
         ref: Reference to the output.
         sequence: Index in the run's history, from 0; it alone defines the order.
         session: Number of the writing session; `token` identifies it permanently.
-        inputs: References to the outputs that it was computed from, with their digests.
-        spans: Further inputs, each covering all outputs of some stages up to an iteration.
+        inputs, spans: Outputs that it was computed from, with their digests; each span covers several outputs.
         seed_position: Iteration, inner step, ... from which its random streams are derived.
         config_digest: Digest of the settings that affect results.
         chunks, tables: Files that contain the output, and tables derived from the iteration.
         arrays: Digest of each array, keyed by its name in the value.
         digest: Digest of `arrays`; equal digests mean equal outputs.
+        started, seconds: Start time (UTC, ISO 8601) and wall time of the computation.
+        previous, sha256: Hash of the previous record (or of run.json for the first), and of this record.
         versions: Versions of Python and the libraries that computed it.
-        started: Start time, UTC, ISO 8601.
-        seconds: Wall time of the computation.
-        previous: Hash of the previous record, or of run.json for the first.
-        sha256: Hash of this record.
     """
 
     ref: StageRef
@@ -139,11 +125,9 @@ class StageRecord:
         return sum(file.size for file in (*self.chunks, *self.tables))
 
     def with_hash(self) -> "StageRecord":
-        """Return a copy of the record with its hash filled in."""
         return replace(self, sha256=self._document()["sha256"])
 
     def content(self) -> bytes:
-        """Serialize the record."""
         return render(self._document())
 
     def _document(self) -> dict[str, Any]:

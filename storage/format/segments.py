@@ -46,7 +46,6 @@ class Link:
 
     @classmethod
     def of(cls, record: StageRecord) -> "Link":
-        """Return the link for a single record."""
         return cls(record.sequence, record.previous, Head.of(record))
 
 
@@ -74,13 +73,9 @@ class PackedFile:
 class Seal:
     """Contents of a segment.
 
-    Attributes:
-        iterations: Iterations of the segment.
-        outputs: Iterations with stored outputs, keyed by stage and inner step.
-        links: Links of the records in the chain, in order.
-        sessions: Number and token of each session that wrote the records.
-        arrays: Packed arrays, keyed by path below `data.zarr`.
-        files: Files, keyed by path below the segment's folder, except the seal and rows stored as separate chunks.
+    `outputs` contains the iterations with stored outputs, keyed by stage and inner step. `links` are in order.
+    `sessions` contains the number and token of each session that wrote the records. `files` omits the seal and separate
+    chunks.
     """
 
     iterations: range
@@ -98,7 +93,6 @@ class Seal:
         arrays: Mapping[str, PackedArray],
         files: Mapping[str, PackedFile],
     ) -> "Seal":
-        """Return the seal of a segment with these records, arrays and files."""
         held: dict[tuple[str, int], list[int]] = {}
         for record in records:
             held.setdefault((record.ref.stage, record.ref.step), []).append(record.ref.iteration)
@@ -107,7 +101,6 @@ class Seal:
         return cls(iterations, outputs, join(map(Link.of, records)), sessions, arrays, files)
 
     def holds(self, ref: StageRef) -> bool:
-        """Return True if the segment contains an output."""
         return any(ref.iteration in part for part in self.outputs.get((ref.stage, ref.step), ()))
 
     def refs(self, iterations: Collection[int] | None = None) -> Iterator[StageRef]:
@@ -117,7 +110,6 @@ class Seal:
             yield from (StageRef(i, stage, step) for i in found)
 
     def content(self) -> bytes:
-        """Serialize the seal."""
         document = {
             "schema": SCHEMA,
             "iterations": [self.iterations.start, self.iterations.stop],
@@ -166,7 +158,6 @@ def read_seal(folder: Path) -> Seal:
 
 
 def segment_name(iterations: range) -> str:
-    """Return the folder name for a segment of these iterations."""
     return f"{iterations.start:08d}-{iterations.stop - 1:08d}"
 
 
@@ -221,7 +212,6 @@ def shard_index(sizes: Sequence[int | None]) -> bytes:
 
 
 def index_size(rows: int) -> int:
-    """Return the size in bytes of the index at the end of a shard."""
     return 16 * rows + CRC_BYTES
 
 

@@ -34,7 +34,6 @@ class SessionName(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> "SessionName | None":
-        """Parse the name of a session's folder; return None for other names."""
         match = _SESSION_NAME.fullmatch(name)
         return cls(int(match[1]), match[2], match[3] is not None) if match else None
 
@@ -73,16 +72,13 @@ class Head:
 
     @classmethod
     def of(cls, record: StageRecord) -> "Head":
-        """Return the head for a record."""
         return cls(record.sequence, record.sha256, record.ref, record.digest)
 
     def document(self) -> Document:
-        """Return the head as JSON-serializable data."""
         return {"sequence": self.sequence, "sha256": self.sha256, "digest": self.digest, **self.ref.document()}
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> "Head":
-        """Parse the result of `document`."""
         sequence, ref = int(document["sequence"]), StageRef.parse(document)
         return cls(sequence, str(document["sha256"]), ref, str(document["digest"]))
 
@@ -91,13 +87,8 @@ class Head:
 class SessionFacts:
     """State of the run's history as recorded by a session.
 
-    Attributes:
-        number, token: Number and token of the session.
-        lost: Positions of records that were missing when it started.
-        next_sequence: Position of the first record that the session could write.
-        head: Newest record at its end, or at its start if it was interrupted. None before the first record, and in
-        earlier versions.
-        sealed: True if the session ended normally, so `head` is the newest record.
+    `lost` contains the positions of records that were missing when it started. `head` is the newest record at its end,
+    or at its start if it was interrupted; None before the first record, and in earlier versions.
     """
 
     number: int

@@ -28,13 +28,9 @@ _GROUP = re.compile(r"[a-z][a-z0-9_]{0,60}?(_\{step\})?")
 class StoredStage:
     """Facts about a stage that the store needs.
 
-    Attributes:
-        name: Stage name.
-        group: Group of its output below `data.zarr`; "{step}" is replaced by the inner step.
-        output: Name of its output type, such as EpisodeBatch.
-        thinnable: True if thinning may remove its arrays, which can be recomputed.
-        ends_iteration: True if its output (next learner and metrics) completes the iteration.
-        schema: Description of its output, if the class is user-defined.
+    The stage's output is in the `group` below `data.zarr`, in which "{step}" is replaced by the inner step. Thinning
+    may remove its arrays if `thinnable`. If `ends_iteration`, the output is the next learner and the metrics. Only
+    user-defined output classes have a `schema`.
     """
 
     name: str
@@ -120,7 +116,6 @@ class StageTable(StageOrder):
         return StageRef(iteration, name, step) if name else None
 
     def thinnable(self, ref: StageRef) -> bool:
-        """Return True if thinning may remove an output's arrays."""
         return ref.stage in self and self[ref.stage].thinnable
 
     def recomputable(self, ref: StageRef) -> bool:
@@ -200,11 +195,9 @@ EARLIER = {table.last: table for table in (ON_POLICY, OFF_POLICY)}
 class ArrayPlan:
     """Layout and meaning of one kind of array.
 
-    Attributes:
-        pattern: Array name within its group; `*` matches a name or an index.
-        dims: Names of the axes after `iteration`; `*` is replaced by the array's name. Further axes get numbered names.
-        unit: Unit of the entries; "1" if dimensionless, "mixed" if each component has its own.
-        description: Meaning of an entry.
+    `pattern` is the array's name within its group; `*` matches a name or an index. `dims` names the axes after
+    `iteration`; `*` is replaced by the array's name. `unit` is "1" if dimensionless and "mixed" if each component has
+    its own.
     """
 
     pattern: str
@@ -319,12 +312,10 @@ def plan_of(path: str, stages: StageTable) -> ArrayPlan | None:
 
 
 def plan_in(stage: StoredStage, name: str) -> ArrayPlan | None:
-    """Return the plan of an array in a stage's output, or None if the output has no such array."""
     return next((plan for plan in plans_of(stage) if fnmatchcase(name, plan.pattern)), None)
 
 
 def plans_of(stage: StoredStage) -> Sequence[ArrayPlan]:
-    """Return the plans of all arrays in a stage's output."""
     if stage.schema is None:
         return ARRAYS[stage.output]
     return [ArrayPlan(f.name + ".*" * f.mapping, f.dims, f.unit, f.description) for f in stage.schema.fields]

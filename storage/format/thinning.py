@@ -78,29 +78,24 @@ class Thinned:
 
     @classmethod
     def sum(cls, parts: Iterable["Thinned"]) -> "Thinned":
-        """Combine several summaries into one."""
         parts = [*parts]
         iterations = sorted({i for part in parts for i in part.iterations})
         return cls(tuple(iterations), sum(part.files for part in parts), sum(part.num_bytes for part in parts))
 
 
 def marker_path(root: Path, iteration: int) -> Path:
-    """Return the path of an iteration's thinning marker."""
     return root / FOLDER / f"{iteration:08d}.json"
 
 
 def packed_marker_path(root: Path, iterations: range) -> Path:
-    """Return the path of a segment's thinning marker."""
     return root / FOLDER / f"{segment_name(iterations)}.json"
 
 
 def is_marker(name: str) -> bool:
-    """Return True for the file name of an iteration's or segment's marker."""
     return _MARKER_NAME.fullmatch(name) is not None or _PACKED_NAME.fullmatch(name) is not None
 
 
 def marked_iteration(name: str) -> int | None:
-    """Return the iteration in a marker's file name; None for other names."""
     match = _MARKER_NAME.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -156,7 +151,6 @@ def thinnable(refs: Iterable[StageRef], iterations: Collection[int], stages: Sta
 
 
 def thinned_error(root: Path, ref: StageRef) -> StageThinned:
-    """Return the error for a request for thinned arrays."""
     return StageThinned(
         root,
         found=f"{ref} was thinned: its record is stored, but its arrays are not",

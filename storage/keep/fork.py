@@ -66,17 +66,7 @@ def fork_run(
     """Create a run that shares the iterations before `iteration` of another run and continues with a new configuration.
 
     Files are shared by hard links, so they survive thinning or deletion of the parent. Outputs thinned in the parent
-    are thinned in the fork.
-
-    Args:
-        parent: Run to fork, possibly still being written.
-        iteration: First iteration that is not shared.
-        path: Folder or URL of the new run; it must be empty or not exist.
-        config: Settings of the new run, as plain JSON data.
-        config_digest: Digest of the settings that affect results.
-        capacity: Number of iterations to allocate.
-        environment: Further facts that affect results or help to reproduce them, as plain JSON data.
-        progress: Callback that receives the number of outputs shared and the total.
+    are thinned in the fork. The parent may still be written. Other arguments are as for `create_run`.
 
     Raises:
         InvalidRunName: the path cannot be printed on one line.
@@ -116,11 +106,8 @@ def fork_run(
 class _SharedOutputs:
     """Outputs of the parent that a fork shares.
 
-    Attributes:
-        records: Records that are in no segment, or in one that is only partly shared.
-        segments: Segments shared as a whole.
-        cut: Partly shared segment, if any.
-        chain: Links of the whole chain, in order.
+    `records` are in no segment, or in the segment `cut`, which is only partly shared. `chain` contains all links, in
+    order.
     """
 
     records: list[StageRecord]
@@ -352,7 +339,6 @@ class _Links:
             self.copied = (self.copied[0] + 1, self.copied[1] + size)
 
     def sync(self) -> None:
-        """Flush the new folder entries to disk."""
         for folder in sorted(self._folders, reverse=True):
             sync_folder(folder)
 

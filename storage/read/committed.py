@@ -91,7 +91,6 @@ class CommittedFiles:
         return sizes | {path: status.st_size for path, status in file_stats(self.root)}
 
     def num_bytes(self) -> int:
-        """Return the total size of the run's files in bytes."""
         return sum(self.sizes().values())
 
     def bring(self, path: str) -> bool:
@@ -99,11 +98,9 @@ class CommittedFiles:
         return self.remote is not None and self.remote.fetch(path)
 
     def is_stored(self, path: Path) -> bool:
-        """Return True if a file is in the folder or in object storage."""
         return path.is_file() or (self.remote is not None and self._name(path) in self.remote.files)
 
     def bring_all(self, paths: Iterable[str]) -> None:
-        """Download files that are only in object storage, concurrently."""
         if self.remote is not None:
             self.remote.fetch_all(paths)
 
@@ -144,7 +141,6 @@ class CommittedFiles:
         return count
 
     def refs_of(self, iterations: Collection[int]) -> set[StageRef]:
-        """Return references to the stored outputs of some iterations."""
         wanted = {*iterations}
         refs = self.live_refs(wanted)
         for segment in self.segments.all(refresh=True):
@@ -152,7 +148,6 @@ class CommittedFiles:
         return refs
 
     def contains(self, ref: StageRef) -> bool:
-        """Return True if an output is stored."""
         if self.segments.holding(ref) or self.record_path(ref).exists():
             return True
         self.segments.all(refresh=True)  # the output may have been packed since they were listed
@@ -227,7 +222,6 @@ class CommittedFiles:
         return self.thinned(record.ref.iteration).get(record.ref) == record.sha256
 
     def spec(self, path: str) -> ArraySpec:
-        """Return the metadata of an array below `data.zarr`."""
         if path not in self._specs:
             file = self.data / path / "zarr.json"
             if not ARRAY_PATH.fullmatch(path) or plan_of(path, self.stages) is None:
@@ -249,7 +243,6 @@ class CommittedFiles:
             raise damaged(path, f"has no valid capacity ({type(error).__name__})") from None
 
     def forget_specs(self) -> None:
-        """Discard cached metadata after it has been rewritten."""
         self._specs.clear()
 
     def read_value(self, record: StageRecord, tasks: Sequence[int] | None = None) -> Value:
@@ -257,7 +250,6 @@ class CommittedFiles:
         return self.decode(record, self.read_arrays(record, tasks=tasks))
 
     def decode(self, record: StageRecord, groups: Mapping[str, Stored]) -> Value:
-        """Decode a record's output from its arrays."""
         group = self.stages.group_of(record.ref)
         try:
             return decode(self.stages[record.ref.stage], group, {group: {}, **groups})
@@ -401,7 +393,6 @@ class CommittedFiles:
         yield lambda: read_file(path, limit=limit), path
 
     def row(self, ref: StageRef, array: str) -> int:
-        """Return an output's row in an array."""
         return ref.iteration if array.startswith(f"{METRICS_GROUP}/") else self.stages.row_of(ref)
 
 
@@ -428,5 +419,4 @@ def file_stats(folder: Path, prefix: str = "") -> Iterator[tuple[str, os.stat_re
 
 
 def table_path(name: str, iteration: int) -> str:
-    """Return the path of an iteration's part of a table, below the run's folder."""
     return f"tables/{name}/{iteration:08d}.parquet"

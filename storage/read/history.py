@@ -63,7 +63,6 @@ class Digests:
         return [*packed, *self._live.get(iteration, ())]
 
     def live_iterations(self) -> list[int]:
-        """Return the iterations with an output outside of segments, in order."""
         return sorted(self._live)
 
 
@@ -71,14 +70,9 @@ class Digests:
 class RecordChain:
     """Facts about existing records that a writer needs.
 
-    Attributes:
-        digests: Digest of every stored output.
-        next_sequence: Position of the next record.
-        last_hash: Hash of the newest record, or of run.json if there is none.
-        head: Newest record.
-        lost: Positions of missing records; resuming recomputes their outputs.
-        newly_lost: Positions in `lost` that the newest session did not know of.
-        leftovers: Files of thinned outputs left by an interruption.
+    `last_hash` is the hash of the newest record, or of run.json if there is none. `lost` contains the positions of
+    missing records, whose outputs are recomputed; `newly_lost` those that the newest session did not know of.
+    `leftovers` are files of thinned outputs left by an interruption.
     """
 
     digests: Digests
@@ -90,7 +84,6 @@ class RecordChain:
     leftovers: list[Path] = field(default_factory=list[Path])
 
     def append(self, record: StageRecord) -> None:
-        """Add a published record."""
         self.digests.add(record.ref, record.digest)
         self.next_sequence = record.sequence + 1
         self.last_hash = record.sha256
@@ -242,7 +235,6 @@ class SpanSums:
         self._sums: dict[tuple[tuple[str, ...], int], _Sum] = {}
 
     def add(self, ref: StageRef, digest: str) -> None:
-        """Add an output to later summaries."""
         self._digests.setdefault(ref.iteration, {})[ref] = digest
         # An output recomputed after it was lost is missing from later sums.
         for key in [key for key, known in self._sums.items() if ref.stage in key[0] and ref.iteration < known.end]:

@@ -120,12 +120,8 @@ def contributors(info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 class ComputedWith:
     """Facts about a session that affect results.
 
-    Attributes:
-        number: Number of the session.
-        token: Permanent identifier of the session; "" if it was not recorded.
-        started: Start time, UTC, ISO 8601.
-        environment: Facts that affect results besides the settings.
-        versions: Versions of Python and the libraries.
+    `token` identifies the session permanently; it is "" if it was not recorded. `started` is in UTC, ISO 8601.
+    `environment` contains what affects results besides the settings.
     """
 
     number: int

@@ -59,19 +59,15 @@ class Segment:
 
     @property
     def iterations(self) -> range:
-        """Iterations of the segment."""
         return self.seal.iterations
 
     def record(self, ref: StageRef) -> StageRecord:
-        """Return the record of an output in the segment."""
         return self._record_at(self._rows[ref], ref)
 
     def digest(self, ref: StageRef) -> str:
-        """Return the digest of an output in the segment."""
         return self._digests[self._rows[ref]]
 
     def records(self) -> Iterator[StageRecord]:
-        """Yield all records in order of iterations."""
         for ref, row in self._rows.items():
             yield self._record_at(row, ref)
 
@@ -86,7 +82,6 @@ class Segment:
         return array is not None and 0 <= row - array.first_row < array.rows
 
     def chunk_path(self, spec: ArraySpec, row: int) -> Path:
-        """Return the path of the file that contains a row's chunk."""
         array = self.seal.arrays[spec.path]
         return self.folder / "data.zarr" / spec.chunk_key(0 if array.sharded else row - array.first_row)
 
@@ -260,7 +255,6 @@ class Segments:
             return []
 
     def names(self) -> list[str]:
-        """Return the names of the segments' folders."""
         return [name for name, _ in self._list()]
 
     def holding(self, ref: StageRef) -> Segment | None:
@@ -301,7 +295,6 @@ class Segments:
         return sorted((e.name, e.inode()) for e in entries if segment_iterations(e.name) is not None)
 
     def open(self, name: str) -> Segment:
-        """Open the segment in the folder with this name."""
         return Segment(self._root / FOLDER / name, bring=self._bring)
 
 

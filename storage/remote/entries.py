@@ -32,13 +32,9 @@ _KEY = re.compile(r"_objects/[0-9a-f]{16}/\d{8,}/(.*)", re.ASCII)
 
 @dataclass(frozen=True)
 class LoggedFile:
-    """File of the run as described by a log entry.
+    """File of the run as described by a log entry, which contains the text of small documents.
 
-    Attributes:
-        size: Size in bytes.
-        text: Content of a small document; None for other files.
-        key: Key of the object with the content of other files; a moved file keeps its object.
-        sha256: SHA-256 of the content.
+    `key` is the key of the object with the content of other files; a moved file keeps its object.
     """
 
     size: int
@@ -51,15 +47,8 @@ class LoggedFile:
 class Entry:
     """Log entry: a writing session begins, commits files atomically, or ends.
 
-    Attributes:
-        sequence: Position in the log.
-        previous: Hash of the previous entry, "" for the first.
-        kind: One of begin, commit, end.
-        session: Token of the session.
-        about: Facts about a session that begins: host, pid, since.
-        files: New content of the run's files, keyed by path.
-        removed: Paths of removed files.
-        sha256: Hash of the entry.
+    `previous` is the hash of the previous entry, "" for the first. `about` describes a session that begins: host, pid,
+    since. `files` contains the new content of the run's files, and `removed` the paths of removed files.
     """
 
     sequence: int
@@ -72,7 +61,6 @@ class Entry:
     sha256: str = ""
 
     def content(self) -> bytes:
-        """Serialize the entry."""
         files: dict[str, dict[str, Any]] = {}
         for path, file in self.files.items():
             moved = {"key": file.key} if self.is_moved(path) else {}
@@ -133,7 +121,6 @@ def in_groups(files: Iterable[tuple[str, LoggedFile]]) -> Iterator[list[tuple[st
 
 
 def entry_key(sequence: int) -> str:
-    """Return the key of the log entry at a position."""
     return f"_log/{sequence:08d}.json"
 
 

@@ -28,11 +28,8 @@ _OURS = ("writer.lock", "_quarantine", "_operator")
 class RemoteLog:
     """Log at a URL, as of the last `pull`. Cached copies of its entries are kept in the folder `beside`.
 
-    Attributes:
-        files: The run's files, keyed by path.
-        owner: Entry that began the newest session; None if it has ended.
-        next: Position of the next entry.
-        last_hash: Hash of the newest entry.
+    `files` contains the run's files, keyed by path. `owner` is the entry that began the newest session; None if it has
+    ended.
     """
 
     def __init__(self, root: Path, url: str, beside: Path) -> None:
@@ -188,7 +185,6 @@ class RemoteLog:
         return [path for path in self.files if path.startswith(f"{name}/")] if segment_of(name) == name else []
 
     def cached_entries(self) -> list[bytes]:
-        """Return the bytes of every cached entry."""
         return read_file(self._entries, limit=LARGEST).splitlines(keepends=True)[: self.next] if self.next else []
 
     def stored_entry(self, sequence: int) -> bytes | None:
@@ -415,7 +411,6 @@ def place_segment(root: Path, beside: Path, folder: str, texts: Mapping[str, str
 
 
 def drop_segment(folder: Path, beside: Path) -> None:
-    """Remove a segment's folder if it exists."""
     part = beside / f"{secrets.token_hex(8)}.part"
     try:
         os.rename(folder, part)

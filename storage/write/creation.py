@@ -73,7 +73,6 @@ def publish_info(path: Path, session: Session, info: Mapping[str, Any]) -> None:
 
 
 def keep_copy(session: Session, info: bytes) -> None:
-    """Write a copy of run.json to the session's folder."""
     session.replace(session.write_aside([(info,)]), [session.folder / INFO_COPY])
 
 

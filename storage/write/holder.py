@@ -33,13 +33,9 @@ _NO_WRITER = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
 class Writer:
     """Process that holds a run's lock.
 
-    Attributes:
-        host, pid: Host name and process id.
-        since: Start of the writer's session; UTC, ISO 8601.
-        token: Permanent identifier of the session.
-        process_started: Start of the process, in clock ticks since its machine booted; None if unknown.
-        boot: Identifier of the boot in which pid and ticks are valid; "" if unknown.
-        listens: True if it polls for stop requests; writers of earlier versions do not.
+    `token` identifies its session, which began at `since` (UTC, ISO 8601). `process_started` is in clock ticks since
+    the machine booted, and `boot` identifies that boot; None and "" if unknown. `listens` is False for writers of
+    earlier versions, which do not poll for stop requests.
     """
 
     host: str
@@ -147,7 +143,6 @@ def ask_to_stop(root: Path, token: str) -> None:
 
 
 def is_asked_to_stop(root: Path, token: str) -> bool:
-    """Return True if another process has asked the session with this token to stop."""
     return _request(root, token).exists()
 
 
