@@ -9,7 +9,7 @@ from metaloom.storage.errors import linked, system_errors
 from metaloom.storage.format.files import make_folders, read_file, sync_folder
 from metaloom.storage.format.places import check_path, folder_of
 from metaloom.storage.format.records import has_shards
-from metaloom.storage.format.sessions import newest_session
+from metaloom.storage.format.sessions import INFO_COPY, newest_session
 from metaloom.storage.format.stages import ON_POLICY, StageTable
 from metaloom.storage.format.thinning import KEEP_ALL, Retention
 from metaloom.storage.keep.repair import Repair, info_copies, restore_info, sound_copy
@@ -18,15 +18,7 @@ from metaloom.storage.read.info import first_session, read_info
 from metaloom.storage.remote.log import follow
 from metaloom.storage.run import Run, require_own_records
 from metaloom.storage.write.array_store import ArrayStore
-from metaloom.storage.write.creation import (
-    WRITABLE,
-    check_free,
-    creating,
-    keep_copy,
-    new_info,
-    publish_info,
-    write_skeleton,
-)
+from metaloom.storage.write.creation import WRITABLE, check_free, creating, new_info, publish_info, write_skeleton
 from metaloom.storage.write.sessions import Session, begin_session
 from metaloom.storage.writer import RunWriter
 
@@ -151,7 +143,8 @@ def _run_writer(path: Path, session: Session, capacity: int | None, *, repair: b
     head = {"head": history.head.document()} if history.head else {}
     session.describe({"lost": history.lost, "next_sequence": history.next_sequence, **head})
     if not info_copies(path):  # a run written by an earlier version
-        keep_copy(session, read_file(path / "run.json", limit=2**30))
+        copy = session.write_aside([(read_file(path / "run.json", limit=2**30),)])
+        session.replace(copy, [session.folder / INFO_COPY])
     session.remove(history.leftovers)
     session.share_all()
     return RunWriter(run, session, arrays, history, retention, repaired)

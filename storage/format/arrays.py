@@ -31,7 +31,7 @@ from metaloom.pipeline.outputs import DTYPES
 from metaloom.pipeline.types import Array
 from metaloom.storage.errors import IncompatibleFormat, damaged
 from metaloom.storage.format.codec import Piece, dtype_name
-from metaloom.storage.format.files import Content, read_at, read_sealed, render, sealed
+from metaloom.storage.format.files import Content, read_at, read_sealed, sealed
 from metaloom.storage.format.stages import dims_of
 
 COMPRESS_FROM = 64 * 2**10
@@ -124,10 +124,6 @@ class ArraySpec:
 
 def group_document(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return sealed({"attributes": dict(attributes), "node_type": "group", "zarr_format": 3}, holder="attributes")
-
-
-def render_metadata(document: Mapping[str, Any]) -> bytes:
-    return render(document, indented=True)
 
 
 def read_metadata(path: Path) -> dict[str, Any]:

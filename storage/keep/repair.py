@@ -19,7 +19,7 @@ from typing import Any
 
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import DamagedRun, StoreError, damaged
-from metaloom.storage.format.arrays import group_document, read_metadata, render_metadata
+from metaloom.storage.format.arrays import group_document, read_metadata
 from metaloom.storage.format.files import make_folder, make_folders, read_file, read_sealed, render, sealed
 from metaloom.storage.format.records import SCHEMA, StageRecord
 from metaloom.storage.format.segments import spec_in_segment
@@ -131,7 +131,7 @@ class Repair:
                 rows = self._capacity({*segment.seal.arrays}) + array.startswith(f"{LEARNER}/")
                 spec = spec_in_segment(segment.folder / "data.zarr" / array / "zarr.json", array, packed, rows)
                 make_folders(path.parent)
-                _put(self._session, path, render_metadata(spec.document()))
+                _put(self._session, path, render(spec.document(), indented=True))
                 self._files.forget_specs()
                 yield f"{self._name(path)}: rewritten from {segment.folder.name}"
 
@@ -244,7 +244,7 @@ class Repair:
                 problem = error.found if isinstance(error, StoreError) else "is missing"
             make_folder(path.parent)
             document = group_document({} if group else {"capacity": self._capacity(arrays)})
-            _put(self._session, path, render_metadata(document))
+            _put(self._session, path, render(document, indented=True))
             yield f"{self._name(path)}: {problem}; rewritten"
 
     def _capacity(self, arrays: Iterable[str]) -> int:

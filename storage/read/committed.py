@@ -132,9 +132,8 @@ class CommittedFiles:
     def num_iterations(self) -> int:
         """Return the number of complete iterations before the first incomplete one."""
         done = {ref.iteration for ref in self.live_refs() if ref.stage == self.stages.last}
-        packed = [
-            part for s in self.segments.all(refresh=True) for part in s.seal.outputs.get((self.stages.last, 0), ())
-        ]
+        ends, segments = (self.stages.last, 0), self.segments.all(refresh=True)
+        packed = [part for segment in segments for part in segment.seal.outputs.get(ends, ())]
         count = 0
         while found := next((part for part in packed if count in part), range(count, count + (count in done))):
             count = found.stop

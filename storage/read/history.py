@@ -41,13 +41,11 @@ class Digests:
         return ref in self._live.get(ref.iteration, ()) or self._segments.holding(ref) is not None
 
     def __getitem__(self, ref: StageRef) -> str:
-        found = self._live.get(ref.iteration, {}).get(ref)
-        if found is None:
-            segment = self._segments.holding(ref)
-            if segment is None:
-                raise KeyError(ref)
-            found = self._segments.digest(ref, segment)
-        return found
+        if (found := self._live.get(ref.iteration, {}).get(ref)) is not None:
+            return found
+        if (segment := self._segments.holding(ref)) is None:
+            raise KeyError(ref)
+        return self._segments.digest(ref, segment)
 
     def __iter__(self) -> Iterator[StageRef]:
         for segment in self._segments.all():
@@ -248,16 +246,14 @@ class SpanSums:
             known = self._sums[key] = _Sum(span.first)
         for iteration in range(known.end, span.last + 1):
             digests = self._digests.get(iteration, {})
-            for ref in sorted(
-                (ref for ref in digests if ref in span), key=lambda ref: (ref.step, span.stages.index(ref.stage))
-            ):
+            found = (ref for ref in digests if ref in span)
+            for ref in sorted(found, key=lambda ref: (ref.step, span.stages.index(ref.stage))):
                 known.add(ref, digests[ref], self._num_steps(ref))
             known.end = iteration + 1
         if known.first is None or known.last is None:
             return None
-        return SpanInput(
-            span.stages, known.first, known.last, known.outputs, known.steps, known.lines.copy().hexdigest()
-        )
+        digest = known.lines.copy().hexdigest()
+        return SpanInput(span.stages, known.first, known.last, known.outputs, known.steps, digest)
 
 
 @dataclass

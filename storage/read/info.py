@@ -33,8 +33,8 @@ _MEMBERS = {
 def read_info(path: Path) -> dict[str, Any]:
     """Read and validate a run's run.json; raises RunNotFound, NotARun, IncompatibleFormat or DamagedRun."""
     with system_errors(path, required="a folder that can be read", action="Check its permissions and its disk"):
-        found = path.is_dir()
-    if not found:
+        is_folder = path.is_dir()
+    if not is_folder:
         raise RunNotFound(
             location(path),
             found="no such folder",
@@ -60,9 +60,8 @@ def read_info(path: Path) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError) as error:
         raise _incompatible(where, f"stages that are not a table ({error})", "a table of stages") from None
     if unknown:
-        raise _incompatible(
-            where, f"stages that output {', '.join(sorted(map(str, unknown)))}", f"outputs of {', '.join(KINDS)}"
-        )
+        found = f"stages that output {', '.join(sorted(map(str, unknown)))}"
+        raise _incompatible(where, found, f"outputs of {', '.join(KINDS)}")
     return info
 
 

@@ -69,9 +69,7 @@ def read_transitions(run: StoredOutputs, rows: Array) -> pa.Table:
         "t": found.t.astype(np.int32),
         **_values(run, rounds, found),
     }
-    return pa.table(
-        {name: values if isinstance(values, pa.Array) else column(values) for name, values in columns.items()}
-    )
+    return pa.table({name: v if isinstance(v, pa.Array) else column(v) for name, v in columns.items()})
 
 
 def minibatch_table(run: StoredOutputs, batches: Minibatches, update: int, *, context: bool, chosen: slice) -> pa.Table:

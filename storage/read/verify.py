@@ -46,7 +46,6 @@ from metaloom.storage.read.history import (
 from metaloom.storage.read.info import boundaries, first_session, read_info
 from metaloom.storage.read.segments import Segment
 from metaloom.storage.remote.log import RemoteLog, follow
-from metaloom.storage.remote.session import problems
 
 _LOCK_NAME = re.compile(r"writer\.lock(\.[0-9a-f]{16})?")
 _CHUNK_NAME = re.compile(r"c\.([0-9]+)(\.0)*")
@@ -262,7 +261,7 @@ class _Verification:
         if self.remote is None:
             return
         owners = {chunk.path: (r.ref, chunk.array) for r in self.records.values() for chunk in (*r.chunks, *r.tables)}
-        for path, problem in problems(self.remote):
+        for path, problem in self.remote.problems():
             ref, array = owners.get(path, (None, None))
             file = self.remote.files.get(path)
             self.reported |= {path, *([f"{self.remote.objects.url}/{file.key}"] if file is not None else [])}

@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from metaloom.storage.errors import DamagedRun, StoreError, system_errors
-from metaloom.storage.format.files import lock, read_file, sync_file
+from metaloom.storage.format.files import folder_entries, lock, read_file, sync_file
 from metaloom.storage.format.places import url_of
 from metaloom.storage.format.segments import FOLDER, SEAL, segment_iterations
 from metaloom.storage.format.sessions import CLAIM_NAME
-from metaloom.storage.remote.entries import Entry, LoggedFile, entry_key, in_groups, problem_of
+from metaloom.storage.remote.entries import AT_ONCE, Entry, LoggedFile, entry_key, in_groups, problem_of
 from metaloom.storage.remote.objects import ObjectFolder
 
 _BATCHES = (2, 16, 128)
@@ -191,6 +191,27 @@ class RemoteLog:
         """Read an entry from object storage; return None if it does not exist."""
         return self.objects.get_all([entry_key(sequence)])[0]
 
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield each problem of the run's objects, as (path in the run or key of the entry, description).
+
+        Damaged copies in the folder are replaced if their objects are intact.
+        """
+        cached = self.cached_entries()
+        for start in range(0, len(cached), AT_ONCE):
+            keys = [entry_key(n) for n in range(start, min(start + AT_ONCE, len(cached)))]
+            for n, raw in enumerate(self.objects.get_all(keys), start):
+                if raw != cached[n]:
+                    yield entry_key(n), "is missing" if raw is None else "is not the entry that was written"
+        for group in in_groups((name, file) for name, file in self.files.items() if file.text is None):
+            size = sum(file.size for _, file in group)
+            contents = self.objects.get_all([file.key for _, file in group], num_bytes=size)
+            for (name, file), raw in zip(group, contents, strict=True):
+                path = self.local_path(name)
+                if problem := "is missing" if raw is None else problem_of(file, raw):
+                    yield name, f"its object {file.key} {problem}"
+                elif raw is not None and (not path.exists() or read_file(path, limit=LARGEST) != raw):
+                    self.write(name, raw)
+
     def _is_logged(self, name: str, path: Path) -> bool:
         file = self.files.get(name)
         if file is None or file.text is None:
@@ -357,9 +378,8 @@ def follow(root: Path) -> RemoteLog | None:
     """Pull and return the log of a cache folder; None for other folders."""
     log = RemoteLog.of(root)
     if log is not None:
-        with system_errors(
-            root, required="a cache that can be written", action="Choose another folder: METALOOM_CACHE=FOLDER"
-        ):
+        action = "Choose another folder: METALOOM_CACHE=FOLDER"
+        with system_errors(root, required="a cache that can be written", action=action):
             log.pull()
     return log
 
@@ -390,12 +410,9 @@ def sealed_in(names: Iterable[str]) -> set[str]:
 
 def surplus_segments(root: Path, files: Iterable[str]) -> list[Path]:
     """Return the segment folders whose seals are not among the log's files."""
-    try:
-        names = [name for name in os.listdir(root / FOLDER) if segment_iterations(name) is not None]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    sealed = sealed_in(files)
-    return [root / FOLDER / name for name in sorted(names) if f"{FOLDER}/{name}" not in sealed]
+    sealed, entries = sealed_in(files), folder_entries(root / FOLDER) or []
+    names = sorted(entry.name for entry in entries if segment_iterations(entry.name) is not None)
+    return [root / FOLDER / name for name in names if f"{FOLDER}/{name}" not in sealed]
 
 
 def place_segment(root: Path, beside: Path, folder: str, texts: Mapping[str, str]) -> None:

@@ -2,13 +2,13 @@
 
 An entry is put on the condition that its number is free. A new session takes the next number, after which any put by an
 earlier session fails. Objects are uploaded below the session's prefix before the entry that names them, so uploads by a
-superseded session have no effect. This module also verifies the store against the log.
+superseded session have no effect.
 """
 
 import hashlib
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,7 @@ from metaloom.storage.errors import FencedOut, RunLocked, StorageFailed
 from metaloom.storage.format.files import read_file
 from metaloom.storage.format.places import argument
 from metaloom.storage.format.provenance import utc
-from metaloom.storage.remote.entries import (
-    AT_ONCE,
-    Entry,
-    Kind,
-    LoggedFile,
-    entry_key,
-    in_groups,
-    object_key,
-    problem_of,
-)
+from metaloom.storage.remote.entries import Entry, Kind, LoggedFile, entry_key, object_key
 from metaloom.storage.remote.log import LARGEST, RemoteLog
 
 _FILES_PER_ENTRY = 1000
@@ -121,7 +112,7 @@ class RemoteSession:
 
     def give_up_damaged(self) -> None:
         """Treat files with damaged objects as lost; files with an intact local copy are uploaded again."""
-        for name, _ in [*problems(self._log)]:
+        for name, _ in [*self._log.problems()]:
             if name in self._log.files:
                 self._given_up[name] = self._log.files.pop(name)
 
@@ -185,28 +176,3 @@ class RemoteSession:
                 required="a store where the second of two concurrent writers fails",
                 action="Use Amazon S3, or another store that documents conditional writes",
             )
-
-
-def problems(log: RemoteLog) -> Iterator[tuple[str, str]]:
-    """Yield each problem of the run's objects, as (path in the run or key of the entry, description).
-
-    Damaged copies in the folder are replaced if their objects are intact.
-    """
-    cached = log.cached_entries()
-    for start in range(0, len(cached), AT_ONCE):
-        keys = [entry_key(n) for n in range(start, min(start + AT_ONCE, len(cached)))]
-        for n, raw in enumerate(log.objects.get_all(keys), start):
-            if raw != cached[n]:
-                yield entry_key(n), "is missing" if raw is None else "is not the entry that was written"
-    for group in in_groups((name, file) for name, file in log.files.items() if file.text is None):
-        keys = [file.key for _, file in group]
-        for (name, file), raw in zip(
-            group, log.objects.get_all(keys, num_bytes=sum(file.size for _, file in group)), strict=True
-        ):
-            problem = "is missing" if raw is None else problem_of(file, raw)
-            if problem:
-                yield name, f"its object {file.key} {problem}"
-            elif raw is not None:
-                path = log.local_path(name)
-                if not path.exists() or read_file(path, limit=LARGEST) != raw:
-                    log.write(name, raw)

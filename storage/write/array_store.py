@@ -4,16 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from metaloom.storage.errors import DigestMismatch, LayoutMismatch, StoreError
-from metaloom.storage.format.arrays import (
-    ArraySpec,
-    crc32c,
-    encode_chunk,
-    encode_shard,
-    group_document,
-    render_metadata,
-)
+from metaloom.storage.format.arrays import ArraySpec, crc32c, encode_chunk, encode_shard, group_document
 from metaloom.storage.format.codec import Piece
-from metaloom.storage.format.files import Content, make_folder
+from metaloom.storage.format.files import Content, make_folder, render
 from metaloom.storage.format.records import StoredFile
 from metaloom.storage.format.stages import METRICS_GROUP
 from metaloom.storage.read.committed import CommittedFiles
@@ -110,9 +103,8 @@ class ArrayStore:
     def _write_metadata(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
         for path in documents:  # groups before their arrays
             make_folder(self._files.data / path)
-        self._place(
-            {f"data.zarr/{path}/zarr.json": (render_metadata(document),) for path, document in documents.items()}
-        )
+        rendered = {path: render(document, indented=True) for path, document in documents.items()}
+        self._place({f"data.zarr/{path}/zarr.json": (raw,) for path, raw in rendered.items()})
 
     def _fitting_spec(self, piece: Piece) -> ArraySpec:
         spec = self._files.spec(piece.path)

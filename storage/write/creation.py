@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from metaloom.storage.errors import RunExists, system_errors
-from metaloom.storage.format.arrays import group_document, render_metadata
+from metaloom.storage.format.arrays import group_document
 from metaloom.storage.format.files import make_folder, render, sealed, sync_folder
 from metaloom.storage.format.places import argument, check_path, folder_of, location
 from metaloom.storage.format.provenance import system, utc, versions
@@ -59,7 +59,7 @@ def write_skeleton(path: Path, session: Session, capacity: int) -> None:
     """Create the folders of a run without outputs."""
     for name in ("_commits", "data.zarr"):
         make_folder(path / name)
-    parts = session.write_aside([(render_metadata(group_document({"capacity": capacity})),)])
+    parts = session.write_aside([(render(group_document({"capacity": capacity}), indented=True),)])
     session.replace(parts, [path / "data.zarr" / "zarr.json"])
     sync_folder(path)
 
@@ -69,11 +69,7 @@ def publish_info(path: Path, session: Session, info: Mapping[str, Any]) -> None:
     content = render(info, indented=True)
     session.publish(content, path / "run.json")
     # Write the copy last, so that an interrupted and repeated creation does not leave another run's copy.
-    keep_copy(session, content)
-
-
-def keep_copy(session: Session, info: bytes) -> None:
-    session.replace(session.write_aside([(info,)]), [session.folder / INFO_COPY])
+    session.replace(session.write_aside([(content,)]), [session.folder / INFO_COPY])
 
 
 def new_info(

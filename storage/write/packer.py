@@ -15,8 +15,8 @@ from pathlib import Path
 
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import DamagedRun, StorageFailed, StoreError
-from metaloom.storage.format.arrays import COMPRESS_FROM, ArraySpec, group_document, render_metadata
-from metaloom.storage.format.files import Content, make_folder, read_file, sync_folder
+from metaloom.storage.format.arrays import COMPRESS_FROM, ArraySpec, group_document
+from metaloom.storage.format.files import Content, make_folder, read_file, render, sync_folder
 from metaloom.storage.format.records import FORMATS, StageRecord, StoredFile
 from metaloom.storage.format.segments import (
     FOLDER,
@@ -189,14 +189,14 @@ def _payload(
             yield f"tables/{name}.parquet", (raw,)
     for group in sorted({path.partition("/")[0] for path in arrays} | {""}):
         name = f"data.zarr/{group}/zarr.json" if group else "data.zarr/zarr.json"
-        yield name, (render_metadata(group_document({})),)
+        yield name, (render(group_document({}), indented=True),)
     whole: dict[str, list[tuple[StageRecord, StoredFile]]] = {path: [] for path in arrays}
     for record in (record for record in records if thinned.get(record.ref) != record.sha256):
         for chunk in record.chunks:
             whole[chunk.array].append((record, chunk))
     for path, array in sorted(arrays.items()):
         spec = files.spec(path)
-        yield f"data.zarr/{path}/zarr.json", (render_metadata(array_document(spec, array)),)
+        yield f"data.zarr/{path}/zarr.json", (render(array_document(spec, array), indented=True),)
         if array.sharded:
             found = {files.row(record.ref, path): files.read_bytes(record, chunk) for record, chunk in whole[path]}
             rows = [found.get(array.first_row + n) for n in range(array.rows)]
