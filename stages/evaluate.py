@@ -103,7 +103,6 @@ def unseen(k: int, episodes: EpisodeBatch) -> None:
 
 
 def test_position(run_seed: int, k: int) -> RolloutPosition:
-    """Return the position of the test episodes after k adaptation steps."""
     return RolloutPosition(run_seed, _TEST, k)
 
 

@@ -118,7 +118,6 @@ def problem_of(error: BaseException, env_step: int | None) -> tuple[str, str, st
 
 
 def not_finite(name: str) -> str:
-    """Return the problem text for NaN or infinity in an array."""
     return f"{name} are not finite; required finite numbers within float32 from the environment and the policy"
 
 

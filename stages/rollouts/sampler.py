@@ -40,7 +40,6 @@ class Enough:
         return size if self.max_episodes is None else min(self.max_episodes, size)
 
     def reached(self, episodes: Sequence[EpisodeBatch]) -> bool:
-        """Return True if these blocks satisfy the stopping rule."""
         num_episodes = sum(int(block.real.sum()) for block in episodes)
         num_steps = sum(block.num_steps for block in episodes)
         if self.max_episodes is not None and num_episodes >= self.max_episodes:

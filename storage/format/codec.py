@@ -218,7 +218,7 @@ def _mismatch(ref: StageRef, found: str, required: str) -> LayoutMismatch:
 
 
 def digest(value: Value | LearnerState) -> dict[str, str]:
-    """Return the SHA-256 of each of a value's arrays, keyed and sorted by name."""
+    """Return the SHA-256 of each array in a value, keyed and sorted by name."""
     return {name: entry.sha256 for name, entry in array_digests(value).items()}
 
 
@@ -234,7 +234,7 @@ def differing(stored: Mapping[str, ArrayDigest], found: Mapping[str, ArrayDigest
 
 
 def array_digests(value: Value | LearnerState) -> dict[str, ArrayDigest]:
-    """Return the digest, dtype and shape of each of a value's arrays, keyed and sorted by name."""
+    """Return the digest, dtype and shape of each array in a value, keyed and sorted by name."""
     digests: dict[str, ArrayDigest] = {}
     for name, array in sorted(flatten(value).items()):
         # Include dtype and shape, because the same bytes with another shape are a different array.

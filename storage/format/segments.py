@@ -34,7 +34,7 @@ _ABSENT = 2**64 - 1
 
 @dataclass(frozen=True)
 class Link:
-    """Run of consecutive records, each of which contains the hash of the one before it.
+    """Sequence of consecutive records, each of which contains the hash of the one before it.
 
     `first` is the position of the first record in the run's history, `previous` the hash before it, and `head` the last
     record.

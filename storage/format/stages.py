@@ -126,11 +126,9 @@ class StageTable(StageOrder):
         return ref.stage == self.last or self.thinnable(ref)
 
     def group_of(self, ref: StageRef) -> str:
-        """Return the group below `data.zarr` that contains an output."""
         return self[ref.stage].group.replace(STEP, str(ref.step))
 
     def row_of(self, ref: StageRef) -> int:
-        """Return an output's row in its group's arrays."""
         # The update of iteration i computes the learner that iteration i + 1 starts from.
         return ref.iteration + self[ref.stage].ends_iteration
 

@@ -179,7 +179,6 @@ def _workshop(path: Path) -> Generator[Path]:
 
 
 def _origin(parent: Run, iteration: int, newest: Head, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fork's origin as recorded in its run.json."""
     return {
         "parent": {
             "id": parent.info["id"],
@@ -197,7 +196,6 @@ def _origin(parent: Run, iteration: int, newest: Head, config: Mapping[str, Any]
 
 
 def _share_sessions(root: Path, links: "_Links") -> None:
-    """Share the sessions that wrote the shared records."""
     for session in sessions_in(root):
         try:
             read_session(root / "_sessions" / str(session))
@@ -320,7 +318,6 @@ class _Links:
         self.copied = (0, 0)
 
     def share(self, name: str, new_name: str | None = None) -> None:
-        """Share a file, replacing an existing one."""
         source, target = self._source / name, self.target / (new_name or name)
         if target.parent not in self._folders:
             target.parent.mkdir(parents=True, exist_ok=True)

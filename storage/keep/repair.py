@@ -42,7 +42,6 @@ from metaloom.storage.write.sessions import Session
 
 
 def info_copies(root: Path) -> list[Path]:
-    """Return the paths of the copies of a run's run.json."""
     return sorted(root.glob(f"{FOLDER}/*/{INFO_COPY}"))
 
 

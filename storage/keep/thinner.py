@@ -17,7 +17,7 @@ from metaloom.storage.write.sessions import Session
 
 
 class Thinner:
-    """Remover and restorer of arrays, such that the state is unambiguous after a kill or a power failure."""
+    """Removal and restoration of arrays, safe against kills and power failures at any moment."""
 
     def __init__(self, files: CommittedFiles, session: Session, arrays: ArrayStore) -> None:
         self._files = files

@@ -111,7 +111,6 @@ class CommittedFiles:
         return path.relative_to(self.root).as_posix()
 
     def refs(self) -> set[StageRef]:
-        """Return references to all stored outputs."""
         # In this order, so that outputs packed meanwhile are found in a segment.
         refs = self.live_refs()
         for segment in self.segments.all(refresh=True):
@@ -216,7 +215,6 @@ class CommittedFiles:
         return sorted(live | {i for i in packed if self.thinned(i)})
 
     def is_thinned(self, record: StageRecord) -> bool:
-        """Return True if a record's arrays were removed by thinning."""
         # A marker refers to one record; an output recomputed since then has its arrays.
         return self.thinned(record.ref.iteration).get(record.ref) == record.sha256
 
@@ -232,7 +230,6 @@ class CommittedFiles:
         return self._specs[path]
 
     def capacity(self) -> int:
-        """Return the number of iterations for which arrays are allocated."""
         path = self.data / "zarr.json"
         try:
             return int(read_metadata(path)["attributes"]["capacity"])

@@ -378,19 +378,15 @@ class _Rows:
         return self.of(last & flags[..., None])
 
     def position(self, name: str) -> Array:
+        if name in ("iteration", "step"):
+            return np.full(self.count, getattr(self.ref, name), np.int32)
         B, E = self.lengths.shape
-        match name:
-            case "iteration":
-                return np.full(self.count, self.ref.iteration, np.int32)
-            case "step":
-                return np.full(self.count, self.ref.step, np.int32)
-            case "task":
-                index = np.array(self.tasks, np.int32)[:, None, None]
-            case "episode":
-                index = np.array(self.episodes, np.int32)[None, :, None]
-            case _:
-                index = np.arange(self.T, dtype=np.int32)[None, None, :]
-        return self.of(np.broadcast_to(index, (B, E, self.T)))
+        numbers, shape = {
+            "task": (self.tasks, (B, 1, 1)),
+            "episode": (self.episodes, (1, E, 1)),
+            "t": (range(self.T), (1, 1, self.T)),
+        }[name]
+        return self.of(np.broadcast_to(np.array(numbers, np.int32).reshape(shape), (B, E, self.T)))
 
 
 def _arrays(files: CommittedFiles, ref: StageRef, names: Collection[str], tasks: Sequence[int]) -> dict[str, Array]:

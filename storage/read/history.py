@@ -54,7 +54,6 @@ class Digests:
             yield from [*refs]
 
     def of(self, iteration: int) -> list[StageRef]:
-        """Return references to the stored outputs of an iteration."""
         segment = self._segments.about(iteration)
         outputs = segment.seal.outputs.items() if segment else ()
         packed = [StageRef(iteration, *output) for output, parts in outputs if any(iteration in p for p in parts)]

@@ -158,7 +158,6 @@ class Segment:
         return read(path)
 
     def forget(self) -> None:
-        """Free cached data."""
         for name in ("_parquet", "_rows", "_digests"):
             self.__dict__.pop(name, None)
         self._group = (-1, [])

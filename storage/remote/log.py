@@ -40,7 +40,6 @@ class RemoteLog:
 
     @classmethod
     def of(cls, root: Path) -> "RemoteLog | None":
-        """Return the log of a cache folder; None for other folders."""
         url = url_of(root)
         return None if url is None else cls(root, url, log_folder(root))
 
@@ -109,7 +108,6 @@ class RemoteLog:
             part.unlink(missing_ok=True)
 
     def damaged_object(self, file: LoggedFile, found: str) -> DamagedRun:
-        """Return the error for a damaged object."""
         url = self.objects.url
         return DamagedRun(
             f"{url}/{file.key}",
@@ -188,7 +186,6 @@ class RemoteLog:
         return read_file(self._entries, limit=LARGEST).splitlines(keepends=True)[: self.next] if self.next else []
 
     def stored_entry(self, sequence: int) -> bytes | None:
-        """Read an entry from object storage; return None if it does not exist."""
         return self.objects.get_all([entry_key(sequence)])[0]
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -385,7 +382,6 @@ def follow(root: Path) -> RemoteLog | None:
 
 
 def log_folder(root: Path) -> Path:
-    """Return the folder for the cached log entries of a run."""
     return root.with_name(f".{root.name}.log")
 
 

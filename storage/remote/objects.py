@@ -59,7 +59,6 @@ class Deadlines:
         return request()
 
     def problem(self, error: Exception) -> str:
-        """Return a short description of a request's error."""
         if type(error).__name__ in _SILENCE:
             return f"no answer for {self.seconds:g} s"
         if isinstance(error, TimeoutError):
@@ -68,7 +67,6 @@ class Deadlines:
 
 
 def may_pass(error: Exception) -> bool:
-    """Return True if an error may be temporary."""
     if isinstance(error, _FINAL):
         return False
     if isinstance(error, OSError):  # unless the store rejected the request itself

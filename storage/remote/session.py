@@ -24,7 +24,7 @@ _BYTES_AT_ONCE = 2**26
 
 
 class RemoteSession:
-    """Right to append to a run's log, until the session ends or another takes over."""
+    """Permission to append to a run's log, until the session ends or another takes over."""
 
     def __init__(self, log: RemoteLog, token: str) -> None:
         self._log = log
@@ -127,7 +127,6 @@ class RemoteSession:
         return [*self._log.below(name), *given_up]
 
     def _upload(self, names: Mapping[Path, str]) -> dict[str, LoggedFile]:
-        """Upload files and return their descriptions for an entry."""
         files: dict[str, LoggedFile] = {}
         contents: dict[str, bytes] = {}
         for path, name in names.items():

@@ -56,7 +56,6 @@ def check_free(path: Path) -> None:
 
 
 def write_skeleton(path: Path, session: Session, capacity: int) -> None:
-    """Create the folders of a run without outputs."""
     for name in ("_commits", "data.zarr"):
         make_folder(path / name)
     parts = session.write_aside([(render(group_document({"capacity": capacity}), indented=True),)])

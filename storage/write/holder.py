@@ -59,7 +59,6 @@ class Writer:
 
     @property
     def is_here(self) -> bool:
-        """True if the process runs on this machine."""
         return self.host == socket.gethostname()
 
     @property
@@ -81,7 +80,6 @@ class Writer:
 
 
 def owner_document(token: str) -> dict[str, Any]:
-    """Return the content of a lock held by this process."""
     who = {"host": socket.gethostname(), "pid": os.getpid(), "since": utc(), "token": token}
     return who | {"process_started": _process(os.getpid())[1], "boot": _boot()}
 

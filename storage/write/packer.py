@@ -118,7 +118,6 @@ class Packer:
         self._session.share()
 
     def _join_markers(self) -> None:
-        """Merge the markers of iterations that were thinned after packing."""
         about = (self._files.segments.about(i) for i in self._files.live_markers())
         for segment in {segment for segment in about if segment is not None}:
             _join_markers(self._files, self._session, segment)

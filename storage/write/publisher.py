@@ -33,7 +33,7 @@ class Output:
 
 
 class Publisher:
-    """Publisher of outputs in order."""
+    """Publisher of stage outputs, one after another."""
 
     def __init__(
         self, files: CommittedFiles, session: Session, arrays: ArrayStore, history: RecordChain, info: Mapping[str, Any]

@@ -48,7 +48,7 @@ _CREATE = flags("O_WRONLY", "O_CREAT", "O_EXCL", "O_CLOEXEC")
 
 
 class FileCreator:
-    """Creator of files that bypasses the page cache for large ones. Not thread-safe."""
+    """File creation that bypasses the page cache for large files. Not thread-safe."""
 
     def __init__(self) -> None:
         # Direct writes need page-aligned memory.
@@ -125,7 +125,7 @@ _MOST_ATTEMPTS = 100
 
 @dataclass
 class Session:
-    """Right to write a run, until the session is closed or another one begins.
+    """Permission to write a run, until the session is closed or another one begins.
 
     All writing methods raise FencedOut if a later session has begun. For a run in object storage, `remote` is the part
     of the session that writes the log.
@@ -143,7 +143,6 @@ class Session:
 
     @property
     def folder(self) -> Path:
-        """Folder for the session's unpublished files."""
         return self.root / FOLDER / str(SessionName(self.number, self.token))
 
     def describe(self, facts: Mapping[str, Any]) -> None:
