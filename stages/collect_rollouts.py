@@ -91,8 +91,7 @@ def play_episodes(
 
     Raises:
         RolloutError: the environment failed, or an observation, action or reward is not finite.
-        EnvError: the environment cannot be created.
-        ValueError: the parameters are incompatible with the environment.
+        EnvError, ValueError: the environment cannot be created, or the parameters are incompatible with it.
     """
     if sampler.enough is None:
         # The first episode of every trial, then the second, and so on: longer trials only append episodes.

@@ -33,18 +33,17 @@ def require_params(
     Raises StageFault if they are not TaskParams, cover the wrong number of tasks, or lack a name or shape of `like`.
     The message names the function `what` that returned them.
     """
+    said = f"{what} {_name(learner)} returned"
     required = f"required TaskParams for {num_tasks} tasks, with the parameters that each task acts with"
     if not isinstance(found, TaskParams):
-        raise StageFault(f"{what} {_name(learner)} returned {type(found).__name__}; {required}")
+        raise StageFault(f"{said} {type(found).__name__}; {required}")
     for name, value in found.params.items():
         if len(value) != num_tasks:
-            raise StageFault(f"{what} {_name(learner)} returned params[{name!r}] for {len(value)} tasks; {required}")
+            raise StageFault(f"{said} params[{name!r}] for {len(value)} tasks; {required}")
     for name, before in {} if like is None else like.params.items():
         if name not in found.params or found.params[name].shape != before.shape:
             shape = [*found.params[name].shape] if name in found.params else "absent"
-            raise StageFault(
-                f"{what} {_name(learner)} returned params[{name!r}] as {shape}; required {[*before.shape]}, as before"
-            )
+            raise StageFault(f"{said} params[{name!r}] as {shape}; required {[*before.shape]}, as before")
     return found
 
 
@@ -55,23 +54,20 @@ def require_state(found: object, learner: Learner[Any, Any], what: str, like: Pa
     float32. None allows any dtype, as in runs by earlier versions. The message names the function `what` that returned
     the state.
     """
+    said = f"{what} {_name(learner)} returned"
     if not isinstance(found, LearnerState):
-        raise StageFault(
-            f"{what} {_name(learner)} returned {type(found).__name__}; required LearnerState(params, optimizer, extra)"
-        )
+        raise StageFault(f"{said} {type(found).__name__}; required LearnerState(params, optimizer, extra)")
     for part in fields(found):
         for name, value in getattr(found, part.name).items():
             if not isinstance(value, np.ndarray | np.generic):
                 raise StageFault(
-                    f"{what} {_name(learner)} returned {part.name}[{name!r}] as {type(value).__name__}; required a "
-                    "NumPy array, such as np.asarray(...) or tensor.numpy(), which the run can store"
+                    f"{said} {part.name}[{name!r}] as {type(value).__name__}; required a NumPy array, such as "
+                    "np.asarray(...) or tensor.numpy(), which the run can store"
                 )
             if part.name == "params" and like is not None:
                 required = like[name].dtype if name in like else np.dtype(np.float32)
                 if value.dtype != required:
-                    raise StageFault(
-                        f"{what} {_name(learner)} returned params[{name!r}] as {value.dtype}; required {required}"
-                    )
+                    raise StageFault(f"{said} params[{name!r}] as {value.dtype}; required {required}")
     return found
 
 

@@ -18,10 +18,8 @@ def infer_task(
     Training conditions on a random sample of the transitions, evaluation on all of them.
     """
     position = (at.run_seed, at.iteration, at.step) if at.training else None
-    evidence = ContextRounds(episodes, position)
-    found = learner.adapt(
-        learner.at_start(state.learner, run_seed=at.run_seed), TaskParams({}), evidence, parallel=parallel
-    )
+    start = learner.at_start(state.learner, run_seed=at.run_seed)
+    found = learner.adapt(start, TaskParams({}), ContextRounds(episodes, position), parallel=parallel)
     return require_params(found, len(episodes[0].lengths), learner, "adaptation by")
 
 

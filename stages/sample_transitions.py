@@ -24,9 +24,8 @@ def sample_transitions(config: RunConfig, replay: StoredReplay, at: At, *, round
         iteration = BEFORE_ITERATIONS if ref.stage == "fill_memory" else ref.iteration
         return Collected(iteration, np.zeros(num_tasks, np.int64), in_context=False)
 
-    num_env_steps = sum(
-        int(rounds.lengths(ref).sum()) for ref in rounds.refs(at.iteration) if ref.stage != "fill_memory"
-    )
+    current = (ref for ref in rounds.refs(at.iteration) if ref.stage != "fill_memory")
+    num_env_steps = sum(int(rounds.lengths(ref).sum()) for ref in current)
     return _drawn(config, replay.view(rounds, collected), at, num_env_steps, [0])
 
 
@@ -73,17 +72,10 @@ def draw_transitions(
 ) -> Minibatches:
     """Draw K distinct tasks per gradient step and, per task, N training transitions and C context transitions.
 
-    Transitions are drawn uniformly with replacement from a task's replay buffer. Context is drawn separately, uniformly
-    from the task's context rows, without replacement if there are at least C. The draws of a gradient step do not
-    depend on the number of later steps.
-
-    Args:
-        view: Replay buffers as of this iteration.
-        plan: Plan with K, N, C and the capacity of a task's replay buffer; older transitions are not drawn.
-        at: Position of the gradient steps.
-        task_ids: Tasks to choose from.
-        num_updates: Number of gradient steps to draw for.
-        max_updates: Number U of gradient steps in the result; entries after `num_updates` are -1.
+    Transitions are drawn uniformly with replacement from a task's replay buffer, except rows beyond its capacity.
+    Context is drawn separately, uniformly from the task's context rows, without replacement if there are at least C.
+    The draws of a gradient step do not depend on the number of later steps. The result has U = `max_updates` gradient
+    steps, of which those after `num_updates` are -1.
 
     Raises:
         ReplayError: there are fewer tasks than K or more gradient steps than U, or a task has nothing to draw from.

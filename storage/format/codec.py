@@ -164,9 +164,8 @@ def _pack(ref: StageRef, field_name: str, mapping: Params, *, leading: int) -> d
     Entries are sorted by name, so the stored bytes do not depend on the order of the mapping, which `order` records.
     """
     kinds: dict[str, list[str]] = {}
-    entries = {
-        _checked_name(ref, name): _storable(ref, f"{field_name}.{name}", value) for name, value in mapping.items()
-    }
+    named = mapping.items()
+    entries = {_checked_name(ref, name): _storable(ref, f"{field_name}.{name}", value) for name, value in named}
     order = {name: index for index, name in enumerate(entries)}
     for name in sorted(entries):
         kinds.setdefault(dtype_name(entries[name]), []).append(name)

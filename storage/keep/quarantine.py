@@ -39,13 +39,8 @@ class Form:
 class Quarantined:
     """Fault of a stage: its location, and the data to reproduce it.
 
-    Attributes:
-        ref: Stage that failed.
-        path: Folder of the fault.
-        message: Error message of the stage.
-        about: Location and circumstances as plain data: array, task, episode, t, seed_position, ...
-        when: Time of the fault, UTC, ISO 8601; empty if the folder cannot be read.
-        forms: Dtype and shape of each array, keyed by name, in the order of the files.
+    `about` contains location and circumstances as plain data: array, task, episode, t, seed_position, ... `when` is the
+    time of the fault, UTC, ISO 8601; "" if the folder `path` cannot be read. `forms` is in the order of the files.
     """
 
     ref: StageRef
@@ -70,9 +65,8 @@ def put_in_quarantine(
     """
     root = run / FOLDER
     folder = root / ref.file_name.removesuffix(".json")
-    with system_errors(
-        run, required="free space and permission to write the run", action="Free space or repair the disk"
-    ):
+    required = "free space and permission to write the run"
+    with system_errors(run, required=required, action="Free space or repair the disk"):
         if root.is_symlink():
             raise _foreign(root, "is a symbolic link")
         root.mkdir(exist_ok=True)

@@ -94,9 +94,7 @@ class _Unpacking:
             self._put(self._tables())
             self._put(self._chunks(segment))
             self._put(self._markers(segment))
-            self._put(
-                (self._files.root / "_commits" / record.ref.file_name, record.content()) for record in self._records
-            )
+            self._put((self._files.record_path(record.ref), record.content()) for record in self._records)
         # From here on, the restored files are used.
         self._session.remove([self._folder])
         self._session.remove([packed_marker_path(self._files.root, self._iterations)])

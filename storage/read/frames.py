@@ -225,9 +225,8 @@ def _entries(files: CommittedFiles, ref: StageRef, columns: Sequence[str] | None
     if shared[3:]:
         real = np.broadcast_to(real.reshape(*real.shape, *[1] * (len(sizes) - real.ndim)), sizes)
     index = np.argwhere(real).astype(np.int32)
-    found = {
-        name: column(np.full(len(index), n, np.int32)) for name, n in (("iteration", ref.iteration), ("step", ref.step))
-    }
+    position = {"iteration": ref.iteration, "step": ref.step}
+    found = {name: column(np.full(len(index), n, np.int32)) for name, n in position.items()}
     found |= {axis: column(index[:, n].copy()) for n, axis in enumerate(shared)}
     found |= {name: column(arrays[name][real]) for name in chosen}
     return pa.table(found)

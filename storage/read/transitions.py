@@ -20,13 +20,10 @@ from metaloom.storage.read.outputs import StoredOutputs
 
 @dataclass(frozen=True)
 class StoredRound:
-    """Rows of a stored batch of episodes.
+    """Rows of a stored batch of episodes, whose lengths are [B, E] int32.
 
-    Attributes:
-        ref: Reference to the batch.
-        task_ids: Index of each task in a fixed set, [B] int64, -1 for tasks from a distribution; None for the initial
-        fill of the replay buffer, whose tasks are not stored.
-        lengths: Episode lengths, [B, E] int32.
+    `task_ids` is each task's index in a fixed set, [B] int64, -1 for tasks from a distribution; None for the initial
+    fill of the replay buffer, whose tasks are not stored.
     """
 
     ref: StageRef

@@ -56,13 +56,9 @@ _FOREIGN, _LINK = "does not belong to the run", "is a symbolic link; a run consi
 
 @dataclass(frozen=True)
 class Damage:
-    """Damaged file of a run.
+    """Damaged file of a run, with the output that it belongs to, unless it belongs to the whole run.
 
-    Attributes:
-        file: Path below the run's folder.
-        iteration, stage, step: Output that the file belongs to; None for files of the whole run.
-        array: Path of a stored array, or name of an array in a value; None if no array is affected.
-        problem: Description of the damage.
+    `file` is relative to the run's folder. `array` is the path of a stored array, or the name of an array in a value.
     """
 
     file: str
