@@ -77,13 +77,7 @@ class Iteration(Shown):
         return [*super().__dir__(), *(stage.name for stage in self.run.stages.stages)]
 
     def output(self, stage: str, k: int = 0, *, task: Places = None) -> Any:
-        """Load the output of any stage of the run.
-
-        Args:
-            stage: Stage name, or the name of its group, such as rollouts.
-            k: Inner step, for stages that run at several.
-            task: As for `rollouts`.
-        """
+        """Load the output of any stage, given the stage's or its group's name; `task` as for `rollouts`."""
         return self.run.load(self.ref(stage, k), task=task)
 
     def shown(self) -> tuple[str, list[Row]]:
@@ -105,9 +99,7 @@ class Iteration(Shown):
     def rollouts(self, k: int = 0, *, task: Places = None) -> EpisodeBatch:
         """Load the episodes of inner step k: 0 before adaptation, K after it.
 
-        Args:
-            k: Inner step.
-            task: Task indices; only these tasks are read from the arrays. None for all.
+        `task` selects tasks by index; only these tasks are read from the arrays.
         """
         return self._load("rollouts", k, EpisodeBatch, task)
 
@@ -162,10 +154,7 @@ class Iteration(Shown):
     def xarray(self, k: int = 0, *, stage: str | None = None, task: Places = None) -> "xr.Dataset":
         """Read the tasks, episodes and samples of inner step k as a dataset with named axes and units.
 
-        Args:
-            k: Inner step.
-            stage: Stage to read instead of episodes and samples.
-            task: As for `rollouts`.
+        With `stage`, read this stage's output instead of episodes and samples; `task` as for `rollouts`.
         """
         ref = self.ref(stage or "rollouts", k)
         chosen, samples = self.run.chosen_tasks(self.run.record(ref), task), self._in("samples", k)
@@ -285,10 +274,8 @@ class Run(StoredOutputs):
     def environment_of(self, ref: StageRef) -> Mapping[str, Any]:
         """Return the environment in which a stored output was computed: code, plug-ins, kernel, device.
 
-        For sessions of earlier versions, which did not record it, this is the run's first environment.
-
-        Raises:
-            StageMissing: the output is not stored.
+        For sessions of earlier versions, which did not record it, this is the run's first environment. Raises
+        StageMissing if the output is not stored.
         """
         token = self.record(ref).token
         if token not in self._sessions:
@@ -304,8 +291,7 @@ class Run(StoredOutputs):
     def __getitem__(self, iteration: int) -> Iteration:
         """Return an iteration, complete or not; negative numbers count from the last complete one.
 
-        Raises:
-            StageMissing: the index is beyond the run's target.
+        Raises StageMissing if the index is beyond the run's target.
         """
         if iteration < 0:
             (iteration,) = self.select(iteration)
@@ -322,9 +308,7 @@ class Run(StoredOutputs):
     def select(self, iterations: Iterations) -> Sequence[int]:
         """Resolve a selection to complete iterations; negative indices count from the end.
 
-        Raises:
-            ValueError: an index is not an integer.
-            StageMissing: an iteration is not complete.
+        Raises ValueError if an index is not an integer, and StageMissing if an iteration is not complete.
         """
         complete = self.iterations
         if iterations is None:
@@ -432,12 +416,9 @@ class Run(StoredOutputs):
         """Read the transitions at these row numbers, such as a minibatch's, with their origins.
 
         Columns: row, iteration, stage and step (which collected it), task (index in its batch), task_id (in the fixed
-        set, -1 without one; null for the fill), episode, t, observation, action, reward,
-        next_observation, terminated. Only batches with requested rows are read.
-
-        Raises:
-            StageMissing: a row is not stored.
-            ValueError: a row number is negative.
+        set, -1 without one; null for the fill), episode, t, observation, action, reward, next_observation, terminated.
+        Only batches with requested rows are read. Raises StageMissing if a row is not stored, and ValueError if a row
+        number is negative.
         """
         return late.read_transitions(self, np.asarray(rows, np.int64))
 

@@ -206,9 +206,8 @@ class RunWriter:
     def pack(self, progress: Progress = unseen) -> list[range]:
         """Pack all complete iterations but the newest into segments; return each new segment's iterations.
 
-        Raises:
-            StoreError: the run's format does not support segments.
-            DamagedRun: a file to pack is damaged; earlier segments remain.
+        Raises StoreError if the run's format does not support segments, and DamagedRun if a file to pack is damaged;
+        earlier segments remain.
         """
         self.flush()
         with self._writing():
@@ -217,9 +216,8 @@ class RunWriter:
     def restore(self, values: Mapping[StageRef, Value]) -> None:
         """Restore one iteration's thinned outputs from recomputed arrays.
 
-        Raises:
-            StageExists: an output is not thinned.
-            DigestMismatch: a value differs from its record, in which case nothing is restored.
+        Raises StageExists if an output is not thinned, and DigestMismatch if a value differs from its record, in which
+        case nothing is restored.
         """
         self.flush()
         with self._writing():

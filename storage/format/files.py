@@ -43,10 +43,8 @@ def read_file(path: Path, *, limit: int) -> bytes:
 def open_file(path: Path) -> FileIO:
     """Open a regular file for reading.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        DamagedRun: the path is not a regular file.
-        StorageFailed: the system rejects the read.
+    Raises FileNotFoundError if there is no such file, DamagedRun if it is not a regular file, and StorageFailed if the
+    system rejects the read.
     """
     try:
         if not hasattr(os, "O_NOFOLLOW") and path.is_symlink():

@@ -30,13 +30,8 @@ _PACKED_NAME = re.compile(r"[0-9]{8}-[0-9]{8}\.json")
 class Retention:
     """Rule that determines which complete iterations keep all their arrays, and a run's size limit.
 
-    Without `keep_last` and `keep_every`, all iterations are kept; with both, an iteration is kept if either keeps it.
-
-    Attributes:
-        keep_last: Number of newest iterations to keep.
-        keep_every: Interval at which iterations are kept: 0, keep_every, 2 * keep_every, ...
-        max_bytes: Maximum size of the run's files; the writer stops before exceeding it.
-        kept: Iterations that are always kept.
+    Iterations are kept if they are among the `keep_last` newest, a multiple of `keep_every`, or in `kept`. Without
+    `keep_last` and `keep_every`, all are kept. The writer stops before the run's files exceed `max_bytes`.
     """
 
     keep_last: int | None = None

@@ -62,10 +62,7 @@ def places(chosen: Places, count: int, what: str) -> list[int]:
 class StoredOutputs:
     """Outputs of a run, including new ones that a writer adds meanwhile.
 
-    Attributes:
-        path: Folder of the run, or the cache folder of a run under a URL.
-        info: Content of the run's run.json.
-        files: Committed files of the run.
+    `path` is the folder of the run, or the cache folder of a run under a URL; `info` is the content of its run.json.
     """
 
     def __init__(self, path: Path, info: Mapping[str, Any], remote: RemoteLog | None = None) -> None:
@@ -80,11 +77,7 @@ class StoredOutputs:
 
     @property
     def capacity(self) -> int:
-        """Target number of iterations of the run.
-
-        Raises:
-            DamagedRun: the file with the capacity is missing or changed.
-        """
+        """Target number of iterations of the run; raises DamagedRun if its file is missing or changed."""
         return self.files.capacity()
 
     def components(self, axis: str) -> Mapping[str, str]:
@@ -134,8 +127,7 @@ class StoredOutputs:
     def is_thinned(self, ref: StageRef) -> bool:
         """Return True if an output's arrays were removed by thinning; record, tables and metrics remain.
 
-        Raises:
-            StageMissing: the output is not stored.
+        Raises StageMissing if the output is not stored.
         """
         marked = self.files.thinned(ref.iteration).get(ref)
         if marked is None and self.contains(ref):
@@ -151,12 +143,7 @@ class StoredOutputs:
         return self.files.thinned_iterations()
 
     def record(self, ref: StageRef) -> StageRecord:
-        """Read an output's record, with its inputs and checksums.
-
-        Raises:
-            StageMissing: the output is not stored.
-            DamagedRun: the record is damaged.
-        """
+        """Read an output's record, with its inputs and checksums; raises StageMissing if the output is not stored."""
         try:
             return self.files.record(ref)
         except FileNotFoundError:
@@ -171,11 +158,7 @@ class StoredOutputs:
         raise self._incomplete(ref.iteration, f"{ref} is not stored")
 
     def load(self, ref: StageRef, *, task: Places = None) -> Value:
-        """Load an output, checking every chunk against its record.
-
-        Args:
-            ref: Reference to the output.
-            task: Indices of the tasks to read, for an output with a task axis; None for all.
+        """Load an output, or only the parts of the tasks at some indices, checking every chunk against its record.
 
         Raises:
             ValueError: a task does not exist, or the output has no task axis.
@@ -197,17 +180,11 @@ class StoredOutputs:
         return places(task, counts.pop(), "task")
 
     def lengths(self, ref: StageRef) -> Array:
-        """Read only the episode lengths of a stored batch, [B, E] int32.
-
-        Raises:
-            StageMissing: the batch is not stored.
-            StageThinned: its arrays were removed.
-            DamagedRun: the output is damaged, or is not a batch of episodes.
-        """
+        """Read only the episode lengths of a stored batch, [B, E] int32; raises like `load`."""
         return self.files.read_lengths(self.record(ref))
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
-        """Load a batch of episodes without behavior and reward terms; raises like `lengths`."""
+        """Load a batch of episodes without behavior and reward terms; raises like `load`."""
         return self.files.read_experience(self.record(ref))
 
     def _incomplete(self, iteration: int, found: str | None = None) -> StageMissing:

@@ -93,10 +93,8 @@ def verify_run(path: str | Path, progress: Progress = unseen) -> list[Damage]:
     """Return all damage to a run: an empty list if every byte is as committed.
 
     Leftovers of an interrupted writer, which the next one removes, are not damage. `progress` receives the number of
-    outputs checked and the total.
-
-    Raises:
-        RunNotFound, NotARun, IncompatibleFormat: there is no readable run at the path.
+    outputs checked and the total. Raises RunNotFound, NotARun or IncompatibleFormat if there is no readable run at the
+    path.
     """
     folder = folder_of(path)
     verification = _Verification(folder, follow(folder), progress)

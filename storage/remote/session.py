@@ -69,11 +69,9 @@ class RemoteSession:
     def commit(self, changed: Mapping[Path, Path | None]) -> None:
         """Commit the current state of some files atomically.
 
-        Files that were only moved are mapped to their previous paths; the folder need not contain them.
-
-        Raises:
-            FencedOut: a later session has begun.
-            StorageFailed: the store cannot be written, which ends the session.
+        Files that were only moved are mapped to their previous paths; the folder need not contain them. Raises
+        FencedOut if a later session has begun, and StorageFailed if the store cannot be written, which ends the
+        session.
         """
         names = {path: self._log.name_of(path) for path in changed}
         # Files whose objects are stored under their previous names.

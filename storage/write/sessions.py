@@ -312,10 +312,8 @@ class Session:
 def begin_session(root: Path, *, take_over: bool) -> Session:
     """End every earlier session of a run and begin a new one.
 
-    Raises:
-        RunLocked: another process is writing the run.
-        FencedOut: another session took over while this one began.
-        StorageFailed: object storage cannot be written.
+    Raises RunLocked if another process is writing the run, FencedOut if another session took over while this one began,
+    and StorageFailed if object storage cannot be written.
     """
     token = secrets.token_hex(8)
     lock = acquire_lock(root / "writer.lock", token, take_over=take_over)
