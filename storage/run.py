@@ -441,7 +441,7 @@ def run_exists(path: str | Path) -> bool:
 
 
 def require_own_records(run: Run) -> None:
-    """Raise DamagedRun if the first records do not contain the hash of run.json, which was then replaced."""
+    """Raise DamagedRun if run.json was replaced, so that the first records do not contain its hash."""
     try:
         follows = boundaries(run.info)
         found = [_link_at(run, first_sequence(info), first_iteration(info)) for info in contributors(run.info)]

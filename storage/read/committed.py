@@ -74,7 +74,7 @@ class CommittedFiles:
         return evaluate if name == "evaluations" else (self.stages.last,)
 
     def stored_size(self, path: str) -> int:
-        """Return the size in bytes of a file in the folder or object storage; raises FileNotFoundError otherwise."""
+        """Return the size of a file in the folder or object storage; raises FileNotFoundError if there is none."""
         try:
             status = (self.root / path).stat(follow_symlinks=False)
         except FileNotFoundError:

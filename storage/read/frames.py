@@ -29,7 +29,7 @@ _SAMPLE_NAMES = {"returns": "return", "values": "value", "advantages": "advantag
 
 @dataclass(frozen=True)
 class _Source:
-    """Source of a column in the steps table: an array, or the vector component `component` of it.
+    """Source of a column in the steps table: an array, or one component of its vectors.
 
     `at_end` marks a per-episode flag, which is set only in the episode's last step.
     """
