@@ -16,7 +16,7 @@ from metaloom.pipeline.policies.actors import Actor, ActorSetup
 from metaloom.pipeline.policies.remembering import Memory
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams, Update
-from metaloom.stages.infer_task import ROUND
+from metaloom.stages.adapt import ROUND
 from metaloom.stages.memory.replay import plan_of
 from metaloom.stages.rollouts.faults import Circumstances, RolloutPosition, not_finite, problem_of
 from metaloom.stages.rollouts.sampler import (

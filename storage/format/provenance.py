@@ -3,6 +3,7 @@
 import os
 import platform
 import socket
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -16,10 +17,8 @@ def versions() -> dict[str, str]:
     """Return the versions of Python and of the installed packages that affect results or files."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found
 
 
