@@ -22,10 +22,7 @@ from metaloom.stages.rollouts.faults import RolloutPosition
 
 @dataclass(frozen=True)
 class Enough:
-    """Stopping rule for sampling a task: a minimum number of steps and of episodes, if any, up to `max_episodes`.
-
-    `max_episodes` is None for no limit. An episode has at most `max_episode_steps` steps.
-    """
+    """Stopping rule for sampling a task: minimum numbers of steps and episodes, and a maximum of episodes, if any."""
 
     min_steps: int | None
     min_rollouts: int | None
@@ -101,10 +98,7 @@ class RolloutWatch:
     """Observer of a rollout's progress. This base class does nothing."""
 
     def actions(self, shape: tuple[int, int, int], position: RolloutPosition) -> Array:
-        """Return a zeroed buffer, [T, N, A] float32, for the actions of the episodes at `position`.
-
-        The actions are copied when the episodes have ended.
-        """
+        """Return a zeroed buffer, [T, N, A] float32, for actions, which are copied when their episodes have ended."""
         return np.zeros(shape, np.float32)
 
     def idle(self) -> None:

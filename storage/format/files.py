@@ -125,10 +125,7 @@ def make_folders(path: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes, part: Path) -> None:
-    """Replace a file atomically and durably: after a power failure, it has the old or the new content.
-
-    `part` is a temporary path in the same folder.
-    """
+    """Replace a file atomically and durably, through the temporary path `part` in the same folder."""
     with open(part, "wb") as file:
         file.write(content)
         sync_file(file)

@@ -51,10 +51,7 @@ class Link:
 
 @dataclass(frozen=True)
 class PackedArray:
-    """Rows of an array in a segment: in one file if `sharded`, otherwise in a separate file each.
-
-    `first_row` is the index of the first row in the whole array.
-    """
+    """Rows of an array in a segment, starting at row `first_row` of the array: one file if `sharded`, or one each."""
 
     first_row: int
     rows: int

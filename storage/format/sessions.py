@@ -50,10 +50,7 @@ def session_number(name: str) -> int:
 
 
 def stray_sessions(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Yield claims and undescribed session folders whose number is out of sequence, among the names in `folder`.
-
-    Each name comes with the largest number below its own, or -1.
-    """
+    """Yield claims and undescribed session folders that are out of sequence, each with the next lower number, or -1."""
     previous = -1
     for number, name in sorted((session_number(name), name) for name in names):
         if number - previous > _LARGEST_LEAP and not (folder / name / ABOUT).exists():

@@ -144,10 +144,7 @@ class StageTable(StageOrder):
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> "StageTable":
-        """Return the stage table in a run.json; raises ValueError, KeyError or TypeError if it is invalid.
-
-        Earlier versions had two fixed tables and did not record them.
-        """
+        """Return the stage table in a run.json. Earlier versions had two fixed tables and did not record them."""
         if "stages" in info:
             return cls(_stored_stage(**stage) for stage in info["stages"])
         return EARLIER[info.get("last_stage", ON_POLICY.last)]

@@ -56,10 +56,7 @@ KEEP_ALL = Retention()
 
 @dataclass(frozen=True)
 class Thinned:
-    """Summary of a planned or completed thinning: the affected iterations, and number and total bytes of removed files.
-
-    Files shared with a fork count as removed but stay on disk.
-    """
+    """Summary of a planned or completed thinning. Files shared with a fork count as removed but stay on disk."""
 
     iterations: tuple[int, ...]
     files: int

@@ -39,10 +39,7 @@ _CANNOT_SHARE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 
 @dataclass(frozen=True)
 class Fork:
-    """Summary of a fork: its folder, its first iteration that is not shared, and number and total bytes of files.
-
-    Files were copied if they could not be shared with the parent.
-    """
+    """Summary of a fork. Files that could not be shared with the parent were copied."""
 
     path: Path
     iteration: int

@@ -69,10 +69,7 @@ def check_removable(path: Path) -> Path:
 
 
 def remove_run(path: Path) -> None:
-    """Remove a run's folder. Forks keep shared files; links are removed, not followed.
-
-    Raises like `check_removable`, and StorageFailed if the system rejects the removal.
-    """
+    """Remove a run's folder, without following links; raises like `check_removable`. Forks keep shared files."""
     path = check_removable(path)
     token = secrets.token_hex(8)
     aside = path.parent / REMOVED / f"{path.name}-{token}"
@@ -96,10 +93,7 @@ def unfinished_removals(root: Path) -> list[Path]:
 
 
 def finish_removals(root: Path) -> Iterator[Path]:
-    """Finish interrupted removals of runs one at a time, and yield the path of each.
-
-    Raises StorageFailed if the system rejects the removal.
-    """
+    """Finish interrupted removals of runs one at a time, and yield the path of each."""
     for path in unfinished_removals(root):
         _remove(path)
         yield path

@@ -78,10 +78,7 @@ class Repair:
         self._lost: set[StageRef] = set()
 
     def repair_run(self) -> Iterator[str]:
-        """Repair files outside of segments, removing outputs that must be recomputed.
-
-        Raises IncompatibleFormat if an array's metadata is intact but describes an unknown array.
-        """
+        """Repair files outside of segments, removing outputs that must be recomputed."""
         yield from self._repair_copies()
         yield from self._drop_markers()
         yield from self._read_records()

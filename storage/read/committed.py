@@ -398,10 +398,7 @@ def bytes_in(folder: Path) -> int:
 
 
 def file_stats(folder: Path, prefix: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the relative path and stat result of every file in a folder, without following links.
-
-    Unreadable folders of other users are skipped.
-    """
+    """Yield the relative path and stat result of every file in the readable folders below one, not following links."""
     # os.scandir is fast enough for tens of thousands of files; files that vanish are a writer's temporary files.
     try:
         with os.scandir(folder) as entries:

@@ -221,10 +221,7 @@ def _check_sizes(files: CommittedFiles, record: StageRecord) -> None:
 
 
 class SpanSums:
-    """Incremental summaries of spans, which grow with the run.
-
-    `num_steps` returns the number of real environment steps in an output, 0 without episodes.
-    """
+    """Incremental summaries of spans, which grow with the run; `num_steps` counts an output's environment steps."""
 
     def __init__(self, num_steps: Callable[[StageRef], int]) -> None:
         self._num_steps = num_steps

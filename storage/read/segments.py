@@ -226,10 +226,7 @@ class Segments:
         self._used: list[Segment] = []
 
     def all(self, *, refresh: bool = False) -> list[Segment]:
-        """Return the segments in order of their iterations.
-
-        Raises DamagedRun if a seal is missing or damaged, or two segments contain the same iteration.
-        """
+        """Return the segments in order of iterations; raises DamagedRun if a seal is damaged or segments overlap."""
         with self._lock:
             if refresh or self._found is None:
                 known, found = self._found or {}, dict[tuple[str, int], Segment]()
