@@ -13,10 +13,10 @@ from metaloom.storage.format.sessions import INFO_COPY, newest_session
 from metaloom.storage.format.stages import ON_POLICY, StageTable
 from metaloom.storage.format.thinning import KEEP_ALL, Retention
 from metaloom.storage.keep.repair import Repair, info_copies, restore_info, sound_copy
-from metaloom.storage.read.history import describe_missing, read_history
+from metaloom.storage.read.history import describe_missing, read_history, require_own_records
 from metaloom.storage.read.info import first_session, read_info
 from metaloom.storage.remote.log import follow
-from metaloom.storage.run import Run, require_own_records
+from metaloom.storage.run import Run
 from metaloom.storage.write.array_store import ArrayStore
 from metaloom.storage.write.creation import WRITABLE, check_free, creating, new_info, publish_info, write_skeleton
 from metaloom.storage.write.sessions import Session, begin_session
@@ -128,7 +128,7 @@ def _run_writer(path: Path, session: Session, capacity: int | None, *, repair: b
     if repair and run.files.segments.names():  # a damaged seal would make everything unreadable
         repaired += Repair(run.files, session, run.info).repair_segments()
         session.share()
-    require_own_records(run)
+    require_own_records(run.files, run.info)
     if repair:
         repaired += Repair(run.files, session, run.info).repair_run()
     # A killed session may have made folders that are not yet durable.

@@ -27,23 +27,10 @@ from metaloom.storage.errors import DamagedRun, StageMissing, damaged, system_er
 from metaloom.storage.format.codec import Value
 from metaloom.storage.format.files import read_sealed
 from metaloom.storage.format.places import argument, folder_of, url_of
-from metaloom.storage.format.records import read_record
-from metaloom.storage.format.segments import Link
 from metaloom.storage.format.sessions import newest_session
 from metaloom.storage.read import late
-from metaloom.storage.read.history import chain_problems
-from metaloom.storage.read.info import (
-    ComputedWith,
-    boundaries,
-    contributors,
-    first_iteration,
-    first_sequence,
-    first_session,
-    mapping,
-    origin,
-    read_info,
-    read_sessions,
-)
+from metaloom.storage.read.history import require_own_records
+from metaloom.storage.read.info import ComputedWith, first_session, mapping, origin, read_info, read_sessions
 from metaloom.storage.read.outputs import Places, Steps, StoredOutputs, chosen_steps, whole_numbers
 from metaloom.storage.remote.log import RemoteLog, follow
 from metaloom.storage.remote.objects import ObjectFolder
@@ -231,7 +218,7 @@ class Run(StoredOutputs):
         folder = folder_of(path)
         remote = follow(folder)
         run = cls(folder, read_info(folder), remote)
-        require_own_records(run)
+        require_own_records(run.files, run.info)
         known = newest_session(run.path, first_session(run.info))
         head = known.head if known else None
         if known and head and head.sequence not in known.lost and not run.contains(head.ref):
@@ -438,33 +425,6 @@ def run_exists(path: str | Path) -> bool:
     follow(folder)
     with system_errors(folder, required="a folder that can be read", action="Check its permissions and its disk"):
         return (folder / "run.json").exists()
-
-
-def require_own_records(run: Run) -> None:
-    """Raise DamagedRun if run.json was replaced, so that the first records do not contain its hash."""
-    try:
-        follows = boundaries(run.info)
-        found = [_link_at(run, first_sequence(info), first_iteration(info)) for info in contributors(run.info)]
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise damaged(run.path / "run.json", "does not describe the run's stages and ancestors") from None
-    for problem in chain_problems(run.files, (link for link in found if link is not None), follows):
-        raise problem
-
-
-def _link_at(run: Run, sequence: int, iteration: int) -> Link | None:
-    """Return the link for the record at a position, or None if it is not the iteration's first or is unreadable."""
-    sealed = (link for segment in run.files.segments.all() for link in segment.seal.links)
-    if packed := next((link for link in sealed if link.first == sequence), None):
-        return packed
-    refs = [run.learner_ref(0), *(StageRef(iteration, stage.name) for stage in run.stages.stages)]
-    for ref in refs:
-        try:
-            record = read_record(run.files.record_path(ref))
-        except (FileNotFoundError, DamagedRun):
-            continue
-        if record.sequence == sequence:
-            return Link.of(record)
-    return None
 
 
 def find_runs(root: Path) -> list[Path]:

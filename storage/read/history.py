@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from metaloom.storage.format.records import SpanInput, StageRecord, read_record
 from metaloom.storage.format.segments import Link, ranges
 from metaloom.storage.format.sessions import Head, SessionFacts, newest_session
 from metaloom.storage.read.committed import CommittedFiles
-from metaloom.storage.read.info import boundaries, first_sequence, first_session
+from metaloom.storage.read.info import boundaries, contributors, first_iteration, first_sequence, first_session
 from metaloom.storage.read.segments import Segment, Segments
 
 _MOST_MISSING = 10**7
@@ -184,6 +185,30 @@ def chain_problems(files: CommittedFiles, links: Iterable[Link], follows: Mappin
         elif before is not None and link.previous != before:
             yield _broken_chain(where, "does not follow the record before it")
         sequence, sha256 = link.head.sequence, link.head.sha256
+
+
+def require_own_records(files: CommittedFiles, info: Mapping[str, Any]) -> None:
+    """Raise DamagedRun if run.json was replaced, so that the first records do not contain its hash."""
+    try:
+        follows = boundaries(info)
+        found = [_link_at(files, first_sequence(run), first_iteration(run)) for run in contributors(info)]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise damaged(files.root / "run.json", "does not describe the run's stages and ancestors") from None
+    for problem in chain_problems(files, (link for link in found if link is not None), follows):
+        raise problem
+
+
+def _link_at(files: CommittedFiles, sequence: int, iteration: int) -> Link | None:
+    """Return the link for the record at a position, or None if it is not the iteration's first or is unreadable."""
+    sealed = (link for segment in files.segments.all() for link in segment.seal.links)
+    if packed := next((link for link in sealed if link.first == sequence), None):
+        return packed
+    for ref in (files.stages.learner_ref(0), *(StageRef(iteration, stage.name) for stage in files.stages.stages)):
+        with suppress(FileNotFoundError, DamagedRun):
+            record = read_record(files.record_path(ref))
+            if record.sequence == sequence:
+                return Link.of(record)
+    return None
 
 
 def _check_files(files: CommittedFiles, segment: Segment) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from metaloom.pipeline.dataflow.refs import StageRef
-from metaloom.storage.errors import DamagedRun, StorageFailed, damaged
+from metaloom.storage.errors import DamagedRun, damaged
 from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.files import folder_entries, open_file, read_at, read_file
 from metaloom.storage.format.records import StageRecord, parse_record
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LARGEST_FILE = 2**33
-_CHUNK_NAME = re.compile(r"c\.(\d+)(\.0)*")
+_CHUNK_NAME = re.compile(r"c\.([0-9]+)(\.0)*")
 _IN_MEMORY = 2
 TABLE_SCALE = 8
 
@@ -107,9 +107,9 @@ class Segment:
             if place[1] > limit or sum(place) > begin:
                 raise damaged(path, "its index points beyond the end of its data")
             return read_at(descriptor, place[1], place[0])
+        except FileNotFoundError:
+            raise
         except OSError as error:
-            if isinstance(error, FileNotFoundError | StorageFailed):
-                raise
             raise damaged(path, error.strerror or "cannot be read") from error
         finally:
             file.close()

@@ -44,11 +44,10 @@ from metaloom.storage.read.history import (
     sealed_links,
 )
 from metaloom.storage.read.info import boundaries, first_session, read_info
-from metaloom.storage.read.segments import Segment
+from metaloom.storage.read.segments import Segment, chunk_row
 from metaloom.storage.remote.log import RemoteLog, follow
 
 _LOCK_NAME = re.compile(r"writer\.lock(\.[0-9a-f]{16})?")
-_CHUNK_NAME = re.compile(r"c\.([0-9]+)(\.0)*")
 _TABLE_NAME = re.compile(r"[0-9]{8}\.parquet")
 _UNREADABLE = os.strerror(errno.EACCES)
 _FOREIGN, _LINK = "does not belong to the run", "is a symbolic link; a run consists of files"
@@ -434,7 +433,7 @@ def may_belong(relative: str, stages: StageTable | None) -> bool:
             known = name in (ABOUT, INFO_COPY) or PART_NAME.fullmatch(name) is not None
             return known and SessionName.parse(session) is not None
         case ["data.zarr", _, _, name]:
-            return _CHUNK_NAME.fullmatch(name) is not None
+            return chunk_row(name) is not None
         case ["tables", table, name]:
             return table in TABLES and _TABLE_NAME.fullmatch(name) is not None
         case _:
