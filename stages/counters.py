@@ -94,9 +94,8 @@ def updated(
 ) -> Update:
     """Update the learner, count the environment steps of the rollout batches, and add the counters to the metrics.
 
-    Raises:
-        StageFault: the result is not a learner state with numeric metrics, its parameters have changed shape or dtype,
-            or a metric's name is reserved.
+    Raises StageFault if the result is not a learner state with numeric metrics, its parameters have changed shape or
+    dtype, or a metric's name is reserved.
     """
     before = learner.at_start(state.learner, run_seed=at.run_seed)
     found: object = learner.update(before, experience, run_seed=at.run_seed, iteration=at.iteration, parallel=parallel)

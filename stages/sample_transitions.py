@@ -146,11 +146,8 @@ def draw_distinct(uniforms: Array, sizes: Array) -> Array:
     """Draw S uniform sets of C distinct integers, [S, C] int64; set s is drawn from 0 ... `sizes[s]` - 1.
 
     Floyd's algorithm: Bentley and Floyd 1987, "A sample of brilliance", Communications of the ACM 30(9). Its cost does
-    not depend on the sizes. The order within a set is not uniform.
-
-    Args:
-        uniforms: Uniform draws, [S, C] float64 in [0, 1).
-        sizes: Sizes of the ranges, [S], each at least C and below 2**31.
+    not depend on the sizes. The order within a set is not uniform. `uniforms` are draws in [0, 1), [S, C] float64; each
+    of the `sizes` [S] must be at least C and below 2**31.
     """
     size, drawn = uniforms.shape[1], np.empty(uniforms.shape, np.int64)
     for first in range(0, len(uniforms), _BLOCK):

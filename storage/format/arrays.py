@@ -134,12 +134,9 @@ def read_metadata(path: Path) -> dict[str, Any]:
 def read_spec(data: Path, path: str) -> ArraySpec:
     """Read the spec of the array at a path below `data`.
 
-    Only metadata that this store could have written is accepted: a foreign dtype or codec could execute code.
-
-    Raises:
-        FileNotFoundError: there is no such array.
-        DamagedRun: the metadata is damaged.
-        IncompatibleFormat: the metadata is intact but describes an array that this store does not write.
+    Only metadata that this store could have written is accepted, because a foreign dtype or codec could execute code.
+    Raises FileNotFoundError if there is no such array, DamagedRun if its metadata is damaged, and IncompatibleFormat if
+    the metadata is intact but describes an array that this store does not write.
     """
     file = data / path / "zarr.json"
     document = read_metadata(file)

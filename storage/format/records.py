@@ -87,7 +87,6 @@ class StageRecord:
     """Record of a stage's output: its inputs, time, author and checksums.
 
     Attributes:
-        ref: Reference to the output.
         sequence: Index in the run's history, from 0; it alone defines the order.
         session: Number of the writing session; `token` identifies it permanently.
         inputs, spans: Outputs that it was computed from, with their digests; each span covers several outputs.
@@ -96,9 +95,9 @@ class StageRecord:
         chunks, tables: Files that contain the output, and tables derived from the iteration.
         arrays: Digest of each array, keyed by its name in the value.
         digest: Digest of `arrays`; equal digests mean equal outputs.
+        versions: Versions of Python and the libraries that computed it.
         started, seconds: Start time (UTC, ISO 8601) and wall time of the computation.
         previous, sha256: Hash of the previous record (or of run.json for the first), and of this record.
-        versions: Versions of Python and the libraries that computed it.
     """
 
     ref: StageRef

@@ -63,14 +63,10 @@ def fork_run(
     """Create a run that shares the iterations before `iteration` of another run and continues with a new configuration.
 
     Files are shared by hard links, so they survive thinning or deletion of the parent. Outputs thinned in the parent
-    are thinned in the fork. The parent may still be written. Other arguments are as for `create_run`.
+    are thinned in the fork. The parent may still be written. Other arguments and errors are as for `create_run`.
 
     Raises:
-        InvalidRunName: the path cannot be printed on one line.
         StageMissing: the parent has fewer complete iterations.
-        RunExists: the path is not empty.
-        RunLocked: another process is creating the same run.
-        StorageFailed: the system rejects the write.
     """
     path = check_path(folder_of(path))
     if iteration:
