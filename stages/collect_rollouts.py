@@ -16,7 +16,7 @@ from metaloom.pipeline.policies.actors import Actor, ActorSetup
 from metaloom.pipeline.policies.remembering import Memory
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, TaskBatch, TaskParams, Update
-from metaloom.stages.infer_task import ROUND
+from metaloom.stages.adapt import ROUND
 from metaloom.stages.memory.replay import plan_of
 from metaloom.stages.rollouts.faults import Circumstances, RolloutPosition, not_finite, problem_of
 from metaloom.stages.rollouts.sampler import (
@@ -33,7 +33,7 @@ from metaloom.stages.tools import Rollouts, acting_params
 def collect_rollouts(
     learner: Learner[Any, Any], rollouts: Rollouts, at: At, *, params: Update | TaskParams, tasks: TaskBatch
 ) -> EpisodeBatch:
-    """Collect complete episodes per task; after the first inner step, tasks act with their adapted parameters."""
+    """Collect complete episodes per task; after the first inner step, tasks use their adapted parameters."""
     position = RolloutPosition(at.run_seed, at.iteration, at.step)
     return rollouts.collect(acting_params(learner, params, at, len(tasks)), tasks, position)
 
@@ -91,8 +91,7 @@ def play_episodes(
 
     Raises:
         RolloutError: the environment failed, or an observation, action or reward is not finite.
-        EnvError: the environment cannot be created.
-        ValueError: the parameters are incompatible with the environment.
+        EnvError, ValueError: the environment cannot be created, or the parameters are incompatible with it.
     """
     if sampler.enough is None:
         # The first episode of every trial, then the second, and so on: longer trials only append episodes.
@@ -113,9 +112,9 @@ def play_episodes(
 
 
 class _Rollout:
-    """Buffers for one call, [T, N, ...] with N = B * E. Time comes first so that a step writes one contiguous block.
+    """One rollout of parallel episodes, starting from the given actor memory, and its buffers.
 
-    Episodes are collected in parallel, starting from the given actor memory.
+    Buffers are [T, N, ...] with N = B * E. Time comes first so that a step writes one contiguous block.
     """
 
     def __init__(

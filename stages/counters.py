@@ -1,4 +1,4 @@
-"""Checks on a learner's results, and the counters kept over a whole run."""
+"""Checks of a learner's results, and the counters kept over a whole run."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,70 +30,49 @@ def require_params(
 ) -> TaskParams:
     """Return a learner's task parameters after checking that `num_tasks` tasks can act with them.
 
-    Args:
-        found: Value that the learner returned.
-        num_tasks: Number of tasks.
-        learner: Learner to name in messages.
-        what: Function that returned the parameters, for messages.
-        like: Parameters whose names and shapes are required.
-
-    Raises:
-        StageFault: the result is not TaskParams, covers the wrong number of tasks, or does not match `like`.
+    Raises StageFault if they are not TaskParams, cover the wrong number of tasks, or lack a name or shape of `like`.
+    The message names the function `what` that returned them.
     """
+    said = f"{what} {_name(learner)} returned"
     required = f"required TaskParams for {num_tasks} tasks, with the parameters that each task acts with"
     if not isinstance(found, TaskParams):
-        raise StageFault(f"{what} {_name(learner)} returned {type(found).__name__}; {required}")
+        raise StageFault(f"{said} {type(found).__name__}; {required}")
     for name, value in found.params.items():
         if len(value) != num_tasks:
-            raise StageFault(f"{what} {_name(learner)} returned params[{name!r}] for {len(value)} tasks; {required}")
+            raise StageFault(f"{said} params[{name!r}] for {len(value)} tasks; {required}")
     for name, before in {} if like is None else like.params.items():
         if name not in found.params or found.params[name].shape != before.shape:
             shape = [*found.params[name].shape] if name in found.params else "absent"
-            raise StageFault(
-                f"{what} {_name(learner)} returned params[{name!r}] as {shape}; required {[*before.shape]}, as before"
-            )
+            raise StageFault(f"{said} params[{name!r}] as {shape}; required {[*before.shape]}, as before")
     return found
 
 
 def require_state(found: object, learner: Learner[Any, Any], what: str, like: Params | None = None) -> LearnerState:
-    """Return a learner's state after checking that it holds arrays.
+    """Return a learner's state after checking that it contains only arrays.
 
-    Args:
-        found: Value that the learner returned.
-        learner: Learner to name in messages.
-        what: Function that returned the state, for messages.
-        like: Parameters whose dtypes are required; all other parameters must be float32. None allows any dtype, as in
-            runs by earlier versions.
-
-    Raises:
-        StageFault: the result is not a LearnerState of arrays, or a parameter has another dtype.
+    Raises StageFault otherwise, or if a parameter's dtype differs from `like`; parameters not in `like` must be
+    float32. None allows any dtype, as in runs by earlier versions. The message names the function `what` that returned
+    the state.
     """
+    said = f"{what} {_name(learner)} returned"
     if not isinstance(found, LearnerState):
-        raise StageFault(
-            f"{what} {_name(learner)} returned {type(found).__name__}; required LearnerState(params, optimizer, extra)"
-        )
+        raise StageFault(f"{said} {type(found).__name__}; required LearnerState(params, optimizer, extra)")
     for part in fields(found):
         for name, value in getattr(found, part.name).items():
             if not isinstance(value, np.ndarray | np.generic):
                 raise StageFault(
-                    f"{what} {_name(learner)} returned {part.name}[{name!r}] as {type(value).__name__}; required a "
-                    "NumPy array, such as np.asarray(...) or tensor.numpy(), which the run can store"
+                    f"{said} {part.name}[{name!r}] as {type(value).__name__}; required a NumPy array, such as "
+                    "np.asarray(...) or tensor.numpy(), which the run can store"
                 )
             if part.name == "params" and like is not None:
                 required = like[name].dtype if name in like else np.dtype(np.float32)
                 if value.dtype != required:
-                    raise StageFault(
-                        f"{what} {_name(learner)} returned params[{name!r}] as {value.dtype}; required {required}"
-                    )
+                    raise StageFault(f"{said} params[{name!r}] as {value.dtype}; required {required}")
     return found
 
 
 def require_counters(update: object, where: str) -> None:
-    """Check that the stage that ends an iteration kept the run's counters.
-
-    Raises:
-        StageFault: a counter is missing; the message names the first.
-    """
+    """Raise StageFault unless the stage that ends an iteration kept the run's counters."""
     assert isinstance(update, Update)
     for name in no_steps():
         if name not in update.metrics or name not in update.learner.extra:
@@ -115,9 +94,8 @@ def updated(
 ) -> Update:
     """Update the learner, count the environment steps of the rollout batches, and add the counters to the metrics.
 
-    Raises:
-        StageFault: the result is not a learner state with numeric metrics, its parameters have changed shape or dtype,
-            or a metric's name is reserved.
+    Raises StageFault if the result is not a learner state with numeric metrics, its parameters have changed shape or
+    dtype, or a metric's name is reserved.
     """
     before = learner.at_start(state.learner, run_seed=at.run_seed)
     found: object = learner.update(before, experience, run_seed=at.run_seed, iteration=at.iteration, parallel=parallel)

@@ -99,11 +99,10 @@ EVALUATE_INFERENCE = replace(EVALUATE, run=partial(evaluate, inferring=True))
 
 
 def unseen(k: int, episodes: EpisodeBatch) -> None:
-    """Discard the test episodes."""
+    """Do nothing, for evaluations whose test episodes nobody needs."""
 
 
 def test_position(run_seed: int, k: int) -> RolloutPosition:
-    """Return the position of the test episodes after k adaptation steps."""
     return RolloutPosition(run_seed, _TEST, k)
 
 

@@ -47,10 +47,9 @@ class NotFinite(StageFault):
 
 
 def require_finite(ref: StageRef, value: object, arrays: Mapping[str, Array]) -> None:
-    """Check that all arrays in a stage's output are finite. Metrics may be NaN.
+    """Raise NotFinite unless all arrays in a stage's output are finite. Metrics may be NaN.
 
-    Raises:
-        NotFinite: an array is not finite; names the first one and, if it has these axes, the task, episode and step.
+    The error names the first such array and, if it has these axes, the task, episode and step.
     """
     if isinstance(value, Update):
         arrays = {name: array for name, array in arrays.items() if not name.startswith("metrics.")}

@@ -1,4 +1,4 @@
-"""The first episodes of an off-policy run, which fill its replay buffer before the first update."""
+"""Collection of an off-policy run's first episodes, which fill its replay buffer before the first update."""
 
 from dataclasses import replace
 from typing import Any, cast

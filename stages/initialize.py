@@ -1,4 +1,4 @@
-"""The learner before the first iteration."""
+"""Initialization of the learner before the first iteration."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,10 +19,8 @@ def initialize(learner: Learner[Any, Any], at: At, warm_start: WarmStart) -> Upd
     """Return the learner state of iteration 0, with no metrics and all counters at zero.
 
     A warm start copies the parameters of the policy and, if both runs have one, the critic. It also copies the
-    normalization statistics if this run normalizes observations or rewards.
-
-    Raises:
-        ConfigError: the warm start's parameters are incompatible with this run's policy or critic.
+    normalization statistics if this run normalizes observations or rewards. Raises ConfigError if the copied parameters
+    are incompatible with this run's policy or critic.
     """
     state, start = require_state(learner.initialize(run_seed=at.run_seed), learner, "initialize of"), warm_start()
     if start is not None:

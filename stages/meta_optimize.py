@@ -1,4 +1,4 @@
-"""The update of the meta-parameters that ends an iteration."""
+"""Update of the meta-parameters, which ends an iteration."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,7 @@ from metaloom.pipeline.estimation.diagnostics import Measures, step_metrics, wit
 from metaloom.pipeline.replay.index import TrialExperience
 from metaloom.pipeline.types import EpisodeBatch, Metrics, ParallelMap, Samples, Step, Update
 from metaloom.stages.counters import updated
-from metaloom.stages.memory.trials import StoredTrials
+from metaloom.stages.memory.replay import StoredTrials
 
 
 def meta_optimize(

@@ -1,4 +1,4 @@
-"""Returns, values and advantages of a rollout batch."""
+"""Computation of a rollout batch's returns, values and advantages."""
 
 from typing import Any
 
@@ -13,9 +13,8 @@ def process_samples(
 ) -> Samples:
     """Compute the returns, values and advantages of a rollout batch, each [B, E, T]."""
     seed = seed_for(at.run_seed, "baseline", at.iteration, at.step)
-    return learner.process(
-        learner.at_start(state.learner, run_seed=at.run_seed), episodes, seed=seed, parallel=parallel
-    )
+    start = learner.at_start(state.learner, run_seed=at.run_seed)
+    return learner.process(start, episodes, seed=seed, parallel=parallel)
 
 
 PROCESS_SAMPLES = Stage(

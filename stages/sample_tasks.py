@@ -32,16 +32,9 @@ SAMPLE_TRAINING_TASKS = replace(SAMPLE_TASKS, run=sample_training_tasks)
 def draw_tasks(env: MetaEnv, *, num_tasks: int, run_seed: int, iteration: int, balanced: bool = False) -> TaskBatch:
     """Draw the meta-batch of an iteration: `num_tasks` independent draws from the env's task distribution.
 
-    Args:
-        env: Environment that samples the tasks.
-        num_tasks: Number of tasks, B.
-        run_seed: Seed of the run.
-        iteration: Iteration index; it seeds the draws together with `run_seed`.
-        balanced: True to draw the same number of tasks per class, by rejection.
-
-    Raises:
-        EnvError: the env's `sample_tasks` fails or does not return finite values [B, P]; or, if balanced, it declares
-            no classes or one is almost never drawn.
+    With `balanced`, every class is drawn the same number of times, by rejection. Raises EnvError if the env's
+    `sample_tasks` fails or does not return finite values [B, P]; or, if balanced, if it declares no classes or one is
+    almost never drawn.
     """
     rng = generator(run_seed, "tasks", iteration)
     if balanced:

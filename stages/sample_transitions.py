@@ -24,9 +24,8 @@ def sample_transitions(config: RunConfig, replay: StoredReplay, at: At, *, round
         iteration = BEFORE_ITERATIONS if ref.stage == "fill_memory" else ref.iteration
         return Collected(iteration, np.zeros(num_tasks, np.int64), in_context=False)
 
-    num_env_steps = sum(
-        int(rounds.lengths(ref).sum()) for ref in rounds.refs(at.iteration) if ref.stage != "fill_memory"
-    )
+    current = (ref for ref in rounds.refs(at.iteration) if ref.stage != "fill_memory")
+    num_env_steps = sum(int(rounds.lengths(ref).sum()) for ref in current)
     return _drawn(config, replay.view(rounds, collected), at, num_env_steps, [0])
 
 
@@ -73,17 +72,10 @@ def draw_transitions(
 ) -> Minibatches:
     """Draw K distinct tasks per gradient step and, per task, N training transitions and C context transitions.
 
-    Transitions are drawn uniformly with replacement from a task's replay buffer. Context is drawn separately, uniformly
-    from the task's context rows, without replacement if there are at least C. The draws of a gradient step do not
-    depend on the number of later steps.
-
-    Args:
-        view: Replay buffers as of this iteration.
-        plan: Plan with K, N, C and the capacity of a task's replay buffer; older transitions are not drawn.
-        at: Position of the gradient steps.
-        task_ids: Tasks to choose from.
-        num_updates: Number of gradient steps to draw for.
-        max_updates: Number U of gradient steps in the result; entries after `num_updates` are -1.
+    Transitions are drawn uniformly with replacement from a task's replay buffer, except rows beyond its capacity.
+    Context is drawn separately, uniformly from the task's context rows, without replacement if there are at least C.
+    The draws of a gradient step do not depend on the number of later steps. The result has U = `max_updates` gradient
+    steps, of which those after `num_updates` are -1.
 
     Raises:
         ReplayError: there are fewer tasks than K or more gradient steps than U, or a task has nothing to draw from.
@@ -151,17 +143,11 @@ def draw_with_replacement(uniforms: Array, sizes: Array | int) -> Array:
 
 
 def draw_distinct(uniforms: Array, sizes: Array) -> Array:
-    """Draw S uniform sets of C distinct integers; set s is drawn from 0 ... `sizes[s]` - 1.
+    """Draw S uniform sets of C distinct integers, [S, C] int64; set s is drawn from 0 ... `sizes[s]` - 1.
 
     Floyd's algorithm: Bentley and Floyd 1987, "A sample of brilliance", Communications of the ACM 30(9). Its cost does
-    not depend on the sizes. The order within a set is not uniform.
-
-    Args:
-        uniforms: Uniform draws, [S, C] float64 in [0, 1).
-        sizes: Sizes of the ranges, [S], each at least C and below 2**31.
-
-    Returns:
-        The sets, [S, C] int64.
+    not depend on the sizes. The order within a set is not uniform. `uniforms` are draws in [0, 1), [S, C] float64; each
+    of the `sizes` [S] must be at least C and below 2**31.
     """
     size, drawn = uniforms.shape[1], np.empty(uniforms.shape, np.int64)
     for first in range(0, len(uniforms), _BLOCK):

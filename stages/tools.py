@@ -41,24 +41,16 @@ class Adaptation(Protocol):
     def adapt(
         self, state: LearnerState, params: TaskParams, rounds: Sequence[EpisodeBatch], *, run_seed: int
     ) -> TaskParams:
-        """Return each task's parameters after the adaptation step on the last rollout batch.
+        """Return each task's parameters after the adaptation step on the last rollout batch, collected with `params`.
 
-        Args:
-            state: Learner state.
-            params: Parameters used to collect the last rollout batch.
-            rounds: All rollout batches so far, the last one collected with `params`; step k follows batch k. Earlier
-                ones may lack behavior, reward terms and facts.
-            run_seed: Seed of the random draws.
+        `rounds` are all rollout batches so far; step k follows batch k. Earlier ones may lack behavior, reward terms
+        and facts.
         """
         ...
 
 
 def acting_params(learner: Learner[Any, Any], acting: Update | TaskParams, at: At, num_tasks: int) -> TaskParams:
-    """Return each task's parameters: the adapted ones if given, otherwise the learner's.
-
-    Raises:
-        StageFault: the learner returned an invalid state or invalid parameters.
-    """
+    """Return each task's parameters: the adapted ones if given, otherwise the learner's."""
     if isinstance(acting, TaskParams):
         return acting
     stored = acting.learner

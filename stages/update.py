@@ -1,4 +1,4 @@
-"""The gradient steps that end an iteration of an off-policy algorithm."""
+"""Gradient steps of an off-policy algorithm, which end an iteration."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The witness of an iteration: one episode replayed in a new environment and compared with the stored one."""
+"""Witness of an iteration: one episode replayed in a new environment and compared with the stored one."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -13,11 +13,7 @@ Collect = Callable[[TaskParams, TaskBatch, RolloutPosition], EpisodeBatch]
 
 
 def play_again(tasks: TaskBatch, episodes: EpisodeBatch, position: RolloutPosition, collect: Collect) -> str | None:
-    """Replay a randomly chosen episode from its seed and stored actions, and compare the results.
-
-    Returns:
-        Description of the first difference, with its episode, step and array, or None if there is none.
-    """
+    """Replay a randomly chosen episode from its seed and stored actions; return the first difference, or None."""
     real = np.argwhere(episodes.lengths > 0)
     b, e = real[generator(position.run_seed, "witness", position.iteration, 1).integers(len(real))].tolist()
     at = RolloutPosition(position.run_seed, position.iteration, position.step, b, e)

@@ -12,14 +12,7 @@ _TOP = ("run.json", "writer.lock", "_commits", "_sessions", "_thinned", "_segmen
 
 
 class StoreError(Exception):
-    """Base class of errors in reading or writing a run.
-
-    Args:
-        where: Affected file, folder or stage.
-        found: Actual state.
-        required: Expected state.
-        action: Suggested next step.
-    """
+    """Base class of errors about stored runs: where, what was found, what is required, and what to do next."""
 
     def __init__(self, where: object, *, found: str, required: str, action: str) -> None:
         super().__init__(str(where), found, required, action)
@@ -38,67 +31,67 @@ class StoreError(Exception):
 
 
 class RunNotFound(StoreError, FileNotFoundError):
-    """The folder does not exist."""
+    """Raised if a run's folder does not exist."""
 
 
 class NotARun(StoreError):
-    """The folder does not contain a run."""
+    """Raised if a folder does not contain a run."""
 
 
 class InvalidRunName(StoreError, ValueError):
-    """The name is not valid for a run."""
+    """Raised for a name or path that a run cannot have."""
 
 
 class RunExists(StoreError, FileExistsError):
-    """Something already exists at the path of a new run."""
+    """Raised if something already exists at the path of a new run."""
 
 
 class RunLocked(StoreError):
-    """Another process is writing this run."""
+    """Raised if another process is writing the run."""
 
 
 class FencedOut(StoreError):
-    """A later writer has taken over the run; output from this writer is no longer accepted."""
+    """Raised in a writer after a later one has taken over the run; its output is no longer accepted."""
 
 
 class StageMissing(StoreError, LookupError):
-    """The requested output is not stored."""
+    """Raised if a requested output is not stored."""
 
 
 class StageThinned(StageMissing):
-    """The output's arrays were removed by thinning; they can be recomputed."""
+    """Raised if thinning removed a requested output's arrays, which can be recomputed."""
 
 
 class DigestMismatch(StoreError):
-    """A recomputed output differs from its record."""
+    """Raised if a recomputed output differs from its record."""
 
 
 class BudgetReached(StoreError):
-    """The next output would exceed the run's size limit."""
+    """Raised if storing the next output would exceed the run's size limit."""
 
 
 class StageExists(StoreError):
-    """The output is already stored; outputs are immutable."""
+    """Raised if an output is already stored, since outputs are immutable."""
 
 
 class LayoutMismatch(StoreError, ValueError):
-    """A batch does not match the layout of the run's arrays, or cannot be stored at all."""
+    """Raised if a batch does not match the layout of the run's arrays, or cannot be stored at all."""
 
 
 class DamagedRun(StoreError):
-    """A stored file is missing, truncated or changed."""
+    """Raised if a stored file is missing, truncated or changed."""
 
 
 class IncompatibleFormat(StoreError):
-    """This version cannot read the run's format."""
+    """Raised if this version cannot read the run's format."""
 
 
 class StorageFailed(StoreError):
-    """The operating system refused a read or write, e.g. for lack of space. `__cause__` is the OSError."""
+    """Raised if the operating system rejects a read or write, e.g. for lack of space. `__cause__` is the OSError."""
 
 
 def damaged(where: Path, found: str) -> DamagedRun:
-    """Build the error for a file that differs from what was written."""
+    """Return the error for a file that differs from what was written."""
     run, depth = _run_around(where)
     # Everything below the top level, and run.json, can be restored from the rest of the run.
     lost = depth <= 1 and where.name != "run.json"
@@ -112,7 +105,7 @@ def damaged(where: Path, found: str) -> DamagedRun:
 
 
 def linked(where: Path) -> DamagedRun:
-    """Build the error for a symbolic link in a run, as created by DVC or git-annex."""
+    """Return the error for a symbolic link in a run, as created by DVC or git-annex."""
     return DamagedRun(
         where,
         found="is a symbolic link",
@@ -123,7 +116,7 @@ def linked(where: Path) -> DamagedRun:
 
 
 def _run_around(where: Path) -> tuple[str, int]:
-    """Return the run that contains a path, as a command argument, and the path's depth in it."""
+    """Return the run that contains a path, as a command-line argument, and the path's depth inside the run."""
     parts = where.absolute().parts
     # Take the innermost match, since parent folders may have such names. Segments contain folders of all these names.
     inner = {"_segments"} & {*parts} or _TOP

@@ -1,4 +1,4 @@
-"""The folder written by an export, and its summary."""
+"""Creation of an export's folder, and the summary of an export."""
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,19 +16,15 @@ _WRITABLE = "free space and permission to write the export"
 
 
 class ExportExists(StoreError, FileExistsError):
-    """Something already exists at the path of an export."""
+    """Raised if something already exists at the path of an export."""
 
 
 @dataclass
 class Export:
     """Summary of an export.
 
-    Attributes:
-        path: Exported folder.
-        iterations: Number of exported iterations.
-        rows: Number of rows, episodes or points, depending on the format.
-        skipped: Iterations skipped because their batches are no longer stored, with the reason.
-        progress: Callback that receives the number of iterations read and the total, once per pass over them.
+    `rows` counts rows, episodes or points, depending on the format. `skipped` lists the iterations whose batches are no
+    longer stored, each with the reason. `progress` receives the number of iterations read and the total, once per pass.
     """
 
     path: Path
@@ -38,18 +34,13 @@ class Export:
     progress: Progress = field(default=unseen, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the summary as JSON data."""
         skipped = [{"iteration": i, "reason": reason} for i, reason in self.skipped]
         return {"path": str(self.path), "iterations": self.iterations, "rows": self.rows, "skipped": skipped}
 
     def available(
         self, run: Run, iterations: Iterations, steps: Sequence[int] | None
     ) -> Iterator[tuple[int, list[int]]]:
-        """Yield the iterations to export with their inner steps; record and skip iterations without episodes.
-
-        Raises:
-            StageMissing: a requested iteration is not complete.
-        """
+        """Yield each iteration to export and its inner steps; add iterations without stored episodes to `skipped`."""
         inner_steps: dict[int, list[int]] = {}
         collects = run.stages.named("rollouts")
         for ref in run.refs():
@@ -75,11 +66,7 @@ class Export:
 def export_folder(out: Path) -> Generator[Path, None, None]:
     """Yield a temporary folder that is renamed to `out` if the block succeeds, and removed otherwise.
 
-    Also removes folders left by killed exports.
-
-    Raises:
-        ExportExists: `out` is not empty.
-        StorageFailed: the system refuses the write.
+    Raises ExportExists unless `out` is new or an empty folder. Also removes folders left behind by killed exports.
     """
     with system_errors(out, required=_WRITABLE, action="Free space, or choose another folder"):
         if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):

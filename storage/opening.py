@@ -9,24 +9,16 @@ from metaloom.storage.errors import linked, system_errors
 from metaloom.storage.format.files import make_folders, read_file, sync_folder
 from metaloom.storage.format.places import check_path, folder_of
 from metaloom.storage.format.records import has_shards
-from metaloom.storage.format.sessions import newest_session
+from metaloom.storage.format.sessions import INFO_COPY, newest_session
 from metaloom.storage.format.stages import ON_POLICY, StageTable
 from metaloom.storage.format.thinning import KEEP_ALL, Retention
-from metaloom.storage.keep.repair import can_restore_info, info_copies, repair_run, repair_segments, restore_info
-from metaloom.storage.read.history import describe_missing, read_history
+from metaloom.storage.keep.repair import Repair, info_copies, restore_info, sound_copy
+from metaloom.storage.read.history import describe_missing, read_history, require_own_records
 from metaloom.storage.read.info import first_session, read_info
 from metaloom.storage.remote.log import follow
-from metaloom.storage.run import Run, require_own_records
+from metaloom.storage.run import Run
 from metaloom.storage.write.array_store import ArrayStore
-from metaloom.storage.write.creation import (
-    WRITABLE,
-    check_free,
-    creating,
-    keep_copy,
-    new_info,
-    publish_info,
-    write_skeleton,
-)
+from metaloom.storage.write.creation import WRITABLE, check_free, creating, new_info, publish_info, write_skeleton
 from metaloom.storage.write.sessions import Session, begin_session
 from metaloom.storage.writer import RunWriter
 
@@ -58,7 +50,7 @@ def create_run(
         InvalidRunName: the path cannot be printed on one line.
         RunExists: the path is not empty.
         RunLocked: another process is creating the same run.
-        StorageFailed: the system refuses the write.
+        StorageFailed: the system rejects the write.
     """
     path = check_path(folder_of(path))
     if capacity < 1:
@@ -100,11 +92,11 @@ def open_writer(
         RunNotFound, NotARun, IncompatibleFormat: there is no readable run at the path.
         RunLocked: another process is writing the run.
         DamagedRun: a record is damaged, or a committed file is missing or truncated.
-        StorageFailed: the system refuses the write.
+        StorageFailed: the system rejects the write.
     """
     path = folder_of(path)
     follow(path)
-    if not (repair and can_restore_info(path)):
+    if not repair or sound_copy(path) is None:
         read_info(path)
     with system_errors(path, required=WRITABLE, action="Free space, or check the folder's permissions and its disk"):
         # Writing through symbolic links to folders, as in a run from elsewhere, would change their targets.
@@ -134,11 +126,11 @@ def _run_writer(path: Path, session: Session, capacity: int | None, *, repair: b
     repaired = restore_info(session) if repair else []
     run = Run(path, read_info(path), follow(path))
     if repair and run.files.segments.names():  # a damaged seal would make everything unreadable
-        repaired += repair_segments(run.files, session, run.info)
+        repaired += Repair(run.files, session, run.info).repair_segments()
         session.share()
-    require_own_records(run)
+    require_own_records(run.files, run.info)
     if repair:
-        repaired += repair_run(run.files, session, run.info)
+        repaired += Repair(run.files, session, run.info).repair_run()
     # A killed session may have made folders that are not yet durable.
     for folder in (path, *path.glob("data.zarr/"), *path.glob("data.zarr/*/"), *path.glob("tables/")):
         sync_folder(folder)
@@ -148,15 +140,11 @@ def _run_writer(path: Path, session: Session, capacity: int | None, *, repair: b
         _LOG.warning("%s: %s; they are computed again", path, describe_missing(history.newly_lost, known))
     arrays = ArrayStore(run.files, session, shards=has_shards(run.info))
     arrays.grow(capacity or 0)
-    session.describe(
-        {
-            "lost": history.lost,
-            "next_sequence": history.next_sequence,
-            **({"head": history.head.document()} if history.head else {}),
-        }
-    )
+    head = {"head": history.head.document()} if history.head else {}
+    session.describe({"lost": history.lost, "next_sequence": history.next_sequence, **head})
     if not info_copies(path):  # a run written by an earlier version
-        keep_copy(session, read_file(path / "run.json", limit=2**30))
+        copy = session.write_aside([(read_file(path / "run.json", limit=2**30),)])
+        session.replace(copy, [session.folder / INFO_COPY])
     session.remove(history.leftovers)
     session.share_all()
     return RunWriter(run, session, arrays, history, retention, repaired)

@@ -7,4 +7,4 @@ Progress = Callable[[int, int], None]
 
 
 def unseen(done: int, total: int) -> None:
-    """Ignore progress."""
+    """Do nothing, for callers that do not track progress."""

@@ -1,7 +1,4 @@
-"""Reading runs as tables or by iteration.
-
-Outputs are visible once committed, and are checked before decoding.
-"""
+"""Reading runs as tables or by iteration. Outputs are visible once committed, and are checked before decoding."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,23 +27,10 @@ from metaloom.storage.errors import DamagedRun, StageMissing, damaged, system_er
 from metaloom.storage.format.codec import Value
 from metaloom.storage.format.files import read_sealed
 from metaloom.storage.format.places import argument, folder_of, url_of
-from metaloom.storage.format.records import read_record
-from metaloom.storage.format.segments import Link
 from metaloom.storage.format.sessions import newest_session
 from metaloom.storage.read import late
-from metaloom.storage.read.history import chain_problems
-from metaloom.storage.read.info import (
-    ComputedWith,
-    boundaries,
-    contributors,
-    first_iteration,
-    first_sequence,
-    first_session,
-    mapping,
-    origin,
-    read_info,
-    read_sessions,
-)
+from metaloom.storage.read.history import require_own_records
+from metaloom.storage.read.info import ComputedWith, first_session, mapping, origin, read_info, read_sessions
 from metaloom.storage.read.outputs import Places, Steps, StoredOutputs, chosen_steps, whole_numbers
 from metaloom.storage.remote.log import RemoteLog, follow
 from metaloom.storage.remote.objects import ObjectFolder
@@ -60,7 +44,7 @@ V = TypeVar("V", bound=Value)
 
 @dataclass(frozen=True, repr=False)
 class Iteration(Shown):
-    """The stored batches of one iteration. Every method raises StageMissing for a missing output.
+    """Stored batches of one iteration. Every method raises StageMissing if the output is not stored.
 
     Other stages are methods too, named after the stage or its group: `run[3].noise(0)`.
     """
@@ -80,43 +64,29 @@ class Iteration(Shown):
         return [*super().__dir__(), *(stage.name for stage in self.run.stages.stages)]
 
     def output(self, stage: str, k: int = 0, *, task: Places = None) -> Any:
-        """Load the output of any stage of the run.
-
-        Args:
-            stage: Stage name, or the name of its group, such as rollouts.
-            k: Inner step, for stages that run at several.
-            task: As for `rollouts`.
-        """
+        """Load the output of any stage, given the stage's or its group's name; `task` as for `rollouts`."""
         return self.run.load(self.ref(stage, k), task=task)
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return the title and rows of a table of stored outputs with their size on disk and duration."""
-        records = [self.run.record(ref) for ref in self.run.refs() if ref.iteration == self.index]
-        rows = [
-            (
-                str(record.ref),
-                f"{len(record.arrays)} arrays",
-                "thinned" if self.run.is_thinned(record.ref) else size(record.stored_bytes),
-                f"{record.seconds:.3g} s",
-            )
-            for record in records
-        ]
+        """Return a title, and table rows with the size on disk and duration of each stored output."""
+        rows: list[Row] = []
+        for record in map(self.run.record, self.run.refs_of([self.index])):
+            stored = "thinned" if self.run.is_thinned(record.ref) else size(record.stored_bytes)
+            rows.append((str(record.ref), f"{len(record.arrays)} arrays", stored, f"{record.seconds:.3g} s"))
         return f"Iteration {self.index} of {self.run.location}", rows
 
     def tasks(self, *, task: Places = None) -> TaskBatch:
-        """Load the iteration's tasks, or only the ones at the given indices."""
+        """Load the iteration's tasks, or only the tasks at the given indices."""
         return self._load("tasks", 0, TaskBatch, task)
 
     def memory_fill(self, *, task: Places = None) -> EpisodeBatch:
-        """Load the episodes that initially fill the replay buffer. They are stored in iteration 0, before its tasks."""
+        """Load the episodes that initially filled the replay buffer, which belong to iteration 0."""
         return self._load("memory_fill", 0, EpisodeBatch, task)
 
     def rollouts(self, k: int = 0, *, task: Places = None) -> EpisodeBatch:
         """Load the episodes of inner step k: 0 before adaptation, K after it.
 
-        Args:
-            k: Inner step.
-            task: Task indices; only these tasks are read from the arrays. None for all.
+        `task` selects tasks by index; only these tasks are read from the arrays.
         """
         return self._load("rollouts", k, EpisodeBatch, task)
 
@@ -153,7 +123,7 @@ class Iteration(Shown):
         return self._expect(self.run.files.stages.learner_ref(self.index), Update).learner
 
     def update(self) -> Update:
-        """Load the result of the iteration: the next learner, and the metrics."""
+        """Load the iteration's result: the next learner and the metrics."""
         return self._expect(self.run.files.stages.last_ref(self.index), Update)
 
     def evaluation(self) -> Evaluation:
@@ -171,10 +141,7 @@ class Iteration(Shown):
     def xarray(self, k: int = 0, *, stage: str | None = None, task: Places = None) -> "xr.Dataset":
         """Read the tasks, episodes and samples of inner step k as a dataset with named axes and units.
 
-        Args:
-            k: Inner step.
-            stage: Stage to read instead of episodes and samples.
-            task: As for `rollouts`.
+        With `stage`, read this stage's output instead of episodes and samples; `task` as for `rollouts`.
         """
         ref = self.ref(stage or "rollouts", k)
         chosen, samples = self.run.chosen_tasks(self.run.record(ref), task), self._in("samples", k)
@@ -182,7 +149,7 @@ class Iteration(Shown):
         return late.to_xarray(self.run, refs, self._in("tasks"), chosen)
 
     def ref(self, stage: str, k: int = 0) -> StageRef:
-        """Return the reference to an output, stored or not; `stage` is the name of a stage or of its group."""
+        """Return a reference to the output of a stage, given by its name or its group's name, whether stored or not."""
         if not (name := self._stage_of(stage)):
             raise StageMissing(
                 self.run.files.root,
@@ -232,7 +199,7 @@ Iterations = None | int | range | slice | Sequence[int]
 
 
 class Run(StoredOutputs):
-    """A stored run, read-only. New outputs appear while a writer continues."""
+    """A stored run, opened for reading. New outputs appear while a writer continues."""
 
     def __init__(self, path: Path, info: Mapping[str, Any], remote: RemoteLog | None = None) -> None:
         super().__init__(path, info, remote)
@@ -251,7 +218,7 @@ class Run(StoredOutputs):
         folder = folder_of(path)
         remote = follow(folder)
         run = cls(folder, read_info(folder), remote)
-        require_own_records(run)
+        require_own_records(run.files, run.info)
         known = newest_session(run.path, first_session(run.info))
         head = known.head if known else None
         if known and head and head.sequence not in known.lost and not run.contains(head.ref):
@@ -284,20 +251,18 @@ class Run(StoredOutputs):
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The configuration that the run was created with."""
+        """Configuration that the run was created with."""
         return self.info["config"]
 
     def config_of(self, ref: StageRef) -> Mapping[str, Any]:
-        """Return the configuration of an output, stored or not; for outputs a fork shares, the parent's."""
+        """Return the configuration for computing an output; for outputs that a fork shares, the parent's."""
         return origin(self.info, ref)["config"]
 
     def environment_of(self, ref: StageRef) -> Mapping[str, Any]:
-        """Return the environment of a stored output: code, plug-ins, kernel, device.
+        """Return the environment in which a stored output was computed: code, plug-ins, kernel, device.
 
-        For sessions of earlier versions, which did not record it, this is the run's first environment.
-
-        Raises:
-            StageMissing: the output is not stored.
+        For sessions of earlier versions, which did not record it, this is the run's first environment. Raises
+        StageMissing if the output is not stored.
         """
         token = self.record(ref).token
         if token not in self._sessions:
@@ -313,8 +278,7 @@ class Run(StoredOutputs):
     def __getitem__(self, iteration: int) -> Iteration:
         """Return an iteration, complete or not; negative numbers count from the last complete one.
 
-        Raises:
-            StageMissing: the index is beyond the run's target.
+        Raises StageMissing if the index is beyond the run's target.
         """
         if iteration < 0:
             (iteration,) = self.select(iteration)
@@ -331,9 +295,7 @@ class Run(StoredOutputs):
     def select(self, iterations: Iterations) -> Sequence[int]:
         """Resolve a selection to complete iterations; negative indices count from the end.
 
-        Raises:
-            ValueError: an index is not an integer.
-            StageMissing: an iteration is not complete.
+        Raises ValueError if an index is not an integer, and StageMissing if an iteration is not complete.
         """
         complete = self.iterations
         if iterations is None:
@@ -386,7 +348,7 @@ class Run(StoredOutputs):
         task: Places = None,
         episode: Places = None,
     ) -> "pa.RecordBatchReader":
-        """Yield the rows of `steps` one inner step at a time, with bounded memory."""
+        """Return a reader that yields the rows of `steps` one inner step at a time, with bounded memory."""
         chosen = self.select(iterations)
         return late.scan_steps(self, chosen, columns, steps, stage=stage, task=task, episode=episode)
 
@@ -402,7 +364,7 @@ class Run(StoredOutputs):
 
     def tasks(self, iterations: Iterations = None) -> "pa.Table":
         """Read one row per task with its parameters as `task_*`."""
-        return self._table("tasks", iterations)
+        return late.read_tables(self.files, "tasks", self.select(iterations))
 
     def metrics(self, iterations: Iterations = None) -> "pa.Table":
         """Read one row per iteration with its metrics."""
@@ -410,7 +372,7 @@ class Run(StoredOutputs):
 
     def evaluations(self, iterations: Iterations = None) -> "pa.Table":
         """Read one row per episode of the evaluations during training, with its task's parameters as `task_*`."""
-        return self._table("evaluations", iterations)
+        return late.read_tables(self.files, "evaluations", self.select(iterations))
 
     def table(
         self, stage: str, iterations: Iterations = None, columns: Sequence[str] | None = None, steps: Steps = None
@@ -432,8 +394,7 @@ class Run(StoredOutputs):
         """
         chosen, wanted = self.select(iterations), chosen_steps(steps)
         first = Iteration(self, chosen[0] if chosen else 0).ref(stage, wanted[0] if wanted else 0)
-        refs = [ref for ref in self.refs_of(chosen) if ref.stage == first.stage]
-        refs = [ref for ref in refs if wanted is None or ref.step in wanted]
+        refs = [r for r in self.refs_of(chosen) if r.stage == first.stage and (wanted is None or r.step in wanted)]
         if not refs:
             self.record(first)  # raises StageMissing, listing what exists
         return late.read_entries(self.files, refs, columns)
@@ -442,74 +403,35 @@ class Run(StoredOutputs):
         """Read the transitions at these row numbers, such as a minibatch's, with their origins.
 
         Columns: row, iteration, stage and step (which collected it), task (index in its batch), task_id (in the fixed
-        set, -1 without one; null for the fill), episode, t, observation, action, reward,
-        next_observation, terminated. Only batches with requested rows are read.
-
-        Raises:
-            StageMissing: a row is not stored.
-            ValueError: a row number is negative.
+        set, -1 without one; null for the fill), episode, t, observation, action, reward, next_observation, terminated.
+        Only batches with requested rows are read. Raises StageMissing if a row is not stored, and ValueError if a row
+        number is negative.
         """
         return late.read_transitions(self, np.asarray(rows, np.int64))
 
     def lineage(self) -> "pa.Table":
-        """Read one row per stored output in order of creation, with inputs, time, session and versions."""
+        """Read one row per stored output, in order of creation, with its inputs, time, session and versions."""
         return late.lineage(self.record(ref) for ref in self.refs())
-
-    def _table(self, name: str, iterations: Iterations) -> "pa.Table":
-        return late.read_tables(self.files, name, self.select(iterations))
 
 
 def open_run(path: str | Path) -> Run:
-    """Open a run in a folder or at a URL for reading; see Run.open."""
+    """Open a run in a folder or at a URL for reading; see `Run.open`."""
     return Run.open(path)
 
 
 def run_exists(path: str | Path) -> bool:
-    """Return True if there is a run in a folder or at a URL.
-
-    Raises:
-        StorageFailed: the folder, or the object store of a URL, cannot be read.
-    """
+    """Return True if a folder or URL contains a run; raises StorageFailed if it cannot be read."""
     folder = folder_of(path)
     follow(folder)
     with system_errors(folder, required="a folder that can be read", action="Check its permissions and its disk"):
         return (folder / "run.json").exists()
 
 
-def require_own_records(run: Run) -> None:
-    """Raise if run.json was replaced, so that its hash differs from the one in the first records."""
-    try:
-        follows = boundaries(run.info)
-        found = [_link_at(run, first_sequence(info), first_iteration(info)) for info in contributors(run.info)]
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise damaged(run.path / "run.json", "does not describe the run's stages and ancestors") from None
-    for problem in chain_problems(run.files, (link for link in found if link is not None), follows):
-        raise problem
-
-
-def _link_at(run: Run, sequence: int, iteration: int) -> Link | None:
-    """Return the link of the record at a position, if it is the first of its iteration and readable."""
-    sealed = (link for segment in run.files.segments.all() for link in segment.seal.links)
-    if packed := next((link for link in sealed if link.first == sequence), None):
-        return packed
-    refs = [run.learner_ref(0), *(StageRef(iteration, stage.name) for stage in run.stages.stages)]
-    for ref in refs:
-        try:
-            record = read_record(run.files.record_path(ref))
-        except (FileNotFoundError, DamagedRun):
-            continue
-        if record.sequence == sequence:
-            return Link.of(record)
-    return None
-
-
 def find_runs(root: Path) -> list[Path]:
-    """Find all runs in the runs folder, newest first.
+    """Return the folders of all runs in the runs folder, newest first.
 
-    The list includes unreadable runs; opening one raises an error with the reason.
-
-    Raises:
-        StorageFailed: the object store cannot be read.
+    The list includes unreadable runs; opening one raises an error with the reason. Raises StorageFailed if an object
+    store cannot be read.
     """
     url = url_of(root)
     if url is None:
@@ -522,7 +444,7 @@ def find_runs(root: Path) -> list[Path]:
 
 
 def _written(folder: Path) -> float | None:
-    """Return the modification time of run.json, or of an inaccessible folder; None if it is not a run."""
+    """Return the modification time of run.json or of an inaccessible folder; None if the folder is not a run."""
     try:
         return (folder / "run.json").stat().st_mtime
     except PermissionError:
@@ -532,7 +454,7 @@ def _written(folder: Path) -> float | None:
 
 
 def _created(folder: Path) -> str | None:
-    """Return the creation time of a run in object storage; None if there is none, "" if it cannot be read."""
+    """Return the creation time of a run in object storage, or "" if it cannot be read; None if there is no run."""
     try:
         follow(folder)
         return str(read_sealed(folder / "run.json", indented=True).get("created", ""))

@@ -1,4 +1,4 @@
-"""Temporary folders for unfinished work. Folders of killed processes are removed later."""
+"""Temporary folders for unfinished work. Folders left by killed processes are removed later."""
 
 import logging
 import os
@@ -18,20 +18,15 @@ SUFFIX = ".unfinished"
 
 
 def _mark() -> str:
-    """Return a folder suffix with the host name, because machines that share a disk do not see each other's locks."""
+    """Return this host's folder suffix, needed because machines that share a disk do not see each other's locks."""
     return f".{socket.gethostname()}{SUFFIX}"
 
 
 @contextmanager
 def unfinished_folder(parent: Path, name: str, mode: int = 0o777) -> Generator[Path, None, None]:
-    """Yield a hidden folder that exists during the block; also remove killed processes' folders in `parent`.
+    """Yield a new hidden folder whose name contains `name`; it is removed after the block unless renamed.
 
-    To keep the content, move it elsewhere or rename the folder.
-
-    Args:
-        parent: Parent folder.
-        name: Purpose of the folder, used in its name.
-        mode: Permissions, masked by the umask.
+    Also removes the folders that killed processes left in `parent`.
     """
     _remove_dead(parent)
     folder, descriptor = _lock_new(parent, name, mode)
@@ -59,7 +54,7 @@ def _lock_new(parent: Path, name: str, mode: int) -> tuple[Path, int]:
 
 
 def _remove_dead(parent: Path) -> None:
-    """Remove Metaloom's folders that no process has locked; a lock is released when its process ends."""
+    """Remove unfinished folders that no process has locked; a lock is released when its process ends."""
     ours = re.compile(rf"\..+\.[a-z0-9_]{{8}}{re.escape(_mark())}")  # named by `_lock_new`, not by a user
     for folder in [path for path in parent.glob(f".*{SUFFIX}") if ours.fullmatch(path.name)]:
         with suppress(OSError):  # in use, another user's, or being removed

@@ -1,4 +1,4 @@
-"""Writing runs: a single writer publishes immutable outputs atomically."""
+"""Writing of runs: a single writer publishes immutable outputs atomically."""
 
 import logging
 import threading
@@ -49,11 +49,7 @@ class RunWriter:
     """The single writer of a run; usable as a context manager.
 
     Outputs are written in a background thread, so arrays passed to `put` must not be changed. Errors in the thread are
-    raised by the next call, and nothing more is stored.
-
-    Attributes:
-        run: Run opened for reading.
-        repaired: Repairs made when opening, one line per damaged file.
+    raised by the next call, and nothing more is stored. `repaired` has a line per damaged file repaired when opening.
     """
 
     def __init__(
@@ -98,7 +94,7 @@ class RunWriter:
             return ref in self._pending or ref in self._history.digests
 
     def is_whole(self, iteration: int) -> bool:
-        """Return True if an iteration is known to be complete without checking each output."""
+        """Return True if an iteration is packed, hence complete; others must be checked output by output."""
         # Packed iterations were complete, and no record has been lost since.
         return not self._history.lost and self.run.files.segments.holding(self.run.last_ref(iteration)) is not None
 
@@ -114,13 +110,7 @@ class RunWriter:
     ) -> None:
         """Queue a stage's output for storage, blocking while two others are queued.
 
-        Args:
-            ref: Reference to the output.
-            value: The output; its arrays must not be changed afterwards.
-            inputs: References or spans of the outputs that it was computed from.
-            seed_position: Position from which its random streams are derived.
-            started: Start of the computation, in seconds since 1970.
-            seconds: Duration of the computation.
+        `started` is in seconds since 1970. The output's random streams derive from `seed_position`.
 
         Raises:
             StageExists: the output is already stored.
@@ -130,15 +120,8 @@ class RunWriter:
         """
         self._queue.check()
         self._check(ref, inputs)
-        output = Output(
-            ref,
-            value,
-            tuple(encode(self.run.stages, ref, value)),
-            tuple(inputs),
-            tuple(seed_position),
-            started,
-            seconds,
-        )
+        pieces = tuple(encode(self.run.stages, ref, value))
+        output = Output(ref, value, pieces, tuple(inputs), tuple(seed_position), started, seconds)
         with self._lock:
             if self._budget:
                 self._budget.reserve(ref, value)
@@ -158,7 +141,7 @@ class RunWriter:
                 self._recent.popitem(last=False)
 
     def load(self, ref: StageRef) -> Value:
-        """Load an output, from memory if it is recent, otherwise from disk."""
+        """Load an output from memory if it is recent, otherwise from disk."""
         value = self._in_memory(ref)
         return self._read(self.run.load, ref) if value is None else value
 
@@ -173,7 +156,7 @@ class RunWriter:
         return value if isinstance(value, EpisodeBatch) else self._read(self.run.experience, ref)
 
     def record(self, ref: StageRef) -> StageRecord:
-        """Wait until an output is published, and return its record."""
+        """Return an output's record, waiting until it is published."""
         if ref in self._pending:
             self.flush()
         return self.run.record(ref)
@@ -190,21 +173,17 @@ class RunWriter:
     def describe(self, environment: Mapping[str, Any]) -> None:
         """Record this session's environment, as plain JSON data; see `Run.environment_of`.
 
-        The environment given to `create_run` applies to the first session unless replaced here.
+        Without a call, the environment given to `create_run` applies to the first session.
         """
         self.flush()
         with self._writing():
             self._session.describe({"environment": dict(environment)})
 
     def thin(self, iterations: Iterable[int], progress: Progress = unseen) -> Thinned:
-        """Remove the recomputable arrays of the given iterations; see `StoredStage.thinnable`.
+        """Remove the recomputable arrays of complete iterations; see `StoredStage.thinnable`.
 
-        Args:
-            iterations: Iterations to thin.
-            progress: Callback that receives the number of iterations thinned and the total.
-
-        Raises:
-            StageMissing: an iteration is not complete.
+        Raises StageMissing if an iteration is not complete. `progress` receives the number of iterations thinned and
+        the total.
         """
         self.flush()
         chosen = {*self.run.select([*iterations])}
@@ -214,7 +193,8 @@ class RunWriter:
     def thin_learners(self, every: int) -> Thinned:
         """Remove the learners of complete iterations, except iterations 0, every, 2 * every, ... and the newest.
 
-        For copies of runs, such as references. Other outputs can then be recomputed only from the remaining learners.
+        Used for copies of runs, such as references, whose outputs can then be recomputed only from the remaining
+        learners.
         """
         if every < 1:
             raise ValueError(f"found every={every}; required 1 or more")
@@ -226,12 +206,8 @@ class RunWriter:
     def pack(self, progress: Progress = unseen) -> list[range]:
         """Pack all complete iterations but the newest into segments; return each new segment's iterations.
 
-        Args:
-            progress: Callback that receives the number of iterations packed and the total.
-
-        Raises:
-            StoreError: the run's format has no segments.
-            DamagedRun: a file to pack is damaged; earlier segments remain.
+        Raises StoreError if the run's format does not support segments, and DamagedRun if a file to pack is damaged;
+        earlier segments remain.
         """
         self.flush()
         with self._writing():
@@ -240,9 +216,8 @@ class RunWriter:
     def restore(self, values: Mapping[StageRef, Value]) -> None:
         """Restore one iteration's thinned outputs from recomputed arrays.
 
-        Raises:
-            StageExists: an output is not thinned.
-            DigestMismatch: a value differs from its record, in which case nothing is restored.
+        Raises StageExists if an output is not thinned, and DigestMismatch if a value differs from its record, in which
+        case nothing is restored.
         """
         self.flush()
         with self._writing():
@@ -253,7 +228,7 @@ class RunWriter:
         self._queue.wait()
 
     def close(self) -> None:
-        """Publish queued outputs and end the session. Raises pending errors."""
+        """Publish queued outputs and end the session; raises pending errors."""
         if not self._closed:
             self._closed = True
             self._queue.stop()
@@ -363,7 +338,7 @@ class RunWriter:
 
 
 class BackgroundQueue:
-    """A thread that runs jobs in order, with at most `depth` jobs waiting."""
+    """Thread that runs jobs in order, with at most `depth` jobs waiting."""
 
     def __init__(self, work: Callable[[Output], None], depth: int) -> None:
         self._work = work
@@ -377,7 +352,7 @@ class BackgroundQueue:
         self._thread.start()
 
     def submit(self, job: Output) -> None:
-        """Queue a job, blocking while the queue is full. Raises the first error of an earlier job."""
+        """Queue a job, blocking while the queue is full; raises the first error of an earlier job."""
         self._slots.acquire()
         with self._idle:
             if self._error is None:
@@ -388,13 +363,13 @@ class BackgroundQueue:
         self.check()
 
     def wait(self) -> None:
-        """Wait until all jobs are done. Raises the first error."""
+        """Wait until all jobs are done; raises the first error."""
         with self._idle:
             self._idle.wait_for(lambda: self._unfinished == 0)
         self.check()
 
     def check(self) -> None:
-        """Raise the first error of any job; later calls raise the same error."""
+        """Raise the first error of any job, if there is one."""
         if self._error is not None:
             raise self._error
 
@@ -427,7 +402,7 @@ _BESIDES_ARRAYS = 64 * 2**10  # upper bound for a record, tables and checksums
 
 
 class Budget:
-    """Total size of a run's files in bytes, and the limit on it. Not thread-safe."""
+    """Total size of a run's files in bytes, and its limit. Not thread-safe."""
 
     def __init__(self, root: Path, limit: int, used: int) -> None:
         self._root = root
@@ -437,7 +412,7 @@ class Budget:
         self._warned = False
 
     def reserve(self, ref: StageRef, value: Value) -> None:
-        """Reserve an output's maximum size, or raise BudgetReached if the limit does not allow it."""
+        """Reserve an output's maximum size; raises BudgetReached if the limit does not allow it."""
         arrays = flatten(value).values()
         need = sum(array.nbytes for array in arrays) + _BESIDES_ARRAYS
         if self._used + sum(self._reserved.values()) + need > self._limit:

@@ -9,9 +9,8 @@ from metaloom.pipeline.outputs import OutputSchema
 from metaloom.pipeline.plugins import load
 from metaloom.pipeline.schema import ConfigError
 from metaloom.stages.graphs.off_policy import OFF_POLICY
-from metaloom.stages.graphs.on_policy import ON_POLICY, TRIALS
+from metaloom.stages.graphs.on_policy import ON_POLICY, TRIAL_INFERENCE, TRIALS
 from metaloom.stages.graphs.task_inference import TASK_INFERENCE
-from metaloom.stages.graphs.trial_inference import TRIAL_INFERENCE
 from metaloom.storage import StageTable, StoredStage
 from metaloom.storage.format.codec import KINDS
 

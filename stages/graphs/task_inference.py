@@ -11,11 +11,11 @@ from metaloom.pipeline.dataflow.graph import Graph
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.tasks.samplers import fixed_tasks
+from metaloom.stages.adapt import IN_CONTEXT, INFER_TASK
 from metaloom.stages.collect_rollouts import COLLECT_ROUND
 from metaloom.stages.evaluate import EVALUATE_INFERENCE
 from metaloom.stages.fill_memory import FILL_MEMORY_OF_ALL_TASKS
 from metaloom.stages.graphs.off_policy import OFF_POLICY
-from metaloom.stages.infer_task import IN_CONTEXT, INFER_TASK
 from metaloom.stages.initialize import INITIALIZE
 from metaloom.stages.memory.replay import plan_of, replay_of_all_tasks, training_tasks
 from metaloom.stages.sample_tasks import SAMPLE_TRAINING_TASKS
@@ -24,11 +24,10 @@ from metaloom.stages.update import UPDATE
 
 
 def check_tasks(config: RunConfig, env: MetaEnv) -> None:
-    """Check that the environment's training set suits task inference.
+    """Raise ConfigError or EnvError unless the environment's training set suits task inference.
 
-    Raises:
-        ConfigError: a batch needs more tasks than there are, or balanced draws are requested.
-        EnvError: the environment has no fixed task set, or lacks the sparse rewards that scoring requires.
+    A batch may not need more tasks than there are, and draws may not be balanced. If scoring uses sparse rewards, the
+    environment must provide them.
     """
     num_train_tasks, plan = len(fixed_tasks(env)), plan_of(config)
     if config.task_sampling != "uniform":

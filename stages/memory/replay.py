@@ -1,4 +1,4 @@
-"""The replay buffer backed by a run's rollout batches."""
+"""Replay buffer and trials backed by a run's rollout batches."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -9,8 +9,9 @@ from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.outputs import SpanOutputs
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.envs.contract import MetaEnv
+from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.replay.buffer import ReplayBuffer, TransitionColumns
-from metaloom.pipeline.replay.index import ReplayView, TaskIndex
+from metaloom.pipeline.replay.index import ReplayView, TaskIndex, TrialBuffer
 from metaloom.pipeline.tasks.samplers import TaskPool, fixed_tasks
 from metaloom.pipeline.types import Array, Minibatch, Minibatches, TaskBatch
 
@@ -20,12 +21,9 @@ BEFORE_ITERATIONS = -1
 
 
 class Collected(NamedTuple):
-    """Origin and use of a rollout batch.
+    """Origin and use of a rollout batch. `task_ids` [B] contains the replay buffer index of each task's episodes.
 
-    Attributes:
-        iteration: Iteration that collected the batch, or BEFORE_ITERATIONS.
-        task_ids: Index of the replay buffer for each task's episodes, [B].
-        in_context: True if the batch may be used to infer tasks.
+    `iteration` is BEFORE_ITERATIONS for the initial fill. If `in_context`, the batch may be used to infer tasks.
     """
 
     iteration: int
@@ -75,12 +73,10 @@ def plan_of(config: RunConfig) -> OffPolicyPlan:
 
 
 def training_tasks(env: MetaEnv) -> TaskBatch:
-    """Return all tasks of the training set."""
     return TaskPool.of(env, fixed_tasks(env)).all()
 
 
 def replay_of_one_task(config: RunConfig, setup: Setup) -> StoredReplay:
-    """Return an empty replay buffer for a run that collects one task per iteration."""
     return _replay(config, setup, 1)
 
 
@@ -98,3 +94,34 @@ def _replay(config: RunConfig, setup: Setup, num_buffers: int) -> StoredReplay:
     )
     columns = TransitionColumns(setup.observation_size, setup.action_size)
     return StoredReplay(ReplayBuffer(columns, cache_bytes=config.replay.cache_mib * MIB, max_rows=most_rows))
+
+
+class StoredTrials:
+    """Trials of a run's rollout batches, cached in memory while in use and within a size limit.
+
+    `num_actions` is 0 for continuous actions; `cache_bytes` does not count the batch being read.
+    """
+
+    def __init__(self, episodes_per_trial: int, num_actions: int, cache_bytes: int) -> None:
+        self._episodes_per_trial, self._num_actions, self._room = episodes_per_trial, num_actions, cache_bytes
+        self._known: dict[StageRef, Trials] = {}
+
+    def buffer(self, rounds: SpanOutputs) -> TrialBuffer:
+        """Return the trials of a span of rollout batches. Only episode lengths are read immediately."""
+        refs = [ref for i in range(rounds.span.first, rounds.span.last + 1) for ref in rounds.refs(i)]
+        self._known = {ref: trials for ref, trials in self._known.items() if ref in rounds.span}
+        counts = [rounds.lengths(ref).size // self._episodes_per_trial for ref in refs]
+        return TrialBuffer(counts, lambda n: self._read(rounds, refs[n]))
+
+    def _read(self, rounds: SpanOutputs, ref: StageRef) -> Trials:
+        if ref not in self._known:
+            trials = Trials(rounds.experience(ref), self._episodes_per_trial, self._num_actions)
+            if sum(known.num_bytes for known in self._known.values()) + trials.num_bytes > self._room:
+                return trials
+            self._known[ref] = trials
+        return self._known[ref]
+
+
+def trials_of_run(config: RunConfig, setup: Setup) -> StoredTrials:
+    assert config.algorithm.trial is not None, "a graph for algorithms that adapt within a trial"
+    return StoredTrials(config.algorithm.trial, setup.num_actions, config.replay.cache_mib * MIB)

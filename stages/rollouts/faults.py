@@ -27,12 +27,8 @@ class RolloutError(StageFault):
 class RolloutPosition:
     """Position of a rollout in its run, which determines its random streams.
 
-    Attributes:
-        run_seed: Seed of the run.
-        iteration: Iteration number.
-        step: Inner step k.
-        first_task: Index of the shard's first task in the meta-batch.
-        first_episode: Index of the first episode within its task.
+    `step` is the inner step k. `first_task` is the index of a shard's first task in the meta-batch, and `first_episode`
+    the index of the first episode within its task.
     """
 
     run_seed: int
@@ -42,7 +38,7 @@ class RolloutPosition:
     first_episode: int = 0
 
     def reset_seed(self, task: int, episode: int, bits: int) -> int:
-        """Return the reset seed of an episode of the shard's task `task`, with `bits` bits."""
+        """Return the reset seed, with `bits` bits, of an episode of a task in the shard."""
         return seed_for(self.run_seed, "resets", *self.of_episode(task, episode)) % 2**bits
 
     def of_episode(self, b: int, e: int) -> tuple[int, ...]:
@@ -57,14 +53,7 @@ class RolloutPosition:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """Rollout data used to describe a fault in any of its episodes.
-
-    Attributes:
-        env: Environment configuration.
-        tasks: Tasks of the shard.
-        position: Position of the shard in the run.
-        episodes_per_task: Number of episodes per task, E.
-    """
+    """Rollout data used to describe a fault in any episode of a shard of `tasks`, which starts at `position`."""
 
     env: EnvConfig
     tasks: TaskBatch
@@ -74,7 +63,7 @@ class Circumstances:
     def fault(
         self, problem: str, call: str, trace: str, row: int | None, *, env_step: int | None, actions: Array
     ) -> RolloutError:
-        """Build the error that describes a problem.
+        """Return the error that describes a problem.
 
         Args:
             problem: Actual and expected behavior.
@@ -129,12 +118,11 @@ def problem_of(error: BaseException, env_step: int | None) -> tuple[str, str, st
 
 
 def not_finite(name: str) -> str:
-    """Return the problem text for NaN or infinity in an array."""
     return f"{name} are not finite; required finite numbers within float32 from the environment and the policy"
 
 
 def describe(about: Mapping[str, Any]) -> str:
-    """Format the message of a RolloutError: circumstances, what happened, and the environment's traceback."""
+    """Return the message of a RolloutError: circumstances, what happened, and the environment's traceback."""
     if "evaluation" in about:
         stage = f"evaluate, {about['evaluation']}"
     elif "adaptation" in about:

@@ -15,14 +15,10 @@ from metaloom.stages.rollouts.faults import RolloutError, describe, not_finite, 
 
 
 def reproduce(env: EnvConfig, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Replay a failed episode with the same reset and actions in a new environment.
+    """Replay a failed episode with the same reset and actions in a new environment; raises the original RolloutError.
 
     If this function returns, every step succeeded: the process or machine was at fault, or the environment is not
     deterministic. An environment that crashes or hangs its process also does so here, where a debugger can be attached.
-
-    Raises:
-        RolloutError: the original error, raised in this process.
-        EnvError: the environment cannot be created.
     """
     if about["episode"] is None:  # for a whole shard: tasks [n, P], actions [t, n, A], reset seeds [n]
         tasks, actions, seeds = arrays["tasks"], arrays["actions"], np.array(about["seeds"], np.uint64)

@@ -22,14 +22,7 @@ from metaloom.stages.rollouts.faults import RolloutPosition
 
 @dataclass(frozen=True)
 class Enough:
-    """Stopping rule for sampling a task.
-
-    Attributes:
-        min_steps: Minimum number of steps, if any.
-        min_rollouts: Minimum number of episodes, if any.
-        max_episodes: Maximum number of episodes; None for no limit.
-        max_episode_steps: Maximum number of steps in an episode.
-    """
+    """Stopping rule for sampling a task: minimum numbers of steps and episodes, and a maximum of episodes, if any."""
 
     min_steps: int | None
     min_rollouts: int | None
@@ -44,7 +37,6 @@ class Enough:
         return size if self.max_episodes is None else min(self.max_episodes, size)
 
     def reached(self, episodes: Sequence[EpisodeBatch]) -> bool:
-        """Return True if these blocks satisfy the stopping rule."""
         num_episodes = sum(int(block.real.sum()) for block in episodes)
         num_steps = sum(block.num_steps for block in episodes)
         if self.max_episodes is not None and num_episodes >= self.max_episodes:
@@ -106,10 +98,7 @@ class RolloutWatch:
     """Observer of a rollout's progress. This base class does nothing."""
 
     def actions(self, shape: tuple[int, int, int], position: RolloutPosition) -> Array:
-        """Return a zeroed buffer, [T, N, A] float32, for the actions of the episodes at `position`.
-
-        The actions are copied when the episodes have ended.
-        """
+        """Return a zeroed buffer, [T, N, A] float32, for actions, which are copied when their episodes have ended."""
         return np.zeros(shape, np.float32)
 
     def idle(self) -> None:
@@ -133,14 +122,10 @@ class Sampler:
     """Simulators for a run's rollouts, created on first use and reused. Not thread-safe.
 
     Attributes:
-        env: Environment configuration.
-        policy: Policy configuration.
         episodes_per_task: Number of episodes per task, E, unless `enough` determines it.
         max_episode_steps: Maximum number of steps in an episode, T.
         num_threads: Number of simulator threads.
-        actor: Kind of actor.
         deterministic: True to take the most likely actions instead of sampling.
-        enough: Stopping rule for sampling a task.
         episodes_per_trial: Number of episodes collected in sequence with shared actor memory; the trials of a task are
             collected in parallel. 1 for actors without memory across episodes.
     """
@@ -168,11 +153,7 @@ class Sampler:
 
     @cached_property
     def spaces(self) -> Spaces:
-        """The environment's observation and action spaces.
-
-        Raises:
-            ValueError: the actor does not support the environment's actions.
-        """
+        """Observation and action spaces of the environment; raises ValueError if the actor does not support them."""
         check_actor(self.actor, self._example.action_space, deterministic=self.deterministic)
         return spaces_of(self._example)
 
@@ -210,7 +191,6 @@ class Sampler:
         return batch
 
     def close(self) -> None:
-        """Free the simulators."""
         for batch in self._batches.values():
             batch.close()
         self._batches.clear()

@@ -1,1 +1,1 @@
-"""The storage format: references, layout, codecs, digests, records, paths."""
+"""Storage format: layout, codecs, digests, records and paths."""

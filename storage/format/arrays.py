@@ -1,16 +1,16 @@
 """Zarr v3 arrays of a run: one array per quantity, with one chunk or shard per row.
 
-Chunk bytes and metadata are identical to what zarr-python writes for the same array, so plain `zarr.open` reads them.
-They are written here because zarr-python takes several times as much CPU time, and because chunks must be checked
-against their commit records before decoding.
+Bytes and metadata are identical to what zarr-python writes, so plain `zarr.open` reads them. They are written here
+because zarr-python takes several times as much CPU time, and because chunks must be checked against their commit
+records before decoding.
 
-A row is a chunk or, if large, a shard with a part per task, so that a task can be read and checked separately. A shard
-follows Zarr's sharding codec, with a table of checksums before its index:
+A large row is a shard with a part per task, so that a task can be read and checked separately. A shard follows Zarr's
+sharding codec, with a table of checksums before its index:
 
     parts | CRC-32C of every part, u4 | offset and size of every part, u8 | CRC-32C of the index, u4
 
-The record commits the size of the file and the CRC-32C of table and index. Without the table, replacing a part with one
-of the same size from another shard would not change the CRC-32C of the whole file, because any bytes followed by their
+The record commits the file's size and the CRC-32C of table and index. Without the table, replacing a part with one of
+the same size from another shard would not change the CRC-32C of the whole file, because any bytes followed by their
 CRC-32C bring a running CRC to the same value.
 """
 
@@ -31,7 +31,7 @@ from metaloom.pipeline.outputs import DTYPES
 from metaloom.pipeline.types import Array
 from metaloom.storage.errors import IncompatibleFormat, damaged
 from metaloom.storage.format.codec import Piece, dtype_name
-from metaloom.storage.format.files import Content, read_at, read_sealed, render, sealed
+from metaloom.storage.format.files import Content, read_at, read_sealed, sealed
 from metaloom.storage.format.stages import dims_of
 
 COMPRESS_FROM = 64 * 2**10
@@ -50,14 +50,8 @@ _COMPRESS_TO = 2**31 - 1  # blosc 1 stores sizes in 31 bits
 class ArraySpec:
     """Metadata of one array.
 
-    Attributes:
-        path: Path below `data.zarr`.
-        rows: Length of the leading axis (the capacity).
-        shape: Shape of one row.
-        dtype: Name of the dtype.
-        dims: Names of the axes, including the leading one.
-        attributes: Unit, description and the codec's own attributes.
-        sharded: True if each row is a shard with one part per task.
+    `rows` is the capacity and `shape` the shape of one row; `dims` names all axes, including the leading one. If
+    `sharded`, each row is a shard with one part per task.
     """
 
     path: str
@@ -70,7 +64,7 @@ class ArraySpec:
 
     @classmethod
     def of(cls, piece: Piece, rows: int, *, shards: bool) -> "ArraySpec":
-        """Build the spec of the array that stores a piece. Runs in format metaloom/1 have no shards."""
+        """Return the spec of the array that stores a piece. Runs in format metaloom/1 have no shards."""
         plan, shape = piece.plan, piece.data.shape
         about = {"unit": plan.unit, "description": plan.description} if plan else {}
         dims = dims_of(piece.path, plan, len(shape))
@@ -85,7 +79,7 @@ class ArraySpec:
 
     @cached_property
     def raw_bytes(self) -> int:
-        """Size of one row before compression, in bytes."""
+        """Size of one row in bytes before compression."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     @property
@@ -98,23 +92,15 @@ class ArraySpec:
         return f"{self.path}/c.{row}" + ".0" * len(self.shape)
 
     def with_rows(self, rows: int) -> "ArraySpec":
-        """Return a copy of the spec with another capacity."""
         return replace(self, rows=rows)
 
     def document(self) -> dict[str, Any]:
-        """Return the content of the array's zarr.json."""
         itemsize = np.dtype(self.dtype).itemsize
         blosc = {"blocksize": 0, "clevel": 5, "cname": "lz4", "shuffle": "shuffle", "typesize": itemsize}
         compressor = [{"name": "blosc", "configuration": blosc}] if self.compressed else []
         codecs = [_bytes_codec(itemsize), *compressor, _CRC_CODEC]
         if self.sharded:
-            sharding = {
-                "chunk_shape": [1, 1, *(max(1, size) for size in self.shape[1:])],
-                "codecs": codecs,
-                "index_codecs": [_bytes_codec(8), _CRC_CODEC],
-                "index_location": "end",
-            }
-            codecs = [{"name": "sharding_indexed", "configuration": sharding}]
+            codecs = [sharding_codec([1, 1, *(max(1, size) for size in self.shape[1:])], codecs)]
         return sealed(
             {
                 "attributes": dict(self.attributes),
@@ -137,13 +123,7 @@ class ArraySpec:
 
 
 def group_document(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a group's zarr.json."""
     return sealed({"attributes": dict(attributes), "node_type": "group", "zarr_format": 3}, holder="attributes")
-
-
-def render_metadata(document: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a zarr.json."""
-    return render(document, indented=True)
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
@@ -154,12 +134,9 @@ def read_metadata(path: Path) -> dict[str, Any]:
 def read_spec(data: Path, path: str) -> ArraySpec:
     """Read the spec of the array at a path below `data`.
 
-    Only metadata that this store could have written is accepted: a foreign dtype or codec could execute code.
-
-    Raises:
-        FileNotFoundError: there is no such array.
-        DamagedRun: the metadata is damaged.
-        IncompatibleFormat: the metadata is intact but describes an array that this store does not write.
+    Only metadata that this store could have written is accepted, because a foreign dtype or codec could execute code.
+    Raises FileNotFoundError if there is no such array, DamagedRun if its metadata is damaged, and IncompatibleFormat if
+    the metadata is intact but describes an array that this store does not write.
     """
     file = data / path / "zarr.json"
     document = read_metadata(file)
@@ -175,6 +152,13 @@ def read_spec(data: Path, path: str) -> ArraySpec:
 
 
 _CRC_CODEC: dict[str, Any] = {"name": "crc32c"}
+
+
+def sharding_codec(chunk_shape: list[int], codecs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the codec for shards that consist of chunks of this shape."""
+    index_codecs = [_bytes_codec(8), _CRC_CODEC]
+    about = {"chunk_shape": chunk_shape, "codecs": codecs, "index_codecs": index_codecs, "index_location": "end"}
+    return {"name": "sharding_indexed", "configuration": about}
 
 
 def _bytes_codec(itemsize: int) -> dict[str, Any]:
@@ -221,7 +205,7 @@ def _blosc() -> _Blosc:
 
 
 def encode_chunk(data: Array, *, compressed: bool) -> tuple[Content, int]:
-    """Encode a row as a chunk; return the bytes, and the CRC-32C of all but the last four, which store it."""
+    """Encode a row as a chunk; return its bytes and the CRC-32C of all but the last four, which store this CRC."""
     raw = np.ascontiguousarray(data).reshape(-1)
     payload = _blosc().compress(raw, b"lz4", 5, 1) if compressed else raw.tobytes()
     crc = crc32c(payload)
@@ -235,11 +219,11 @@ def check_chunk(raw: bytes, where: Path, *, size: int, crc: int) -> None:
         raise damaged(where, f"holds {len(raw)} bytes, but {size} were committed")
     # The CRC of the whole chunk only checks that the last four bytes match the rest, so compare them too.
     if crc32c(raw) != _CRC_RESIDUE or raw[-CRC_BYTES:] != crc.to_bytes(CRC_BYTES, "little"):
-        raise damaged(where, "its CRC-32C is not the committed one")
+        raise damaged(where, "its CRC-32C differs from the committed one")
 
 
 def decode_chunk(raw: bytes, spec: ArraySpec, where: Path, out: Array | None = None) -> Array:
-    """Decode a checked chunk to a writable row; decompress into `out` if given."""
+    """Decode a checked chunk into a writable row, or into `out` if it is given and the chunk is compressed."""
     if not spec.compressed:
         payload = memoryview(raw)[:-CRC_BYTES]
         if len(payload) != spec.raw_bytes:
@@ -262,12 +246,12 @@ def decode_chunk(raw: bytes, spec: ArraySpec, where: Path, out: Array | None = N
 
 
 def largest_chunk(spec: ArraySpec) -> int:
-    """Return the maximum size of a chunk of the array."""
+    """Return the maximum size of a chunk of the array in bytes."""
     return spec.raw_bytes + 1024
 
 
 def crc32c(data: bytes) -> int:
-    """Return the CRC-32C (Castagnoli), as in Zarr's crc32c codec."""
+    """Return the CRC-32C (Castagnoli) of some bytes, as in Zarr's crc32c codec."""
     return cast(int, google_crc32c.value(data))
 
 
@@ -276,7 +260,7 @@ _INDEX_BYTES = 16
 
 
 class ShardPart(NamedTuple):
-    """Location of a part in its shard, and the CRC-32C of all but its last four bytes, which store it."""
+    """Location of a part in its shard, and the CRC-32C of all but its last four bytes, which store this CRC."""
 
     offset: int
     size: int
@@ -290,19 +274,19 @@ def encode_shard(row: Array) -> tuple[Content, int]:
     index = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1).tobytes()
     table = np.array([crc for _, crc in chunks], "<u4").tobytes()
     pieces = [piece for content, _ in chunks for piece in content]
-    return (*pieces, table, index, _crc_of(index)), crc32c(table + index)
+    return (*pieces, table, index, crc_of(index)), crc32c(table + index)
 
 
 def read_parts(descriptor: int, spec: ArraySpec, where: Path, *, size: int, crc: int) -> list[ShardPart]:
-    """Read the locations of a shard's parts, after checking the committed size and CRC-32C."""
+    """Read the locations of a shard's parts, after checking the shard's size and CRC-32C."""
     count = spec.shape[0]
     tail = count * (_TABLE_BYTES + _INDEX_BYTES) + CRC_BYTES
     if (found := os.fstat(descriptor).st_size) != size:
         raise damaged(where, f"holds {found} bytes, but {size} were committed")
     raw = _pread(descriptor, tail, size - tail, where)
     index = raw[count * _TABLE_BYTES : -CRC_BYTES]
-    if crc32c(raw[:-CRC_BYTES]) != crc or raw[-CRC_BYTES:] != _crc_of(index):
-        raise damaged(where, "its table of parts is not the committed one")
+    if crc32c(raw[:-CRC_BYTES]) != crc or raw[-CRC_BYTES:] != crc_of(index):
+        raise damaged(where, "its table of parts differs from the committed one")
     crcs = np.frombuffer(raw, "<u4", count).tolist()
     places = np.frombuffer(index, "<u8").reshape(count, 2).tolist()
     parts = [ShardPart(offset, length, crc) for (offset, length), crc in zip(places, crcs, strict=True)]
@@ -313,21 +297,13 @@ def read_parts(descriptor: int, spec: ArraySpec, where: Path, *, size: int, crc:
 
 
 def check_parts(descriptor: int, parts: Iterable[ShardPart], where: Path) -> None:
-    """Check parts against their shard's table.
-
-    Raises:
-        DamagedRun: a part is not the committed one.
-    """
+    """Raise DamagedRun unless the parts match their shard's table."""
     for part in parts:
         _read_part(descriptor, part, where)
 
 
 def decode_parts(descriptor: int, parts: Iterable[ShardPart], spec: ArraySpec, where: Path) -> Array:
-    """Read, check and decode parts into a writable array, [number of parts, ...].
-
-    Raises:
-        DamagedRun: a part is not the committed one, or cannot be decoded.
-    """
+    """Read, check and decode parts into a writable array, [number of parts, ...]."""
     chosen, of_task = [*parts], spec.part
     rows = np.empty((len(chosen), *of_task.shape), spec.dtype)
     for part, row in zip(chosen, rows, strict=True):
@@ -350,5 +326,5 @@ def _pread(descriptor: int, size: int, offset: int, where: Path) -> bytes:
         raise damaged(where, error.strerror or "cannot be read") from error
 
 
-def _crc_of(data: bytes) -> bytes:
+def crc_of(data: bytes) -> bytes:
     return crc32c(data).to_bytes(CRC_BYTES, "little")

@@ -1,8 +1,7 @@
 """Conversion of batches to stored arrays and back, and their digests.
 
 `flatten` returns the arrays as users see them (one per parameter or metric), for digests and comparisons. `encode`
-returns the stored arrays, in which a mapping of parameters is packed into one array per dtype, because Zarr's overhead
-is per array.
+packs each mapping of parameters into one array per dtype, because Zarr's overhead is per array.
 """
 
 import hashlib
@@ -35,7 +34,7 @@ from metaloom.storage.format.stages import METRICS, METRICS_GROUP, ArrayPlan, St
 
 
 class Value(Protocol):
-    """An output of a stage: a frozen dataclass of arrays, built-in or described by a schema."""
+    """Output of a stage: a frozen dataclass of arrays, built-in or described by a schema."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -58,12 +57,8 @@ _DESCRIBED: Mapping[type[Any], str] = {TaskBatch: "params", Evaluation: "task_pa
 class Piece:
     """One row of one stored array.
 
-    Attributes:
-        path: Path of the array below `data.zarr`.
-        row: Index on the leading axis.
-        data: The row, contiguous, without the leading axis.
-        plan: Plan of the array.
-        attributes: Attributes of the array; identical in every row.
+    `path` is relative to `data.zarr`, `row` is the index on the leading axis, and `data` has no leading axis. All rows
+    of an array have the same `attributes`.
     """
 
     path: str
@@ -74,7 +69,7 @@ class Piece:
 
 
 def flatten(value: Value | LearnerState) -> dict[str, Array]:
-    """Return the arrays of a value, keyed by name; nested names are joined with dots."""
+    """Return a value's arrays, keyed by name; nested names are joined with dots."""
     flat: dict[str, Array] = {}
     for f in fields(value):
         part = getattr(value, f.name)
@@ -118,13 +113,10 @@ def encode(stages: StageTable, ref: StageRef, value: Value) -> list[Piece]:
 
 
 def decode(stage: StoredStage, group: str, groups: Mapping[str, Stored]) -> Value:
-    """Decode a stage's output from the arrays of its group. Metrics have a separate group.
+    """Decode a stage's output from the arrays of its group; metrics are in a separate group.
 
-    Custom outputs are decoded as instances of a generated class with the same fields.
-
-    Raises:
-        KeyError: an array of the output is missing.
-        ValueError: the arrays are inconsistent.
+    Custom outputs are decoded as instances of a generated class with the same fields. Raises KeyError if an array is
+    missing, and ValueError if the arrays are inconsistent.
     """
     arrays = groups[group]
     if (schema := stage.schema) is not None:
@@ -167,14 +159,13 @@ def _group_arrays(ref: StageRef, value: Value) -> dict[str, tuple[Array, dict[st
 
 
 def _pack(ref: StageRef, field_name: str, mapping: Params, *, leading: int) -> dict[str, tuple[Array, dict[str, Any]]]:
-    """Pack arrays into one array [*leading axes, D] per dtype, with each entry's location in the attributes.
+    """Pack a mapping of arrays into one array [*leading axes, D] per dtype, with entry locations in the attributes.
 
     Entries are sorted by name, so the stored bytes do not depend on the order of the mapping, which `order` records.
     """
     kinds: dict[str, list[str]] = {}
-    entries = {
-        _checked_name(ref, name): _storable(ref, f"{field_name}.{name}", value) for name, value in mapping.items()
-    }
+    named = mapping.items()
+    entries = {_checked_name(ref, name): _storable(ref, f"{field_name}.{name}", value) for name, value in named}
     order = {name: index for index, name in enumerate(entries)}
     for name in sorted(entries):
         kinds.setdefault(dtype_name(entries[name]), []).append(name)
@@ -231,13 +222,13 @@ def digest(value: Value | LearnerState) -> dict[str, str]:
 
 
 def output_digest(digests: Mapping[str, str]) -> str:
-    """Combine the result of `digest` into one digest."""
+    """Combine the result of `digest` into a single digest."""
     lines = "".join(f"{name} {digests[name]}\n" for name in sorted(digests))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def differing(stored: Mapping[str, ArrayDigest], found: Mapping[str, ArrayDigest]) -> list[str]:
-    """Return the sorted names of arrays whose digests differ or that only one side has."""
+    """Return the sorted names of arrays whose digests differ or that exist on only one side."""
     return sorted(name for name in {*stored, *found} if stored.get(name) != found.get(name))
 
 

@@ -1,4 +1,4 @@
-"""Conversion between numpy arrays and Arrow columns, without copies if possible."""
+"""Conversion between NumPy arrays and Arrow columns, without copies where possible."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from metaloom.pipeline.types import Array
 
 
 def column(values: Array) -> pa.Array:
-    """Convert an array to an Arrow array of scalars, [n], or of fixed-size lists, [n, ...]."""
+    """Convert an array to an Arrow array: scalars for shape [n], fixed-size lists for shape [n, ...]."""
     if values.ndim == 1:
         return _flat(values)
     size = int(np.prod(values.shape[1:]))
@@ -17,7 +17,7 @@ def column(values: Array) -> pa.Array:
 
 
 def to_numpy(column: pa.ChunkedArray) -> Array:
-    """Return the values of a scalar column without nulls, [n]."""
+    """Convert a scalar column without nulls to an array, [n]."""
     # Not `column.to_numpy()`, which imports pandas and adds half a second to every `metaloom ls`.
     if pa.types.is_boolean(column.type):
         return to_numpy(column.cast(pa.uint8())).astype(np.bool_)
@@ -25,7 +25,6 @@ def to_numpy(column: pa.ChunkedArray) -> Array:
 
 
 def text_column(texts: Sequence[str]) -> pa.Array:
-    """Build an Arrow string array."""
     raw = [text.encode() for text in texts]
     ends = np.cumsum([0, *map(len, raw)], dtype=np.int32)
     return pa.StringArray.from_buffers(len(raw), pa.py_buffer(ends), pa.py_buffer(b"".join(raw)))

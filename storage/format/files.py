@@ -1,7 +1,7 @@
 """File operations for runs: reads that do not follow links, writes that survive a power failure, sealed documents.
 
-A document is written in one canonical form (sorted keys, fixed separators) and contains the SHA-256 of that form
-without the hash itself. With a flipped byte, it does not parse, is not canonical, or does not match the hash.
+A document is written in canonical form (sorted keys, fixed separators) with the SHA-256 of that form without the hash
+itself. With a flipped byte, it does not parse, is not canonical, or does not match the hash.
 """
 
 import errno
@@ -29,13 +29,7 @@ _READ = flags("O_RDONLY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
 
 
 def read_file(path: Path, *, limit: int) -> bytes:
-    """Read a regular file.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        DamagedRun: the path is not a regular file, or the file is larger than `limit` bytes.
-        StorageFailed: the system refuses the read.
-    """
+    """Read a regular file of at most `limit` bytes; raises like `open_file`, and DamagedRun for larger files."""
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
@@ -49,10 +43,8 @@ def read_file(path: Path, *, limit: int) -> bytes:
 def open_file(path: Path) -> FileIO:
     """Open a regular file for reading.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        DamagedRun: the path is not a regular file.
-        StorageFailed: the system refuses the read.
+    Raises FileNotFoundError if there is no such file, DamagedRun if it is not a regular file, and StorageFailed if the
+    system rejects the read.
     """
     try:
         if not hasattr(os, "O_NOFOLLOW") and path.is_symlink():
@@ -74,11 +66,7 @@ def open_file(path: Path) -> FileIO:
 
 
 def folder_entries(folder: Path) -> list[os.DirEntry[str]] | None:
-    """Return the entries of a folder, or None if there is no such folder.
-
-    Raises:
-        StorageFailed: the system refuses the listing.
-    """
+    """Return the entries of a folder, or None if it does not exist; raises StorageFailed if it cannot be listed."""
     try:
         with os.scandir(folder) as entries:
             return list(entries)
@@ -95,7 +83,7 @@ def _refused(path: Path, error: OSError, *, required: str) -> StorageFailed:
 
 
 def read_at(descriptor: int, size: int, offset: int) -> bytes:
-    """Read up to `size` bytes of an open file at an offset."""
+    """Read up to `size` bytes of an open file, starting at an offset."""
     if hasattr(os, "pread"):
         return os.pread(descriptor, size, offset)
     os.lseek(descriptor, offset, os.SEEK_SET)
@@ -103,16 +91,10 @@ def read_at(descriptor: int, size: int, offset: int) -> bytes:
 
 
 def lock(descriptor: int, where: Path, *, wait: bool) -> None:
-    """Lock an open file or folder exclusively.
+    """Lock an open file or folder exclusively. `where` is its path, for errors.
 
-    Args:
-        descriptor: Descriptor of the file or folder.
-        where: Path to name in errors.
-        wait: True to wait until other processes release the lock.
-
-    Raises:
-        BlockingIOError: another process holds the lock.
-        StorageFailed: the system has no such locks.
+    Raises BlockingIOError if another process holds the lock and `wait` is False, and StorageFailed if the system has no
+    such locks.
     """
     try:
         import fcntl  # exists only on systems that can write runs
@@ -127,7 +109,7 @@ def lock(descriptor: int, where: Path, *, wait: bool) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder durably, unless it exists."""
+    """Create a folder durably, unless it exists."""
     try:
         path.mkdir()
     except FileExistsError:
@@ -136,20 +118,14 @@ def make_folder(path: Path) -> None:
 
 
 def make_folders(path: Path) -> None:
-    """Make a folder and its missing parents durably."""
+    """Create a folder and its missing parents durably."""
     if not path.parent.is_dir():
         make_folders(path.parent)
     make_folder(path)
 
 
 def replace_file(path: Path, content: bytes, part: Path) -> None:
-    """Replace a file atomically and durably: a power failure leaves the old or the new content.
-
-    Args:
-        path: Path of the file.
-        content: New content.
-        part: Temporary path in the same folder.
-    """
+    """Replace a file atomically and durably, through the temporary path `part` in the same folder."""
     with open(part, "wb") as file:
         file.write(content)
         sync_file(file)
@@ -158,7 +134,7 @@ def replace_file(path: Path, content: bytes, part: Path) -> None:
 
 
 def sync_file(file: IO[bytes]) -> None:
-    """Flush written data to disk, including Python's buffers."""
+    """Flush a file's data to disk, including Python's buffers."""
     file.flush()
     os.fsync(file.fileno())
 
@@ -179,18 +155,13 @@ _LARGEST = 16 * 2**20  # parsed JSON can take fifty times as much memory
 
 
 def render(document: Mapping[str, Any], *, indented: bool = False) -> bytes:
-    """Serialize a document to canonical JSON bytes.
-
-    Raises:
-        ValueError: the document contains NaN or an infinity.
-        TypeError: the document contains a value that JSON does not support.
-    """
+    """Serialize a document to canonical JSON bytes; raises ValueError or TypeError for what JSON does not support."""
     layout: dict[str, Any] = {"indent": 1} if indented else {"separators": (",", ":")}
     return json.dumps(document, sort_keys=True, allow_nan=False, ensure_ascii=False, **layout).encode() + b"\n"
 
 
 def sealed(document: Mapping[str, Any], *, holder: str | None = None) -> Document:
-    """Return a copy of a document with its hash, at the top level or in the mapping `holder`."""
+    """Return a copy of a document with its hash, at the top level or in the mapping at key `holder`."""
     copy: Document = dict(document)
     target = copy
     if holder is not None:
@@ -201,12 +172,7 @@ def sealed(document: Mapping[str, Any], *, holder: str | None = None) -> Documen
 
 
 def read_sealed(path: Path, *, indented: bool = False, holder: str | None = None) -> Document:
-    """Read a document from a file and verify its hash.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        DamagedRun: the file differs from what was written.
-    """
+    """Read a document from a file and verify its hash; raises FileNotFoundError or DamagedRun."""
     raw = read_file(path, limit=_LARGEST)
     try:
         return parse_sealed(raw, indented=indented, holder=holder)
@@ -215,7 +181,7 @@ def read_sealed(path: Path, *, indented: bool = False, holder: str | None = None
 
 
 def parse_sealed(raw: bytes, *, indented: bool = False, holder: str | None = None) -> Document:
-    """Parse a document and verify its hash."""
+    """Parse a document and verify its hash; raises ValueError if it is invalid."""
     try:
         document: Any = json.loads(raw)
     except (ValueError, RecursionError) as error:

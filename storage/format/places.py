@@ -1,6 +1,6 @@
 """Names, paths and URLs of runs. A name cannot point outside the runs folder.
 
-A URL corresponds to a folder in the cache, and the folder's path determines the URL.
+A run in object storage has a cache folder, whose path determines the run's URL and vice versa.
 """
 
 import os
@@ -21,7 +21,7 @@ def cache_root() -> Path:
 
 
 def folder_of(place: str | os.PathLike[str]) -> Path:
-    """Return the folder of a run or of the runs folder: the path itself, or the cache folder of a URL."""
+    """Return the folder for a path or URL: the path itself, or the URL's cache folder."""
     match = _URL.fullmatch(place) if isinstance(place, str) else None
     if match is None:
         return Path(place)
@@ -49,12 +49,12 @@ def url_of(folder: Path) -> str | None:
 
 
 def argument(folder: Path) -> str:
-    """Return an unambiguous command argument for the run in a folder, quoted for the shell."""
+    """Return an unambiguous command-line argument for the run in a folder, quoted for the shell."""
     return url_of(folder) or path_argument(folder)
 
 
 def location(folder: Path) -> str:
-    """Return the path of a folder for display, or its URL if it has one."""
+    """Return the URL of a folder if it has one, otherwise its path, for display."""
     return url_of(folder) or str(folder)
 
 
@@ -65,10 +65,8 @@ _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNOREC
 def run_path(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str]) -> Path:
     """Return the folder of a run.
 
-    Args:
-        name_or_path: A name means a run below `root`, a Path or text with a separator is a path, and a URL means its
-            cache folder.
-        root: Folder of all runs.
+    A plain name means a run in the folder `root`; a Path, or text with a separator, is a path; a URL means its cache
+    folder.
     """
     if isinstance(name_or_path, str) and _URL.fullmatch(name_or_path):
         return folder_of(name_or_path)
@@ -87,7 +85,7 @@ def run_path(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str])
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path if it can be printed on one line and typed again."""
+    """Return the path as a Path, or raise InvalidRunName if it cannot be printed on one line and typed again."""
     text = os.fspath(path)
     # Control characters, line and paragraph separators, and bytes that do not decode to text.
     if any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in text):
@@ -101,7 +99,7 @@ def check_path(path: str | os.PathLike[str]) -> Path:
 
 
 def check_run_name(name: str) -> str:
-    """Return the name if it is valid for a run on every system."""
+    """Return the name, or raise InvalidRunName if a run cannot have it on every system."""
     if not _NAME.fullmatch(name) or name.endswith(".") or _RESERVED.fullmatch(name):
         raise InvalidRunName(
             "run name",

@@ -1,8 +1,9 @@
-"""The machine and packages that a run was written with."""
+"""Facts about the machine and packages that write a run."""
 
 import os
 import platform
 import socket
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -13,18 +14,16 @@ _PACKAGES = ("metaloom", "numpy", "torch", "mujoco", "gymnasium", "zarr", "numco
 
 @lru_cache(maxsize=1)
 def versions() -> dict[str, str]:
-    """Return the versions of the interpreter and of the installed packages that affect results or files."""
+    """Return the versions of Python and of the installed packages that affect results or files."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found
 
 
 def system() -> dict[str, str]:
-    """Describe the machine: its identity, and what affects floating-point results."""
+    """Return facts about this machine that identify it or affect floating-point results."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
@@ -41,6 +40,6 @@ def system() -> dict[str, str]:
 
 
 def utc(seconds: float | None = None) -> str:
-    """Format a time in seconds since 1970, or now, as ISO 8601 in UTC."""
+    """Format a time in seconds since 1970, by default the current time, as ISO 8601 in UTC."""
     moment = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
     return moment.isoformat(timespec="microseconds")

@@ -1,4 +1,4 @@
-"""Commit records, whose atomic publication makes a stage's output exist."""
+"""Commit records. Publishing its record atomically is what stores a stage's output."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,13 +22,13 @@ _TOKEN = re.compile(r"[0-9a-f]{16}")
 
 
 def has_shards(info: Mapping[str, Any]) -> bool:
-    """Return True if a run's large arrays have shards, according to run.json. Runs keep their format."""
+    """Return True if a run's large arrays are sharded, according to the format in run.json. Runs keep their format."""
     return info["format"] != FORMATS[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An input of a stored output: another stage's output."""
+    """Input of a stored output: another stage's output."""
 
     ref: StageRef
     digest: str
@@ -36,15 +36,10 @@ class Input:
 
 @dataclass(frozen=True)
 class SpanInput:
-    """An input of a stored output: all outputs of some stages up to an iteration, as one entry.
+    """Input of a stored output that covers all outputs of some stages up to an iteration.
 
-    Attributes:
-        stages: Stage names. Outputs are ordered by iteration, then step, then index in `stages`.
-        first: First output.
-        last: Last output.
-        outputs: Number of outputs.
-        steps: Number of real environment steps in the outputs, 0 if they contain no episodes.
-        digest: SHA-256 of a line per output, "ITERATION STAGE STEP DIGEST".
+    Outputs are ordered by iteration, then step, then index in `stages`. `steps` is the number of real environment steps
+    in the outputs, 0 without episodes. `digest` is the SHA-256 of a line per output, "ITERATION STAGE STEP DIGEST".
     """
 
     stages: tuple[str, ...]
@@ -56,11 +51,9 @@ class SpanInput:
 
     @property
     def span(self) -> Span:
-        """Span that this entry summarizes."""
         return Span(self.stages, self.first.iteration, self.last.iteration)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the entry as plain data."""
         ends = {"first": self.first.document(), "last": self.last.document()}
         about = {"outputs": self.outputs, "steps": self.steps, "digest": self.digest}
         return {"stages": list(self.stages), **ends, **about}
@@ -68,13 +61,10 @@ class SpanInput:
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file that a record commits.
+    """File that a record commits.
 
-    Attributes:
-        path: Path below the run's folder.
-        size: Size in bytes; 0 for the chunk of an array without entries, which has no file.
-        crc32c: CRC-32C of a table's bytes, or of a chunk's bytes without its trailing checksum.
-        array: Path of the array below `data.zarr`; "" for a table.
+    `path` is relative to the run's folder. `size` is 0 for the chunk of an array without entries, which has no file.
+    `crc32c` covers a table's bytes, or a chunk's bytes without its trailing checksum. `array` is "" for a table.
     """
 
     path: str
@@ -85,7 +75,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class ArrayDigest:
-    """SHA-256 of one array's dtype, shape and bytes."""
+    """Dtype and shape of an array, and the SHA-256 of both and the array's bytes."""
 
     sha256: str
     dtype: str
@@ -97,21 +87,17 @@ class StageRecord:
     """Record of a stage's output: its inputs, time, author and checksums.
 
     Attributes:
-        ref: Reference to the output.
         sequence: Index in the run's history, from 0; it alone defines the order.
         session: Number of the writing session; `token` identifies it permanently.
-        inputs: References to the outputs that it was computed from, with their digests.
-        spans: Further inputs, each covering all outputs of some stages up to an iteration.
+        inputs, spans: Outputs that it was computed from, with their digests; each span covers several outputs.
         seed_position: Iteration, inner step, ... from which its random streams are derived.
         config_digest: Digest of the settings that affect results.
         chunks, tables: Files that contain the output, and tables derived from the iteration.
         arrays: Digest of each array, keyed by its name in the value.
         digest: Digest of `arrays`; equal digests mean equal outputs.
-        versions: Versions of the interpreter and libraries that computed it.
-        started: Start time, UTC, ISO 8601.
-        seconds: Wall time of the computation.
-        previous: Hash of the previous record, or of run.json for the first.
-        sha256: Hash of this record.
+        versions: Versions of Python and the libraries that computed it.
+        started, seconds: Start time (UTC, ISO 8601) and wall time of the computation.
+        previous, sha256: Hash of the previous record (or of run.json for the first), and of this record.
     """
 
     ref: StageRef
@@ -138,11 +124,9 @@ class StageRecord:
         return sum(file.size for file in (*self.chunks, *self.tables))
 
     def with_hash(self) -> "StageRecord":
-        """Return the record with its own hash filled in."""
         return replace(self, sha256=self._document()["sha256"])
 
     def content(self) -> bytes:
-        """Return the bytes of the record's file."""
         return render(self._document())
 
     def _document(self) -> dict[str, Any]:
@@ -174,12 +158,7 @@ class StageRecord:
 
 
 def read_record(path: Path) -> StageRecord:
-    """Read the record in a file of `_commits`.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        DamagedRun: the file is damaged, or is another output's record.
-    """
+    """Read a record from its file in `_commits`; raises DamagedRun if it is damaged or belongs to another output."""
     record = _parsed(read_sealed(path), path)
     if record.ref.file_name != path.name:
         raise damaged(path, f"is the record of {record.ref}")
@@ -187,7 +166,7 @@ def read_record(path: Path) -> StageRecord:
 
 
 def parse_record(raw: bytes, where: Path) -> StageRecord:
-    """Parse a record; raises DamagedRun, naming the file `where`, if it is invalid."""
+    """Parse a serialized record; raises DamagedRun, naming the file `where`, if it is invalid."""
     try:
         document = parse_sealed(raw)
     except ValueError as error:
@@ -227,7 +206,7 @@ def _parsed(document: Mapping[str, Any], where: Path) -> StageRecord:
 
 
 def parse_session(number: Any, token: Any) -> tuple[int, str]:
-    """Parse a session's number and token, which form its folder's name."""
+    """Return a session's number and token, which form its folder's name; raises ValueError if one is invalid."""
     if not 0 <= int(number) < MOST_SESSIONS or not _TOKEN.fullmatch(str(token)):
         raise ValueError(f"session {number} with the token {token!r}")
     return int(number), str(token)

@@ -7,14 +7,14 @@ and their positions in the chain of records, so readers can follow the chain wit
 import re
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import damaged
-from metaloom.storage.format.arrays import ARRAY_PATH, ArraySpec, crc32c, read_metadata
+from metaloom.storage.format.arrays import ARRAY_PATH, CRC_BYTES, ArraySpec, crc_of, read_metadata, sharding_codec
 from metaloom.storage.format.files import Document, read_sealed, render, sealed
 from metaloom.storage.format.records import SCHEMA, StageRecord, parse_session
 from metaloom.storage.format.sessions import Head
@@ -29,19 +29,15 @@ _FILE = re.compile(
     rf"|data\.zarr/{ARRAY_PATH.pattern}/c(\.\d+)+"
 )
 MOST_RECORDS = 2**22
-_INDEX_CODECS: list[dict[str, Any]] = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
 _ABSENT = 2**64 - 1
-_CRC_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Link:
-    """Consecutive records, each of which contains the hash of the one before it.
+    """Sequence of consecutive records, each of which contains the hash of the one before it.
 
-    Attributes:
-        first: Position of the first record in the run's history.
-        previous: Hash of the record before the first.
-        head: Last record.
+    `first` is the position of the first record in the run's history, `previous` the hash before it, and `head` the last
+    record.
     """
 
     first: int
@@ -50,19 +46,12 @@ class Link:
 
     @classmethod
     def of(cls, record: StageRecord) -> "Link":
-        """Return the link for a single record."""
         return cls(record.sequence, record.previous, Head.of(record))
 
 
 @dataclass(frozen=True)
 class PackedArray:
-    """Rows of an array in a segment.
-
-    Attributes:
-        first_row: Index of the first row in the whole array.
-        rows: Number of rows.
-        sharded: True if the rows are in one file; otherwise each keeps a separate file.
-    """
+    """Rows of an array in a segment, starting at row `first_row` of the array: one file if `sharded`, or one each."""
 
     first_row: int
     rows: int
@@ -71,12 +60,7 @@ class PackedArray:
 
 @dataclass(frozen=True)
 class PackedFile:
-    """A file of a segment.
-
-    Attributes:
-        size: Size in bytes.
-        sha256: SHA-256 of all bytes.
-    """
+    """Size in bytes and SHA-256 of a segment's file."""
 
     size: int
     sha256: str
@@ -86,13 +70,9 @@ class PackedFile:
 class Seal:
     """Contents of a segment.
 
-    Attributes:
-        iterations: Iterations of the segment.
-        outputs: Iterations with stored outputs, keyed by stage and inner step.
-        links: Links of the records in the chain, in order.
-        sessions: Number and token of each session that wrote the records.
-        arrays: Packed arrays, keyed by path below `data.zarr`.
-        files: Files, keyed by path below the segment's folder, except the seal and rows stored as separate chunks.
+    `outputs` contains the iterations with stored outputs, keyed by stage and inner step. `links` are in order.
+    `sessions` contains the number and token of each session that wrote the records. `files` omits the seal and separate
+    chunks.
     """
 
     iterations: range
@@ -110,7 +90,6 @@ class Seal:
         arrays: Mapping[str, PackedArray],
         files: Mapping[str, PackedFile],
     ) -> "Seal":
-        """Build the seal of a segment."""
         held: dict[tuple[str, int], list[int]] = {}
         for record in records:
             held.setdefault((record.ref.stage, record.ref.step), []).append(record.ref.iteration)
@@ -119,7 +98,6 @@ class Seal:
         return cls(iterations, outputs, join(map(Link.of, records)), sessions, arrays, files)
 
     def holds(self, ref: StageRef) -> bool:
-        """Return True if the segment contains an output."""
         return any(ref.iteration in part for part in self.outputs.get((ref.stage, ref.step), ()))
 
     def refs(self, iterations: Collection[int] | None = None) -> Iterator[StageRef]:
@@ -129,7 +107,6 @@ class Seal:
             yield from (StageRef(i, stage, step) for i in found)
 
     def content(self) -> bytes:
-        """Return the bytes of the seal's file."""
         document = {
             "schema": SCHEMA,
             "iterations": [self.iterations.start, self.iterations.stop],
@@ -141,22 +118,14 @@ class Seal:
                 {"first": link.first, "previous": link.previous, "head": link.head.document()} for link in self.links
             ],
             "sessions": [[number, token] for number, token in sorted(self.sessions)],
-            "arrays": {
-                path: {"first_row": array.first_row, "rows": array.rows, "sharded": array.sharded}
-                for path, array in self.arrays.items()
-            },
-            "files": {path: {"size": file.size, "sha256": file.sha256} for path, file in self.files.items()},
+            "arrays": {path: asdict(array) for path, array in self.arrays.items()},
+            "files": {path: asdict(file) for path, file in self.files.items()},
         }
         return render(sealed(document))
 
 
 def read_seal(folder: Path) -> Seal:
-    """Read the seal in a segment's folder.
-
-    Raises:
-        FileNotFoundError: the folder has no seal.
-        DamagedRun: the file is damaged.
-    """
+    """Read the seal in a segment's folder; raises FileNotFoundError or DamagedRun."""
     document = read_sealed(folder / SEAL)
     try:
         if document["schema"] != SCHEMA:
@@ -186,19 +155,18 @@ def read_seal(folder: Path) -> Seal:
 
 
 def segment_name(iterations: range) -> str:
-    """Return the folder name for a segment of these iterations."""
     return f"{iterations.start:08d}-{iterations.stop - 1:08d}"
 
 
 def segment_iterations(name: str) -> range | None:
-    """Return the iterations of a segment from its folder name; None for other names."""
+    """Return the iterations of a segment, given its folder name; None for other names."""
     match = _NAME.fullmatch(name)
     found = range(int(match[1]), int(match[2]) + 1) if match else None
     return found or None
 
 
 def join(links: Iterable[Link]) -> tuple[Link, ...]:
-    """Merge consecutive links, in order of position."""
+    """Merge links that follow each other, and return the result in order of position."""
     joined: list[Link] = []
     for link in sorted(links, key=lambda link: link.first):
         last = joined[-1] if joined else None
@@ -210,29 +178,18 @@ def join(links: Iterable[Link]) -> tuple[Link, ...]:
 
 
 def array_document(spec: ArraySpec, array: PackedArray) -> Document:
-    """Return the zarr.json of an array in a segment, readable by plain zarr."""
+    """Return the zarr.json of an array in a segment, which plain zarr can read."""
     whole = spec.with_rows(array.rows).document()
     document = {**whole, "attributes": {**whole["attributes"], "first_row": array.first_row}}
     if array.sharded:
         row = whole["chunk_grid"]["configuration"]["chunk_shape"]
         document["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": [array.rows, *row[1:]]}}
-        sharding = {
-            "chunk_shape": row,
-            "codecs": whole["codecs"],
-            "index_codecs": _INDEX_CODECS,
-            "index_location": "end",
-        }
-        document["codecs"] = [{"name": "sharding_indexed", "configuration": sharding}]
+        document["codecs"] = [sharding_codec(row, whole["codecs"])]
     return sealed(document, holder="attributes")
 
 
 def spec_in_segment(file: Path, path: str, array: PackedArray, rows: int) -> ArraySpec:
-    """Return the spec that an array with `rows` rows has outside of segments, given its zarr.json in a segment.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        DamagedRun: the file is damaged.
-    """
+    """Return the spec of an array with `rows` rows outside of segments, given its zarr.json in a segment."""
     document = read_metadata(file)
     attributes = {name: value for name, value in document["attributes"].items() if name not in ("sha256", "first_row")}
     shape, dims = document["shape"][1:], document["dimension_names"]
@@ -248,17 +205,16 @@ def shard_index(sizes: Sequence[int | None]) -> bytes:
         places += (_ABSENT, _ABSENT) if size is None else (offset, size)
         offset += size or 0
     index = struct.pack(f"<{len(places)}Q", *places)
-    return index + crc32c(index).to_bytes(_CRC_BYTES, "little")
+    return index + crc_of(index)
 
 
 def index_size(rows: int) -> int:
-    """Return the size in bytes of the index at the end of a shard."""
-    return 16 * rows + _CRC_BYTES
+    return 16 * rows + CRC_BYTES
 
 
 def place_in_shard(index: bytes, row: int, where: Path) -> tuple[int, int] | None:
-    """Return the offset and size of a chunk from its shard's index; None if it is missing."""
-    if crc32c(index[:-_CRC_BYTES]).to_bytes(_CRC_BYTES, "little") != index[-_CRC_BYTES:]:
+    """Return the offset and size of a row's chunk according to its shard's index; None if the chunk is missing."""
+    if crc_of(index[:-CRC_BYTES]) != index[-CRC_BYTES:]:
         raise damaged(where, "its index does not match the index's CRC-32C")
     offset, size = struct.unpack_from("<2Q", index, 16 * row)
     return None if offset == _ABSENT else (offset, size)
@@ -272,7 +228,7 @@ def ranges(numbers: Iterable[int]) -> Iterator[range]:
 
 
 def _check(seal: Seal) -> None:
-    """Reject an impossible seal before its file names and sizes are used."""
+    """Raise ValueError for an impossible seal, before its file names and sizes are used."""
     for (stage, step), parts in seal.outputs.items():
         for part in parts:
             StageRef(part.start, stage, step)

@@ -1,6 +1,5 @@
-"""Files of writing sessions in a run's folder: the writer, lost records, and the end of the history."""
+"""Files that writing sessions keep in a run's folder: the writer, lost records, and the end of the history."""
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import Any, NamedTuple
 
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import DamagedRun, damaged
-from metaloom.storage.format.files import Document, read_sealed
+from metaloom.storage.format.files import Document, folder_entries, read_sealed
 from metaloom.storage.format.records import StageRecord
 
 FOLDER = "_sessions"
@@ -27,12 +26,7 @@ _SESSION_NAME = re.compile(rf"{_NUMBER}-([0-9a-f]{{16}})(\.closed)?")
 
 
 class SessionName(NamedTuple):
-    """Parts of a session folder's name.
-
-    Attributes:
-        number, token: Number and token of the session.
-        closed: True if the session has ended.
-    """
+    """Name of a session's folder: the session's number, its token, and whether the session has ended."""
 
     number: int
     token: str
@@ -40,7 +34,6 @@ class SessionName(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> "SessionName | None":
-        """Parse a session folder's name; return None for other names."""
         match = _SESSION_NAME.fullmatch(name)
         return cls(int(match[1]), match[2], match[3] is not None) if match else None
 
@@ -57,15 +50,7 @@ def session_number(name: str) -> int:
 
 
 def stray_sessions(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Yield claims and undescribed session folders whose number is out of sequence.
-
-    Args:
-        folder: Sessions folder.
-        names: Names in the folder.
-
-    Yields:
-        Each name, and the largest number below its own, or -1.
-    """
+    """Yield claims and undescribed session folders that are out of sequence, each with the next lower number, or -1."""
     previous = -1
     for number, name in sorted((session_number(name), name) for name in names):
         if number - previous > _LARGEST_LEAP and not (folder / name / ABOUT).exists():
@@ -75,14 +60,7 @@ def stray_sessions(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, in
 
 @dataclass(frozen=True)
 class Head:
-    """The newest record known to a session.
-
-    Attributes:
-        sequence: Index in the history.
-        sha256: Hash of the record.
-        ref: Output that the record commits.
-        digest: Digest of the output.
-    """
+    """Newest record known to a session: its index in the history, its hash, its output, and the output's digest."""
 
     sequence: int
     sha256: str
@@ -91,16 +69,13 @@ class Head:
 
     @classmethod
     def of(cls, record: StageRecord) -> "Head":
-        """Return the head for a record."""
         return cls(record.sequence, record.sha256, record.ref, record.digest)
 
     def document(self) -> Document:
-        """Return the head as plain data."""
         return {"sequence": self.sequence, "sha256": self.sha256, "digest": self.digest, **self.ref.document()}
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> "Head":
-        """Parse a head."""
         sequence, ref = int(document["sequence"]), StageRef.parse(document)
         return cls(sequence, str(document["sha256"]), ref, str(document["digest"]))
 
@@ -109,13 +84,8 @@ class Head:
 class SessionFacts:
     """State of the run's history as recorded by a session.
 
-    Attributes:
-        number, token: Number and token of the session.
-        lost: Positions of records that were missing when it started.
-        next_sequence: Position of the first record that the session could write.
-        head: Newest record at its end, or at its start if it was interrupted. None before the first record, and in
-            earlier versions.
-        sealed: True if the session ended normally, so `head` is the newest record.
+    `lost` contains the positions of records that were missing when it started. `head` is the newest record at its end,
+    or at its start if it was interrupted; None before the first record, and in earlier versions.
     """
 
     number: int
@@ -132,12 +102,7 @@ class SessionFacts:
 
 
 def read_session(folder: Path) -> Document:
-    """Read a session's description.
-
-    Raises:
-        FileNotFoundError: the session was interrupted before writing it.
-        DamagedRun: the file differs from what was written.
-    """
+    """Read a session's description; raises FileNotFoundError if the session was interrupted before writing it."""
     try:
         return read_sealed(folder / ABOUT)
     except FileNotFoundError:  # it may have been closed meanwhile
@@ -145,7 +110,7 @@ def read_session(folder: Path) -> Document:
 
 
 def session_facts(folder: Path) -> SessionFacts:
-    """Read a session's facts about the history from its folder; raises like `read_session`."""
+    """Read what a session recorded about the history, given its folder; raises like `read_session`."""
     document = read_session(folder)
     session = SessionName.parse(folder.name)
     assert session is not None, f"{folder} is not named like the folder of a session"
@@ -163,16 +128,18 @@ def session_facts(folder: Path) -> SessionFacts:
         raise damaged(folder / ABOUT, f"does not describe a session ({type(error).__name__}: {error})") from None
 
 
+def sessions_in(root: Path) -> list[SessionName]:
+    """Return the parsed names of a run's session folders, in order."""
+    entries = folder_entries(root / FOLDER) or []
+    return sorted(name for entry in entries if (name := SessionName.parse(entry.name)))
+
+
 def newest_session(root: Path, first: int) -> SessionFacts | None:
-    """Read the facts of the newest readable session with number `first` or higher, or return None.
+    """Return the facts recorded by the newest readable session with number `first` or higher, or None.
 
     Call this before listing records, so that the list includes every record known to the session.
     """
-    try:
-        names = os.listdir(root / FOLDER)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    for session in sorted((session for session in map(SessionName.parse, names) if session), reverse=True):
+    for session in reversed(sessions_in(root)):
         if session.number < first:
             return None
         try:

@@ -1,4 +1,4 @@
-"""The stages of a run as recorded in run.json, and the stored arrays of each output type."""
+"""Stages of a run as recorded in run.json, and the stored arrays of each output type."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,13 +28,9 @@ _GROUP = re.compile(r"[a-z][a-z0-9_]{0,60}?(_\{step\})?")
 class StoredStage:
     """Facts about a stage that the store needs.
 
-    Attributes:
-        name: Stage name.
-        group: Group of its output below `data.zarr`; "{step}" is replaced by the inner step.
-        output: Name of its output type, such as EpisodeBatch.
-        thinnable: True if thinning may remove its arrays, which can be recomputed.
-        ends_iteration: True if its output (next learner and metrics) completes the iteration.
-        schema: Description of its output, if the class is user-defined.
+    The stage's output is in the `group` below `data.zarr`, in which "{step}" is replaced by the inner step. Thinning
+    may remove its arrays if `thinnable`. If `ends_iteration`, the output is the next learner and the metrics. Only
+    user-defined output classes have a `schema`.
     """
 
     name: str
@@ -58,14 +54,10 @@ class StoredStage:
 
 
 class StageTable(StageOrder):
-    """The stages of a run in data-flow order.
+    """Stages of a run in data-flow order: one ends iterations, and an earlier one outputs the first learner.
 
-    Args:
-        stages: Stages of the run. One ends iterations, and an earlier one outputs the first learner.
-
-    Raises:
-        ValueError: names are not unique, a group name is not a valid folder name, or not exactly one stage ends
-            iterations.
+    Raises ValueError if names are not unique, a group is not a valid folder name, or there is not exactly one of both
+    stages.
     """
 
     def __init__(self, stages: Iterable[StoredStage]) -> None:
@@ -101,15 +93,15 @@ class StageTable(StageOrder):
         return self._by_name[name]
 
     def learner_ref(self, iteration: int) -> StageRef:
-        """Return the reference to the learner that an iteration starts from, stored or not."""
+        """Return a reference to the learner that an iteration starts from, whether stored or not."""
         return StageRef(0, self.first) if iteration == 0 else self.last_ref(iteration - 1)
 
     def last_ref(self, iteration: int) -> StageRef:
-        """Return the reference to the output that ends an iteration, stored or not."""
+        """Return a reference to the output that ends an iteration, whether stored or not."""
         return StageRef(iteration, self.last)
 
     def writing(self, group: str) -> StoredStage | None:
-        """Return the stage that writes a group below `data.zarr`, such as rollouts_0, or None."""
+        """Return the stage that writes a group below `data.zarr`, such as rollouts_0; None if there is none."""
         pattern = re.sub(r"_\d{1,4}$", f"_{STEP}", group)
         return next((stage for stage in self.stages if stage.group in (group, pattern)), None)
 
@@ -119,12 +111,11 @@ class StageTable(StageOrder):
         return next(found, "")
 
     def in_group(self, group: str, iteration: int, step: int = 0) -> StageRef | None:
-        """Return the reference to a group's output at an iteration and step, stored or not; None for other groups."""
+        """Return a reference to a group's output, whether stored or not; None for unknown groups."""
         name = self.named(group)
         return StageRef(iteration, name, step) if name else None
 
     def thinnable(self, ref: StageRef) -> bool:
-        """Return True if thinning may remove the arrays of an output."""
         return ref.stage in self and self[ref.stage].thinnable
 
     def recomputable(self, ref: StageRef) -> bool:
@@ -135,11 +126,9 @@ class StageTable(StageOrder):
         return ref.stage == self.last or self.thinnable(ref)
 
     def group_of(self, ref: StageRef) -> str:
-        """Return the group below `data.zarr` that contains a stage's output."""
         return self[ref.stage].group.replace(STEP, str(ref.step))
 
     def row_of(self, ref: StageRef) -> int:
-        """Return the row of a stage's output in its group's arrays."""
         # The update of iteration i computes the learner that iteration i + 1 starts from.
         return ref.iteration + self[ref.stage].ends_iteration
 
@@ -155,11 +144,7 @@ class StageTable(StageOrder):
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> "StageTable":
-        """Return the stage table in a run.json. Earlier versions had two fixed tables and did not record them.
-
-        Raises:
-            ValueError, KeyError, TypeError: the table is invalid.
-        """
+        """Return the stage table in a run.json. Earlier versions had two fixed tables and did not record them."""
         if "stages" in info:
             return cls(_stored_stage(**stage) for stage in info["stages"])
         return EARLIER[info.get("last_stage", ON_POLICY.last)]
@@ -205,11 +190,9 @@ EARLIER = {table.last: table for table in (ON_POLICY, OFF_POLICY)}
 class ArrayPlan:
     """Layout and meaning of one kind of array.
 
-    Attributes:
-        pattern: Array name within its group; `*` matches a name or an index.
-        dims: Names of the axes after `iteration`; `*` is replaced by the array's name. Further axes get numbered names.
-        unit: Unit of the entries; "1" if dimensionless, "mixed" if each component has its own.
-        description: Meaning of an entry.
+    `pattern` is the array's name within its group; `*` matches a name or an index. `dims` names the axes after
+    `iteration`; `*` is replaced by the array's name. `unit` is "1" if dimensionless and "mixed" if each component has
+    its own.
     """
 
     pattern: str
@@ -219,7 +202,7 @@ class ArrayPlan:
 
 
 def _plan(pattern: str, axes: str, description: str, unit: str = "1") -> ArrayPlan:
-    """Build a plan from axes given as letters or full names, as in custom outputs."""
+    """Return a plan with axes given as letters or full names, as in custom outputs."""
     return ArrayPlan(pattern, tuple(LETTERS.get(axis, axis) for axis in axes.split()), unit, description)
 
 
@@ -315,7 +298,7 @@ METRICS = _plan("values", "metric", "numbers that describe the iteration; attrib
 
 
 def plan_of(path: str, stages: StageTable) -> ArrayPlan | None:
-    """Return the plan of the array at a path below `data.zarr`, or None."""
+    """Return the plan of the array at a path below `data.zarr`, or None if it belongs to no stage."""
     group, _, name = path.partition("/")
     if group == METRICS_GROUP:
         return METRICS if name == METRICS.pattern else None
@@ -324,12 +307,10 @@ def plan_of(path: str, stages: StageTable) -> ArrayPlan | None:
 
 
 def plan_in(stage: StoredStage, name: str) -> ArrayPlan | None:
-    """Return the plan of an array of a stage's output, or None."""
     return next((plan for plan in plans_of(stage) if fnmatchcase(name, plan.pattern)), None)
 
 
 def plans_of(stage: StoredStage) -> Sequence[ArrayPlan]:
-    """Return the plans of all arrays of a stage's output."""
     if stage.schema is None:
         return ARRAYS[stage.output]
     return [ArrayPlan(f.name + ".*" * f.mapping, f.dims, f.unit, f.description) for f in stage.schema.fields]

@@ -30,13 +30,8 @@ _PACKED_NAME = re.compile(r"[0-9]{8}-[0-9]{8}\.json")
 class Retention:
     """Rule that determines which complete iterations keep all their arrays, and a run's size limit.
 
-    Attributes:
-        keep_last: Number of newest iterations to keep.
-        keep_every: Interval at which iterations are kept: 0, keep_every, 2 * keep_every, ...
-        max_bytes: Maximum size of the run's files; the writer stops before exceeding it.
-        kept: Iterations that are always kept.
-
-    Without `keep_last` and `keep_every`, all are kept. With both, an iteration is kept if either keeps it.
+    Iterations are kept if they are among the `keep_last` newest, a multiple of `keep_every`, or in `kept`. Without
+    `keep_last` and `keep_every`, all are kept. The writer stops before the run's files exceed `max_bytes`.
     """
 
     keep_last: int | None = None
@@ -61,13 +56,7 @@ KEEP_ALL = Retention()
 
 @dataclass(frozen=True)
 class Thinned:
-    """Summary of a planned or completed thinning.
-
-    Attributes:
-        iterations: Affected iterations.
-        files: Number of removed files.
-        num_bytes: Total size of these files in bytes; files shared with a fork stay on disk.
-    """
+    """Summary of a planned or completed thinning. Files shared with a fork count as removed but stay on disk."""
 
     iterations: tuple[int, ...]
     files: int
@@ -81,40 +70,35 @@ class Thinned:
 
     @classmethod
     def sum(cls, parts: Iterable["Thinned"]) -> "Thinned":
-        """Combine several summaries."""
         parts = [*parts]
         iterations = sorted({i for part in parts for i in part.iterations})
         return cls(tuple(iterations), sum(part.files for part in parts), sum(part.num_bytes for part in parts))
 
 
 def marker_path(root: Path, iteration: int) -> Path:
-    """Return the path of an iteration's thinning marker."""
     return root / FOLDER / f"{iteration:08d}.json"
 
 
 def packed_marker_path(root: Path, iterations: range) -> Path:
-    """Return the path of a segment's thinning marker."""
     return root / FOLDER / f"{segment_name(iterations)}.json"
 
 
 def is_marker(name: str) -> bool:
-    """Return True for the name of a marker."""
     return _MARKER_NAME.fullmatch(name) is not None or _PACKED_NAME.fullmatch(name) is not None
 
 
 def marked_iteration(name: str) -> int | None:
-    """Return the iteration in a marker's file name; None for other names."""
     match = _MARKER_NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def render_marker(iteration: int, outputs: Mapping[StageRef, str]) -> bytes:
-    """Return the content of an iteration's marker: the record hash of each thinned output."""
+    """Serialize an iteration's marker, which contains the record hash of each thinned output."""
     return render(sealed({"schema": SCHEMA, "iteration": iteration, "outputs": _entries(outputs)}))
 
 
 def render_packed_marker(iterations: range, outputs: Mapping[int, Mapping[StageRef, str]]) -> bytes:
-    """Return the content of a segment's marker, equivalent to one marker per iteration."""
+    """Serialize a segment's marker, which is equivalent to one marker per iteration."""
     by_iteration = [{"iteration": i, "outputs": _entries(outputs[i])} for i in sorted(outputs) if outputs[i]]
     about = {"schema": SCHEMA, "iterations": [iterations.start, iterations.stop], "thinned": by_iteration}
     return render(sealed(about))
@@ -128,12 +112,7 @@ def _entries(outputs: Mapping[StageRef, str]) -> list[dict[str, Any]]:
 
 
 def read_marker(path: Path, stages: StageTable) -> dict[StageRef, str]:
-    """Read a marker: the thinned outputs and their record hashes.
-
-    Raises:
-        FileNotFoundError: there is no marker.
-        DamagedRun: the marker differs from what was written.
-    """
+    """Read the thinned outputs and their record hashes from a marker; raises FileNotFoundError or DamagedRun."""
     document = read_sealed(path)
     try:
         iteration = marked_iteration(path.name)
@@ -159,12 +138,11 @@ def read_packed_marker(path: Path, iterations: range, stages: StageTable) -> dic
 
 
 def thinnable(refs: Iterable[StageRef], iterations: Collection[int], stages: StageTable) -> list[StageRef]:
-    """Return the outputs of some iterations whose arrays thinning may remove."""
+    """Return the references among `refs` whose arrays thinning may remove, restricted to some iterations."""
     return stages.sort(ref for ref in refs if ref.iteration in iterations and stages.thinnable(ref))
 
 
 def thinned_error(root: Path, ref: StageRef) -> StageThinned:
-    """Build the error for a request for thinned arrays."""
     return StageThinned(
         root,
         found=f"{ref} was thinned: its record is stored, but its arrays are not",

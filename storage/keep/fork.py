@@ -16,7 +16,7 @@ from metaloom.storage.format.places import check_path, folder_of, url_of
 from metaloom.storage.format.records import StageRecord, has_shards
 from metaloom.storage.format.segments import FOLDER as SEGMENTS
 from metaloom.storage.format.segments import Link, join, segment_name
-from metaloom.storage.format.sessions import Head, SessionName, read_session
+from metaloom.storage.format.sessions import Head, read_session, sessions_in
 from metaloom.storage.format.settings import changed
 from metaloom.storage.format.thinning import FOLDER as THINNED
 from metaloom.storage.format.thinning import marker_path, packed_marker_path, render_packed_marker
@@ -39,14 +39,7 @@ _CANNOT_SHARE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 
 @dataclass(frozen=True)
 class Fork:
-    """Summary of a fork.
-
-    Attributes:
-        path: Folder of the fork.
-        iteration: First iteration that is not shared.
-        shared_files, shared_bytes: Number and total bytes of the files shared with the parent.
-        copied_files, copied_bytes: Number and total bytes of the files copied because they could not be shared.
-    """
+    """Summary of a fork. Files that could not be shared with the parent were copied."""
 
     path: Path
     iteration: int
@@ -70,24 +63,10 @@ def fork_run(
     """Create a run that shares the iterations before `iteration` of another run and continues with a new configuration.
 
     Files are shared by hard links, so they survive thinning or deletion of the parent. Outputs thinned in the parent
-    are thinned in the fork.
-
-    Args:
-        parent: Run to fork, possibly still being written.
-        iteration: First iteration that is not shared.
-        path: Folder or URL of the new run; it must be empty or not exist.
-        config: Settings of the new run, as plain JSON data.
-        config_digest: Digest of the settings that affect results.
-        capacity: Number of iterations to allocate.
-        environment: Further facts that affect results or help to reproduce them, as plain JSON data.
-        progress: Callback that receives the number of outputs shared and the total.
+    are thinned in the fork. The parent may still be written. Other arguments and errors are as for `create_run`.
 
     Raises:
-        InvalidRunName: the path cannot be printed on one line.
         StageMissing: the parent has fewer complete iterations.
-        RunExists: the path is not empty.
-        RunLocked: another process is creating the same run.
-        StorageFailed: the system refuses the write.
     """
     path = check_path(folder_of(path))
     if iteration:
@@ -120,11 +99,8 @@ def fork_run(
 class _SharedOutputs:
     """Outputs of the parent that a fork shares.
 
-    Attributes:
-        records: Records that are in no segment, or in one that is only partly shared.
-        segments: Segments shared as a whole.
-        cut: Partly shared segment, if any.
-        chain: Links of the whole chain, in order.
+    `records` are in no segment, or in the segment `cut`, which is only partly shared. `chain` contains all links, in
+    order.
     """
 
     records: list[StageRecord]
@@ -134,15 +110,13 @@ class _SharedOutputs:
 
     @classmethod
     def of(cls, parent: Run, iteration: int) -> "_SharedOutputs":
-        """Collect the outputs that a fork at `iteration` shares."""
         start = parent.learner_ref(0)
         refs = [ref for ref in parent.files.live_refs() if ref.iteration < iteration or ref == start]
         segments = parent.files.segments.all(refresh=True)
         whole = [segment for segment in segments if segment.iterations.stop <= iteration]
         refs = [ref for ref in refs if not parent.files.segments.holding(ref)]
-        cut = next(
-            (s for s in segments if s not in whole and (s.iterations.start < iteration or s.seal.holds(start))), None
-        )
+        partly = (s for s in segments if s not in whole and (s.iterations.start < iteration or s.seal.holds(start)))
+        cut = next(partly, None)
         if cut is not None:
             refs += [ref for ref in cut.seal.refs() if ref.iteration < iteration or ref == start]
         records = sorted((parent.record(ref) for ref in refs), key=lambda record: record.sequence)
@@ -150,7 +124,6 @@ class _SharedOutputs:
 
     @property
     def newest(self) -> Head:
-        """Head for the newest shared record."""
         return self.chain[-1].head
 
 
@@ -199,7 +172,6 @@ def _workshop(path: Path) -> Generator[Path]:
 
 
 def _origin(parent: Run, iteration: int, newest: Head, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fork's origin as recorded in its run.json."""
     return {
         "parent": {
             "id": parent.info["id"],
@@ -217,18 +189,14 @@ def _origin(parent: Run, iteration: int, newest: Head, config: Mapping[str, Any]
 
 
 def _share_sessions(root: Path, links: "_Links") -> None:
-    """Share the sessions that wrote the shared records."""
-    for folder in sorted((root / "_sessions").iterdir()):
-        session = SessionName.parse(folder.name)
-        if session is None:
-            continue
+    for session in sessions_in(root):
         try:
-            read_session(folder)
+            read_session(root / "_sessions" / str(session))
         except (FileNotFoundError, DamagedRun):  # interrupted before writing anything, or reported by `verify`
             continue
         name = f"{session._replace(closed=True)}/session.json"
         try:
-            links.share(f"_sessions/{folder.name}/session.json", f"_sessions/{name}")
+            links.share(f"_sessions/{session}/session.json", f"_sessions/{name}")
         except FileNotFoundError:  # it was closed meanwhile
             links.share(f"_sessions/{name}", f"_sessions/{name}")
 
@@ -285,16 +253,15 @@ def _share_restored(parent: Run, segment: Segment, links: "_Links") -> None:
         folder = parent.files.data / array
         logged = (path.rpartition("/")[2] for path in _logged(parent, folder))
         rows = {name: chunk_row(name) for name in {*os.listdir(folder), *logged}}
-        restored = [
-            f"data.zarr/{array}/{n}" for n, row in rows.items() if row is not None and segment.holds_row(array, row)
-        ]
+        held = (name for name, row in rows.items() if row is not None and segment.holds_row(array, row))
+        restored = [f"data.zarr/{array}/{name}" for name in held]
         parent.files.bring_all(restored)
         for path in restored:
             links.share(path)
 
 
 def _logged(parent: Run, folder: Path) -> list[str]:
-    """Return a folder's files in object storage, if the parent is stored there."""
+    """Return the paths of a folder's files in object storage, if the parent is stored there."""
     remote, prefix = parent.files.remote, folder.relative_to(parent.path).as_posix()
     return [path for path in remote.files if path.startswith(f"{prefix}/")] if remote is not None else []
 
@@ -344,7 +311,6 @@ class _Links:
         self.copied = (0, 0)
 
     def share(self, name: str, new_name: str | None = None) -> None:
-        """Share a file, replacing an existing one."""
         source, target = self._source / name, self.target / (new_name or name)
         if target.parent not in self._folders:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -363,7 +329,6 @@ class _Links:
             self.copied = (self.copied[0] + 1, self.copied[1] + size)
 
     def sync(self) -> None:
-        """Flush the new folder entries to disk."""
         for folder in sorted(self._folders, reverse=True):
             sync_folder(folder)
 

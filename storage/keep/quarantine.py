@@ -29,7 +29,7 @@ _ABOUT = "about.json"
 
 @dataclass(frozen=True)
 class Form:
-    """Name of an array's dtype, and the array's shape."""
+    """Dtype name and shape of an array."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -37,15 +37,10 @@ class Form:
 
 @dataclass(frozen=True)
 class Quarantined:
-    """A fault: its location, and the data to reproduce it.
+    """Fault of a stage: its location, and the data to reproduce it.
 
-    Attributes:
-        ref: Stage that failed.
-        path: Folder of the fault.
-        message: Error message of the stage.
-        about: Location and circumstances as plain data: array, task, episode, t, seed_position, ...
-        when: Time of the fault, UTC, ISO 8601; empty if the folder cannot be read.
-        forms: Dtype and shape of each array, keyed by name, in the order of the files.
+    `about` contains location and circumstances as plain data: array, task, episode, t, seed_position, ... `when` is the
+    time of the fault, UTC, ISO 8601; "" if the folder `path` cannot be read. `forms` is in the order of the files.
     """
 
     ref: StageRef
@@ -56,11 +51,7 @@ class Quarantined:
     forms: Mapping[str, Form]
 
     def arrays(self) -> dict[str, Array]:
-        """Read the arrays, keyed by name.
-
-        Raises:
-            DamagedRun: a file is missing or is not a numeric array.
-        """
+        """Read the arrays, keyed by name; raises DamagedRun if a file is missing or is not a numeric array."""
         files = enumerate(self.forms.items())
         return {name: _read_array(self.path / _file_name(n), form) for n, (name, form) in files}
 
@@ -68,20 +59,14 @@ class Quarantined:
 def put_in_quarantine(
     run: Path, ref: StageRef, *, message: str, about: Mapping[str, Any], arrays: Mapping[str, Array]
 ) -> Path:
-    """Store the data of a failed stage, replacing the data of an earlier failure of the same stage.
+    """Store the data of a failed stage, replacing the data of an earlier failure of the same stage; return its folder.
 
-    Returns:
-        Folder of the fault.
-
-    Raises:
-        StorageFailed: the system refuses the write.
-        DamagedRun: the quarantine is a symbolic link.
+    Raises StorageFailed if the system rejects the write, and DamagedRun if the quarantine is a symbolic link.
     """
     root = run / FOLDER
     folder = root / ref.file_name.removesuffix(".json")
-    with system_errors(
-        run, required="free space and permission to write the run", action="Free space or repair the disk"
-    ):
+    required = "free space and permission to write the run"
+    with system_errors(run, required=required, action="Free space or repair the disk"):
         if root.is_symlink():
             raise _foreign(root, "is a symbolic link")
         root.mkdir(exist_ok=True)
@@ -104,7 +89,7 @@ def put_in_quarantine(
 
 
 def read_quarantine(run: Path) -> list[Quarantined]:
-    """List the faults of failed stages, in order. The message of an unreadable fault says so."""
+    """Return the faults of failed stages, in order. The message of an unreadable fault says so."""
     root = run / FOLDER
     names = [entry.name for entry in root.iterdir()] if root.is_dir() and not root.is_symlink() else []
     refs = (StageRef.from_file_name(f"{name}.json") for name in names)
@@ -157,7 +142,7 @@ def _file_name(n: int) -> str:
 
 
 def _plain(value: object) -> Any:
-    """Convert a value to JSON data. Non-finite floats and unknown types become text."""
+    """Convert a value to JSON-serializable data. Non-finite floats and unknown types become text."""
     if isinstance(value, Mapping):
         return {str(name): _plain(part) for name, part in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, list | tuple):

@@ -26,9 +26,8 @@ _ACTION = "Fix that; `metaloom rm` then continues"
 def check_removable(path: Path) -> Path:
     """Check that a folder is a run, damaged or not, without a writer or foreign files; return its absolute path.
 
-    Raises:
-        RunNotFound, NotARun: the folder is not a run, is a link to one, or contains foreign files.
-        RunLocked: a process is writing the run, here or elsewhere.
+    Raises RunNotFound or NotARun if the folder is not a run, is a link to one, or contains foreign files, and RunLocked
+    if a process is writing the run, here or elsewhere.
     """
     path = path.absolute()
     if path.is_symlink():
@@ -70,12 +69,7 @@ def check_removable(path: Path) -> Path:
 
 
 def remove_run(path: Path) -> None:
-    """Remove a run's folder. Forks keep shared files. Links are removed, not followed.
-
-    Raises:
-        RunNotFound, NotARun, RunLocked: see `check_removable`.
-        StorageFailed: the system refuses the removal.
-    """
+    """Remove a run's folder, without following links; raises like `check_removable`. Forks keep shared files."""
     path = check_removable(path)
     token = secrets.token_hex(8)
     aside = path.parent / REMOVED / f"{path.name}-{token}"
@@ -93,17 +87,13 @@ def remove_run(path: Path) -> None:
 
 
 def unfinished_removals(root: Path) -> list[Path]:
-    """Return the remains of removed runs in a runs folder."""
+    """Return the paths of partly removed runs in a runs folder."""
     folder = root / REMOVED
     return sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
 
 
 def finish_removals(root: Path) -> Iterator[Path]:
-    """Finish interrupted removals of runs one at a time, and yield the path of each.
-
-    Raises:
-        StorageFailed: the system refuses the removal.
-    """
+    """Finish interrupted removals of runs one at a time, and yield the path of each."""
     for path in unfinished_removals(root):
         _remove(path)
         yield path

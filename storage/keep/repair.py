@@ -19,11 +19,19 @@ from typing import Any
 
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import DamagedRun, StoreError, damaged
-from metaloom.storage.format.arrays import group_document, read_metadata, render_metadata
+from metaloom.storage.format.arrays import group_document, read_metadata
 from metaloom.storage.format.files import make_folder, make_folders, read_file, read_sealed, render, sealed
 from metaloom.storage.format.records import SCHEMA, StageRecord
 from metaloom.storage.format.segments import spec_in_segment
-from metaloom.storage.format.sessions import ABOUT, FOLDER, INFO_COPY, SessionName, newest_session, session_facts
+from metaloom.storage.format.sessions import (
+    ABOUT,
+    FOLDER,
+    INFO_COPY,
+    SessionName,
+    newest_session,
+    session_facts,
+    sessions_in,
+)
 from metaloom.storage.format.stages import LEARNER, plan_of
 from metaloom.storage.format.thinning import marker_path
 from metaloom.storage.read.committed import CommittedFiles
@@ -34,13 +42,15 @@ from metaloom.storage.write.sessions import Session
 
 
 def info_copies(root: Path) -> list[Path]:
-    """Return the paths of the copies of a run's run.json."""
     return sorted(root.glob(f"{FOLDER}/*/{INFO_COPY}"))
 
 
-def can_restore_info(root: Path) -> bool:
-    """Return True if there is an intact copy of run.json."""
-    return _sound_copy(root) is not None
+def sound_copy(root: Path) -> bytes | None:
+    """Return the content of the newest intact copy of run.json, or None."""
+    for copy in reversed(info_copies(root)):
+        with suppress(DamagedRun):
+            return render(read_sealed(copy, indented=True), indented=True)
+    return None
 
 
 def restore_info(session: Session) -> list[str]:
@@ -49,31 +59,16 @@ def restore_info(session: Session) -> list[str]:
     try:
         read_sealed(path, indented=True)
     except (FileNotFoundError, DamagedRun):
-        raw = _sound_copy(session.root)
+        raw = sound_copy(session.root)
         assert raw is not None, "a session begins only if there is an intact copy"
         _put(session, path, raw)
         return ["run.json: restored from its copy"]
     return []
 
 
-def repair_run(files: CommittedFiles, session: Session, info: Mapping[str, Any]) -> list[str]:
-    """Repair a run, removing outputs that must be recomputed.
+class Repair:
+    """Repair of a run within a session. Methods yield a line per repaired or removed file."""
 
-    Returns:
-        A line for each repaired or removed file.
-
-    Raises:
-        IncompatibleFormat: an array's metadata is intact but describes an unknown array.
-    """
-    return [*_Repair(files, session, info).lines()]
-
-
-def repair_segments(files: CommittedFiles, session: Session, info: Mapping[str, Any]) -> list[str]:
-    """Repair the files of segments and unpack damaged segments; return lines like `repair_run`."""
-    return [*_Repair(files, session, info).repair_segments()]
-
-
-class _Repair:
     def __init__(self, files: CommittedFiles, session: Session, info: Mapping[str, Any]) -> None:
         self._files = files
         self._session = session
@@ -82,7 +77,8 @@ class _Repair:
         self._thinned: dict[StageRef, str] = {}
         self._lost: set[StageRef] = set()
 
-    def lines(self) -> Iterator[str]:
+    def repair_run(self) -> Iterator[str]:
+        """Repair files outside of segments, removing outputs that must be recomputed."""
         yield from self._repair_copies()
         yield from self._drop_markers()
         yield from self._read_records()
@@ -131,7 +127,7 @@ class _Repair:
                 rows = self._capacity({*segment.seal.arrays}) + array.startswith(f"{LEARNER}/")
                 spec = spec_in_segment(segment.folder / "data.zarr" / array / "zarr.json", array, packed, rows)
                 make_folders(path.parent)
-                _put(self._session, path, render_metadata(spec.document()))
+                _put(self._session, path, render(spec.document(), indented=True))
                 self._files.forget_specs()
                 yield f"{self._name(path)}: rewritten from {segment.folder.name}"
 
@@ -147,16 +143,14 @@ class _Repair:
 
     def _read_records(self) -> Iterator[str]:
         # Outputs in segments are intact by now.
-        for ref in self._files.stages.sort(
-            ref for ref in self._files.live_refs() if not self._files.segments.holding(ref)
-        ):
+        live = (ref for ref in self._files.live_refs() if not self._files.segments.holding(ref))
+        for ref in self._files.stages.sort(live):
             try:
                 self._records[ref] = record = self._files.record(ref)
                 for array in {chunk.array for chunk in record.chunks}:
                     if plan_of(array, self._files.stages) is None:
-                        raise damaged(
-                            self._files.record_path(ref), f"names the array {array!r}, which is not part of a run"
-                        )
+                        found = f"names the array {array!r}, which is not part of a run"
+                        raise damaged(self._files.record_path(ref), found)
             except DamagedRun as error:
                 yield self._lose(ref, error)
                 continue
@@ -179,10 +173,8 @@ class _Repair:
         lost = known.lost if known else ()
         gaps = [position for position in missing_positions(self._files.root, links, end) if position not in lost]
         if len(gaps) > len(self._lost):
-            yield (
-                f"_commits: {describe_missing(gaps, known)}; from now on they are recorded as lost, not reported "
-                "as missing"
-            )
+            found = describe_missing(gaps, known)
+            yield f"_commits: {found}; from now on they are recorded as lost, not reported as missing"
 
     def _check_files(self, record: StageRecord) -> Iterator[str]:
         for file in (*record.chunks, *record.tables):
@@ -203,14 +195,12 @@ class _Repair:
             written.setdefault((record.session, record.token), []).append(record)
         for segment in self._files.segments.all():
             written |= {session: written.get(session, []) for session in segment.seal.sessions}
-        names = (SessionName.parse(path.name) for path in root.iterdir())
-        folders = {(name.number, name.token): root / str(name) for name in names if name}
+        folders = {(name.number, name.token): root / str(name) for name in sessions_in(self._files.root)}
         for number, token in sorted({*written, *folders} - {(self._session.number, self._session.token)}):
             folder = folders.get((number, token))
             problem = _session_problem(folder)
-            if problem is None or (
-                problem == "is missing" and (number, token) not in written
-            ):  # killed before it wrote anything
+            killed = problem == "is missing" and (number, token) not in written  # before it wrote anything
+            if problem is None or killed:
                 continue
             held = [s for s in self._files.segments.all() if (number, token) in s.seal.sessions]
             packed = [record for segment in held for record in segment.records() if record.token == token]
@@ -250,15 +240,12 @@ class _Repair:
                 problem = error.found if isinstance(error, StoreError) else "is missing"
             make_folder(path.parent)
             document = group_document({} if group else {"capacity": self._capacity(arrays)})
-            _put(self._session, path, render_metadata(document))
+            _put(self._session, path, render(document, indented=True))
             yield f"{self._name(path)}: {problem}; rewritten"
 
     def _capacity(self, arrays: Iterable[str]) -> int:
-        rows = [
-            self._files.spec(array).rows - array.startswith(f"{LEARNER}/")
-            for array in arrays
-            if self._has_metadata(array)
-        ]
+        known = filter(self._has_metadata, arrays)
+        rows = [self._files.spec(array).rows - array.startswith(f"{LEARNER}/") for array in known]
         configured = self._info["config"].get("iterations", 1)
         ends = [segment.iterations.stop for segment in self._files.segments.all()]
         reached = max([ref.iteration + 1 for ref in self._records] + ends, default=1)
@@ -287,15 +274,6 @@ def _put(session: Session, path: Path, raw: bytes) -> None:
     if path.is_dir():
         session.remove([path])
     session.replace(session.write_aside([(raw,)]), [path])
-
-
-def _sound_copy(root: Path) -> bytes | None:
-    for copy in reversed(info_copies(root)):
-        try:
-            return render(read_sealed(copy, indented=True), indented=True)
-        except DamagedRun:
-            continue
-    return None
 
 
 def _session_problem(folder: Path | None) -> str | None:

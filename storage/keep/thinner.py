@@ -1,4 +1,4 @@
-"""Thinning: removing and restoring the arrays of iterations."""
+"""Thinning: removal of iterations' arrays, and their restoration."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
@@ -17,7 +17,7 @@ from metaloom.storage.write.sessions import Session
 
 
 class Thinner:
-    """Removal and restoration of arrays, such that the state is unambiguous after a kill or a power failure."""
+    """Removal and restoration of arrays, safe against kills and power failures at any moment."""
 
     def __init__(self, files: CommittedFiles, session: Session, arrays: ArrayStore) -> None:
         self._files = files
@@ -25,11 +25,7 @@ class Thinner:
         self._arrays = arrays
 
     def thin(self, refs: Sequence[StageRef], progress: Progress = unseen) -> Thinned:
-        """Remove the outputs' arrays, skipping outputs that are already thinned.
-
-        Raises:
-            FencedOut: a later session has begun.
-        """
+        """Remove the outputs' arrays, skipping outputs that are already thinned."""
         taken: list[Thinned] = []
         groups = groupby(self._files.stages.sort(refs), key=lambda ref: ref.iteration)
         total = len({ref.iteration for ref in refs})
@@ -47,13 +43,7 @@ class Thinner:
         return Thinned.sum(taken)
 
     def restore(self, values: Mapping[StageRef, Value]) -> None:
-        """Restore the arrays of one iteration's thinned outputs.
-
-        Raises:
-            StageExists: an output is not thinned.
-            DigestMismatch: a value differs from its record, in which case nothing is restored.
-            FencedOut: a later session has begun.
-        """
+        """Restore the arrays of one iteration's thinned outputs; see `RunWriter.restore`."""
         (iteration,) = {ref.iteration for ref in values}
         thinned = self._valid(iteration)
         records = {ref: self._files.record(ref) for ref in values}
@@ -90,26 +80,15 @@ class Thinner:
 
 
 def require_same(record: StageRecord, value: Value, *, changed: Callable[[], Sequence[str]] = tuple) -> None:
-    """Raise DigestMismatch if a recomputed output differs from its record.
-
-    Args:
-        record: Record of the output.
-        value: Recomputed output.
-        changed: Function that returns known differences other than versions, as short phrases.
-    """
+    """Raise DigestMismatch if a recomputed output differs from its record; `changed` returns known differences."""
     found = array_digests(value)
     if output_digest({name: entry.sha256 for name, entry in found.items()}) != record.digest:
-        wrong = differing(record.arrays, found)
-        differs, others = changed(), changed_versions(record)
+        wrong, differs = differing(record.arrays, found), changed()
+        changes = "; ".join([*differs, *changed_versions(record)])
+        advice = "Recompute it with the recorded versions, on a processor of the same kind"
+        action = f"Versions: {changes or 'the same'}. {advice}"
         if differs:
-            action = (
-                f"Changed since: {'; '.join([*differs, *others])}. Recompute it with the original sources and versions"
-            )
-        else:
-            action = (
-                f"Versions: {'; '.join(others) or 'the same'}. Recompute it with the recorded versions, on a processor "
-                "of the same kind"
-            )
+            action = f"Changed since: {changes}. Recompute it with the original sources and versions"
         raise DigestMismatch(
             str(record.ref),
             found=f"bits in {', '.join(wrong[:5])} that differ from the record, so nothing was stored",
@@ -119,7 +98,7 @@ def require_same(record: StageRecord, value: Value, *, changed: Callable[[], Seq
 
 
 def changed_versions(record: StageRecord) -> list[str]:
-    """List the versions that changed since an output was computed."""
+    """Return a phrase per version that has changed since an output was computed."""
     now = versions()
     return [
         f"{name} {record.versions.get(name, 'absent')} then, {now.get(name, 'absent')} now"

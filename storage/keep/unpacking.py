@@ -1,4 +1,4 @@
-"""Unpacking damaged segments, so that intact outputs can be used and the rest repaired."""
+"""Unpacking of damaged segments, so that intact outputs can be used and the rest repaired."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -21,13 +21,7 @@ _AT_ONCE = 256
 
 
 def unpack_damaged(files: CommittedFiles, session: Session) -> Iterator[str]:
-    """Unpack damaged segments; yield a line for each damaged file.
-
-    Afterwards, the damaged files are missing.
-
-    Raises:
-        FencedOut: a later session has begun.
-    """
+    """Unpack damaged segments, and yield a line for each damaged file, which is missing afterwards."""
     for name in files.segments.names():
         folder = files.root / FOLDER / name
         lines = [*_problems(files, folder)]
@@ -100,9 +94,7 @@ class _Unpacking:
             self._put(self._tables())
             self._put(self._chunks(segment))
             self._put(self._markers(segment))
-            self._put(
-                (self._files.root / "_commits" / record.ref.file_name, record.content()) for record in self._records
-            )
+            self._put((self._files.record_path(record.ref), record.content()) for record in self._records)
         # From here on, the restored files are used.
         self._session.remove([self._folder])
         self._session.remove([packed_marker_path(self._files.root, self._iterations)])

@@ -1,1 +1,1 @@
-"""Reading committed data: history, tables, datasets, verification."""
+"""Reading of committed data: history, tables, datasets, verification."""

@@ -1,4 +1,4 @@
-"""A run's committed content: the index of records, and files checked against the records."""
+"""Committed content of a run: the index of records, and files checked against the records."""
 
 import os
 import stat
@@ -54,7 +54,10 @@ _LARGEST_TABLE = 2**30
 
 
 class CommittedFiles:
-    """The committed content of one run's folder; `remote` is the log in object storage if the folder is a cache."""
+    """Committed content of a run's folder; `remote` is the log in object storage if the folder is a cache.
+
+    Methods raise DamagedRun for files that are missing or differ from what was committed, and for missing folders.
+    """
 
     def __init__(self, root: Path, stages: StageTable, remote: RemoteLog | None = None) -> None:
         self.root = root
@@ -71,12 +74,7 @@ class CommittedFiles:
         return evaluate if name == "evaluations" else (self.stages.last,)
 
     def stored_size(self, path: str) -> int:
-        """Return the size in bytes of a file of the run, in the folder or in object storage.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            DamagedRun: the path is a folder.
-        """
+        """Return the size of a file in the folder or object storage; raises FileNotFoundError if there is none."""
         try:
             status = (self.root / path).stat(follow_symlinks=False)
         except FileNotFoundError:
@@ -93,23 +91,16 @@ class CommittedFiles:
         return sizes | {path: status.st_size for path, status in file_stats(self.root)}
 
     def num_bytes(self) -> int:
-        """Return the total size of the run's files in bytes."""
         return sum(self.sizes().values())
 
     def bring(self, path: str) -> bool:
-        """Download a file that is only in object storage; return False if it does not exist.
-
-        Raises:
-            DamagedRun: the downloaded file is not the committed one.
-        """
+        """Download a file that is only in object storage; return False if it does not exist."""
         return self.remote is not None and self.remote.fetch(path)
 
     def is_stored(self, path: Path) -> bool:
-        """Return True if a file is in the folder or in object storage."""
         return path.is_file() or (self.remote is not None and self._name(path) in self.remote.files)
 
     def bring_all(self, paths: Iterable[str]) -> None:
-        """Download files that are only in object storage, concurrently; raises like `bring`."""
         if self.remote is not None:
             self.remote.fetch_all(paths)
 
@@ -120,11 +111,6 @@ class CommittedFiles:
         return path.relative_to(self.root).as_posix()
 
     def refs(self) -> set[StageRef]:
-        """Return references to all stored outputs.
-
-        Raises:
-            DamagedRun: the folder of records is missing, or a seal is damaged.
-        """
         # In this order, so that outputs packed meanwhile are found in a segment.
         refs = self.live_refs()
         for segment in self.segments.all(refresh=True):
@@ -132,7 +118,7 @@ class CommittedFiles:
         return refs
 
     def live_refs(self, iterations: Collection[int] | None = None) -> set[StageRef]:
-        """Return the outputs whose record is a separate file, of all or some iterations; raises like `refs`."""
+        """Return the outputs whose record is a separate file, of all or some iterations."""
         if (entries := folder_entries(self.root / "_commits")) is None:
             raise damaged(self.root / "_commits", "is missing")
         names = [entry.name for entry in entries]
@@ -143,18 +129,16 @@ class CommittedFiles:
         return {ref for ref in refs if ref is not None and ref.stage in self.stages}
 
     def num_iterations(self) -> int:
-        """Return the number of complete iterations, counted until the first incomplete one; raises like `refs`."""
+        """Return the number of complete iterations before the first incomplete one."""
         done = {ref.iteration for ref in self.live_refs() if ref.stage == self.stages.last}
-        packed = [
-            part for s in self.segments.all(refresh=True) for part in s.seal.outputs.get((self.stages.last, 0), ())
-        ]
+        ends, segments = (self.stages.last, 0), self.segments.all(refresh=True)
+        packed = [part for segment in segments for part in segment.seal.outputs.get(ends, ())]
         count = 0
         while found := next((part for part in packed if count in part), range(count, count + (count in done))):
             count = found.stop
         return count
 
     def refs_of(self, iterations: Collection[int]) -> set[StageRef]:
-        """Return references to the stored outputs of some iterations; raises like `refs`."""
         wanted = {*iterations}
         refs = self.live_refs(wanted)
         for segment in self.segments.all(refresh=True):
@@ -162,7 +146,6 @@ class CommittedFiles:
         return refs
 
     def contains(self, ref: StageRef) -> bool:
-        """Return True if an output is stored."""
         if self.segments.holding(ref) or self.record_path(ref).exists():
             return True
         self.segments.all(refresh=True)  # the output may have been packed since they were listed
@@ -178,12 +161,7 @@ class CommittedFiles:
         return self.record_path(ref) if segment is None else segment.folder / RECORDS
 
     def record(self, ref: StageRef) -> StageRecord:
-        """Read an output's record.
-
-        Raises:
-            FileNotFoundError: the output is not stored.
-            DamagedRun: the record differs from what was written.
-        """
+        """Read an output's record; raises FileNotFoundError if the output is not stored."""
         try:
             return self._record(ref)
         except FileNotFoundError:  # packed or unpacked between the lookup and this read
@@ -195,11 +173,7 @@ class CommittedFiles:
         return read_record(self.record_path(ref)) if segment is None else self.segments.record(ref, segment)
 
     def thinned(self, iteration: int) -> dict[StageRef, str]:
-        """Return an iteration's outputs that are marked as thinned, with their record hashes.
-
-        Raises:
-            DamagedRun: the marker is damaged.
-        """
+        """Return an iteration's outputs that are marked as thinned, with their record hashes."""
         for _ in range(2):  # it may have been packed between the two lookups
             try:
                 return read_marker(marker_path(self.root, iteration), self.stages)
@@ -211,17 +185,13 @@ class CommittedFiles:
         return {}
 
     def thinned_in(self, iterations: range) -> dict[StageRef, str]:
-        """Return the outputs of several iterations that are marked as thinned; see `thinned`."""
+        """Return the outputs of several iterations that are marked as thinned, with their record hashes."""
         live = {*self.live_markers()}
         marked = (i for i in iterations if i in live or self.segments.about(i) is not None)
         return {ref: sha256 for i in marked for ref, sha256 in self.thinned(i).items()}
 
     def packed_markers(self, segment: Segment) -> Mapping[int, dict[StageRef, str]]:
-        """Return a segment's thinned outputs per iteration. An iteration's own marker overrides its entry.
-
-        Raises:
-            DamagedRun: the marker of the segment is damaged.
-        """
+        """Return a segment's thinned outputs per iteration. An iteration's own marker overrides its entry."""
         path = packed_marker_path(self.root, segment.iterations)
         try:
             status = os.stat(path)
@@ -233,24 +203,22 @@ class CommittedFiles:
         return self._markers[path][1]
 
     def live_markers(self) -> list[int]:
-        """List the iterations that have a separate marker."""
+        """Return the iterations that have a separate marker, in order."""
         entries = folder_entries(self.root / FOLDER) or []
         return sorted(i for entry in entries if (i := marked_iteration(entry.name)) is not None)
 
     def thinned_iterations(self) -> list[int]:
-        """List the iterations that are at least partly thinned."""
+        """Return the iterations that are at least partly thinned, in order."""
         packed = {i for segment in self.segments.all(refresh=True) for i in self.packed_markers(segment)}
         # An iteration's marker overrides its segment's marker, and may be empty.
         live = {i for i in self.live_markers() if self.segments.about(i) is None or self.thinned(i)}
         return sorted(live | {i for i in packed if self.thinned(i)})
 
     def is_thinned(self, record: StageRecord) -> bool:
-        """Return True if a record's arrays were removed by thinning."""
         # A marker refers to one record; an output recomputed since then has its arrays.
         return self.thinned(record.ref.iteration).get(record.ref) == record.sha256
 
     def spec(self, path: str) -> ArraySpec:
-        """Return the metadata of an array below `data.zarr`."""
         if path not in self._specs:
             file = self.data / path / "zarr.json"
             if not ARRAY_PATH.fullmatch(path) or plan_of(path, self.stages) is None:
@@ -262,7 +230,6 @@ class CommittedFiles:
         return self._specs[path]
 
     def capacity(self) -> int:
-        """Return the number of iterations for which arrays are allocated."""
         path = self.data / "zarr.json"
         try:
             return int(read_metadata(path)["attributes"]["capacity"])
@@ -272,19 +239,13 @@ class CommittedFiles:
             raise damaged(path, f"has no valid capacity ({type(error).__name__})") from None
 
     def forget_specs(self) -> None:
-        """Discard cached metadata after it has been rewritten."""
         self._specs.clear()
 
     def read_value(self, record: StageRecord, tasks: Sequence[int] | None = None) -> Value:
-        """Read a record's output, or some tasks' parts of it.
-
-        Raises:
-            DamagedRun: a file is missing or changed, or the arrays are inconsistent.
-        """
+        """Read a record's output, or some tasks' parts of it."""
         return self.decode(record, self.read_arrays(record, tasks=tasks))
 
     def decode(self, record: StageRecord, groups: Mapping[str, Stored]) -> Value:
-        """Decode a record's output from its arrays."""
         group = self.stages.group_of(record.ref)
         try:
             return decode(self.stages[record.ref.stage], group, {group: {}, **groups})
@@ -329,18 +290,13 @@ class CommittedFiles:
         return value
 
     def read_bytes(self, record: StageRecord, file: StoredFile) -> bytes:
-        """Read and check the bytes of a record's table or chunk.
-
-        Raises:
-            DamagedRun: the file is missing or changed, or does not belong to the record.
-            StageThinned: the file was removed by thinning.
-        """
+        """Read and check the bytes of a record's table or chunk; raises StageThinned if thinning removed the file."""
         limit = largest_chunk(self.spec(file.array)) if file.array else _LARGEST_TABLE
         raw, path = self._unless_thinned(record, file, lambda: self._bytes_at(record, file, limit))
         if file.array:
             check_chunk(raw, path, size=file.size, crc=file.crc32c)
         elif len(raw) != file.size or crc32c(raw) != file.crc32c:
-            raise damaged(path, "its size or CRC-32C is not the committed one")
+            raise damaged(path, "its size or CRC-32C differs from the committed one")
         return raw
 
     def check(self, record: StageRecord, file: StoredFile) -> None:
@@ -354,16 +310,9 @@ class CommittedFiles:
     def read_row(
         self, record: StageRecord, chunk: StoredFile, tasks: Sequence[int] | None = None
     ) -> tuple[Array, Mapping[str, Any]]:
-        """Read a record's row in an array, and the array's attributes.
+        """Read a record's row in an array, and the array's attributes; raises like `read_bytes`.
 
-        Args:
-            record: Record of the output.
-            chunk: File that contains the row.
-            tasks: Indices of the tasks to return, if the array has a task axis; None for all. From a shard, only the
-                parts of these tasks are read.
-
-        Raises:
-            DamagedRun: the file is missing or changed.
+        `tasks` selects tasks if the array has a task axis. From a shard, only the parts of these tasks are read.
         """
         spec, where = self.spec(chunk.array), self.root / chunk.path
         if tasks is not None and (spec.dims[1:2] != ("task",) or [*tasks] == [*range(spec.shape[0])]):
@@ -379,7 +328,7 @@ class CommittedFiles:
         return (row if tasks is None else row[[*tasks]]), spec.attributes
 
     def files_of(self, record: StageRecord, chunk: StoredFile) -> list[Path]:
-        """Return the paths of files that contain only this chunk, existing or not; none if it is in a shard."""
+        """Return the paths of files with only this chunk, whether they exist or not; none if it is in a shard."""
         if not chunk.size:
             return []
         segment, row = self.segments.about(record.ref.iteration), self.row(record.ref, chunk.array)
@@ -440,20 +389,16 @@ class CommittedFiles:
         yield lambda: read_file(path, limit=limit), path
 
     def row(self, ref: StageRef, array: str) -> int:
-        """Return an output's row in an array."""
         return ref.iteration if array.startswith(f"{METRICS_GROUP}/") else self.stages.row_of(ref)
 
 
 def bytes_in(folder: Path) -> int:
-    """Return the total size of the files in a folder, which need not be a run."""
+    """Return the total size in bytes of the files in a folder, which need not be a run."""
     return sum(status.st_size for _, status in file_stats(folder))
 
 
 def file_stats(folder: Path, prefix: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the relative path and stat result of every file in a folder. Links are not followed.
-
-    Unreadable folders of other users are skipped.
-    """
+    """Yield the relative path and stat result of every file in the readable folders below one, not following links."""
     # os.scandir is fast enough for tens of thousands of files; files that vanish are a writer's temporary files.
     try:
         with os.scandir(folder) as entries:
@@ -467,5 +412,4 @@ def file_stats(folder: Path, prefix: str = "") -> Iterator[tuple[str, os.stat_re
 
 
 def table_path(name: str, iteration: int) -> str:
-    """Return the path of one iteration's part of a table, below the run's folder."""
     return f"tables/{name}/{iteration:08d}.parquet"

@@ -20,16 +20,8 @@ def to_xarray(
     """Return the arrays of an inner step's outputs as a dataset, with task parameters as coordinates.
 
     If the environment declares components, their names are coordinates of the axes `observation` and `action`, with
-    units in `observation_unit` and `action_unit`. Variables `facts.NAME` have their declared units.
-
-    Args:
-        run: Run to read.
-        refs: References to the outputs.
-        drawn: Reference to the iteration's tasks, if they are stored.
-        tasks: Task indices; None for all.
-
-    Raises:
-        DamagedRun: a file is missing or changed.
+    units in `observation_unit` and `action_unit`. Variables `facts.NAME` have their declared units. `drawn` refers to
+    the iteration's tasks, if they are stored.
     """
     files = run.files
     found = {

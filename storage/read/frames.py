@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.types import EACH_EPISODE, Array
 from metaloom.storage.errors import DamagedRun, IncompatibleFormat, StageMissing, damaged
+from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.columns import column, column_type
 from metaloom.storage.format.places import argument
 from metaloom.storage.format.records import StageRecord
@@ -28,14 +29,9 @@ _SAMPLE_NAMES = {"returns": "return", "values": "value", "advantages": "advantag
 
 @dataclass(frozen=True)
 class _Source:
-    """Source of a column in the steps table.
+    """Source of a column in the steps table: an array, or one component of its vectors.
 
-    Attributes:
-        array: Name of the stored or derived array.
-        kind: Arrow type of the values.
-        at_end: True for a per-episode flag, which is set only in the episode's last step.
-        component: Index of the vector component in the column; None for the whole array.
-        about: Metadata of the column's field.
+    `at_end` marks a per-episode flag, which is set only in the episode's last step.
     """
 
     array: str
@@ -55,12 +51,7 @@ def scan_steps(
     task: Places,
     episode: Places,
 ) -> pa.RecordBatchReader:
-    """Return one row per real step of a selection, in one record batch per rollout batch; see `Run.steps`.
-
-    Raises:
-        StageMissing: the run has no rollouts yet.
-        ValueError: a column, stage, task or episode does not exist.
-    """
+    """Return a reader of one row per real step of a selection, one record batch per rollout batch; see `Run.steps`."""
     files = run.files
     batches = _batches(files, stage)
     sources = _step_sources(files, batches)
@@ -108,7 +99,7 @@ def _known_steps(chosen: Steps, batches: Sequence[StageRef]) -> list[int] | None
 def read_episodes(
     files: CommittedFiles, iterations: Sequence[int], steps: Steps, task: Places, episode: Places
 ) -> pa.Table:
-    """Read rows of the episodes table; raises like `read_tables`, and ValueError for an unknown task or episode."""
+    """Read the selected rows of the episodes table; raises ValueError for an unknown inner step, task or episode."""
     table = read_tables(files, "episodes", iterations)
     if not (batches := _batches(files, None)):
         raise IncompatibleFormat(
@@ -130,14 +121,14 @@ def read_episodes(
 
 
 def num_tabled_steps(files: CommittedFiles, ref: StageRef) -> int:
-    """Count a rollout batch's real steps from the episodes table, which thinning keeps."""
+    """Return the number of real steps in a rollout batch, from the episodes table, which thinning keeps."""
     episodes = read_tables(files, "episodes", [ref.iteration])
     steps, lengths = (episodes[name].to_numpy() for name in ("step", "length"))
     return int(lengths[steps == ref.step].sum())
 
 
 def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> pa.Table:
-    """Read a derived table's rows for the given iterations."""
+    """Read a derived table's rows for the given iterations; raises StageMissing if there are none."""
     parts: list[pa.Table] = []
     for part, of_part in _by_segment(files, name, iterations or range(1)):
         if part is None:
@@ -161,13 +152,9 @@ def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> 
 
 
 def read_metrics(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
-    """Read one row of metrics per iteration.
+    """Read one row of metrics per iteration; raises StageMissing if the run has no complete iteration.
 
     Reads arrays rather than tables, because opening a Parquet file takes longer than reading its only row.
-
-    Raises:
-        StageMissing: the run has no complete iteration.
-        DamagedRun: a file is missing or changed.
     """
     # For segments, read the tables, which contain a row per iteration.
     parts: list[pa.Table] = []
@@ -186,7 +173,7 @@ def read_metrics(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
 
 
 def lineage(records: Iterable[StageRecord]) -> pa.Table:
-    """Return one row per record, in the order of publication."""
+    """Return a table with one row per record, in the order of publication."""
     rows: list[dict[str, object]] = [
         {
             "sequence": record.sequence,
@@ -206,6 +193,65 @@ def lineage(records: Iterable[StageRecord]) -> pa.Table:
         for record in sorted(records, key=lambda record: record.sequence)
     ]
     return pa.Table.from_pylist(rows, schema=_LINEAGE)
+
+
+_OF_STEPS = ("task", "episode", "t")
+
+
+def read_entries(files: CommittedFiles, refs: Iterable[StageRef], columns: Sequence[str] | None) -> pa.Table:
+    """Read one stage's outputs as a table: `iteration`, `step`, the index along each shared axis, and the arrays.
+
+    Shared axes are the leading axes common to all columns; further axes become lists. Padding is omitted. Raises
+    ValueError if a column does not exist or the outputs have different shapes.
+    """
+    tables = [_entries(files, ref, columns) for ref in refs]
+    try:
+        return pa.concat_tables(tables, promote_options="default")
+    except pa.ArrowException as problem:
+        raise ValueError(f"found outputs that one table cannot hold ({problem}); read fewer inner steps") from None
+
+
+def _entries(files: CommittedFiles, ref: StageRef, columns: Sequence[str] | None) -> pa.Table:
+    record, group = files.record(ref), files.stages.group_of(ref)
+    paths = [chunk.array for chunk in record.chunks]
+    specs = {name: files.spec(path) for path in paths for folder, _, name in [path.partition("/")] if folder == group}
+    if unknown := [name for name in columns or () if name not in specs]:
+        raise ValueError(f"{ref} has no column {unknown[0]}; available columns: {', '.join(specs)}")
+    chosen = {name: specs[name] for name in columns or specs}
+    arrays = {name: data for name, (data, _) in files.read_arrays(record, [*chosen])[group].items()}
+    shared = _shared([*chosen.values()])
+    sizes = next(iter(arrays.values())).shape[: len(shared)] if arrays else ()
+    real = _real_steps(files, ref, sizes) if shared[:3] == _OF_STEPS else np.ones(sizes, np.bool_)
+    if shared[3:]:
+        real = np.broadcast_to(real.reshape(*real.shape, *[1] * (len(sizes) - real.ndim)), sizes)
+    index = np.argwhere(real).astype(np.int32)
+    position = {"iteration": ref.iteration, "step": ref.step}
+    found = {name: column(np.full(len(index), n, np.int32)) for name, n in position.items()}
+    found |= {axis: column(index[:, n].copy()) for n, axis in enumerate(shared)}
+    found |= {name: column(arrays[name][real]) for name in chosen}
+    return pa.table(found)
+
+
+def _shared(specs: Sequence[ArraySpec]) -> tuple[str, ...]:
+    """Return the names of the leading axes common to all arrays."""
+    axes: list[str] = []
+    for names in zip(*(spec.dims[1:] for spec in specs), strict=False):
+        if len({*names}) > 1:
+            break
+        axes.append(names[0])
+    return tuple(axes)
+
+
+def _real_steps(files: CommittedFiles, ref: StageRef, sizes: Sequence[int]) -> Array:
+    """Return a mask of the real steps in an inner step's rollouts; all True if the axis sizes differ."""
+    episodes = read_tables(files, "episodes", [ref.iteration])
+    step, *places = (episodes[name].to_numpy() for name in ("step", "task", "episode", "length"))
+    task, episode, length = (values[step == ref.step] for values in places)
+    if not (len(task) and task.max() < sizes[0] and episode.max() < sizes[1] and length.max() <= sizes[2]):
+        return np.ones(sizes, np.bool_)
+    lengths = np.zeros(sizes[:2], np.int32)
+    lengths[task, episode] = length
+    return np.arange(sizes[2]) < lengths[..., None]
 
 
 def _step_sources(files: CommittedFiles, batches: Sequence[StageRef]) -> dict[str, _Source]:
@@ -253,7 +299,7 @@ def _column_order(path: str) -> tuple[int, str]:
 
 
 def _components(vector: str, sources: Mapping[str, _Source], units: Mapping[str, str]) -> dict[str, _Source]:
-    """Return a column per component of a vector, or none if their number does not match."""
+    """Return a column per component of a vector, or none if the number of components does not match."""
     whole = sources.get(vector)
     if whole is None or not (pa.types.is_fixed_size_list(whole.kind) and whole.kind.list_size == len(units)):
         return {}
@@ -301,11 +347,7 @@ def _step_rows(files: CommittedFiles, round: "_Rows", sources: dict[str, _Source
 class _Rows:
     """Real steps of selected tasks and episodes of a batch, in the order task, episode, t.
 
-    Attributes:
-        ref: Reference to the batch.
-        tasks, episodes: Selected indices in the batch.
-        T: Maximum number of steps in an episode.
-        lengths: Episode lengths, shape [tasks, episodes]; empty until read.
+    `T` is the maximum number of steps in an episode; `lengths` are [tasks, episodes], empty until they are read.
     """
 
     ref: StageRef
@@ -316,7 +358,6 @@ class _Rows:
 
     @classmethod
     def of_round(cls, files: CommittedFiles, ref: StageRef, task: Places, episode: Places) -> "_Rows":
-        """Select rows of a batch."""
         B, E, T = files.spec(f"{files.stages.group_of(ref)}/rewards").shape
         return cls(ref, places(task, B, "task"), places(episode, E, "episode"), T)
 
@@ -331,24 +372,20 @@ class _Rows:
         return values[:, :, : self.T][np.arange(self.T) < self.lengths[..., None]]
 
     def at_end(self, flags: Array) -> Array:
-        """Convert per-episode flags [B, E] to per-step flags, set only in each last step."""
+        """Convert per-episode flags [B, E] to per-step flags, set only in the last step of each episode."""
         last = np.arange(self.T) == self.lengths[..., None] - 1
         return self.of(last & flags[..., None])
 
     def position(self, name: str) -> Array:
+        if name in ("iteration", "step"):
+            return np.full(self.count, getattr(self.ref, name), np.int32)
         B, E = self.lengths.shape
-        match name:
-            case "iteration":
-                return np.full(self.count, self.ref.iteration, np.int32)
-            case "step":
-                return np.full(self.count, self.ref.step, np.int32)
-            case "task":
-                index = np.array(self.tasks, np.int32)[:, None, None]
-            case "episode":
-                index = np.array(self.episodes, np.int32)[None, :, None]
-            case _:
-                index = np.arange(self.T, dtype=np.int32)[None, None, :]
-        return self.of(np.broadcast_to(index, (B, E, self.T)))
+        numbers, shape = {
+            "task": (self.tasks, (B, 1, 1)),
+            "episode": (self.episodes, (1, E, 1)),
+            "t": (range(self.T), (1, 1, self.T)),
+        }[name]
+        return self.of(np.broadcast_to(np.array(numbers, np.int32).reshape(shape), (B, E, self.T)))
 
 
 def _arrays(files: CommittedFiles, ref: StageRef, names: Collection[str], tasks: Sequence[int]) -> dict[str, Array]:
@@ -376,7 +413,7 @@ def _live_metrics(files: CommittedFiles, iterations: Sequence[int]) -> list[pa.T
 def _by_segment(
     files: CommittedFiles, name: str, iterations: Sequence[int]
 ) -> Iterator[tuple[pa.Table | None, Sequence[int]]]:
-    """Split iterations into parts; yield each part's rows in a segment's table (None outside segments) and the part."""
+    """Split iterations by segment; yield the rows in each segment's table (None outside segments) and the part."""
     files.segments.all(refresh=True)
     stages = files.table_stages(name)
 

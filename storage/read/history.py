@@ -1,7 +1,8 @@
-"""The chain of commit records, each of which contains the hash of the previous one, and digests of spans."""
+"""Chain of commit records, each of which contains the hash of the previous one, and digests of spans."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from metaloom.storage.format.records import SpanInput, StageRecord, read_record
 from metaloom.storage.format.segments import Link, ranges
 from metaloom.storage.format.sessions import Head, SessionFacts, newest_session
 from metaloom.storage.read.committed import CommittedFiles
-from metaloom.storage.read.info import boundaries, first_sequence, first_session
+from metaloom.storage.read.info import boundaries, contributors, first_iteration, first_sequence, first_session
 from metaloom.storage.read.segments import Segment, Segments
 
 _MOST_MISSING = 10**7
@@ -28,7 +29,6 @@ class Digests:
             self.add(ref, digest)
 
     def add(self, ref: StageRef, digest: str) -> None:
-        """Add an output's digest."""
         self._live.setdefault(ref.iteration, {})[ref] = digest
 
     def packed(self, iterations: Iterable[int]) -> None:
@@ -42,13 +42,11 @@ class Digests:
         return ref in self._live.get(ref.iteration, ()) or self._segments.holding(ref) is not None
 
     def __getitem__(self, ref: StageRef) -> str:
-        found = self._live.get(ref.iteration, {}).get(ref)
-        if found is None:
-            segment = self._segments.holding(ref)
-            if segment is None:
-                raise KeyError(ref)
-            found = self._segments.digest(ref, segment)
-        return found
+        if (found := self._live.get(ref.iteration, {}).get(ref)) is not None:
+            return found
+        if (segment := self._segments.holding(ref)) is None:
+            raise KeyError(ref)
+        return self._segments.digest(ref, segment)
 
     def __iter__(self) -> Iterator[StageRef]:
         for segment in self._segments.all():
@@ -57,14 +55,12 @@ class Digests:
             yield from [*refs]
 
     def of(self, iteration: int) -> list[StageRef]:
-        """List the stored outputs of an iteration."""
         segment = self._segments.about(iteration)
         outputs = segment.seal.outputs.items() if segment else ()
         packed = [StageRef(iteration, *output) for output, parts in outputs if any(iteration in p for p in parts)]
         return [*packed, *self._live.get(iteration, ())]
 
     def live_iterations(self) -> list[int]:
-        """List the iterations with an output outside of segments."""
         return sorted(self._live)
 
 
@@ -72,14 +68,9 @@ class Digests:
 class RecordChain:
     """Facts about existing records that a writer needs.
 
-    Attributes:
-        digests: Digest of every stored output.
-        next_sequence: Position of the next record.
-        last_hash: Hash of the newest record, or of run.json if there is none.
-        head: Newest record.
-        lost: Positions of missing records; resuming recomputes their outputs.
-        newly_lost: Positions in `lost` that the newest session did not know of.
-        leftovers: Files of thinned outputs left by an interruption.
+    `last_hash` is the hash of the newest record, or of run.json if there is none. `lost` contains the positions of
+    missing records, whose outputs are recomputed; `newly_lost` those that the newest session did not know of.
+    `leftovers` are files of thinned outputs left by an interruption.
     """
 
     digests: Digests
@@ -91,7 +82,6 @@ class RecordChain:
     leftovers: list[Path] = field(default_factory=list[Path])
 
     def append(self, record: StageRecord) -> None:
-        """Add a published record."""
         self.digests.add(record.ref, record.digest)
         self.next_sequence = record.sequence + 1
         self.last_hash = record.sha256
@@ -101,10 +91,8 @@ class RecordChain:
 def read_history(files: CommittedFiles, info: Mapping[str, Any]) -> RecordChain:
     """Read a run's history, checking that its chain is unbroken and its committed files are present.
 
-    For segments, it reads the seals and compares file sizes.
-
-    Raises:
-        DamagedRun: a record or seal is damaged, or a committed file is missing or truncated.
+    For segments, it reads only the seals and compares file sizes. Raises DamagedRun if a record or seal is damaged, or
+    a committed file is missing or truncated.
     """
     known = newest_session(files.root, first_session(info))
     segments = files.segments.all(refresh=True)
@@ -148,7 +136,7 @@ def sealed_links(segments: Iterable[Segment], records: Iterable[StageRecord]) ->
 
 
 def missing_positions(root: Path, links: Iterable[Link], end: int) -> list[int]:
-    """Return the sorted positions below `end` that are in no link."""
+    """Return the positions below `end` that are in no link, in order."""
     gaps: list[range] = []
     position = 0
     for link in links:
@@ -170,7 +158,7 @@ def describe_missing(positions: Sequence[int], known: SessionFacts | None) -> st
 
 
 def head_problems(files: CommittedFiles, links: Iterable[Link], known: SessionFacts | None) -> Iterable[DamagedRun]:
-    """Yield a problem if the newest record known to the newest session has been replaced."""
+    """Yield an error if the newest record known to the newest session has been replaced."""
     if known is None or known.head is None:
         return
     head = known.head
@@ -184,14 +172,9 @@ def head_problems(files: CommittedFiles, links: Iterable[Link], known: SessionFa
 
 
 def chain_problems(files: CommittedFiles, links: Iterable[Link], follows: Mapping[int, str]) -> Iterable[DamagedRun]:
-    """Yield the breaks in the chain of links, in order of position.
+    """Yield an error per break in the chain of links, in order of position. Missing records are not breaks.
 
-    A gap is not a break: records are missing, but none contradict each other.
-
-    Args:
-        files: Files of the run.
-        links: Links to check.
-        follows: Expected previous hash, keyed by position, where it is not the previous record's hash.
+    Where the hash before a position is not the previous record's, `follows` contains the expected one.
     """
     sequence, sha256 = -1, None
     for link in links:
@@ -202,6 +185,30 @@ def chain_problems(files: CommittedFiles, links: Iterable[Link], follows: Mappin
         elif before is not None and link.previous != before:
             yield _broken_chain(where, "does not follow the record before it")
         sequence, sha256 = link.head.sequence, link.head.sha256
+
+
+def require_own_records(files: CommittedFiles, info: Mapping[str, Any]) -> None:
+    """Raise DamagedRun if run.json was replaced, so that the first records do not contain its hash."""
+    try:
+        follows = boundaries(info)
+        found = [_link_at(files, first_sequence(run), first_iteration(run)) for run in contributors(info)]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise damaged(files.root / "run.json", "does not describe the run's stages and ancestors") from None
+    for problem in chain_problems(files, (link for link in found if link is not None), follows):
+        raise problem
+
+
+def _link_at(files: CommittedFiles, sequence: int, iteration: int) -> Link | None:
+    """Return the link for the record at a position, or None if it is not the iteration's first or is unreadable."""
+    sealed = (link for segment in files.segments.all() for link in segment.seal.links)
+    if packed := next((link for link in sealed if link.first == sequence), None):
+        return packed
+    for ref in (files.stages.learner_ref(0), *(StageRef(iteration, stage.name) for stage in files.stages.stages)):
+        with suppress(FileNotFoundError, DamagedRun):
+            record = read_record(files.record_path(ref))
+            if record.sequence == sequence:
+                return Link.of(record)
+    return None
 
 
 def _check_files(files: CommittedFiles, segment: Segment) -> None:
@@ -239,11 +246,7 @@ def _check_sizes(files: CommittedFiles, record: StageRecord) -> None:
 
 
 class SpanSums:
-    """Incremental computation of span entries, because spans grow with the run.
-
-    Args:
-        num_steps: Function that returns the number of real environment steps in an output; 0 without episodes.
-    """
+    """Incremental summaries of spans, which grow with the run; `num_steps` counts an output's environment steps."""
 
     def __init__(self, num_steps: Callable[[StageRef], int]) -> None:
         self._num_steps = num_steps
@@ -251,7 +254,6 @@ class SpanSums:
         self._sums: dict[tuple[tuple[str, ...], int], _Sum] = {}
 
     def add(self, ref: StageRef, digest: str) -> None:
-        """Add an output to later sums."""
         self._digests.setdefault(ref.iteration, {})[ref] = digest
         # An output recomputed after it was lost is missing from later sums.
         for key in [key for key, known in self._sums.items() if ref.stage in key[0] and ref.iteration < known.end]:
@@ -265,16 +267,14 @@ class SpanSums:
             known = self._sums[key] = _Sum(span.first)
         for iteration in range(known.end, span.last + 1):
             digests = self._digests.get(iteration, {})
-            for ref in sorted(
-                (ref for ref in digests if ref in span), key=lambda ref: (ref.step, span.stages.index(ref.stage))
-            ):
+            found = (ref for ref in digests if ref in span)
+            for ref in sorted(found, key=lambda ref: (ref.step, span.stages.index(ref.stage))):
                 known.add(ref, digests[ref], self._num_steps(ref))
             known.end = iteration + 1
         if known.first is None or known.last is None:
             return None
-        return SpanInput(
-            span.stages, known.first, known.last, known.outputs, known.steps, known.lines.copy().hexdigest()
-        )
+        digest = known.lines.copy().hexdigest()
+        return SpanInput(span.stages, known.first, known.last, known.outputs, known.steps, digest)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A run's description: its run.json, its ancestors, and the sessions that wrote it.
+"""Description of a run: its run.json, its ancestors, and the sessions that wrote it.
 
 A fork shares its parent's records. The chain consists of the first run's run.json, its records, the fork's run.json
 (which contains the newest record's hash), and the fork's records. Records therefore cannot be moved between forks.
@@ -12,10 +12,10 @@ from typing import Any
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import DamagedRun, IncompatibleFormat, NotARun, RunNotFound, system_errors
 from metaloom.storage.format.codec import KINDS
-from metaloom.storage.format.files import folder_entries, read_sealed
+from metaloom.storage.format.files import read_sealed
 from metaloom.storage.format.places import location
 from metaloom.storage.format.records import FORMATS
-from metaloom.storage.format.sessions import FOLDER, SessionName, read_session
+from metaloom.storage.format.sessions import FOLDER, read_session, sessions_in
 from metaloom.storage.format.stages import EARLIER, ON_POLICY, StageTable
 
 _MEMBERS = {
@@ -31,10 +31,10 @@ _MEMBERS = {
 
 
 def read_info(path: Path) -> dict[str, Any]:
-    """Read and validate a run's run.json."""
+    """Read and validate a run's run.json; raises RunNotFound, NotARun, IncompatibleFormat or DamagedRun."""
     with system_errors(path, required="a folder that can be read", action="Check its permissions and its disk"):
-        found = path.is_dir()
-    if not found:
+        is_folder = path.is_dir()
+    if not is_folder:
         raise RunNotFound(
             location(path),
             found="no such folder",
@@ -60,9 +60,8 @@ def read_info(path: Path) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError) as error:
         raise _incompatible(where, f"stages that are not a table ({error})", "a table of stages") from None
     if unknown:
-        raise _incompatible(
-            where, f"stages that output {', '.join(sorted(map(str, unknown)))}", f"outputs of {', '.join(KINDS)}"
-        )
+        found = f"stages that output {', '.join(sorted(map(str, unknown)))}"
+        raise _incompatible(where, found, f"outputs of {', '.join(KINDS)}")
     return info
 
 
@@ -87,7 +86,7 @@ def first_session(info: Mapping[str, Any]) -> int:
 
 
 def origin(info: Mapping[str, Any], ref: StageRef) -> Mapping[str, Any]:
-    """Return the run, itself or an ancestor, whose `config` determines an output, stored or not."""
+    """Return the description of the run, itself or an ancestor, whose settings determine an output, stored or not."""
     runs = contributors(info)
     if ref.stage == StageTable.of(info).first:  # forks inherit it
         return runs[0]
@@ -107,7 +106,7 @@ def first_iteration(run: Mapping[str, Any]) -> int:
 
 
 def contributors(info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the runs that wrote this run's records, from the oldest ancestor to the run itself."""
+    """Return the descriptions of the runs that wrote this run's records, from the oldest ancestor to the run itself."""
     found = [info]
     for run in reversed(info.get("ancestors", [])):
         # A fork that begins no later than its parent did contains no records written by the parent.
@@ -120,12 +119,8 @@ def contributors(info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 class ComputedWith:
     """Facts about a session that affect results.
 
-    Attributes:
-        number: Number of the session.
-        token: Permanent identifier of the session; "" if it was not recorded.
-        started: Start time, UTC, ISO 8601.
-        environment: Facts that affect results besides the settings.
-        versions: Versions of the interpreter and the libraries.
+    `token` identifies the session permanently; it is "" if it was not recorded. `started` is in UTC, ISO 8601.
+    `environment` contains what affects results besides the settings.
     """
 
     number: int
@@ -136,7 +131,7 @@ class ComputedWith:
 
 
 def read_sessions(root: Path, info: Mapping[str, Any]) -> list[ComputedWith]:
-    """List the sessions that computed outputs of a run, in order.
+    """Return the sessions that computed outputs of a run, in order.
 
     The first session is described in run.json; for a fork, in the run.json of its oldest ancestor. Sessions of earlier
     versions without a recorded environment are skipped.
@@ -145,9 +140,7 @@ def read_sessions(root: Path, info: Mapping[str, Any]) -> list[ComputedWith]:
     environment, packages = mapping(oldest.get("environment")), mapping(oldest.get("versions"))
     first = ComputedWith(0, "", str(oldest.get("created", "")), environment, packages)
     later: list[ComputedWith] = []
-    for session in (SessionName.parse(entry.name) for entry in folder_entries(root / FOLDER) or []):
-        if session is None:
-            continue
+    for session in sessions_in(root):
         try:
             document = read_session(root / FOLDER / str(session))
         except (FileNotFoundError, DamagedRun):  # interrupted before writing anything, or reported by `verify`
@@ -156,7 +149,7 @@ def read_sessions(root: Path, info: Mapping[str, Any]) -> list[ComputedWith]:
             started, used = str(document.get("started", "")), mapping(document["environment"])
             versions = mapping(document.get("versions"))
             later.append(ComputedWith(session.number, session.token, started, used, versions))
-    return [first, *sorted(later, key=lambda session: session.number)]
+    return [first, *later]
 
 
 def mapping(value: object) -> Mapping[str, Any]:

@@ -7,8 +7,7 @@ from metaloom.pipeline.lazy import lazily
 
 if TYPE_CHECKING:
     from metaloom.storage.read.datasets import to_xarray
-    from metaloom.storage.read.entries import read_entries
-    from metaloom.storage.read.frames import lineage, read_episodes, read_metrics, read_tables, scan_steps
+    from metaloom.storage.read.frames import lineage, read_entries, read_episodes, read_metrics, read_tables, scan_steps
     from metaloom.storage.read.transitions import minibatch_table, read_transitions
 else:
     __getattr__ = lazily(__name__)

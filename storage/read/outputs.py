@@ -1,4 +1,4 @@
-"""Reading a stored run's outputs, or only selected tasks and episodes of them."""
+"""Reading of a stored run's outputs, or only of selected tasks and episodes."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import index
@@ -30,7 +30,7 @@ Steps = None | int | Sequence[int]
 
 
 def whole_numbers(chosen: Any, what: str) -> list[int]:
-    """Convert one or several Python or NumPy integers to a list."""
+    """Convert one or several Python or NumPy integers to a list; raises ValueError for anything else."""
     several = isinstance(chosen, Iterable) and not isinstance(chosen, str)
     numbers: list[Any] = [*chosen] if several else [chosen]
     try:
@@ -42,7 +42,7 @@ def whole_numbers(chosen: Any, what: str) -> list[int]:
 
 
 def chosen_steps(chosen: Steps) -> list[int] | None:
-    """Return the selected inner steps; None for all."""
+    """Return the selected inner steps as a list, or None for all."""
     numbers = None if chosen is None else whole_numbers(chosen, "inner step")
     if wrong := [number for number in numbers or () if number < 0]:
         raise ValueError(f"found inner step {wrong[0]}; inner steps start at 0")
@@ -50,7 +50,7 @@ def chosen_steps(chosen: Steps) -> list[int] | None:
 
 
 def places(chosen: Places, count: int, what: str) -> list[int]:
-    """Resolve a selection to indices below `count`; `what` names the items in errors."""
+    """Return a selection as indices below `count`; `what` names the items in errors."""
     if chosen is None or isinstance(chosen, slice):
         return [*range(count)[chosen or slice(None)]]
     numbers = whole_numbers(chosen, what)
@@ -62,10 +62,7 @@ def places(chosen: Places, count: int, what: str) -> list[int]:
 class StoredOutputs:
     """Outputs of a run, including new ones that a writer adds meanwhile.
 
-    Attributes:
-        path: Folder of the run, or the cache folder of a run under a URL.
-        info: Content of the run's run.json.
-        files: Committed files of the run.
+    `path` is the folder of the run, or the cache folder of a run under a URL; `info` is the content of its run.json.
     """
 
     def __init__(self, path: Path, info: Mapping[str, Any], remote: RemoteLog | None = None) -> None:
@@ -80,11 +77,7 @@ class StoredOutputs:
 
     @property
     def capacity(self) -> int:
-        """The run's target number of iterations.
-
-        Raises:
-            DamagedRun: the file with the capacity is missing or changed.
-        """
+        """Target number of iterations of the run; raises DamagedRun if its file is missing or changed."""
         return self.files.capacity()
 
     def components(self, axis: str) -> Mapping[str, str]:
@@ -103,20 +96,20 @@ class StoredOutputs:
 
     @property
     def stages(self) -> StageTable:
-        """The stages of the run."""
+        """Stages of the run."""
         return self.files.stages
 
     def learner_ref(self, iteration: int) -> StageRef:
-        """Return the reference to the learner that an iteration starts from, stored or not."""
+        """Return a reference to the learner that an iteration starts from, whether stored or not."""
         return self.stages.learner_ref(iteration)
 
     def last_ref(self, iteration: int) -> StageRef:
-        """Return the reference to the output that ends an iteration, stored or not."""
+        """Return a reference to the output that ends an iteration, whether stored or not."""
         return self.stages.last_ref(iteration)
 
     @property
     def iterations(self) -> range:
-        """The complete iterations, up to the first incomplete one."""
+        """Complete iterations before the first incomplete one."""
         return range(self.files.num_iterations())
 
     def refs(self) -> list[StageRef]:
@@ -134,8 +127,7 @@ class StoredOutputs:
     def is_thinned(self, ref: StageRef) -> bool:
         """Return True if an output's arrays were removed by thinning; record, tables and metrics remain.
 
-        Raises:
-            StageMissing: the output is not stored.
+        Raises StageMissing if the output is not stored.
         """
         marked = self.files.thinned(ref.iteration).get(ref)
         if marked is None and self.contains(ref):
@@ -147,16 +139,11 @@ class StoredOutputs:
         return thinnable(self.files.refs_of(iterations), {*iterations}, self.stages)
 
     def thinned_iterations(self) -> list[int]:
-        """List the iterations that are at least partly thinned."""
+        """Return the iterations that are at least partly thinned, in order."""
         return self.files.thinned_iterations()
 
     def record(self, ref: StageRef) -> StageRecord:
-        """Read the record of an output: its inputs and checksums.
-
-        Raises:
-            StageMissing: the output is not stored.
-            DamagedRun: the record is damaged.
-        """
+        """Read an output's record, with its inputs and checksums; raises StageMissing if the output is not stored."""
         try:
             return self.files.record(ref)
         except FileNotFoundError:
@@ -171,11 +158,7 @@ class StoredOutputs:
         raise self._incomplete(ref.iteration, f"{ref} is not stored")
 
     def load(self, ref: StageRef, *, task: Places = None) -> Value:
-        """Load an output, checking every chunk against its record.
-
-        Args:
-            ref: Reference to the output.
-            task: Indices of the tasks to read, for an output with a task axis; None for all.
+        """Load an output, or only the parts of the tasks at some indices, checking every chunk against its record.
 
         Raises:
             ValueError: a task does not exist, or the output has no task axis.
@@ -187,7 +170,7 @@ class StoredOutputs:
         return self.files.read_value(record, self.chosen_tasks(record, task))
 
     def chosen_tasks(self, record: StageRecord, task: Places) -> list[int] | None:
-        """Resolve a selection of an output's tasks to indices; None for all."""
+        """Return a selection of an output's tasks as indices, or None for all."""
         if task is None:
             return None
         specs = (self.files.spec(chunk.array) for chunk in record.chunks)
@@ -197,17 +180,11 @@ class StoredOutputs:
         return places(task, counts.pop(), "task")
 
     def lengths(self, ref: StageRef) -> Array:
-        """Read only the episode lengths of a stored batch, [B, E] int32.
-
-        Raises:
-            StageMissing: the batch is not stored.
-            StageThinned: its arrays were removed.
-            DamagedRun: the output is damaged, or is not a batch of episodes.
-        """
+        """Read only the episode lengths of a stored batch, [B, E] int32; raises like `load`."""
         return self.files.read_lengths(self.record(ref))
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
-        """Load a batch of episodes without behavior and reward terms; raises like `lengths`."""
+        """Load a batch of episodes without behavior and reward terms; raises like `load`."""
         return self.files.read_experience(self.record(ref))
 
     def _incomplete(self, iteration: int, found: str | None = None) -> StageMissing:

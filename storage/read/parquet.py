@@ -1,4 +1,4 @@
-"""Reading Parquet files with bounded memory."""
+"""Reading of Parquet files with bounded memory."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ _TEXT = "BYTE_ARRAY"
 
 
 def parse_table(raw: bytes, where: Path, *, scale: int = 1) -> pa.Table:
-    """Parse a Parquet file of per-iteration rows; raises DamagedRun if it is invalid or too large."""
+    """Parse a Parquet file with per-iteration rows; raises DamagedRun if it is invalid or too large."""
     try:
         # The overhead of pq.read_table would exceed the time to read a small file.
         with pq.ParquetFile(pa.BufferReader(raw)) as parquet:
@@ -38,7 +38,7 @@ def parse_table(raw: bytes, where: Path, *, scale: int = 1) -> pa.Table:
 
 
 def open_records(raw: bytes, where: Path) -> pq.ParquetFile:
-    """Open a Parquet file of records. Read its text with `read_columns`, which bounds memory use."""
+    """Open a Parquet file of records. Use `read_columns` to read its text, since that bounds memory use."""
     try:
         schema = pq.ParquetFile(pa.BufferReader(raw)).schema
         _check_kinds(schema, where, (*_NUMBERS, _TEXT))

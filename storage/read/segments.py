@@ -1,4 +1,4 @@
-"""Reading segments: contents, records, and rows of arrays."""
+"""Reading of segments: contents, records, and rows of arrays."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from metaloom.pipeline.dataflow.refs import StageRef
-from metaloom.storage.errors import DamagedRun, StorageFailed, damaged
+from metaloom.storage.errors import DamagedRun, damaged
 from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.files import folder_entries, open_file, read_at, read_file
 from metaloom.storage.format.records import StageRecord, parse_record
@@ -37,21 +37,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LARGEST_FILE = 2**33
-_CHUNK_NAME = re.compile(r"c\.(\d+)(\.0)*")
+_CHUNK_NAME = re.compile(r"c\.([0-9]+)(\.0)*")
 _IN_MEMORY = 2
 TABLE_SCALE = 8
 
 
 class Segment:
-    """One segment of a run.
+    """One segment of a run. `bring` downloads a missing file and returns True if it exists.
 
-    Args:
-        folder: Folder that contains the segment.
-        seal: Seal, if already known; otherwise it is read.
-        bring: Function that downloads a missing file and returns True if it exists.
-
-    Raises:
-        DamagedRun: the seal is missing or damaged.
+    Methods raise DamagedRun for missing or damaged files, and FileNotFoundError if the segment was unpacked meanwhile.
     """
 
     def __init__(self, folder: Path, seal: Seal | None = None, bring: Callable[[Path], bool] | None = None) -> None:
@@ -65,29 +59,20 @@ class Segment:
 
     @property
     def iterations(self) -> range:
-        """The iterations of the segment."""
         return self.seal.iterations
 
     def record(self, ref: StageRef) -> StageRecord:
-        """Return the record of an output in the segment.
-
-        Raises:
-            FileNotFoundError: the segment was unpacked meanwhile.
-            DamagedRun: the record is damaged.
-        """
         return self._record_at(self._rows[ref], ref)
 
     def digest(self, ref: StageRef) -> str:
-        """Return the digest of an output in the segment; raises like `record`."""
         return self._digests[self._rows[ref]]
 
     def records(self) -> Iterator[StageRecord]:
-        """Yield all records in order of iterations; raises like `record`."""
         for ref, row in self._rows.items():
             yield self._record_at(row, ref)
 
     def check_links(self, links: Iterable[Link]) -> None:
-        """Check that the seal's links match the links of all records."""
+        """Raise DamagedRun unless the seal's links match the links of all records."""
         if join(links) != self.seal.links:
             raise damaged(self.folder / SEAL, "does not list the chain links that its records form")
 
@@ -97,17 +82,11 @@ class Segment:
         return array is not None and 0 <= row - array.first_row < array.rows
 
     def chunk_path(self, spec: ArraySpec, row: int) -> Path:
-        """Return the path of the file that contains a row's chunk."""
         array = self.seal.arrays[spec.path]
         return self.folder / "data.zarr" / spec.chunk_key(0 if array.sharded else row - array.first_row)
 
     def read_chunk(self, spec: ArraySpec, row: int, *, limit: int) -> bytes:
-        """Read a row's chunk without checking its bytes.
-
-        Raises:
-            FileNotFoundError: there is no such chunk.
-            DamagedRun: the chunk's file is missing, or the file's index is damaged.
-        """
+        """Read a row's chunk without checking its bytes; raises FileNotFoundError if there is no such chunk."""
         array, path = self.seal.arrays[spec.path], self.chunk_path(spec, row)
         if not array.sharded:
             return self._at(path, lambda path: read_file(path, limit=limit))
@@ -128,24 +107,20 @@ class Segment:
             if place[1] > limit or sum(place) > begin:
                 raise damaged(path, "its index points beyond the end of its data")
             return read_at(descriptor, place[1], place[0])
+        except FileNotFoundError:
+            raise
         except OSError as error:
-            if isinstance(error, FileNotFoundError | StorageFailed):
-                raise
             raise damaged(path, error.strerror or "cannot be read") from error
         finally:
             file.close()
 
     def table(self, name: str) -> "pa.Table | None":
-        """Return the segment's rows of a derived table, or None if it has none.
-
-        Raises:
-            DamagedRun: the file is damaged.
-        """
+        """Return the segment's rows of a derived table, or None if it has none."""
         path = f"tables/{name}.parquet"
         return self._parse_table(path, self.read(path)) if path in self.seal.files else None
 
     def check(self, path: str) -> None:
-        """Check a file against the seal and reject invalid tables; raises like `read`."""
+        """Check a file against the seal, and reject invalid tables."""
         raw = self.read(path)
         if path.startswith("tables/"):
             self._parse_table(path, raw)
@@ -156,12 +131,7 @@ class Segment:
         return parse_table(raw, self.folder / path, scale=TABLE_SCALE)
 
     def read(self, path: str) -> bytes:
-        """Read and check a file listed in the seal.
-
-        Raises:
-            FileNotFoundError: the segment was unpacked meanwhile.
-            DamagedRun: the file is damaged.
-        """
+        """Read and check a file listed in the seal."""
         expected = self.seal.files[path]
         try:
             raw = self._at(self.folder / path, lambda path: read_file(path, limit=min(LARGEST_FILE, expected.size)))
@@ -188,7 +158,6 @@ class Segment:
         return read(path)
 
     def forget(self) -> None:
-        """Free cached data."""
         for name in ("_parquet", "_rows", "_digests"):
             self.__dict__.pop(name, None)
         self._group = (-1, [])
@@ -246,7 +215,7 @@ class Segment:
 
 
 class Segments:
-    """A run's segments as of the last listing of its folder. Thread-safe."""
+    """Segments of a run as of the last listing of its folder. Thread-safe."""
 
     def __init__(self, root: Path, bring: Callable[[Path], bool] | None = None) -> None:
         self._root = root
@@ -257,11 +226,7 @@ class Segments:
         self._used: list[Segment] = []
 
     def all(self, *, refresh: bool = False) -> list[Segment]:
-        """Return the segments in order of their iterations.
-
-        Raises:
-            DamagedRun: a seal is missing or damaged, or two segments contain the same iteration.
-        """
+        """Return the segments in order of iterations; raises DamagedRun if a seal is damaged or segments overlap."""
         with self._lock:
             if refresh or self._found is None:
                 known, found = self._found or {}, dict[tuple[str, int], Segment]()
@@ -286,7 +251,6 @@ class Segments:
             return []
 
     def names(self) -> list[str]:
-        """Return the names of the segments' folders."""
         return [name for name, _ in self._list()]
 
     def holding(self, ref: StageRef) -> Segment | None:
@@ -303,19 +267,19 @@ class Segments:
         return segments[place] if place < len(ends) and iteration in segments[place].iterations else None
 
     def record(self, ref: StageRef, segment: Segment) -> StageRecord:
-        """Return the record of an output in a segment; see `Segment.record`."""
+        """Return the record of an output in a segment, keeping only recently used segments in memory."""
         with self._lock:
             self._keep(segment)
             return segment.record(ref)
 
     def digest(self, ref: StageRef, segment: Segment) -> str:
-        """Return the digest of an output in a segment; see `Segment.digest`."""
+        """Return the digest of an output in a segment, keeping only recently used segments in memory."""
         with self._lock:
             self._keep(segment)
             return segment.digest(ref)
 
     def _keep(self, segment: Segment) -> None:
-        """Mark a segment as most recently used; only a few are kept in memory."""
+        """Mark a segment as most recently used, and free the cached data of others."""
         if segment in self._used:
             self._used.remove(segment)
         self._used.append(segment)
@@ -327,17 +291,15 @@ class Segments:
         return sorted((e.name, e.inode()) for e in entries if segment_iterations(e.name) is not None)
 
     def open(self, name: str) -> Segment:
-        """Open the segment in the folder with this name; raises like `Segment`."""
         return Segment(self._root / FOLDER / name, bring=self._bring)
 
 
 def _in_order(segments: list[Segment]) -> tuple[list[int], list[Segment]]:
-    """Return the ends of the ordered segments, and the segments."""
     return [segment.iterations.stop for segment in segments], segments
 
 
 def chunk_row(name: str) -> int | None:
-    """Return the row of a chunk from its file name; None for other names."""
+    """Return the row of a chunk, given its file name; None for other names."""
     match = _CHUNK_NAME.fullmatch(name)
     return int(match[1]) if match else None
 

@@ -1,4 +1,4 @@
-"""Tables derived from an iteration: episodes, tasks and metrics, as Parquet."""
+"""Tables derived from an iteration as Parquet files: episodes, tasks, metrics and evaluations."""
 
 import io
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Columns = Mapping[str, Array]
 
 
 def episode_columns(arrays: Mapping[str, Array]) -> Columns:
-    """Compute episode columns from a batch's `rewards`, `facts.*` and arrays with one value per episode."""
+    """Return the episode columns of a batch, computed from `rewards`, `facts.*` and the per-episode arrays."""
     others = {name: arrays[name] for name in EACH_EPISODE if name in arrays}
     named = {"return": arrays["rewards"].sum(axis=2, dtype=np.float64), "length": others.pop("lengths"), **others}
     fact_names = (name for name in arrays if name.startswith(FACTS))
@@ -42,7 +42,7 @@ def iteration_tables(
 
 
 def evaluation_file(iteration: int, evaluation: Evaluation) -> bytes:
-    """Return the Parquet file of the evaluation after `iteration`; see `evaluation_columns`."""
+    """Return a Parquet file with the columns of `evaluation_columns`."""
     return _parquet(evaluation_columns(iteration, evaluation), _task_units(evaluation.tasks) | {"length": "steps"})
 
 

@@ -1,4 +1,4 @@
-"""Reading an off-policy run's transitions by row number, from stored episodes.
+"""Reading of an off-policy run's transitions by row number, from stored episodes.
 
 Rows are the real steps of a run in order of collection: the replay buffer's initial fill, then each rollout batch.
 Locating rows needs only episode lengths, and only batches with requested rows are read.
@@ -20,13 +20,10 @@ from metaloom.storage.read.outputs import StoredOutputs
 
 @dataclass(frozen=True)
 class StoredRound:
-    """Rows of a stored batch of episodes.
+    """Rows of a stored batch of episodes, whose lengths are [B, E] int32.
 
-    Attributes:
-        ref: Reference to the batch.
-        task_ids: Index of each task in a fixed set, [B] int64, -1 for tasks from a distribution; None for the initial
-            fill of the replay buffer, whose tasks are not stored.
-        lengths: Episode lengths, [B, E] int32.
+    `task_ids` is each task's index in a fixed set, [B] int64, -1 for tasks from a distribution; None for the initial
+    fill of the replay buffer, whose tasks are not stored.
     """
 
     ref: StageRef
@@ -35,12 +32,7 @@ class StoredRound:
 
 
 def stored_rounds(run: StoredOutputs) -> Iterator[StoredRound]:
-    """Yield the stored batches of episodes in the order of their rows.
-
-    Raises:
-        StageMissing: a batch is missing although later ones are stored.
-        DamagedRun: a batch is damaged, or does not contain episodes.
-    """
+    """Yield the stored batches of episodes in the order of their rows; raises StageMissing if there is a gap."""
     stages = run.files.stages
     for ref in _collected(run):
         filled = ref.stage == stages.named("memory_fill")
@@ -52,9 +44,7 @@ def stored_rounds(run: StoredOutputs) -> Iterator[StoredRound]:
 def read_transitions(run: StoredOutputs, rows: Array) -> pa.Table:
     """Read the transitions at row numbers `rows` [n], in this order, with their origins.
 
-    Raises:
-        StageMissing: a row is not stored.
-        ValueError: a row number is negative.
+    Raises StageMissing if a row is not stored, and ValueError if a row number is negative.
     """
     if rows.size and rows.min() < 0:
         raise ValueError(f"rows: found {rows.min()}; row numbers start at 0, and -1 means no row")
@@ -73,20 +63,13 @@ def read_transitions(run: StoredOutputs, rows: Array) -> pa.Table:
         "t": found.t.astype(np.int32),
         **_values(run, rounds, found),
     }
-    return pa.table(
-        {name: values if isinstance(values, pa.Array) else column(values) for name, values in columns.items()}
-    )
+    return pa.table({name: v if isinstance(v, pa.Array) else column(v) for name, v in columns.items()})
 
 
 def minibatch_table(run: StoredOutputs, batches: Minibatches, update: int, *, context: bool, chosen: slice) -> pa.Table:
-    """Read the transitions of a gradient step, with columns for their position in the minibatch.
+    """Read the transitions of a gradient step, with columns for their positions in the minibatch.
 
-    Args:
-        run: Run to read.
-        batches: Row indices drawn for the iteration.
-        update: Gradient step, from 0.
-        context: True to read the transitions for task inference instead.
-        chosen: Slice of the K x N rows to read.
+    `context` selects the transitions for task inference instead; `chosen` is a slice of the K x N rows to read.
     """
     numbers = batches.context_rows if context else batches.rows
     if numbers is None:
@@ -103,7 +86,7 @@ def minibatch_table(run: StoredOutputs, batches: Minibatches, update: int, *, co
 
 
 def _collected(run: StoredOutputs) -> list[StageRef]:
-    """Return the outputs that contain rows, after checking that there are no gaps."""
+    """Return references to the outputs that contain rows, after checking that there are no gaps."""
     stages, refs = run.files.stages, run.refs()
     fill = [ref for ref in refs if ref.stage == stages.named("memory_fill")]
     rounds = [ref for ref in refs if ref.stage == stages.named("rollouts")]
@@ -118,7 +101,7 @@ def _collected(run: StoredOutputs) -> list[StageRef]:
 
 
 def _index(run: StoredOutputs, last_row: int) -> tuple[list[StoredRound], RowIndex]:
-    """Return the batches up to the one with `last_row`, and an index of their rows."""
+    """Return the batches up to the one that contains `last_row`, and an index of their rows."""
     rounds: list[StoredRound] = []
     index = RowIndex()
     for found in stored_rounds(run):

@@ -1,4 +1,4 @@
-"""Verification of a run, which finds damaged, missing and foreign files."""
+"""Verification of runs, which finds damaged, missing and foreign files."""
 
 import errno
 import os
@@ -44,12 +44,10 @@ from metaloom.storage.read.history import (
     sealed_links,
 )
 from metaloom.storage.read.info import boundaries, first_session, read_info
-from metaloom.storage.read.segments import Segment
+from metaloom.storage.read.segments import Segment, chunk_row
 from metaloom.storage.remote.log import RemoteLog, follow
-from metaloom.storage.remote.session import problems
 
 _LOCK_NAME = re.compile(r"writer\.lock(\.[0-9a-f]{16})?")
-_CHUNK_NAME = re.compile(r"c\.([0-9]+)(\.0)*")
 _TABLE_NAME = re.compile(r"[0-9]{8}\.parquet")
 _UNREADABLE = os.strerror(errno.EACCES)
 _FOREIGN, _LINK = "does not belong to the run", "is a symbolic link; a run consists of files"
@@ -57,13 +55,9 @@ _FOREIGN, _LINK = "does not belong to the run", "is a symbolic link; a run consi
 
 @dataclass(frozen=True)
 class Damage:
-    """A damaged file of a run.
+    """Damaged file of a run, with the output that it belongs to, unless it belongs to the whole run.
 
-    Attributes:
-        file: Path below the run's folder.
-        iteration, stage, step: Output that the file belongs to; None for files of the whole run.
-        array: Path of a stored array, or name of an array in a value; None if no array is affected.
-        problem: Description of the damage.
+    `file` is relative to the run's folder. `array` is the path of a stored array, or the name of an array in a value.
     """
 
     file: str
@@ -95,16 +89,11 @@ class Damage:
 
 
 def verify_run(path: str | Path, progress: Progress = unseen) -> list[Damage]:
-    """List all damage to a run; the list is empty if every byte is as committed.
+    """Return all damage to a run: an empty list if every byte is as committed.
 
-    Leftovers of an interrupted writer, which the next one removes, are not damage.
-
-    Args:
-        path: Folder or URL of the run.
-        progress: Callback that receives the number of outputs checked and the total.
-
-    Raises:
-        RunNotFound, NotARun, IncompatibleFormat: there is no readable run at the path.
+    Leftovers of an interrupted writer, which the next one removes, are not damage. `progress` receives the number of
+    outputs checked and the total. Raises RunNotFound, NotARun or IncompatibleFormat if there is no readable run at the
+    path.
     """
     folder = folder_of(path)
     verification = _Verification(folder, follow(folder), progress)
@@ -114,8 +103,6 @@ def verify_run(path: str | Path, progress: Progress = unseen) -> list[Damage]:
 
 
 class _Verification:
-    """State of one verification."""
-
     def __init__(self, root: Path, remote: RemoteLog | None, progress: Progress) -> None:
         self.root = root
         self.remote = remote
@@ -176,9 +163,8 @@ class _Verification:
             self._report(file, _problem(error), ref, array)
 
     def _info(self) -> dict[str, Any] | None:
-        with system_errors(
-            self.root, required="a folder that can be read", action="Check its permissions and its disk"
-        ):
+        action = "Check its permissions and its disk"
+        with system_errors(self.root, required="a folder that can be read", action=action):
             os.scandir(self.root).close() if self.root.is_dir() else None
         try:
             return read_info(self.root)
@@ -268,7 +254,7 @@ class _Verification:
         if self.remote is None:
             return
         owners = {chunk.path: (r.ref, chunk.array) for r in self.records.values() for chunk in (*r.chunks, *r.tables)}
-        for path, problem in problems(self.remote):
+        for path, problem in self.remote.problems():
             ref, array = owners.get(path, (None, None))
             file = self.remote.files.get(path)
             self.reported |= {path, *([f"{self.remote.objects.url}/{file.key}"] if file is not None else [])}
@@ -303,10 +289,8 @@ class _Verification:
 
     def _history(self, info: Mapping[str, Any] | None, lost: set[int], known: SessionFacts | None) -> None:
         links = sealed_links(self.segments.values(), self.records.values())
-        for error in (
-            *chain_problems(self.files, links, boundaries(info) if info else {}),
-            *head_problems(self.files, links, known),
-        ):
+        breaks = chain_problems(self.files, links, boundaries(info) if info else {})
+        for error in (*breaks, *head_problems(self.files, links, known)):
             where = Path(error.where)
             self._report(where, error.found, StageRef.from_file_name(where.name))
         end = max(links[-1].head.sequence if links else 0, known.known if known else 0)
@@ -374,11 +358,8 @@ class _Verification:
                     if (file, _problem(error)) not in self.segment_damage:  # a file shared by all iterations
                         self._report(file, _problem(error), record.ref, chunk.array)
         for table in () if self.files.segments.holding(record.ref) else record.tables:
-            with (
-                suppress(StoreError, OSError)
-                if table.path in self.reported
-                else self._reporting(table.path, record.ref)
-            ):
+            known = table.path in self.reported
+            with suppress(StoreError, OSError) if known else self._reporting(table.path, record.ref):
                 self.files.read_bytes(record, table)
         if not whole:
             return
@@ -452,7 +433,7 @@ def may_belong(relative: str, stages: StageTable | None) -> bool:
             known = name in (ABOUT, INFO_COPY) or PART_NAME.fullmatch(name) is not None
             return known and SessionName.parse(session) is not None
         case ["data.zarr", _, _, name]:
-            return _CHUNK_NAME.fullmatch(name) is not None
+            return chunk_row(name) is not None
         case ["tables", table, name]:
             return table in TABLES and _TABLE_NAME.fullmatch(name) is not None
         case _:

@@ -32,13 +32,9 @@ _KEY = re.compile(r"_objects/[0-9a-f]{16}/\d{8,}/(.*)", re.ASCII)
 
 @dataclass(frozen=True)
 class LoggedFile:
-    """A file of the run as described by an entry.
+    """File of the run as described by a log entry, which contains the text of small documents.
 
-    Attributes:
-        size: Size in bytes.
-        text: Content of a small document; None for other files.
-        key: Key of the object with the content of other files; a moved file keeps its object.
-        sha256: SHA-256 of the content.
+    `key` is the key of the object with the content of other files; a moved file keeps its object.
     """
 
     size: int
@@ -49,17 +45,10 @@ class LoggedFile:
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of the log: a writing session begins, commits files atomically, or ends.
+    """Log entry: a writing session begins, commits files atomically, or ends.
 
-    Attributes:
-        sequence: Position in the log.
-        previous: Hash of the previous entry, "" for the first.
-        kind: One of begin, commit, end.
-        session: Token of the session.
-        about: Facts about a session that begins: host, pid, since.
-        files: New content of the run's files, keyed by path.
-        removed: Paths of removed files.
-        sha256: Hash of the entry.
+    `previous` is the hash of the previous entry, "" for the first. `about` describes a session that begins: host, pid,
+    since. `files` contains the new content of the run's files, and `removed` the paths of removed files.
     """
 
     sequence: int
@@ -72,17 +61,15 @@ class Entry:
     sha256: str = ""
 
     def content(self) -> bytes:
-        """Return the stored bytes of the entry."""
         files: dict[str, dict[str, Any]] = {}
         for path, file in self.files.items():
             moved = {"key": file.key} if self.is_moved(path) else {}
             content = {"size": file.size, "sha256": file.sha256, **moved}
             files[path] = content if file.text is None else {"text": file.text}
         paths = (*files, *self.removed)
+        is_later = not all(map(_PATHS[0].fullmatch, paths)) or any("key" in about for about in files.values())
         document = {
-            "schema": SCHEMAS[
-                not all(map(_PATHS[0].fullmatch, paths)) or any("key" in about for about in files.values())
-            ],
+            "schema": SCHEMAS[is_later],
             "sequence": self.sequence,
             "previous": self.previous,
             "kind": self.kind,
@@ -99,7 +86,7 @@ class Entry:
 
     @classmethod
     def parse(cls, raw: bytes) -> "Entry":
-        """Parse an entry; raises ValueError if it is invalid."""
+        """Parse a serialized entry; raises ValueError if it is invalid."""
         document = parse_sealed(raw)
         try:
             if document["schema"] not in SCHEMAS or document["kind"] not in ("begin", "commit", "end"):
@@ -108,20 +95,10 @@ class Entry:
             paths, known = [*document["files"], *document["removed"]], _PATHS[SCHEMAS.index(document["schema"])]
             if wrong := [path for path in paths if not known.fullmatch(path)] or not _TOKEN.fullmatch(session):
                 raise ValueError(f"it names {wrong}, which is not part of a run")
-            files = {
-                path: _parse_file(about, object_key(session, sequence, path))
-                for path, about in document["files"].items()
-            }
-            return cls(
-                sequence,
-                str(document["previous"]),
-                document["kind"],
-                session,
-                dict(document["about"]),
-                files,
-                tuple(document["removed"]),
-                document["sha256"],
-            )
+            held = document["files"].items()
+            files = {path: _parse_file(file, object_key(session, sequence, path)) for path, file in held}
+            previous, about, removed = str(document["previous"]), dict(document["about"]), tuple(document["removed"])
+            return cls(sequence, previous, document["kind"], session, about, files, removed, document["sha256"])
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"is not a log entry ({type(error).__name__}: {error})") from None
 
@@ -144,7 +121,6 @@ def in_groups(files: Iterable[tuple[str, LoggedFile]]) -> Iterator[list[tuple[st
 
 
 def entry_key(sequence: int) -> str:
-    """Return the key of the log entry at a position."""
     return f"_log/{sequence:08d}.json"
 
 
@@ -161,4 +137,4 @@ def problem_of(file: LoggedFile, raw: bytes) -> str | None:
     """Return a description of how content differs from a logged file, or None if it does not."""
     if len(raw) != file.size:
         return f"holds {len(raw)} bytes, but {file.size} were committed"
-    return None if hashlib.sha256(raw).hexdigest() == file.sha256 else "its SHA-256 is not the committed one"
+    return None if hashlib.sha256(raw).hexdigest() == file.sha256 else "its SHA-256 differs from the committed one"

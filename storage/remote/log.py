@@ -1,4 +1,4 @@
-"""A run's log as known to this machine, and its cache folder.
+"""Log of a run as known to this machine, and the run's cache folder.
 
 Segments appear and disappear in the folder atomically.
 """
@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from metaloom.storage.errors import DamagedRun, StoreError, system_errors
-from metaloom.storage.format.files import lock, read_file, sync_file
+from metaloom.storage.format.files import folder_entries, lock, read_file, sync_file
 from metaloom.storage.format.places import url_of
 from metaloom.storage.format.segments import FOLDER, SEAL, segment_iterations
 from metaloom.storage.format.sessions import CLAIM_NAME
-from metaloom.storage.remote.entries import Entry, LoggedFile, entry_key, in_groups, problem_of
+from metaloom.storage.remote.entries import AT_ONCE, Entry, LoggedFile, entry_key, in_groups, problem_of
 from metaloom.storage.remote.objects import ObjectFolder
 
 _BATCHES = (2, 16, 128)
@@ -26,18 +26,10 @@ _OURS = ("writer.lock", "_quarantine", "_operator")
 
 
 class RemoteLog:
-    """The log at a URL, as of the last `pull`.
+    """Log at a URL, as of the last `pull`. Cached copies of its entries are kept in the folder `beside`.
 
-    Args:
-        root: Cache folder of the run.
-        url: URL of the run.
-        beside: Folder for cached copies of entries.
-
-    Attributes:
-        files: The run's files, keyed by path.
-        owner: Entry that began the newest session; None if it has ended.
-        next: Position of the next entry.
-        last_hash: Hash of the newest entry.
+    `files` contains the run's files, keyed by path. `owner` is the entry that began the newest session; None if it has
+    ended.
     """
 
     def __init__(self, root: Path, url: str, beside: Path) -> None:
@@ -48,16 +40,13 @@ class RemoteLog:
 
     @classmethod
     def of(cls, root: Path) -> "RemoteLog | None":
-        """Return the log of a cache folder; None for other folders."""
         url = url_of(root)
         return None if url is None else cls(root, url, log_folder(root))
 
     def pull(self) -> None:
         """Read new entries and update the folder.
 
-        Raises:
-            DamagedRun: an entry is damaged.
-            StoreError: the URL contains a different run than the cache.
+        Raises DamagedRun if an entry is damaged, and StoreError if the URL contains a different run than the cache.
         """
         with self._locked():
             self._read_cached()
@@ -76,8 +65,7 @@ class RemoteLog:
     def fetch(self, path: str) -> bool:
         """Download a file into the folder; return False if it is not in the log.
 
-        Raises:
-            DamagedRun: the file's object is missing or damaged.
+        Raises DamagedRun if the file's object is missing or damaged.
         """
         file = self.files.get(path)
         if file is None or file.text is not None:
@@ -120,7 +108,6 @@ class RemoteLog:
             part.unlink(missing_ok=True)
 
     def damaged_object(self, file: LoggedFile, found: str) -> DamagedRun:
-        """Build the error for a damaged object."""
         url = self.objects.url
         return DamagedRun(
             f"{url}/{file.key}",
@@ -158,14 +145,14 @@ class RemoteLog:
         return {path: raw for path, raw in texts.items() if not _holds(path, raw)}
 
     def changes(self) -> list[Path]:
-        """Return the files that differ from the log: new, changed or removed ones."""
+        """Return the paths of files that differ from the log: new, changed or removed ones."""
         here = {name: path for path, name in self.local_files()}
         changed = [path for name, path in here.items() if not self._is_logged(name, path)]
         gone = [self.local_path(n) for n, file in self.files.items() if file.text is not None and n not in here]
         return [*changed, *gone]
 
     def local_files(self) -> Iterator[tuple[Path, str]]:
-        """Yield the folder's files that belong in the log, with their names there."""
+        """Yield the path of each file in the folder that belongs in the log, and its name there."""
         for folder, folders, names in os.walk(self.root):
             if Path(folder) == self.root:
                 folders[:] = [name for name in folders if name not in _OURS]
@@ -190,18 +177,37 @@ class RemoteLog:
         return path
 
     def below(self, name: str) -> list[str]:
-        """Return the log's files at a path: the file itself, or all files of a segment."""
+        """Return the names of the log's files at a path: the file itself, or all files of a segment."""
         if name in self.files:
             return [name]
         return [path for path in self.files if path.startswith(f"{name}/")] if segment_of(name) == name else []
 
     def cached_entries(self) -> list[bytes]:
-        """Return the bytes of every cached entry."""
         return read_file(self._entries, limit=LARGEST).splitlines(keepends=True)[: self.next] if self.next else []
 
     def stored_entry(self, sequence: int) -> bytes | None:
-        """Read an entry from object storage; return None if it does not exist."""
         return self.objects.get_all([entry_key(sequence)])[0]
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yield each problem of the run's objects, as (path in the run or key of the entry, description).
+
+        Damaged copies in the folder are replaced if their objects are intact.
+        """
+        cached = self.cached_entries()
+        for start in range(0, len(cached), AT_ONCE):
+            keys = [entry_key(n) for n in range(start, min(start + AT_ONCE, len(cached)))]
+            for n, raw in enumerate(self.objects.get_all(keys), start):
+                if raw != cached[n]:
+                    yield entry_key(n), "is missing" if raw is None else "is not the entry that was written"
+        for group in in_groups((name, file) for name, file in self.files.items() if file.text is None):
+            size = sum(file.size for _, file in group)
+            contents = self.objects.get_all([file.key for _, file in group], num_bytes=size)
+            for (name, file), raw in zip(group, contents, strict=True):
+                path = self.local_path(name)
+                if problem := "is missing" if raw is None else problem_of(file, raw):
+                    yield name, f"its object {file.key} {problem}"
+                elif raw is not None and (not path.exists() or read_file(path, limit=LARGEST) != raw):
+                    self.write(name, raw)
 
     def _is_logged(self, name: str, path: Path) -> bool:
         file = self.files.get(name)
@@ -369,15 +375,13 @@ def follow(root: Path) -> RemoteLog | None:
     """Pull and return the log of a cache folder; None for other folders."""
     log = RemoteLog.of(root)
     if log is not None:
-        with system_errors(
-            root, required="a cache that can be written", action="Choose another folder: METALOOM_CACHE=FOLDER"
-        ):
+        action = "Choose another folder: METALOOM_CACHE=FOLDER"
+        with system_errors(root, required="a cache that can be written", action=action):
             log.pull()
     return log
 
 
 def log_folder(root: Path) -> Path:
-    """Return the folder for the cached log entries of a run."""
     return root.with_name(f".{root.name}.log")
 
 
@@ -402,12 +406,9 @@ def sealed_in(names: Iterable[str]) -> set[str]:
 
 def surplus_segments(root: Path, files: Iterable[str]) -> list[Path]:
     """Return the segment folders whose seals are not among the log's files."""
-    try:
-        names = [name for name in os.listdir(root / FOLDER) if segment_iterations(name) is not None]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    sealed = sealed_in(files)
-    return [root / FOLDER / name for name in sorted(names) if f"{FOLDER}/{name}" not in sealed]
+    sealed, entries = sealed_in(files), folder_entries(root / FOLDER) or []
+    names = sorted(entry.name for entry in entries if segment_iterations(entry.name) is not None)
+    return [root / FOLDER / name for name in names if f"{FOLDER}/{name}" not in sealed]
 
 
 def place_segment(root: Path, beside: Path, folder: str, texts: Mapping[str, str]) -> None:
@@ -423,7 +424,6 @@ def place_segment(root: Path, beside: Path, folder: str, texts: Mapping[str, str
 
 
 def drop_segment(folder: Path, beside: Path) -> None:
-    """Remove a segment's folder if it exists."""
     part = beside / f"{secrets.token_hex(8)}.part"
     try:
         os.rename(folder, part)

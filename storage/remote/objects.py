@@ -28,11 +28,9 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Limits for each request.
+    """Limits for each request: the maximum time without a response, and the number of attempts before the run stops.
 
-    Attributes:
-        seconds: Maximum time without a response. A whole response may take twice as long, plus its size at 100 kB/s.
-        tries: Number of attempts before the run stops.
+    A whole response may take twice as long as `seconds`, plus its size at 100 kB/s.
     """
 
     seconds: float = 20.0
@@ -40,19 +38,14 @@ class Deadlines:
 
     @classmethod
     def chosen(cls) -> "Deadlines":
-        """Read the deadlines from $METALOOM_STORE_TIMEOUT (seconds) and $METALOOM_STORE_TRIES.
+        """Return the deadlines set by $METALOOM_STORE_TIMEOUT (seconds) and $METALOOM_STORE_TRIES.
 
-        Raises:
-            StorageFailed: a value is not a valid number.
+        Raises StorageFailed if a value is not a valid number.
         """
         return cls(_chosen(TIMEOUT, cls.seconds), int(_chosen(TRIES, cls.tries, at_least=1)))
 
     def ask(self, url: str, request: Callable[[], Answer]) -> Answer:
-        """Make a request, and retry with a warning if the error may be temporary.
-
-        Raises:
-            Exception: the error of the last attempt.
-        """
+        """Make a request, retrying with a warning if an error may be temporary; raises the last attempt's error."""
         pause = _FIRST_PAUSE_SECONDS
         for n in range(2, self.tries + 1):
             try:
@@ -66,7 +59,6 @@ class Deadlines:
         return request()
 
     def problem(self, error: Exception) -> str:
-        """Return a short description of a request's error."""
         if type(error).__name__ in _SILENCE:
             return f"no answer for {self.seconds:g} s"
         if isinstance(error, TimeoutError):
@@ -75,7 +67,6 @@ class Deadlines:
 
 
 def may_pass(error: Exception) -> bool:
-    """Return True if an error may be temporary."""
     if isinstance(error, _FINAL):
         return False
     if isinstance(error, OSError):  # unless the store rejected the request itself
@@ -108,7 +99,7 @@ _AT_ONCE = 128
 
 
 class ObjectFolder:
-    """The objects below a URL. Connects on first use.
+    """Objects below a URL. Connects on first use.
 
     All methods raise StorageFailed if the store rejects a request, is unreachable, or times out on every attempt; see
     `Deadlines`.
@@ -120,9 +111,7 @@ class ObjectFolder:
     def get_all(self, keys: Sequence[str], *, num_bytes: int | None = None) -> list[bytes | None]:
         """Fetch the contents of objects in parallel; None for a missing object.
 
-        Args:
-            keys: Keys of the objects.
-            num_bytes: Total size or an upper bound, if known. Larger requests may take longer.
+        `num_bytes` is the total size or an upper bound, if known. Larger requests may take longer.
         """
         with self._failures():
             paths = [self._path(key) for key in keys]
@@ -150,7 +139,7 @@ class ObjectFolder:
             return True
 
     def remove(self, keys: Sequence[str]) -> None:
-        """Remove objects. Missing ones are skipped."""
+        """Remove objects, skipping missing ones."""
         with self._failures():
             if keys:
                 paths = [self._path(key) for key in keys]

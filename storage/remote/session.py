@@ -1,14 +1,14 @@
-"""Writing a run in object storage, where a write takes effect when the next log entry is put.
+"""Writing of a run in object storage, where a write takes effect when the next log entry is put.
 
 An entry is put on the condition that its number is free. A new session takes the next number, after which any put by an
 earlier session fails. Objects are uploaded below the session's prefix before the entry that names them, so uploads by a
-superseded session have no effect. This module also verifies the store against the log.
+superseded session have no effect.
 """
 
 import hashlib
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,7 @@ from metaloom.storage.errors import FencedOut, RunLocked, StorageFailed
 from metaloom.storage.format.files import read_file
 from metaloom.storage.format.places import argument
 from metaloom.storage.format.provenance import utc
-from metaloom.storage.remote.entries import (
-    AT_ONCE,
-    Entry,
-    Kind,
-    LoggedFile,
-    entry_key,
-    in_groups,
-    object_key,
-    problem_of,
-)
+from metaloom.storage.remote.entries import Entry, Kind, LoggedFile, entry_key, object_key
 from metaloom.storage.remote.log import LARGEST, RemoteLog
 
 _FILES_PER_ENTRY = 1000
@@ -33,7 +24,7 @@ _BYTES_AT_ONCE = 2**26
 
 
 class RemoteSession:
-    """The right to append to a run's log, until the session ends or another takes over."""
+    """Permission to append to a run's log, until the session ends or another takes over."""
 
     def __init__(self, log: RemoteLog, token: str) -> None:
         self._log = log
@@ -47,9 +38,8 @@ class RemoteSession:
     def begin(cls, log: RemoteLog, token: str, *, take_over: bool) -> "RemoteSession":
         """Begin a session. The caller must hold the cache folder's lock.
 
-        Raises:
-            RunLocked: a session on another machine has not ended.
-            StorageFailed: the store cannot be written, or does not support conditional puts.
+        Raises RunLocked if a session on another machine has not ended, and StorageFailed if the store cannot be written
+        or does not support conditional puts.
         """
         while True:
             log.pull()
@@ -79,13 +69,9 @@ class RemoteSession:
     def commit(self, changed: Mapping[Path, Path | None]) -> None:
         """Commit the current state of some files atomically.
 
-        Args:
-            changed: Files, each mapped to its previous path if it was only moved; the folder need not contain moved
-                files.
-
-        Raises:
-            FencedOut: a later session has begun.
-            StorageFailed: the store cannot be written, which ends the session.
+        Files that were only moved are mapped to their previous paths; the folder need not contain them. Raises
+        FencedOut if a later session has begun, and StorageFailed if the store cannot be written, which ends the
+        session.
         """
         names = {path: self._log.name_of(path) for path in changed}
         # Files whose objects are stored under their previous names.
@@ -124,22 +110,21 @@ class RemoteSession:
 
     def give_up_damaged(self) -> None:
         """Treat files with damaged objects as lost; files with an intact local copy are uploaded again."""
-        for name, _ in [*problems(self._log)]:
+        for name, _ in [*self._log.problems()]:
             if name in self._log.files:
                 self._given_up[name] = self._log.files.pop(name)
 
     def end(self) -> None:
-        """End the session. A session that failed or was fenced out has already ended."""
+        """End the session, unless it has failed or was fenced out, which ends it too."""
         if not self._failed:
             self._put("end")
 
     def _known(self, name: str) -> list[str]:
-        """List the log's files at a path, including files given up as damaged."""
+        """Return the log's files at a path, including files given up as damaged."""
         given_up = [path for path in self._given_up if path == name or path.startswith(f"{name}/")]
         return [*self._log.below(name), *given_up]
 
     def _upload(self, names: Mapping[Path, str]) -> dict[str, LoggedFile]:
-        """Upload files and return their descriptions for an entry."""
         files: dict[str, LoggedFile] = {}
         contents: dict[str, bytes] = {}
         for path, name in names.items():
@@ -188,28 +173,3 @@ class RemoteSession:
                 required="a store where the second of two concurrent writers fails",
                 action="Use Amazon S3, or another store that documents conditional writes",
             )
-
-
-def problems(log: RemoteLog) -> Iterator[tuple[str, str]]:
-    """Yield each problem of the run's objects, as (path in the run or key of the entry, description).
-
-    Damaged copies in the folder are replaced if their objects are intact.
-    """
-    cached = log.cached_entries()
-    for start in range(0, len(cached), AT_ONCE):
-        keys = [entry_key(n) for n in range(start, min(start + AT_ONCE, len(cached)))]
-        for n, raw in enumerate(log.objects.get_all(keys), start):
-            if raw != cached[n]:
-                yield entry_key(n), "is missing" if raw is None else "is not the entry that was written"
-    for group in in_groups((name, file) for name, file in log.files.items() if file.text is None):
-        keys = [file.key for _, file in group]
-        for (name, file), raw in zip(
-            group, log.objects.get_all(keys, num_bytes=sum(file.size for _, file in group)), strict=True
-        ):
-            problem = "is missing" if raw is None else problem_of(file, raw)
-            if problem:
-                yield name, f"its object {file.key} {problem}"
-            elif raw is not None:
-                path = log.local_path(name)
-                if not path.exists() or read_file(path, limit=LARGEST) != raw:
-                    log.write(name, raw)

@@ -1,1 +1,1 @@
-"""The single writer of a run: sessions, locks and the commit protocol."""
+"""Writing by a run's single writer: sessions, locks and the commit protocol."""

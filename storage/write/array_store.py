@@ -1,19 +1,12 @@
-"""The arrays of a run being written, created on first use and grown when the run is extended."""
+"""Arrays of a run being written, created on first use and grown when the run is extended."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from metaloom.storage.errors import DigestMismatch, LayoutMismatch, StoreError
-from metaloom.storage.format.arrays import (
-    ArraySpec,
-    crc32c,
-    encode_chunk,
-    encode_shard,
-    group_document,
-    render_metadata,
-)
+from metaloom.storage.format.arrays import ArraySpec, crc32c, encode_chunk, encode_shard, group_document
 from metaloom.storage.format.codec import Piece
-from metaloom.storage.format.files import Content, make_folder
+from metaloom.storage.format.files import Content, make_folder, render
 from metaloom.storage.format.records import StoredFile
 from metaloom.storage.format.stages import METRICS_GROUP
 from metaloom.storage.read.committed import CommittedFiles
@@ -21,7 +14,7 @@ from metaloom.storage.write.sessions import Session
 
 
 class ArrayStore:
-    """Writes array rows for a session; large rows become shards if the run's format supports them."""
+    """Writer of array rows for a session; large rows become shards if the run's format supports them."""
 
     def __init__(self, files: CommittedFiles, session: Session, *, shards: bool) -> None:
         self._files = files
@@ -51,12 +44,10 @@ class ArrayStore:
         self._write_metadata(documents)
 
     def write(self, pieces: Sequence[Piece], *, expected: Sequence[StoredFile] | None = None) -> tuple[StoredFile, ...]:
-        """Write rows durably and return the files to commit, which must equal `expected` if given.
+        """Write rows durably and return the files to commit.
 
-        Raises:
-            LayoutMismatch: a row does not match the existing array.
-            FencedOut: a later session has begun.
-            DigestMismatch: the files are not the expected ones.
+        Raises LayoutMismatch if a row does not match the existing array, and DigestMismatch if the files differ from
+        `expected`.
         """
         self._create([piece for piece in pieces if not (self._files.data / piece.path / "zarr.json").exists()])
         files: list[StoredFile] = []
@@ -112,9 +103,8 @@ class ArrayStore:
     def _write_metadata(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
         for path in documents:  # groups before their arrays
             make_folder(self._files.data / path)
-        self._place(
-            {f"data.zarr/{path}/zarr.json": (render_metadata(document),) for path, document in documents.items()}
-        )
+        rendered = {path: render(document, indented=True) for path, document in documents.items()}
+        self._place({f"data.zarr/{path}/zarr.json": (raw,) for path, raw in rendered.items()})
 
     def _fitting_spec(self, piece: Piece) -> ArraySpec:
         spec = self._files.spec(piece.path)
@@ -136,7 +126,7 @@ class ArrayStore:
 
 
 def _form(spec: ArraySpec, names: Iterable[str]) -> dict[str, str]:
-    """Describe what all rows of an array share: shape, dtype, some attributes, and a packed array's parts."""
+    """Return what all rows of an array share: shape, dtype, some attributes, and a packed array's parts."""
     form = {"shape": str(spec.shape), "dtype": spec.dtype}
     for name in names:
         value = spec.attributes.get(name)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from metaloom.storage.errors import RunExists, system_errors
-from metaloom.storage.format.arrays import group_document, render_metadata
+from metaloom.storage.format.arrays import group_document
 from metaloom.storage.format.files import make_folder, render, sealed, sync_folder
 from metaloom.storage.format.places import argument, check_path, folder_of, location
 from metaloom.storage.format.provenance import system, utc, versions
@@ -23,13 +23,7 @@ _SKELETON = {"_commits", "_sessions", "data.zarr", "writer.lock"}
 
 
 def check_new_run(path: str | Path) -> None:
-    """Check that `create_run` would accept a path, without creating anything.
-
-    Raises:
-        InvalidRunName: the path cannot be printed on one line.
-        RunExists: the path is not empty.
-        StorageFailed: the system refuses the write.
-    """
+    """Raise the error that `create_run` would raise for a path, without creating anything."""
     path = check_path(folder_of(path))
     with creating(path):
         follow(path)
@@ -62,31 +56,25 @@ def check_free(path: Path) -> None:
 
 
 def write_skeleton(path: Path, session: Session, capacity: int) -> None:
-    """Create the folders of a run without outputs."""
     for name in ("_commits", "data.zarr"):
         make_folder(path / name)
-    parts = session.write_aside([(render_metadata(group_document({"capacity": capacity})),)])
+    parts = session.write_aside([(render(group_document({"capacity": capacity}), indented=True),)])
     session.replace(parts, [path / "data.zarr" / "zarr.json"])
     sync_folder(path)
 
 
 def publish_info(path: Path, session: Session, info: Mapping[str, Any]) -> None:
-    """Turn a folder into a run by writing run.json, and a copy of it."""
+    """Turn a folder into a run by writing run.json and a copy of it."""
     content = render(info, indented=True)
     session.publish(content, path / "run.json")
     # Write the copy last, so that an interrupted and repeated creation does not leave another run's copy.
-    keep_copy(session, content)
-
-
-def keep_copy(session: Session, info: bytes) -> None:
-    """Keep a copy of run.json in the session's folder."""
-    session.replace(session.write_aside([(info,)]), [session.folder / INFO_COPY])
+    session.replace(session.write_aside([(content,)]), [session.folder / INFO_COPY])
 
 
 def new_info(
     config: Mapping[str, Any], config_digest: str, environment: Mapping[str, Any], stages: StageTable, **origin: Any
 ) -> dict[str, Any]:
-    """Return the content of a new run's run.json; `origin` describes the run that it was forked from."""
+    """Return the content of a new run's run.json; `origin` describes the run that it was forked from, if any."""
     return sealed(
         {
             "format": FORMATS[-1],

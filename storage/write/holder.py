@@ -1,4 +1,4 @@
-"""The writer of a run: an advisory lock that names its holder, and requests to stop it.
+"""Advisory lock that names a run's writer, and requests to stop the writer.
 
 The lock separates cooperating writers. A writer that lost its lock unnoticed (a stopped process, a host that came back)
 is made harmless by its session; see `metaloom.storage.write.sessions`.
@@ -17,8 +17,7 @@ from metaloom.storage.errors import DamagedRun, RunLocked, linked
 from metaloom.storage.format.files import flags, lock, read_file, render
 from metaloom.storage.format.places import argument
 from metaloom.storage.format.provenance import utc
-from metaloom.storage.format.sessions import FOLDER as SESSIONS
-from metaloom.storage.format.sessions import SessionName
+from metaloom.storage.format.sessions import sessions_in
 from metaloom.storage.remote.log import RemoteLog
 
 FOLDER = "_operator"
@@ -32,15 +31,11 @@ _NO_WRITER = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
 
 @dataclass(frozen=True)
 class Writer:
-    """Holder of a run's lock.
+    """Process that holds a run's lock.
 
-    Attributes:
-        host, pid: Host and process id.
-        since: Start of the writer's session; UTC, ISO 8601.
-        token: Permanent identifier of the session.
-        process_started: Start of the process, in clock ticks since its machine booted; None if unknown.
-        boot: Identifier of the boot in which pid and ticks are valid; "" if unknown.
-        listens: True if it polls for stop requests; writers of earlier versions do not.
+    `token` identifies its session, which began at `since` (UTC, ISO 8601). `process_started` is in clock ticks since
+    the machine booted, and `boot` identifies that boot; None and "" if unknown. `listens` is False for writers of
+    earlier versions, which do not poll for stop requests.
     """
 
     host: str
@@ -64,7 +59,6 @@ class Writer:
 
     @property
     def is_here(self) -> bool:
-        """True if the process runs on this machine."""
         return self.host == socket.gethostname()
 
     @property
@@ -86,7 +80,6 @@ class Writer:
 
 
 def owner_document(token: str) -> dict[str, Any]:
-    """Describe this process as the holder of a lock."""
     who = {"host": socket.gethostname(), "pid": os.getpid(), "since": utc(), "token": token}
     return who | {"process_started": _process(os.getpid())[1], "boot": _boot()}
 
@@ -114,24 +107,15 @@ def current_writer(root: Path, remote: RemoteLog | None = None) -> Writer | None
 
 
 def was_killed(root: Path, remote: RemoteLog | None = None) -> bool:
-    """Return True if the newest session of a run was killed: it is not closed, and no process is writing the run."""
-    try:
-        names = os.listdir(root / SESSIONS)
-    except (FileNotFoundError, NotADirectoryError):
-        names = []
-    newest = max((session for session in map(SessionName.parse, names) if session), default=None)
-    is_open = (newest is not None and not newest.closed) or (remote is not None and remote.owner is not None)
+    """Return True if a run's newest session is not closed although no process is writing the run."""
+    sessions = sessions_in(root)
+    is_open = (bool(sessions) and not sessions[-1].closed) or (remote is not None and remote.owner is not None)
     # Check the lock last: a new writer acquires it before creating its session.
     return is_open and current_writer(root, remote) is None
 
 
 def operator_folder(root: Path) -> Path:
-    """Create and return the folder for files that are not part of a run's content.
-
-    Raises:
-        DamagedRun: the folder is a symbolic link.
-        OSError: the system refuses the folder.
-    """
+    """Create and return the folder for files outside the run's content; raises DamagedRun if it is a link."""
     folder = root / FOLDER
     if folder.is_symlink():
         raise linked(folder)
@@ -140,12 +124,7 @@ def operator_folder(root: Path) -> Path:
 
 
 def ask_to_stop(root: Path, token: str) -> None:
-    """Ask the writer whose session has this token to stop. Also removes requests to dead writers.
-
-    Raises:
-        DamagedRun: the folder of requests is a symbolic link.
-        OSError: the system refuses the write.
-    """
+    """Ask the session with this token to stop, and remove requests to other sessions; raises like `operator_folder`."""
     folder, request = operator_folder(root), _request(root, token)
     for old in folder.glob("stop-*"):
         if old != request:
@@ -156,12 +135,11 @@ def ask_to_stop(root: Path, token: str) -> None:
 
 
 def is_asked_to_stop(root: Path, token: str) -> bool:
-    """Return True if another process has asked the session with this token to stop."""
     return _request(root, token).exists()
 
 
 def withdraw(root: Path, token: str) -> None:
-    """Withdraw the requests to a writer."""
+    """Withdraw the stop request to the session with this token."""
     _request(root, token).unlink(missing_ok=True)
 
 
@@ -170,7 +148,7 @@ def _request(root: Path, token: str) -> Path:
 
 
 def _process(pid: int) -> tuple[str, int | None]:
-    """Return the state of a local process, and its start in clock ticks; "" and None if unknown."""
+    """Return a local process's state and its start in clock ticks; "" and None if unknown."""
     try:
         # Fields 3 and 22; the program's name, in parentheses, may contain anything.
         fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
@@ -199,7 +177,7 @@ def _exists(pid: int) -> bool:
 
 @dataclass(frozen=True)
 class WriterLock:
-    """A lock that this process has acquired."""
+    """Lock that this process has acquired."""
 
     path: Path
     descriptor: int
@@ -209,7 +187,6 @@ class WriterLock:
         return _is_file_at(self.descriptor, self.path)
 
     def release(self) -> None:
-        """Release the lock."""
         try:
             # Empty it rather than remove it, because it may be the lock of a writer that has taken over.
             os.ftruncate(self.descriptor, 0)
@@ -218,7 +195,7 @@ class WriterLock:
 
 
 def acquire_lock(path: Path, token: str, *, take_over: bool) -> WriterLock:
-    """Lock a run for writing. `take_over` replaces a lock still held by a dead host."""
+    """Lock a run for writing; with `take_over`, replace a lock that a dead host still holds."""
     owner = render(owner_document(token))
     if take_over:
         new = path.with_name(f"{path.name}.{token}")

@@ -19,7 +19,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def records_file(records: Sequence[StageRecord]) -> bytes:
-    """Return a Parquet file of records, with frequently used fields as columns and the original documents."""
+    """Return a Parquet file of records: a column per frequently used field, and one with the original documents."""
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, _rows([]).schema, compression="zstd", compression_level=1) as writer:
         for first in range(0, len(records), _GROUP):  # all rows at once would need as much memory as the records
@@ -47,7 +47,7 @@ def _rows(records: Sequence[StageRecord]) -> pa.Table:
 
 
 def table_file(files: CommittedFiles, name: str, records: Sequence[StageRecord]) -> bytes | None:
-    """Return a Parquet file with some iterations' rows of a derived table; None if there are none."""
+    """Return a Parquet file with a derived table's rows for some iterations; None if there are none."""
     with_rows = {r.ref.iteration for r in records if any(t.path.split("/")[1] == name for t in r.tables)}
     if not with_rows:
         return None
@@ -57,7 +57,7 @@ def table_file(files: CommittedFiles, name: str, records: Sequence[StageRecord])
 
 
 def iteration_file(table: pa.Table, iteration: int) -> bytes:
-    """Return the original Parquet file with one iteration's rows."""
+    """Restore the original Parquet file with one iteration's rows."""
     rows = table.filter(pc.field("iteration") == iteration).combine_chunks()
     # Remove metadata that reading Parquet adds to the schema.
     fields = [

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import DamagedRun, StorageFailed, StoreError
-from metaloom.storage.format.arrays import COMPRESS_FROM, ArraySpec, group_document, render_metadata
-from metaloom.storage.format.files import Content, make_folder, read_file, sync_folder
+from metaloom.storage.format.arrays import COMPRESS_FROM, ArraySpec, group_document
+from metaloom.storage.format.files import Content, make_folder, read_file, render, sync_folder
 from metaloom.storage.format.records import FORMATS, StageRecord, StoredFile
 from metaloom.storage.format.segments import (
     FOLDER,
@@ -26,6 +26,7 @@ from metaloom.storage.format.segments import (
     PackedFile,
     Seal,
     array_document,
+    ranges,
     segment_name,
     shard_index,
 )
@@ -45,7 +46,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Packer:
-    """Packs a run's iterations within a session."""
+    """Packer of a run's iterations within a session."""
 
     def __init__(self, files: CommittedFiles, session: Session, digests: Digests, format: str) -> None:
         self._files = files
@@ -55,13 +56,7 @@ class Packer:
         self._given_up = False
 
     def pack(self, progress: Progress = unseen) -> list[range]:
-        """Pack all complete iterations but the newest; return the iterations of each new segment.
-
-        Raises:
-            StoreError: the run's format has no segments.
-            DamagedRun: a file to pack is damaged.
-            FencedOut: a later session has begun.
-        """
+        """Pack all complete iterations but the newest; see `RunWriter.pack`."""
         if self._format == FORMATS[0]:
             raise StoreError(
                 self._files.root,
@@ -77,10 +72,8 @@ class Packer:
         return packed
 
     def pack_old(self) -> None:
-        """Pack the oldest iterations once a full segment and the margin are complete."""
-        if self._given_up or self._format == FORMATS[0]:
-            return
-        if len(self._digests.live_iterations()) < SIZE + MARGIN:
+        """Pack the oldest iterations once they fill a segment and the margin after it is complete."""
+        if self._given_up or self._format == FORMATS[0] or len(self._digests.live_iterations()) < SIZE + MARGIN:
             return
         try:
             for iterations in self._packable(keep=MARGIN):
@@ -93,7 +86,7 @@ class Packer:
             _LOG.warning("old iterations are not packed: %s", error)
 
     def finish(self) -> None:
-        """Finish interrupted packings of earlier sessions."""
+        """Finish packings that earlier sessions left unfinished."""
         unfinished = {segment for ref in self._files.live_refs() if (segment := self._files.segments.holding(ref))}
         for segment in unfinished:
             self._clear(segment)
@@ -103,15 +96,10 @@ class Packer:
         last = self._files.stages.last_ref
         live = self._digests.live_iterations()
         newest = max((i for i in live if last(i) in self._digests), default=0)
-        done = [
-            i for i in live if i + keep <= newest and last(i) in self._digests and not self._files.segments.about(i)
-        ]
-        while done:
-            first = done[0]
-            count = next((n for n, i in enumerate(done) if i != first + n), len(done))
-            count = min(count, SIZE)
-            yield range(first, first + count)
-            done = done[count:]
+        due = (i for i in live if i + keep <= newest and last(i) in self._digests)
+        done = [i for i in due if not self._files.segments.about(i)]
+        for part in ranges(done):
+            yield from (part[start : start + SIZE] for start in range(0, len(part), SIZE))
 
     def _pack(self, iterations: range) -> None:
         root = self._files.root
@@ -130,7 +118,6 @@ class Packer:
         self._session.share()
 
     def _join_markers(self) -> None:
-        """Merge the markers of iterations that were thinned after packing."""
         about = (self._files.segments.about(i) for i in self._files.live_markers())
         for segment in {segment for segment in about if segment is not None}:
             _join_markers(self._files, self._session, segment)
@@ -140,13 +127,8 @@ class Packer:
         files, root = self._files, self._files.root
         records = [*segment.records()] if records is None else records
         thinned = _join_markers(files, self._session, segment)
-        chunks = [
-            (record, chunk)
-            for record in records
-            if thinned.get(record.ref) != record.sha256
-            for chunk in record.chunks
-            if chunk.size
-        ]
+        whole = (record for record in records if thinned.get(record.ref) != record.sha256)
+        chunks = [(record, chunk) for record in whole for chunk in record.chunks if chunk.size]
         moved = [files.files_of(record, chunk) for record, chunk in chunks]
         self._session.link({paths[0]: paths[1] for paths in moved if len(paths) == 2})
         tables = [root / table.path for record in records for table in record.tables]
@@ -159,12 +141,7 @@ class Packer:
 
 
 def write_segment(files: CommittedFiles, session: Session, iterations: range, records: Sequence[StageRecord]) -> Path:
-    """Write a segment into a session's folder, sync it and read it back; return its folder.
-
-    Raises:
-        DamagedRun: an output is damaged.
-        FencedOut: a later session has begun.
-    """
+    """Write a segment into a session's folder, sync it and read it back; return the segment's folder."""
     by_ref = {record.ref: record for record in records}
     copied = [file for r in records for file in (*r.tables, *(c for c in r.chunks if _is_small(files.spec(c.array))))]
     files.bring_all(file.path for file in copied)
@@ -186,7 +163,7 @@ def write_segment(files: CommittedFiles, session: Session, iterations: range, re
 def _contents(
     files: CommittedFiles, iterations: range, records: Sequence[StageRecord], written: dict[str, PackedFile]
 ) -> Iterator[tuple[str, Content]]:
-    """Yield the files of a segment, the seal last; `written` receives the descriptions of the other files."""
+    """Yield a segment's files, the seal last, and add descriptions of the other files to `written`."""
     arrays = packed_arrays(files, records)
     for name, content in _payload(files, files.thinned_in(iterations), records, arrays):
         digest = hashlib.sha256()
@@ -211,14 +188,14 @@ def _payload(
             yield f"tables/{name}.parquet", (raw,)
     for group in sorted({path.partition("/")[0] for path in arrays} | {""}):
         name = f"data.zarr/{group}/zarr.json" if group else "data.zarr/zarr.json"
-        yield name, (render_metadata(group_document({})),)
+        yield name, (render(group_document({}), indented=True),)
     whole: dict[str, list[tuple[StageRecord, StoredFile]]] = {path: [] for path in arrays}
     for record in (record for record in records if thinned.get(record.ref) != record.sha256):
         for chunk in record.chunks:
             whole[chunk.array].append((record, chunk))
     for path, array in sorted(arrays.items()):
         spec = files.spec(path)
-        yield f"data.zarr/{path}/zarr.json", (render_metadata(array_document(spec, array)),)
+        yield f"data.zarr/{path}/zarr.json", (render(array_document(spec, array), indented=True),)
         if array.sharded:
             found = {files.row(record.ref, path): files.read_bytes(record, chunk) for record, chunk in whole[path]}
             rows = [found.get(array.first_row + n) for n in range(array.rows)]
@@ -227,7 +204,7 @@ def _payload(
 
 
 def packed_arrays(files: CommittedFiles, records: Iterable[StageRecord]) -> dict[str, PackedArray]:
-    """Return the layout of each array in a segment of these outputs; small arrays are packed into one file each."""
+    """Return how each array is packed in a segment of these records; small arrays become one file each."""
     rows: dict[str, list[int]] = {}
     for record in records:
         for chunk in record.chunks:
@@ -239,7 +216,7 @@ def packed_arrays(files: CommittedFiles, records: Iterable[StageRecord]) -> dict
 
 
 def _is_small(spec: ArraySpec) -> bool:
-    """Return True if the rows of an array are copied into one file, which sharded arrays never are."""
+    """Return True if an array's rows are copied into one file. Rows of sharded arrays never are."""
     return 0 < spec.raw_bytes < COMPRESS_FROM and not spec.sharded
 
 

@@ -21,7 +21,7 @@ from metaloom.storage.write.sessions import Session
 
 @dataclass(frozen=True)
 class Output:
-    """An output to be published."""
+    """Output waiting to be published."""
 
     ref: StageRef
     value: Value
@@ -33,7 +33,7 @@ class Output:
 
 
 class Publisher:
-    """Publishes outputs in order."""
+    """Publisher of stage outputs, one after another."""
 
     def __init__(
         self, files: CommittedFiles, session: Session, arrays: ArrayStore, history: RecordChain, info: Mapping[str, Any]
@@ -48,12 +48,7 @@ class Publisher:
         self._spans: SpanSums | None = None
 
     def publish(self, output: Output) -> int:
-        """Publish an output: write its data durably, then its record. Return the bytes written.
-
-        Raises:
-            FencedOut: a later session has begun.
-            LayoutMismatch: the output does not match the layout of the run's arrays.
-        """
+        """Publish an output: write its data durably, then its record; return the number of bytes written."""
         if isinstance(output.value, TaskBatch):
             self._tasks = {output.ref.iteration: output.value}
         if isinstance(output.value, EpisodeBatch) and output.ref.stage == self._files.stages.named("rollouts"):

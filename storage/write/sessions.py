@@ -48,7 +48,7 @@ _CREATE = flags("O_WRONLY", "O_CREAT", "O_EXCL", "O_CLOEXEC")
 
 
 class FileCreator:
-    """Creates files, bypassing the page cache for large ones. Not thread-safe."""
+    """File creation that bypasses the page cache for large files. Not thread-safe."""
 
     def __init__(self) -> None:
         # Direct writes need page-aligned memory.
@@ -56,11 +56,7 @@ class FileCreator:
         self._direct = getattr(os, "O_DIRECT", 0)
 
     def create(self, path: Path, content: Content) -> int:
-        """Write a new file; return its descriptor, which the caller must sync and close.
-
-        Raises:
-            FileExistsError: the file exists.
-        """
+        """Write a new file; return its descriptor, which the caller must sync and close."""
         direct = self._direct if sum(map(len, content)) >= _WORTHWHILE else 0
         descriptor = self._open(path, direct)
         try:
@@ -129,15 +125,10 @@ _MOST_ATTEMPTS = 100
 
 @dataclass
 class Session:
-    """The right to write a run, until it is closed or another session begins.
+    """Permission to write a run, until the session is closed or another one begins.
 
-    All writing methods raise FencedOut if a later session has begun.
-
-    Attributes:
-        root: Folder of the run.
-        number: Number of the session.
-        token: Permanent identifier of the session.
-        remote: Remote part of the session, for a run in object storage.
+    All writing methods raise FencedOut if a later session has begun. For a run in object storage, `remote` is the part
+    of the session that writes the log.
     """
 
     root: Path
@@ -152,22 +143,21 @@ class Session:
 
     @property
     def folder(self) -> Path:
-        """Folder for the session's unpublished files."""
         return self.root / FOLDER / str(SessionName(self.number, self.token))
 
     def describe(self, facts: Mapping[str, Any]) -> None:
-        """Record the session's description, merged with earlier facts."""
+        """Write the session's description, which contains these and earlier facts."""
         self._facts = {"started": utc(), **self._facts, **facts}
         about = {"schema": "metaloom/1", "token": self.token, "versions": versions(), **self._facts}
         self.replace(self.write_aside([(render(sealed(about)),)]), [self.folder / ABOUT])
 
     def seal(self, head: Head | None) -> None:
-        """Store a reference to the newest record, so that its loss is detected. Nothing may be published afterwards."""
+        """Record the newest record, so that its loss is detected. Nothing may be published afterwards."""
         self.describe({"sealed": True, **({"head": head.document()} if head else {})})
         self.share()
 
     def write_aside(self, contents: Iterable[Content]) -> list[Path]:
-        """Write files durably into the session's folder.
+        """Write files durably into the session's folder and return their paths.
 
         All files are written before the first sync, so that the disk handles them together.
         """
@@ -198,11 +188,7 @@ class Session:
         self._note(targets)
 
     def publish(self, content: bytes, target: Path) -> None:
-        """Create a file atomically and durably.
-
-        Raises:
-            FileExistsError: the path exists.
-        """
+        """Create a file atomically and durably; raises FileExistsError if the path exists."""
         (part,) = self.write_aside([(content,)])
         try:
             os.link(part, target)
@@ -213,7 +199,7 @@ class Session:
         self._note([target])
 
     def remove(self, paths: Iterable[Path]) -> None:
-        """Remove files. Missing ones are skipped.
+        """Remove files, skipping missing ones.
 
         Until the file's folder or the session's folder is synced (as `describe` does), a removed file may reappear
         after a power failure.
@@ -231,7 +217,7 @@ class Session:
             _discard(part)
 
     def write_folder(self, contents: Iterable[tuple[str, Content]]) -> Path:
-        """Write a folder of files durably into the session's folder, one file at a time."""
+        """Write a folder of files durably into the session's folder, one file at a time, and return its path."""
         part = self._next_part()
         folders = [part]
         try:
@@ -264,7 +250,7 @@ class Session:
             self._note(path for path in target.rglob("*") if path.is_file())
 
     def link(self, paths: Mapping[Path, Path]) -> None:
-        """Hard-link files to additional paths through the session's folder. Missing files are skipped."""
+        """Hard-link files to additional paths through the session's folder, skipping missing files."""
         for path, target in paths.items():
             part = self._next_part()
             try:
@@ -291,11 +277,7 @@ class Session:
         self._changed.clear()  # the log already contains these changes
 
     def share(self) -> None:
-        """Send changes since the last call to object storage, if the run is stored there.
-
-        Raises:
-            StorageFailed: object storage cannot be reached.
-        """
+        """Send changes since the last call to object storage, if the run is stored there."""
         if self.remote is not None:
             self.remote.commit(self._changed)
         self._changed.clear()
@@ -307,7 +289,6 @@ class Session:
         self._changed.clear()
 
     def close(self) -> None:
-        """End the session."""
         try:
             if self.remote is not None:
                 self.remote.end()
@@ -331,10 +312,8 @@ class Session:
 def begin_session(root: Path, *, take_over: bool) -> Session:
     """End every earlier session of a run and begin a new one.
 
-    Raises:
-        RunLocked: another process is writing the run.
-        FencedOut: another session took over while this one began.
-        StorageFailed: object storage cannot be written.
+    Raises RunLocked if another process is writing the run, FencedOut if another session took over while this one began,
+    and StorageFailed if object storage cannot be written.
     """
     token = secrets.token_hex(8)
     lock = acquire_lock(root / "writer.lock", token, take_over=take_over)
@@ -357,7 +336,7 @@ def begin_session(root: Path, *, take_over: bool) -> Session:
 
 
 def _begin(root: Path, token: str, lock: WriterLock) -> int:
-    """Create a session later than all others and close the others; return its number."""
+    """Create a session later than all others, close the others, and return its number."""
     make_folder(root / FOLDER)
     number = -1
     for _ in range(_MOST_ATTEMPTS):
@@ -428,7 +407,7 @@ def _close_folder(folder: Path) -> None:
 
 
 def _discard(part: Path) -> None:
-    """Remove a part, which may be a file or a folder."""
+    """Remove a file or folder in a session's folder."""
     try:
         part.unlink(missing_ok=True)
     except (IsADirectoryError, PermissionError):

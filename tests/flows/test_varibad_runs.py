@@ -90,7 +90,7 @@ def test_a_resumed_run_is_one_that_was_never_interrupted(made, tmp_path, digests
 
 
 def test_trials_that_do_not_fit_into_memory_are_read_anew_which_changes_no_bit(made, tmp_path, digests, monkeypatch):
-    monkeypatch.setattr("metaloom.stages.memory.trials.MIB", 0)
+    monkeypatch.setattr("metaloom.stages.memory.replay.MIB", 0)
     train(config_of("grid"), tmp_path / "run", backend=SERIAL)
     assert digests(tmp_path / "run") == digests(made("grid"))
 

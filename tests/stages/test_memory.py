@@ -13,8 +13,7 @@ from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import EpisodeBatch
 from metaloom.stages.graphs.task_inference import check_tasks
-from metaloom.stages.memory.replay import replay_of_all_tasks, replay_of_one_task, training_tasks
-from metaloom.stages.memory.trials import StoredTrials
+from metaloom.stages.memory.replay import StoredTrials, replay_of_all_tasks, replay_of_one_task, training_tasks
 
 
 class Batches:

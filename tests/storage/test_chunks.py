@@ -120,7 +120,7 @@ def test_each_part_of_the_checksum_of_a_chunk_tells_it_from_others():
     with pytest.raises(DamagedRun, match=f"holds {len(raw)} bytes, but {len(raw) + 1} were committed"):
         check_chunk(bytes(raw), WHERE, size=len(raw) + 1, crc=crc)
     for wrong in (bytes(other), flipped):  # one that is whole, and one with the committed last bytes
-        with pytest.raises(DamagedRun, match="its CRC-32C is not the committed one"):
+        with pytest.raises(DamagedRun, match="its CRC-32C differs from the committed one"):
             check_chunk(wrong, WHERE, size=len(wrong), crc=crc)
 
 

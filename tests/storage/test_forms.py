@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from metaloom.storage import DamagedRun, StageRef
-from metaloom.storage.format.arrays import ArraySpec, render_metadata
+from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.files import parse_sealed, read_file, render, sealed
 from metaloom.storage.format.records import MOST_SESSIONS, parse_session
 from metaloom.storage.format.segments import (
@@ -263,7 +263,7 @@ def test_the_metadata_of_an_array_in_a_segment_says_what_it_is_outside(
 ) -> None:
     spec = ArraySpec("rollouts_0/rewards", 9, (2, 2048), "float32", ("iteration", "task", "t"), {"unit": "1"}, of_tasks)
     array = PackedArray(3, 4, in_one_file)
-    (tmp_path / "zarr.json").write_bytes(render_metadata(array_document(spec, array)))
+    (tmp_path / "zarr.json").write_bytes(render(array_document(spec, array), indented=True))
     assert spec_in_segment(tmp_path / "zarr.json", spec.path, array, 9) == spec
 
 

@@ -247,7 +247,7 @@ def test_damage_reads_as_a_sentence_with_run_file_iteration_stage_and_array(make
     (damage,) = storage.verify_run(path)
     assert str(damage) == (
         "data.zarr/rollouts_1/actions/c.1.0.0.0.0 (iteration 1 collect_rollouts step 1, rollouts_1/actions): "
-        "its CRC-32C is not the committed one"
+        "its CRC-32C differs from the committed one"
     )
 
 
