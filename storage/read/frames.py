@@ -229,7 +229,8 @@ def _entries(files: CommittedFiles, ref: StageRef, columns: Sequence[str] | None
     found = {name: column(np.full(len(index), n, np.int32)) for name, n in position.items()}
     found |= {axis: column(index[:, n].copy()) for n, axis in enumerate(shared)}
     found |= {name: column(arrays[name][real]) for name in chosen}
-    return pa.table(found)
+    units = {name: {"unit": str(spec.attributes["unit"])} for name, spec in chosen.items() if "unit" in spec.attributes}
+    return pa.table(found, pa.schema([pa.field(name, a.type, metadata=units.get(name)) for name, a in found.items()]))
 
 
 def _shared(specs: Sequence[ArraySpec]) -> tuple[str, ...]:

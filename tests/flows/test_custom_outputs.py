@@ -229,6 +229,7 @@ def test_a_table_has_a_row_per_entry_along_the_axes_that_the_columns_share(run):
     by_task = run.table("spread", 1, ["scale", "share"], steps=1)
     assert by_task.column_names == ["iteration", "step", "task", "scale", "share"]
     assert by_task["scale"].to_pylist() == run[1].spread(1).scale.tolist()
+    assert by_task.schema.field("scale").metadata == {b"unit": b"m"}
     assert run.table("spread").num_rows == 4
     assert run.table("tasks")["ids"].to_pylist() == run.tasks()["id"].to_pylist()
     with pytest.raises(ValueError, match=r"spread\(i=0, k=0\) has no column scales; available columns: scale, sh"):
