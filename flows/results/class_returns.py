@@ -1,7 +1,6 @@
-"""Per-class returns, derived from a run's tables and the task classes that its environment declares.
+"""Per-class returns, computed from a run's tables and its environment's task classes.
 
-They are not stored, so no digest depends on the classes. The episode tables, which thinning keeps, contain the return
-and task of every episode.
+They are not stored, so no digest depends on the classes. Thinning keeps the episode tables that contain the data.
 """
 
 import math
@@ -22,20 +21,17 @@ if TYPE_CHECKING:
     from metaloom.pipeline.envs.task_classes import Classes
 
 ByStep = Sequence[ClassReturns]
-"""Per-class returns of each inner step of an iteration."""
+"""Per-class returns at each inner step of an iteration."""
 _RARE = 0.01
-"""Returns are class-balanced only if at most this share of iterations is expected to lack a class."""
+"""Maximum expected fraction of iterations without tasks of some class for class-balanced returns."""
 
 
 def headline_returns(drawn: Sequence[float], by_step: ByStep) -> tuple[Sequence[float], str]:
-    """Return the mean returns that represent an iteration: class-balanced if its classes allow it, else plain.
+    """Return an iteration's mean returns, class-balanced if its classes allow it, and the name of the statistic.
 
     Args:
         drawn: Mean return over all tasks, per inner step.
         by_step: Per-class returns; empty without classes.
-
-    Returns:
-        Mean return per inner step, the first before adaptation, and the name of the statistic.
     """
     if by_step and min(by_step[0].num_tasks) and count_alike([by_step]):
         return [returns.balanced.mean for returns in by_step], "class-balanced mean"
@@ -43,7 +39,7 @@ def headline_returns(drawn: Sequence[float], by_step: ByStep) -> tuple[Sequence[
 
 
 def count_alike(iterations: Sequence[ByStep]) -> bool:
-    """Return True if a run's returns should be averaged over classes, each with the same weight.
+    """Return True if a run's returns should be averaged over classes, with equal weights.
 
     This holds if every iteration has equally many tasks of each class, or enough tasks that iterations rarely lack a
     class. The choice does not depend on a single iteration's draw.
@@ -75,7 +71,7 @@ def classes_of(run: Run) -> "Classes | None":
 
 
 def returns_by_class(run: Run, iterations: Sequence[int], classes: "Classes | None") -> dict[int, ByStep]:
-    """Return the per-class returns of complete iterations, keyed by iteration; empty without classes."""
+    """Return the per-class returns of the given complete iterations, keyed by iteration; empty without classes."""
     if classes is None or not iterations:
         return {}
     episodes = run.episodes(iterations)
@@ -85,9 +81,9 @@ def returns_by_class(run: Run, iterations: Sequence[int], classes: "Classes | No
 def episode_classes(
     episodes: "pa.Table", classes: "Classes", means: tuple[Array, Array, Array, Array]
 ) -> "tuple[dict[int, ByStep], Array | None]":
-    """Return per-class returns from a table of episodes and its `mean_returns`, and each task's class, [I, B].
+    """Return per-class returns, keyed by iteration, and each task's class, [I, B].
 
-    Returns {} and None if the episodes have no task parameters.
+    `means` is the result of `mean_returns` for the episodes. Returns {} and None if they have no task parameters.
     """
     fields = [f"task_{field}" for field in classes.fields]
     if not {*fields} <= {*episodes.column_names}:  # a custom graph may draw no tasks
@@ -108,8 +104,7 @@ def episode_classes(
 def mean_returns(episodes: "pa.Table") -> tuple[Array, Array, Array, Array]:
     """Return the mean return per iteration, inner step and task of a table of episodes, in ascending order.
 
-    Returns:
-        Iteration, inner step, mean return, and row of the first episode, [n] each.
+    The result is iteration, inner step, mean return, and row of the first episode, [n] each.
     """
     from metaloom.storage.format.columns import to_numpy
 
@@ -152,15 +147,15 @@ def class_rows(by_step: ByStep) -> list[dict[str, Any]]:
 
 
 def named_estimates(returns: ClassReturns) -> list[tuple[str, int, ClassEstimate]]:
-    """Return the name, number of tasks and estimate of each class, followed by the class-balanced mean."""
+    """Return the name, number of tasks and estimate of each class, followed by those of the class-balanced mean."""
     each = zip(returns.names, returns.num_tasks, returns.estimates, strict=True)
     return [*each, (BALANCED, sum(returns.num_tasks), returns.balanced)]
 
 
 def classes_text(by_step: ByStep) -> str:
-    """Format returns after adaptation: "forward 7.3, backward 83.1, balanced 45.2 ± 1.2".
+    """Format returns after adaptation, such as "forward 7.3, backward 83.1, balanced 45.2 ± 1.2".
 
-    Classes without tasks are only counted: "push 1.5, sweep 2.7, no task of 8 others".
+    Classes without tasks are only counted, as in "push 1.5, sweep 2.7, no task of 8 others".
     """
     if not by_step:
         return ""
@@ -172,6 +167,6 @@ def classes_text(by_step: ByStep) -> str:
 
 
 def plus_minus(estimate: ClassEstimate) -> str:
-    """Format a mean with its standard error, if it has one: "45.2 ± 1.2"."""
+    """Format a mean with its standard error, if it has one, such as "45.2 ± 1.2"."""
     mean, error = estimate
     return number(mean) if math.isnan(error) else f"{number(mean)} ± {number(error)}"

@@ -26,10 +26,10 @@ class History:
 
     Attributes:
         path, name, seed: Folder, name and seed of the run.
-        environment: Description of its environment.
+        environment: Description of the run's environment.
         iterations: Iterations with a score, [n].
-        steps: Environment steps up to these iterations, [n].
-        values: Mean scores, [n].
+        steps: Environment steps up to the end of these iterations, [n].
+        values: Mean score in each iteration, [n].
     """
 
     path: Path
@@ -41,7 +41,7 @@ class History:
     values: Array
 
     def at(self, steps: Array) -> Array:
-        """Return the latest score at each number of environment steps, [m]."""
+        """Return the latest score after each of the given environment steps, [m]."""
         return self.values[np.searchsorted(self.steps, steps, side="right") - 1]
 
     def before(self, steps: float) -> Array:
@@ -54,13 +54,12 @@ class Group:
     """Runs that differ only in their seed, and their scores.
 
     Attributes:
-        name: Settings that distinguish it from other groups, as text.
+        name: Settings that distinguish the group from others, as text.
         settings: These settings, with their values as text.
-        histories: Score histories of the runs.
         scores: Compared scores of the runs.
         mean, iqm: Mean and interquartile mean of the scores.
-        profile: Fractions of scores above the comparison's thresholds.
-        curve: Interquartile mean of the runs' mean scores at the comparison's environment steps.
+        profile: Fraction of scores above each of the comparison's thresholds.
+        curve: Interquartile mean over the runs' mean scores at the comparison's environment steps.
     """
 
     name: str
@@ -74,7 +73,6 @@ class Group:
 
     @property
     def seeds(self) -> list[int]:
-        """Seeds of the runs."""
         return [history.seed for history in self.histories]
 
 
@@ -83,9 +81,8 @@ class Comparison(Shown):
     """Comparison of groups of runs. Tables are Arrow tables, which `.to_pandas()` converts.
 
     Attributes:
-        metric: Compared metric.
-        about: Description of the metric in words.
-        env_steps: Environment steps after which runs are compared: the maximum common to all.
+        about: Description of the compared metric.
+        env_steps: Number of environment steps after which runs are compared: the maximum that all have reached.
         groups: Groups, in order of decreasing interquartile mean.
         pairs: All pairs of groups.
         thresholds: Scores at which profiles were evaluated, [m].
@@ -108,7 +105,6 @@ class Comparison(Shown):
     draw: "Callable[[Comparison], Figure]" = field(compare=False)
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return each group's interquartile mean with its interval, and the verdicts; see pipeline.shown."""
         rows = [
             (g.name, str(len(g.scores)), number(g.iqm.value), interval(g.iqm.low, g.iqm.high, "")) for g in self.groups
         ]
@@ -151,7 +147,7 @@ class Comparison(Shown):
         )
 
     def differences(self) -> pa.Table:
-        """Return one row per pair of groups: difference, probability of improvement, p-value, and significance."""
+        """Return one row per pair of groups: difference, probability of improvement, p-value and significance."""
         rows: list[dict[str, Any]] = []
         for pair in self.pairs:
             estimates = {
@@ -165,11 +161,11 @@ class Comparison(Shown):
         return pa.Table.from_pylist(rows)
 
     def profiles(self) -> pa.Table:
-        """Return one row per group and threshold: the fraction of scores above it, with a pointwise interval."""
+        """Return one row per group and threshold: fraction of scores above the threshold, with a pointwise interval."""
         return self._bands("threshold", self.thresholds, [group.profile for group in self.groups], "fraction_above")
 
     def curves(self) -> pa.Table:
-        """Return one row per group and number of environment steps: interquartile mean over runs, with an interval."""
+        """Return one row per group and number of environment steps: interquartile mean over runs, with its interval."""
         return self._bands("env_steps", self.curve_steps, [group.curve for group in self.groups], "iqm")
 
     @property
@@ -179,7 +175,7 @@ class Comparison(Shown):
 
     @property
     def intervals(self) -> str:
-        """Line that describes the intervals, below the table."""
+        """Description of the intervals, shown below the table."""
         resamples = f"{plural(self.resamples, 'bootstrap resample')} of whole runs, seed {self.seed}"
         return f"intervals: 95 % over seeds, {resamples}; Student's t"
 
@@ -189,7 +185,6 @@ class Comparison(Shown):
         return verdicts(self.pairs, {group.name: len(group.scores) for group in self.groups})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the comparison as plain data."""
         return {
             "metric": self.metric,
             "about": self.about,
@@ -206,7 +201,7 @@ class Comparison(Shown):
         }
 
     def plot(self) -> "Figure":
-        """Draw interquartile means, curves, profiles and probabilities of improvement as a matplotlib figure."""
+        """Plot interquartile means, curves, profiles and probabilities of improvement with matplotlib."""
         return self.draw(self)
 
     def _bands(self, axis: str, places: Array, bands: Sequence[Band], name: str) -> pa.Table:
@@ -218,7 +213,7 @@ class Comparison(Shown):
 
 
 def verdicts(pairs: Sequence[Pair], num_runs: Mapping[str, int]) -> tuple[str, ...]:
-    """Return one sentence per pair, or a single one if nothing can be concluded."""
+    """Return a sentence per pair of groups, or a single one if no conclusion is possible."""
     if not pairs:
         return ("only one group: nothing to compare",)
     if len(pairs) > 1 and not any(pair.attainable for pair in pairs):

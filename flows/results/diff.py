@@ -12,7 +12,7 @@ from metaloom.storage import StageRef
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting or version that differs; the value is None if a run lacks it."""
+    """Setting or version that differs; a run that lacks it has None."""
 
     name: str
     a: str | None
@@ -25,13 +25,12 @@ class RunDiff(Shown):
 
     Attributes:
         a, b: Folders of the runs.
-        settings: Settings that differ.
         environment: Differences in code digest, package versions and machine, which do not affect `equal`.
-        first: First common output whose digests differ.
+        first: First output of both runs whose digests differ.
         arrays: Arrays of that output that differ; only their names are known if the output was thinned.
         compared: Number of outputs that both runs have.
         different: Number of these outputs that differ.
-        only_a, only_b: Number of outputs that one run has and the other lacks.
+        only_a, only_b: Number of outputs that only one of the runs has.
     """
 
     a: Path
@@ -46,7 +45,6 @@ class RunDiff(Shown):
     only_b: int
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return the differences; see pipeline.shown."""
         found = f"first difference in {self.first}" if self.first else f"{plural(self.compared, 'output')} equal"
         missing = f"; {self.only_a} and {self.only_b} are in one run only" if self.only_a or self.only_b else ""
         rows = [(d.name, str(d.a), str(d.b)) for d in (*self.settings, *self.environment)]
@@ -55,11 +53,10 @@ class RunDiff(Shown):
 
     @property
     def equal(self) -> bool:
-        """True if settings and outputs are the same."""
+        """True if all settings and outputs are the same."""
         return not (self.settings or self.different or self.only_a or self.only_b)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the comparison as plain data."""
         first = self.first
         return {
             "a": str(self.a),

@@ -15,16 +15,16 @@ from metaloom.storage.read.committed import file_stats
 
 @dataclass(frozen=True)
 class DiskUse:
-    """Disk usage of a run.
+    """Disk usage of a run. Sizes are in bytes.
 
     Attributes:
         name, path: Name and folder of the run.
-        num_bytes: Size of all its files.
+        num_bytes: Total size of its files.
         only_remote: Size of files in object storage that are not cached.
         shared: Size of files shared with other runs by hard links, which remain when one run is removed.
-        thinning: Size of files that thinning all complete iterations would free.
-        groups: Sizes by content.
-        stages: Sizes of committed files by stage and inner step.
+        thinning: Size of the files that thinning all complete iterations would remove.
+        groups: Sizes keyed by kind of content.
+        stages: Sizes of committed files, keyed by stage and inner step.
         ranges: Sizes of ranges of iterations, keyed by first and last iteration.
         problem: Reason why the other sizes of a damaged run are unknown.
     """
@@ -46,8 +46,7 @@ class DiskUsage(Shown):
     """Disk usage of runs, and leftovers of interrupted removals.
 
     Attributes:
-        uses: Usage of each run.
-        paths: Folders of the runs.
+        uses, paths: Disk usage and folder of each run.
         leftovers: Folders of interrupted removals.
         details: True if runs were named, so that their contents are also shown.
     """
@@ -58,13 +57,11 @@ class DiskUsage(Shown):
     details: bool
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return each run's size, and what is shared or could be freed; see pipeline.shown."""
         rows = [(use.name, *map(size, (use.num_bytes, use.shared, use.thinning)), use.problem) for use in self.uses]
         title = f"DiskUsage of {plural(len(rows), 'run')}: {size(bytes_together(self.paths))}"
         return title, [("run", "size", "shared", "thinning would free", ""), *rows]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the usage as plain data."""
         rows = [asdict(use) for use in self.uses]
         for row, use in zip(rows, self.uses, strict=True):
             if use.ranges is not None:
@@ -79,7 +76,7 @@ class DiskUsage(Shown):
 
 @dataclass(frozen=True)
 class ThinnedRun(Thinned):
-    """Result of thinning, or of a dry run."""
+    """Result of thinning, or of a dry run that removes nothing."""
 
     dry_run: bool = False
 
@@ -91,12 +88,12 @@ class ThinnedRun(Thinned):
 
 @dataclass(frozen=True)
 class Packed:
-    """Result of packing: the range of iterations in each segment."""
+    """Range of iterations in each segment that packing wrote."""
 
     segments: tuple[range, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the number of iterations, and the first and last of each segment."""
+        """Return the total number of iterations, and the first and last iteration of each segment."""
         return {
             "iterations": sum(map(len, self.segments)),
             "segments": [[segment.start, segment.stop - 1] for segment in self.segments],
@@ -111,13 +108,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Removed:
-    """Runs that were removed.
-
-    Attributes:
-        paths: Folders of the runs.
-        freed: Bytes that were freed.
-        finished: Folders of interrupted removals that were finished.
-    """
+    """Result of `rm`: removed runs, freed bytes, and folders of interrupted removals that were finished."""
 
     paths: tuple[Path, ...]
     freed: int
@@ -138,7 +129,7 @@ def bytes_together(paths: Iterable[Path]) -> int:
 
 
 def bytes_freed(paths: Iterable[Path]) -> int:
-    """Return the bytes freed by removing folders, without files that others share by hard links."""
+    """Return the number of bytes that removing the folders frees; files with hard links elsewhere do not count."""
     paths = [*paths]
     links = Counter(_inode(status) for path in paths for _, status in file_stats(path))
     found = _inodes(paths)

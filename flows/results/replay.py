@@ -15,10 +15,8 @@ class ArrayDifference:
 
     Attributes:
         ref: Stage whose output contains the array.
-        array: Name of the array.
         index: Index of the first element that differs; empty if shapes or dtypes differ.
-        stored: Stored element (or shape and dtype).
-        replayed: Replayed element (or shape and dtype).
+        stored, replayed: That element in each array, or each array's shape and dtype.
         max_abs: Largest absolute difference.
         max_ulp: Largest difference in units in the last place; None for integers and booleans.
         count: Number of elements that differ.
@@ -39,10 +37,8 @@ class StageReplay:
     """Result of replaying a stage.
 
     Attributes:
-        ref: Stage that was replayed.
-        differences: Differences between stored and computed arrays.
         seconds_stored: Duration of the original computation.
-        equality: Kind of equality that a replay on the device can show.
+        equality: Kind of equality that a replay on this device can establish.
         with_record: True if only record digests were available for comparison, because the output was thinned.
         changed: Changes since the original computation that may explain differences; empty without differences.
     """
@@ -56,16 +52,15 @@ class StageReplay:
 
     @property
     def identical(self) -> bool:
-        """True if all stored bits were reproduced."""
+        """True if the replay is bitwise identical to the stored output."""
         return not self.differences
 
     @property
     def proved(self) -> str:
-        """Words for a replay without differences; it is called identical only on the CPU."""
+        """Description of a replay without differences; it is called identical only on the CPU."""
         return EQUAL_IN_WORDS[self.equality]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the outcome as JSON data."""
         return {
             **asdict(self.ref),
             "identical": self.identical,
@@ -80,7 +75,6 @@ class Replay(Shown, list[StageReplay]):
     """Results of replayed stages, in order."""
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return the number of stages, and the arrays that differ; see pipeline.shown."""
         different = [outcome for outcome in self if not outcome.identical]
         proved = f"all {self[-1].proved}" if self and not different else f"{len(different)} differ"
         rows = [
@@ -92,11 +86,10 @@ class Replay(Shown, list[StageReplay]):
 
     @property
     def identical(self) -> bool:
-        """True if all stored bits of all stages were reproduced."""
+        """True if all replays are bitwise identical to the stored outputs."""
         return all(outcome.identical for outcome in self)
 
 
-def difference_info(difference: "ArrayDifference") -> dict[str, Any]:
-    """Return a difference as JSON data."""
+def difference_info(difference: ArrayDifference) -> dict[str, Any]:
     about = asdict(difference)
     return {**about.pop("ref"), **about, "index": list(difference.index), "max_abs": finite(difference.max_abs)}

@@ -1,4 +1,4 @@
-"""Results of `ls` and `show`."""
+"""Results of the operations `ls` and `show`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,16 +11,11 @@ Row = Mapping[str, Any]
 
 
 class Rows(Shown, list[Row]):
-    """Rows of a list of runs.
-
-    Attributes:
-        nothing: Message if there are no rows.
-    """
+    """List of rows that describe runs; `nothing` is the message for an empty list."""
 
     nothing = ""
 
     def shown(self) -> tuple[str, list[shown.Row]]:
-        """Return state, iterations and last return of each run; see pipeline.shown."""
         if not self:
             return self.nothing, []
         columns = ("name", "env", "algorithm", "iterations_done", "iterations", "state")
@@ -38,10 +33,9 @@ class Rows(Shown, list[Row]):
 
 
 class Facts(Shown, dict[str, Any]):
-    """Facts keyed by name, as `--json` prints them."""
+    """Facts about a run, keyed by name, as `--json` prints them."""
 
     def shown(self) -> tuple[str, list[shown.Row]]:
-        """Return every fact, with lists and mappings replaced by their size; see pipeline.shown."""
         return plural(len(self), "fact"), [(name, _short(value)) for name, value in self.items()]
 
 

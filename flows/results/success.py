@@ -1,4 +1,4 @@
-"""Success rates of test episodes by task class, and as Meta-World's evaluator computes them."""
+"""Success rates of test episodes per task class, and as computed by Meta-World's evaluator."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,10 +16,7 @@ OFFICIAL = "official_success_rate"
 
 
 def official_success(evaluation: Evaluation, k: int, classes: "Classes | None") -> dict[str, float]:
-    """Return Meta-World's success rate after k steps, averaged over classes, under the key OFFICIAL.
-
-    Empty if `_official` returns no rates.
-    """
+    """Return Meta-World's success rate after k steps, averaged over classes, keyed by OFFICIAL; {} if undefined."""
     of = np.zeros(len(evaluation.task_ids))  # one class if tasks have no such field
     if "class" in evaluation.names:
         of = evaluation.task_params[:, evaluation.names.index("class")]
@@ -28,9 +25,9 @@ def official_success(evaluation: Evaluation, k: int, classes: "Classes | None") 
 
 
 def success_rows(evaluation: Evaluation, classes: "Classes | None") -> list[dict[str, Any]]:
-    """Return one JSON row per number of adaptation steps and class, and a class-balanced row for each number.
+    """Return a JSON row per number of adaptation steps and class, and a class-balanced row per number.
 
-    `success_rate` is the share of successful test episodes. Empty without success facts or classes.
+    `success_rate` is the fraction of successful test episodes. Empty without success facts or classes.
     """
     if classes is None or SUCCESS not in evaluation.test_facts:
         return []
@@ -52,7 +49,7 @@ def success_rows(evaluation: Evaluation, classes: "Classes | None") -> list[dict
 def _official(
     evaluation: Evaluation, k: int, of: Array, among: Sequence[int], classes: "Classes | None"
 ) -> list[float]:
-    """Return Meta-World's success rate for each class.
+    """Return Meta-World's success rate per class.
 
     Empty if the environment does not report the length until success, if there are too few tasks or test episodes for
     the package's evaluator, or if there are several classes and none is held out: the package evaluates multi-task
