@@ -1,4 +1,4 @@
-"""Logger for MLflow. Writes a database beside the runs unless MLFLOW_TRACKING_URI is set. Needs the extra `mlflow`."""
+"""Logger for MLflow, with a database beside the runs unless MLFLOW_TRACKING_URI is set. Requires the extra `mlflow`."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ _ID = "metaloom.id"
 
 
 class _MlflowRun:
-    """Logger that writes to an MLflow run. Without a server, the database and files are in the folder."""
+    """Logger that writes to an MLflow run. Without a server, the database and files are in `folder`."""
 
     def __init__(self, run: Run, folder: Path) -> None:
         # Set before importing MLflow, which would otherwise report usage to the vendor.
@@ -59,7 +59,7 @@ class _MlflowRun:
         self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
 
     def _run_of(self, run: Run, folder: Path) -> str:
-        """Return the id of the MLflow run, which resumed training continues."""
+        """Return the id of the MLflow run, which is an existing one if training is resumed."""
         name, identity = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "metaloom", run.info["id"]
         known = self._client.get_experiment_by_name(name)
         if known is not None:
@@ -86,7 +86,7 @@ class _MlflowRun:
 
 
 def _allowed(name: str) -> str:
-    """Replace characters that MLflow does not allow in a name."""
+    """Return a name with the characters that MLflow does not allow replaced by "_"."""
     return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
 
 

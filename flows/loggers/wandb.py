@@ -1,4 +1,4 @@
-"""Logger for Weights & Biases, offline unless WANDB_MODE is set. Needs the extra `wandb`."""
+"""Logger for Weights & Biases, offline unless WANDB_MODE is set. Requires the extra `wandb`."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ from metaloom.storage import Run
 
 
 class _WandbRun:
-    """Logger that writes to a Weights & Biases run, with its local files in the folder."""
+    """Logger that writes to a Weights & Biases run, with its local files in `folder`."""
 
     def __init__(self, run: Run, folder: Path) -> None:
         # Set before importing wandb, which would otherwise report errors to the vendor.

@@ -1,8 +1,8 @@
 """Recipes: named settings that differ from the algorithm's defaults, with their origin.
 
-Each entry in a YAML file in this folder is a recipe. `like` names another recipe of this package, which provides unset
+Each entry in a YAML file in this folder is a recipe. `like` names another recipe of this package that provides unset
 values; a different algorithm replaces all algorithm settings. Functions in other packages are also recipes if they are
-entry points of the group metaloom.recipes.
+entry points in the group metaloom.recipes.
 """
 
 import re
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @cache
 def _entries() -> dict[str, str]:
-    """Return the YAML text of each recipe, keyed by name. Parsing recipes one at a time is faster."""
+    """Return the YAML text of each recipe, keyed by name. Recipes are parsed only when used, which is faster."""
     files = [file.read_text("utf-8") for file in Path(__file__).parent.glob("*.yaml")]
     entries = (entry for file in files for entry in re.split(r"^(?=[a-z])", file, flags=re.MULTILINE)[1:])
     return dict(sorted((entry.partition(":")[0], entry) for entry in entries))
@@ -34,25 +34,19 @@ def _entries() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe from this package; calling it returns its configuration.
-
-    Attributes:
-        about: Description and origin of the settings.
-        settings: Settings, as in a settings file.
-    """
+    """Recipe from this package, with its description, the origin of its settings, and the settings as in a file."""
 
     about: str
     settings: Mapping[str, Any]
 
     @classmethod
     def named(cls, name: str) -> "Recipe":
-        """Return the recipe with this name, merged with the recipe that it is `like`."""
+        """Return the recipe with this name, merged with the recipe named by its `like`."""
         entry = cast(dict[str, Any], cast(dict[str, Any], parse(_entries()[name]))[name])
         about, like = entry.pop("about"), entry.pop("like", None)
         return cls(about, _merged(cls.named(like).settings, entry) if like else entry)
 
     def __call__(self) -> "RunConfig":
-        """Build the recipe's run configuration."""
         from metaloom.pipeline.config.run import build_config
 
         return build_config(self.settings)
@@ -75,16 +69,16 @@ def _merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
 
 
 class Recipes(Mapping[str, "Callable[[], RunConfig]"]):
-    """Mapping from name to recipe; recipes are imported when looked up."""
+    """Recipes keyed by name, which are imported when looked up."""
 
     plugins: Plugins = Plugins("recipe", "metaloom.recipes", {})
 
     def __getitem__(self, name: str) -> "Callable[[], RunConfig]":
-        """Read or import the recipe with this name.
+        """Return the recipe with this name.
 
         Raises:
-            KeyError: the recipe does not exist.
-            ConfigError: the recipe's package is broken.
+            KeyError: The recipe does not exist.
+            ConfigError: The recipe's package is broken.
         """
         if name in _entries():
             return Recipe.named(name)
@@ -95,11 +89,9 @@ class Recipes(Mapping[str, "Callable[[], RunConfig]"]):
         return load(path)
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over all names, built-in recipes first."""
         return iter([*_entries(), *(name for name in self.plugins.names() if name not in _entries())])
 
     def __len__(self) -> int:
-        """Number of recipes."""
         return len([*iter(self)])
 
 
@@ -107,11 +99,11 @@ RECIPES = Recipes()
 
 
 def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConfig":
-    """Build the configuration of a new run.
+    """Build the configuration of a new run from a recipe or settings file and KEY=VALUE assignments.
 
     Raises:
-        ConfigError: a setting is invalid.
-        EnvError: the environment does not exist.
+        ConfigError: A setting is invalid.
+        EnvError: The environment does not exist.
     """
     recipe, assignments = load_settings(recipe_or_file), [*assignments]
     networks = [value for key, _, value in (a.partition("=") for a in assignments) if key == "policy.network"]
@@ -151,7 +143,7 @@ def load_settings(recipe_or_file: str) -> dict[str, Any]:
     """Return the settings of a recipe, or of a YAML, JSON or TOML file.
 
     Raises:
-        ConfigError: the recipe does not exist, or the file cannot be read.
+        ConfigError: The recipe does not exist, or the file cannot be read.
     """
     if is_settings_file(recipe_or_file):
         return load_config(Path(recipe_or_file))

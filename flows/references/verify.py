@@ -1,4 +1,4 @@
-"""Verification of references: recomputes an iteration and compares all outputs with their records."""
+"""Verification of references: recompute an iteration and compare all outputs with their records."""
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -35,7 +35,7 @@ _MAY_MOVE = "class"  # the module of an environment may change between versions
 
 
 def false_facts(run: Run) -> Iterator[str]:
-    """Yield the names of recorded facts about the environment that differ from what the environment declares.
+    """Yield the names of recorded facts about the environment that differ from the facts it declares today.
 
     Facts that an earlier version did not record are skipped.
     """
@@ -73,7 +73,7 @@ def _differing(recorded: Mapping[str, Any], declared: Mapping[str, Any], inside:
 def false_records(run: Run, iterations: Iterable[int]) -> Iterator[str]:
     """Yield contradictions between the records of complete iterations and the stages that compute the outputs.
 
-    The digests of spans are not compared; `storage.verify_run` compares them.
+    Digests of spans are not compared, since `storage.verify_run` compares them.
     """
     with stages_of_run(run, Backend(workers=0)) as stages:
         for iteration in iterations:
@@ -139,14 +139,10 @@ class TableCheck:
 
 
 def _agree(stored: pa.Table, computed: pa.Table, *, values: bool) -> bool:
-    """Return True if a table contains exactly the computed rows, in the same units.
+    """Return True if a stored table contains exactly the computed rows, in the same units.
 
-    Packed tables also contain the columns of other iterations, without values.
-
-    Args:
-        stored: Stored table of the run.
-        computed: Table built from the computed values.
-        values: False to compare only the names and units of columns.
+    Packed tables also contain columns of other iterations, without values. If `values` is False, only the names and
+    units of columns are compared.
     """
     more = {*stored.column_names} - {*computed.column_names}
     # A column without metadata has no unit.
@@ -164,7 +160,7 @@ def _agree(stored: pa.Table, computed: pa.Table, *, values: bool) -> bool:
 
 
 def _values(column: pa.ChunkedArray) -> list[object]:
-    """Return a column's values, with NaN replaced by text so that NaNs compare equal."""
+    """Return the values of a column, with NaN replaced by text so that NaNs compare equal."""
     return ["NaN" if value != value else value for value in column.to_pylist()]
 
 
@@ -177,7 +173,7 @@ class Verified:
         iteration: Recomputed iteration.
         start: First recomputed iteration, whose learner was stored.
         stages: Number of compared stages in all iterations from `start` to `iteration`.
-        proved: What equality proves on this kind of device, in words.
+        proved: Meaning of equality on this kind of device, in words.
         first_difference: First stage whose output differs; None if all are equal.
         differs: Versions and processor facts that have changed.
         returns: Recorded and recomputed average return of the iteration, after adaptation if there is any.
@@ -205,15 +201,14 @@ class Verified:
 
     @property
     def identical(self) -> bool:
-        """True if every output has the recorded bits and there are no contradictions."""
+        """True if every output is bitwise identical to the recorded one and there are no contradictions."""
         return self.first_difference is None and not (self.false_tables or self.false_facts or self.false_records)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the result as JSON data."""
         return {**asdict(self), "identical": self.identical}
 
     def __str__(self) -> str:
-        """Summarize the result, with the machine code used."""
+        """Return a summary of the result, followed by the machine code used."""
         return f"{self._outcome()}\n{self.arithmetic}" if self.arithmetic else self._outcome()
 
     def _outcome(self) -> str:
@@ -258,7 +253,7 @@ class Verified:
 def verify(
     path: Path, iteration: int | None, *, backend: Backend = Backend(workers=0), on_progress: Progress = unseen
 ) -> Verified:
-    """Recompute an iteration of a reference from the nearest stored learner, or all iterations, and compare outputs."""
+    """Recompute an iteration of a reference from the nearest stored learner, or all iterations; compare all outputs."""
     run = storage.open_run(path)
     if iteration is None:
         # Also check files that recomputing does not read.

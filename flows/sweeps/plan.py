@@ -1,4 +1,4 @@
-"""Planning sweeps: listing their runs, and checks before training."""
+"""Planning of sweeps: their runs, and checks before training."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence, Sized
@@ -31,7 +31,7 @@ def plan(
     settings: Sequence[str] = (),
     many: bool = False,
 ) -> tuple[Sweep, list[RunConfig]]:
-    """Return a planned sweep over a grid, and the configurations of its runs. Stores nothing."""
+    """Plan a sweep over a grid and return it with the configurations of its runs. Stores nothing."""
     (root, name), grid = _place(recipe, name), dict(grid or {})
     _check_keys("--grid", grid, settings)
     for key, values in grid.items():
@@ -59,7 +59,7 @@ def plan_search(
     settings: Sequence[str] = (),
     many: bool = False,
 ) -> Sweep:
-    """Return a planned sweep that searches for settings, with the runs suggested so far. Stores nothing."""
+    """Plan a sweep that searches for settings and return it with the runs suggested so far. Stores nothing."""
     require_optuna()
     root, name = _place(recipe, name)
     if not search.space:
@@ -84,13 +84,13 @@ def plan_search(
 
 
 def probe_configs(sweep: Sweep, search: Search) -> list[RunConfig]:
-    """Return configurations at the bounds and choices of a search space, for checks."""
+    """Return the configurations at the bounds and choices of a search space, to be checked."""
     seed = sweep.seeds[0]
     return [config_of(sweep.recipe, sweep.settings, point, seed, "--search") for point in search.probes()]
 
 
 def trial_runs(sweep: Sweep, point: Mapping[str, str]) -> tuple[PlannedRun, ...]:
-    """Return the planned runs of a search's next trial, at a point of the search space."""
+    """Return the runs of a search's next trial, with the settings of this point of the search space."""
     number = len(sweep.runs) // len(sweep.seeds)
     runs: list[PlannedRun] = []
     for seed in sweep.seeds:
@@ -103,7 +103,7 @@ def trial_runs(sweep: Sweep, point: Mapping[str, str]) -> tuple[PlannedRun, ...]
 
 
 def check_unchanged(stored: Sweep, planned: Sweep, *, extend: bool) -> None:
-    """Reject a plan that differs from the stored sweep or, with `extend`, does not include all of its runs."""
+    """Raise UsageError if a plan differs from the stored sweep or, with `extend`, lacks some of its runs."""
     if (stored.search is None) != (planned.search is None):
         was, now = ("a grid", "a search") if stored.search is None else ("a search", "a grid")
         raise UsageError(f"the sweep {stored.name} is stored as {was}; found {now}. --name starts another sweep")
@@ -137,7 +137,7 @@ def _parts(stored: Sweep, planned: Sweep) -> Iterable[tuple[str, object, object]
 
 
 def _searched(stored: Sweep, planned: Sweep, *, trials: bool) -> bool:
-    """Return True if two searches are the same, optionally ignoring the number of trials."""
+    """Return True if two searches are the same; the number of trials is compared only if `trials` is True."""
     free = set() if trials else {"trials"}
     if len(stored.runs) <= len(stored.seeds):
         # The metric may still change before the first trial is scored.
@@ -146,7 +146,7 @@ def _searched(stored: Sweep, planned: Sweep, *, trials: bool) -> bool:
 
 
 def _place(recipe: str, name: str | None) -> tuple[Path, str]:
-    """Return the runs folder and a sweep's name, which defaults to the recipe's name and `-sweep`."""
+    """Return the runs folder and the name of a sweep, by default the name of the recipe followed by `-sweep`."""
     root, name = runs_root(), name or f"{Path(recipe).stem}-sweep"
     if (url := url_of(root)) is not None:
         raise UsageError(
@@ -196,7 +196,7 @@ def _refuse_equal(option: str, points: Iterable[tuple[Mapping[str, str], str]]) 
 
 
 def _run_names(sweep: str, rows: Sequence[tuple[Mapping[str, str], int]], digests: Sequence[str]) -> list[str]:
-    """Return run names made from settings, or from digests if those names would be too long or not unique."""
+    """Return run names that contain the settings, or digests if those names would be too long or not unique."""
     keys = [*rows[0][0]]
     last = [key.rpartition(".")[2] for key in keys]
     short = dict(zip(keys, last if len({*last}) == len(last) else keys, strict=True))

@@ -1,6 +1,6 @@
-"""Sweeps: runs of a recipe over many seeds and settings, and the file that lists these runs.
+"""Sweeps, which are runs of a recipe over many seeds and settings, and the files that list these runs.
 
-The file `sweeps/NAME.json` in the runs folder only lists the runs; their progress is read from the runs themselves.
+A file `sweeps/NAME.json` in the runs folder only lists the runs; their progress is read from the runs themselves.
 """
 
 import hashlib
@@ -34,12 +34,11 @@ _FIELDS = ("recipe", "settings", "grid", "seeds", "runs", "search")
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run in a sweep.
+    """Run in a sweep.
 
     Attributes:
         name: Run name, made from the settings.
         settings: Values of the settings that the sweep varies, as text.
-        seed: Random seed of the run.
         digest: SHA-256 of all the run's settings; empty for a search trial with invalid settings.
     """
 
@@ -51,10 +50,9 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep as described by its file.
+    """Sweep as described by its file.
 
     Attributes:
-        name: Name of the sweep.
         root: Runs folder.
         recipe: Recipe name, or path of a settings file.
         settings: Settings shared by all runs, as KEY=VALUE.
@@ -89,11 +87,10 @@ class Sweep:
         return tuple(self.grid if self.search is None else self.search.space)
 
     def folder(self, run: PlannedRun) -> Path:
-        """Return the folder of one of the sweep's runs."""
         return self.root / run.name
 
     def config(self, run: PlannedRun) -> RunConfig:
-        """Return the configuration of one of the sweep's runs."""
+        """Return the configuration of one of the sweep's runs; raise UsageError if the recipe has changed."""
         option = "--grid" if self.search is None else "--search"
         config = config_of(self.recipe, self.settings, run.settings, run.seed, option)
         if (found := digest_of(config)) != run.digest:
@@ -105,12 +102,12 @@ class Sweep:
         return config
 
     def configs(self) -> list[RunConfig]:
-        """Return the configurations of all runs, without reading the runs."""
+        """Return the configurations of all runs without reading the runs. Requires trust."""
         self.require_trust()
         return [self.config(run) for run in self.runs]
 
     def require_trust(self) -> None:
-        """Reject a sweep file that names modules, unless a command of this user wrote it."""
+        """Raise an error if the sweep's file names modules, unless a command of this user wrote it."""
         self._named().require_trust()
 
     def document(self) -> dict[str, Any]:
@@ -146,7 +143,7 @@ class Sweep:
 
 
 def find_sweep(name: str) -> Sweep | None:
-    """Return the sweep with this name in the runs folder, or None if there is none."""
+    """Return the sweep with this name in the runs folder, or None if it does not exist."""
     root = runs_root()
     if url_of(root) is not None:
         return None
@@ -164,7 +161,7 @@ def find_sweep(name: str) -> Sweep | None:
 
 
 def require_sweep(name: str) -> Sweep:
-    """Return the sweep with this name in the runs folder, or raise UsageError."""
+    """Return the sweep with this name in the runs folder, or raise UsageError if it does not exist."""
     found = find_sweep(name)
     if found is None:
         names = ", ".join(sorted(file.stem for file in (runs_root() / "sweeps").glob("*.json"))) or "none"
@@ -174,7 +171,7 @@ def require_sweep(name: str) -> Sweep:
 
 @contextmanager
 def held(sweep: Sweep) -> Iterator[None]:
-    """Lock a sweep against other processes on this machine during the block; the lock also ends with the process."""
+    """Within the block, lock a sweep against other processes on this machine. A killed process releases the lock."""
     sweep.file.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(sweep.file.with_name(f".{sweep.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -199,7 +196,7 @@ def _plain() -> TypeAdapter[Sweep]:
 
 
 def _parsed(text: bytes, root: Path, name: str) -> Sweep:
-    """Return the sweep described by a file's content, which may come from anyone."""
+    """Parse the content of a sweep's file, which may come from anyone."""
     document: Any = from_json(text)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError("another format")
@@ -227,7 +224,7 @@ def _parsed(text: bytes, root: Path, name: str) -> Sweep:
 
 
 def _meant(assignment: str) -> tuple[str, object]:
-    """Parse KEY=VALUE. An invalid value is returned as text, and reported when it is used."""
+    """Parse KEY=VALUE. An invalid value remains text; the error is reported when the setting is used."""
     key, _, text = assignment.partition("=")
     try:
         return key, parse(text)
@@ -236,7 +233,7 @@ def _meant(assignment: str) -> tuple[str, object]:
 
 
 def config_of(recipe: str, settings: Sequence[str], point: Mapping[str, str], seed: int, option: str) -> RunConfig:
-    """Return the configuration of a recipe's run at a point of a sweep."""
+    """Return a recipe's configuration with these settings, the values of a sweep's point, and a seed."""
     words = [*settings, *(f"{key}={text}" for key, text in point.items()), f"seed={seed}"]
     try:
         return recipes.new_config(recipe, words)

@@ -1,4 +1,4 @@
-"""Suggestions for settings from Optuna. Requires the extra `optuna`."""
+"""Optuna suggestions for settings. Requires the extra `optuna`."""
 
 from collections.abc import Mapping, Sequence
 from itertools import count
@@ -12,11 +12,11 @@ from metaloom.flows.sweeps.space import Dimension, Range, Search
 from metaloom.pipeline.seeding import seed_for
 
 Scored = tuple[Mapping[str, str], float | None]
-"""A trial's settings and its score, which is None if the trial failed."""
+"""Settings and score of a trial; the score is None if the trial failed."""
 
 
 def suggest(search: Search, earlier: Sequence[Scored], run_seed: int) -> dict[str, str]:
-    """Return new settings for the next trial, suggested by the tree-structured Parzen estimator.
+    """Return settings for the next trial, as text keyed by setting, suggested by a tree-structured Parzen estimator.
 
     Bergstra et al. 2011. The study is rebuilt from the earlier trials and the sampler is seeded with the trial's
     number, so suggestions do not depend on the process.
@@ -25,9 +25,6 @@ def suggest(search: Search, earlier: Sequence[Scored], run_seed: int) -> dict[st
         search: Search with the space and the number of trials.
         earlier: All earlier trials, in order. Failed trials rank below all others.
         run_seed: Seed for the sampler, combined with the trial's number.
-
-    Returns:
-        Suggested values as text, keyed by setting.
     """
     distributions = {key: _distribution(dimension) for key, dimension in search.dimensions.items()}
     tried = [dict(settings) for settings, _ in earlier]
