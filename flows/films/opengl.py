@@ -19,7 +19,7 @@ mujoco.Renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), 8, 8).render()
 
 
 def choose_renderer(asked: RendererName) -> RendererName:
-    """Return a working renderer, and set it for MuJoCo unless MuJoCo is already imported."""
+    """Return a working renderer, and select it for MuJoCo unless MuJoCo is already imported."""
     named = os.environ.get("MUJOCO_GL", "").lower()
     is_late = "mujoco" in sys.modules
     wanted = named if asked == "auto" and named else asked
@@ -43,7 +43,7 @@ def choose_renderer(asked: RendererName) -> RendererName:
 
 @cache
 def problem_with(name: str) -> str | None:
-    """Return why an OpenGL platform does not work, in one line; None if it does."""
+    """Return the reason why an OpenGL platform does not work, in one line; None if it works."""
     if name == "glfw" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         return "there is no screen (DISPLAY and WAYLAND_DISPLAY are not set)"
     # In a separate process, since a failure leaves PyOpenGL unable to try another platform or ends the process.

@@ -1,4 +1,4 @@
-"""Artifacts shown on Prefect's page: progress, metrics and the run's location."""
+"""Artifacts on Prefect's page: progress, metrics and the run's location."""
 
 import base64
 import math
@@ -50,9 +50,9 @@ ITERATION_DONE = "metaloom.iteration.done"
 
 
 class TrainingPage:
-    """Publishes the artifacts of a flow run that trains.
+    """Publisher of the artifacts of a flow run that trains.
 
-    Their keys are derived from the run's name, so a run that continues in another flow run updates the same artifacts.
+    Artifact keys are derived from the run's name, so a run that continues in another flow run updates its artifacts.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -65,7 +65,7 @@ class TrainingPage:
         self._is_troubled, self._quiet_until = False, -math.inf
 
     def open(self, also: Callable[[], None] = lambda: None) -> None:
-        """Show the run's location before training; `also` sends further data to Prefect."""
+        """Publish the run's location before training; `also` sends further data to Prefect."""
 
         def show() -> None:
             also()
@@ -74,7 +74,7 @@ class TrainingPage:
         self._report(show)
 
     def iteration_done(self, report: IterationReport) -> None:
-        """Log and show a completed iteration; callback for an Observer."""
+        """Log and publish a completed iteration; callback for an Observer."""
         self._logger.info(iteration_line(report))
         name, metrics = self._folder.name, {name: finite(value) for name, value in report.metrics.items()}
         key = f"metaloom.run.{artifact_key('run', name)[4:]}"
@@ -97,7 +97,7 @@ class TrainingPage:
         self._report(show, always=True)
 
     def _report(self, show: Callable[[], None], *, always: bool = False) -> None:
-        """Call `show` to publish something. Warn once about failures; training continues."""
+        """Call `show` to publish something. Warn once if that fails; training continues."""
         if self._clock() < self._quiet_until and not always:
             return
         try:
@@ -146,7 +146,6 @@ class TrainingPage:
             update_progress_artifact(self._progress, percent, description=description)
 
     def _publish_curve(self) -> None:
-        """Publish the current learning curve."""
         image, description = curve_of(storage.open_run(self._folder)), "Learning curve"
         if self._curve is None:
             key = artifact_key("curve", self._folder.name)
@@ -170,7 +169,7 @@ class TrainingPage:
 
 
 def publish_replay(folder: Path, outcomes: Sequence[StageReplay]) -> None:
-    """Publish a table of the replayed stages, with one row per array that differs."""
+    """Publish a table of the replayed stages, with a row per array that differs."""
     rows: list[dict[str, Cell]] = []
     for outcome in outcomes:
         stage = f"i={outcome.ref.iteration} {stage_name(outcome.ref)}"
@@ -195,7 +194,7 @@ def publish_replay(folder: Path, outcomes: Sequence[StageReplay]) -> None:
 
 
 def publish_evaluation(folder: Path, outcome: EvaluationOutcome) -> None:
-    """Publish a table of returns by number of adaptation steps."""
+    """Publish a table of returns per number of adaptation steps."""
     create_table_artifact(
         [{name: shown(value) for name, value in row.columns.items()} for row in outcome.summary()],
         key=artifact_key("evaluation", folder.name),
@@ -204,7 +203,7 @@ def publish_evaluation(folder: Path, outcome: EvaluationOutcome) -> None:
 
 
 def iteration_line(report: IterationReport) -> str:
-    """Format an iteration as one line with the returns before and after adaptation, and the speed."""
+    """Format an iteration on one line, with the returns before and after adaptation and the speed."""
     returns, statistic = headline_returns(adaptation_returns(report.metrics), report.class_returns)
     labels = ("before", "after") if len(returns) > 1 else ("return",)
     shown = zip(labels, (returns[0], returns[-1]) if len(returns) > 1 else returns, strict=True)
@@ -225,7 +224,7 @@ def table_of(metrics: Mapping[str, float]) -> list[dict[str, Cell]]:
 
 
 def _class_table(report: IterationReport) -> list[dict[str, Cell]]:
-    """Return the table rows shown below the metrics: mean returns per task class."""
+    """Return table rows with the mean returns per task class, which follow the metrics."""
     return [
         {
             "metric": f"step_{k}.average_return, class {name}",
@@ -238,20 +237,20 @@ def _class_table(report: IterationReport) -> list[dict[str, Cell]]:
 
 
 def shown(value: float) -> Cell:
-    """Return a number rounded to six significant digits, or as text if it is not finite."""
+    """Return a number rounded to six significant digits; infinities and NaN as text."""
     if not math.isfinite(value):
         return str(value)
     return int(value) if value == round(value) else float(f"{value:.6g}")
 
 
 def curve_of(run: storage.Run) -> str:
-    """Return the learning curve so far as a PNG image in a data URI, which works in any browser."""
+    """Return the learning curve so far as a data URI of a PNG image, which works in any browser."""
     picture = rendered(learning_curve(run.path.name, load_history(run)), "png", dpi=80)
     return "data:image/png;base64," + base64.b64encode(picture).decode()
 
 
 def summary(folder: Path, report: ReportFiles | None) -> str:
-    """Return Markdown with the run's location and useful commands."""
+    """Return Markdown text with the run's location and useful commands."""
     run = str(folder)
     lines = [f"The run `{folder.name}` is in `{run}`."]
     if report is not None:

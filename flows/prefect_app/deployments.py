@@ -1,4 +1,4 @@
-"""The Prefect flows `meta-train`, `meta-train-custom`, `replay` and `evaluate`.
+"""Prefect flows `meta-train`, `meta-train-custom`, `replay` and `evaluate`.
 
 Prefect only displays state. Outputs are in the run's store, and a restarted flow run continues at the first missing
 stage.
@@ -54,7 +54,7 @@ from metaloom.storage.format.settings import changed
 
 @contextmanager
 def finishing_the_stage() -> Iterator[tuple[Event, Any]]:
-    """Yield an event that is set when Prefect sends SIGTERM, together with Prefect's own signal handler.
+    """Within the block, handle SIGTERM from Prefect; yield an event that is set by it, and Prefect's own handler.
 
     If the current stage then takes too long, the signal is passed to Prefect's handler, which aborts the stage.
     """
@@ -115,7 +115,7 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 def run_name() -> str:
-    """Return the name of the run that the current flow run trains, which is also the flow run's name.
+    """Return the name of the run that the current flow run trains; it is also the name of the flow run.
 
     The default name contains the flow run's id, so that a retry finds the same run.
     """
@@ -199,7 +199,7 @@ def meta_train_custom(
 
 @dataclass(frozen=True)
 class Asked:
-    """Settings requested by a flow run; None means the recipe's or the stored run's."""
+    """Settings requested by a flow run; for None, the value in the recipe or the stored run is used."""
 
     recipe: str | None = None
     config: RunConfig | None = None
@@ -209,7 +209,7 @@ class Asked:
 
     @property
     def named(self) -> Mapping[str, Any]:
-        """Requested settings; the user trusts the modules that they name."""
+        """Requested settings, which the user trusts to name modules."""
         if self.config is not None:
             return self.config.model_dump(mode="json")
         return override(load_settings(self.recipe) if self.recipe else {}, self.overrides)
@@ -278,7 +278,7 @@ evaluate: Flow[..., Any] = make_flow(operations()["evaluate"], _evaluated)
 
 
 class StageTasks:
-    """Runs each stage as a Prefect task, linked to the tasks that computed its inputs."""
+    """Callable that runs each stage as a Prefect task, linked to the tasks that computed its inputs."""
 
     def __init__(self) -> None:
         # Prefect looks up task results by object identity. Keep all of them, since another object could get the same
@@ -286,7 +286,7 @@ class StageTasks:
         self._done: dict[StageRef, object] = {}
 
     def __call__(self, ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], StageRef]) -> StageRef:
-        """Run one stage as a Prefect task; implements StageCall."""
+        """Run one stage as a Prefect task, as a StageCall."""
         # Inputs that another flow run stored have no task here.
         upstream = [self._done[i] for i in inputs if i in self._done]
         name = f"{ref.stage} i={ref.iteration} k={ref.step}"
@@ -295,13 +295,10 @@ class StageTasks:
 
 
 def stored_config(run: storage.Run, parameters: Mapping[str, Any], *, trust: bool) -> RunConfig:
-    """Return the configuration of a run that is about to continue.
+    """Return the configuration of a run that is about to continue, and trust the modules that it names if allowed.
 
-    Args:
-        run: Run to continue.
-        parameters: Settings of the flow run. The user trusts the modules that they name, so that a retry on another
-            machine can continue the run.
-        trust: True if the user trusts the modules that the run's settings name.
+    Modules are trusted if `trust` is True or if the flow run's `parameters` name them too, so that a retry on another
+    machine can continue the run.
     """
     if trust or {*names_of_run(run)} <= {*names_in(parameters)}:
         trust_run(run)
@@ -309,7 +306,7 @@ def stored_config(run: storage.Run, parameters: Mapping[str, Any], *, trust: boo
 
 
 def settings_for(folder: Path, stored: RunConfig | None, asked: Asked) -> RunConfig:
-    """Return the configuration to train with, from the requested and the stored settings."""
+    """Return the configuration to train with, which combines the requested and the stored settings."""
     config = asked.config
     if config is None:
         named = asked.recipe is not None or stored is None

@@ -1,4 +1,4 @@
-"""The process of a flow run under `metaloom serve`: Prefect's engine without the folder's settings.
+"""Process of a flow run under `metaloom serve`: Prefect's engine without the folder's settings.
 
 Prefect reads `prefect.toml`, `pyproject.toml` and `.env` in its working folder, and Python imports modules there before
 installed ones. Both may belong to somebody else. Therefore, this process is started with `python -P` and enters the

@@ -1,4 +1,4 @@
-"""Prefect flows generated from operations, as lazy attributes `flow_NAME` of this module.
+"""Prefect flows generated from operations, available as lazy attributes `flow_NAME` of this module.
 
 This module must not import annotations from __future__, because Prefect builds a form from the annotation objects.
 """
@@ -46,7 +46,7 @@ def __getattr__(name: str) -> Flow[..., Any]:
 
 
 def make_flow(operation: Operation, ended: Callable[[Any, Any], State] | None = None, **types: Any) -> Flow[..., Any]:
-    """Build the Prefect flow for an operation.
+    """Return a Prefect flow that runs an operation.
 
     Args:
         operation: Operation to wrap.
@@ -85,7 +85,7 @@ def make_flow(operation: Operation, ended: Callable[[Any, Any], State] | None = 
 
 
 def form_parameter(parameter: P, annotation: Any) -> P:
-    """Convert an operation's parameter to a parameter for the form."""
+    """Convert a parameter of an operation to a parameter of the form."""
     kind = P.POSITIONAL_OR_KEYWORD
     if is_backend(parameter.annotation):
         workers = Annotated[int | None, Field(ge=0)]

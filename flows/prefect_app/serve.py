@@ -48,7 +48,7 @@ _SCHEMES = ("postgres", "postgresql", "postgresql+asyncpg")
 
 
 def server_url(named: str) -> str:
-    """Return a database URL for Prefect, which includes the driver."""
+    """Return the database URL for Prefect, which includes the driver."""
     scheme, _, rest = named.partition("://")
     if scheme not in _SCHEMES or not re.search(r"^[^/]*/[^/?]+", rest):
         raise UsageError(
@@ -68,7 +68,7 @@ def without_password(url: str) -> str:
 
 
 def require_answer(url: str) -> None:
-    """Reject a database that refuses connections, before starting anything."""
+    """Raise UsageError if the database refuses a connection."""
     try:
         asyncio.run(_connect(url.replace("+asyncpg", "", 1)))
     except ValueError:  # the error's message may contain the password
@@ -133,7 +133,7 @@ def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = N
 
 
 def settings(home: Path, address: Address, password: str) -> dict[str, str]:
-    """Return environment variables for all parts; other Prefect settings are in profiles.toml."""
+    """Return the environment variables of all parts; other Prefect settings are in profiles.toml."""
     # Paths must be absolute: only flow processes enter the folder, since Prefect would read settings there.
     paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {
@@ -184,7 +184,7 @@ def _listening(address: Address) -> socket.socket:
 
 
 def _prepare(folder: Path, address: Address, found: Mapping[str, Any], password: str | None) -> str:
-    """Write the settings with which `prefect` commands find the server; return the message to show when it is ready."""
+    """Write the settings with which `prefect` commands find the server; return the message for when it is ready."""
     # Environment variables take precedence over files, and are probably set in other shells, too.
     variables = folder_variables(folder)
     exported = {**variables, **os.environ}.get(API, address.api)

@@ -77,8 +77,8 @@ class Recipes(Mapping[str, "Callable[[], RunConfig]"]):
         """Return the recipe with this name.
 
         Raises:
-            KeyError: The recipe does not exist.
-            ConfigError: The recipe's package is broken.
+            KeyError: the recipe does not exist.
+            ConfigError: the recipe's package is broken.
         """
         if name in _entries():
             return Recipe.named(name)
@@ -102,8 +102,8 @@ def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConf
     """Build the configuration of a new run from a recipe or settings file and KEY=VALUE assignments.
 
     Raises:
-        ConfigError: A setting is invalid.
-        EnvError: The environment does not exist.
+        ConfigError: a setting is invalid.
+        EnvError: the environment does not exist.
     """
     recipe, assignments = load_settings(recipe_or_file), [*assignments]
     networks = [value for key, _, value in (a.partition("=") for a in assignments) if key == "policy.network"]
@@ -143,7 +143,7 @@ def load_settings(recipe_or_file: str) -> dict[str, Any]:
     """Return the settings of a recipe, or of a YAML, JSON or TOML file.
 
     Raises:
-        ConfigError: The recipe does not exist, or the file cannot be read.
+        ConfigError: the recipe does not exist, or the file cannot be read.
     """
     if is_settings_file(recipe_or_file):
         return load_config(Path(recipe_or_file))

@@ -1,4 +1,4 @@
-"""Access control for a local server: it rejects requests from other pages in the same browser."""
+"""Access control for a local server, which rejects requests from other pages in the same browser."""
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +14,9 @@ REQUIRED_HOST = f"required the host {' or '.join(HOSTS)}"
 
 
 def names_this_machine(hosts: Sequence[str]) -> bool:
-    """Return True if a request is addressed to this machine.
+    """Return True if the `Host` headers of a request consist of exactly one, which names this machine.
 
     A page from another host whose name resolves to this machine (DNS rebinding) still sends that name.
-
-    Args:
-        hosts: Values of the request's `Host` header; there must be exactly one.
     """
     if len(hosts) != 1:
         return False
@@ -55,17 +52,11 @@ HEADERS: Mapping[str, str] = {"Content-Security-Policy": POLICY, **KEPT_TO_ITSEL
 OTHER_PAGE = 403, "required a request from the page itself"
 
 Refusal = tuple[int, str]
-"""HTTP status and reason for a rejection."""
+"""HTTP status and reason of a rejection."""
 
 
 class Gate:
-    """ASGI middleware that rejects requests and websockets.
-
-    Args:
-        app: Guarded application.
-        refusal: Function that returns the status and reason for rejecting a request, or None.
-        headers: Headers of every response.
-    """
+    """ASGI middleware that rejects requests and websockets for which `refusal` returns a status and reason."""
 
     def __init__(
         self, app: ASGIApp, refusal: Callable[[Scope], Refusal | None], headers: Mapping[str, str] = KEPT_TO_ITSELF
@@ -74,7 +65,6 @@ class Gate:
         self._headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
         refusal = None if scope["type"] == "lifespan" else self._refusal(scope)
         if refusal is not None and scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": refusal[1]})
@@ -90,7 +80,7 @@ class Gate:
 
 
 def token_gate(app: ASGIApp, token: str) -> Gate:
-    """Return a gate that accepts only read requests whose address contains the token."""
+    """Return a gate that only accepts read requests whose path contains the token."""
 
     def refusal(scope: Scope) -> Refusal | None:
         if found := refusal_of_other_pages(scope):
@@ -109,10 +99,8 @@ def token_gate(app: ASGIApp, token: str) -> Gate:
 def refusal_of_other_pages(scope: Scope, *, any_host: bool = False) -> Refusal | None:
     """Return the refusal of a request that another page in the user's browser made, otherwise None.
 
-    Args:
-        scope: The request.
-        any_host: True to accept any host name. A page whose name resolves to this machine (DNS rebinding) then passes,
-            so the application must require a password that browsers do not send automatically.
+    With `any_host`, any host name is accepted. A page whose name resolves to this machine (DNS rebinding) then passes,
+    so the application must require a password that browsers do not send automatically.
     """
     headers = Headers(scope=scope)
     if not any_host and not names_this_machine(headers.getlist("host")):

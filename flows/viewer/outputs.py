@@ -1,4 +1,4 @@
-"""Data about a run for the page: the run, its iterations, and its stage outputs."""
+"""Data for the pages about a run, its iterations and its stage outputs."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -36,9 +36,9 @@ _PLANE = ("x", "y")
 
 
 def adaptation_page(run: Run, iteration: int) -> dict[str, Any]:
-    """Return JSON data of an iteration: `ways` (paths before and after adaptation), `policies` (projected parameters).
+    """Return `ways` (paths before and after adaptation) and `policies` (projected parameters) of an iteration.
 
-    Each is null if there is no data. An unreadable part is replaced by the reason, under `problem`.
+    Each is None if there is no data. A part that cannot be read is replaced by the reason, under `problem`.
     """
     ways, policies = either(lambda: _ways(run, iteration)), either(lambda: _policies(run, iteration))
     return {"iteration": iteration, "ways": ways, "policies": policies}
@@ -53,14 +53,14 @@ def either(read: Callable[[], Mapping[str, Any] | None]) -> Mapping[str, Any] | 
 
 
 def compared_steps(steps: Sequence[int]) -> dict[str, Any]:
-    """Return stored inner steps to compare: `shown`, with labels and colours, and `unshown`, a note on others."""
+    """Return the stored inner steps to compare, with labels and colours, and a note on steps that are not shown."""
     last = max(steps, default=0)
     shown = [{"step": k, "label": adaptation_label(k, last), "color": color} for k, color in shown_steps(last).items()]
     return {"shown": [step for step in shown if step["step"] in steps], "unshown": steps_note(last)}
 
 
 def _ways(run: Run, iteration: int) -> dict[str, Any] | None:
-    """Return positions over time, for environments whose observations have components `x` and `y`; otherwise None."""
+    """Return positions over time if observations have components `x` and `y`; otherwise None."""
     names = [*run.components("observation")]
     if not {*_PLANE} <= {*names}:
         return None
@@ -113,8 +113,8 @@ def _positions(
 def _policies(run: Run, iteration: int) -> dict[str, Any] | None:
     """Return each task's adapted parameters, projected onto their first two principal components.
 
-    It projects differences from the learner's parameters if these are adapted; otherwise (for example, for a posterior)
-    from the mean.
+    The projected vectors are differences from the learner's parameters if these are adapted, otherwise (for example,
+    for a posterior) from the mean.
     """
     stage = run.stages.named("adapted")
     refs = [ref for ref in run.refs_of([iteration]) if ref.stage == stage]
@@ -194,7 +194,7 @@ def live(run: Run) -> dict[str, Any]:
 
 
 def run_page(run: Run) -> dict[str, Any]:
-    """Return data about a run: the JSON of `metaloom show`, settings for `--set`, stages, and useful commands."""
+    """Return the page data of a run: the JSON of `metaloom show`, settings for `--set`, stages, and useful commands."""
     stages = [
         {"name": s.name, "group": s.group, "output": s.output, "thinnable": s.thinnable} for s in run.stages.stages
     ]
@@ -211,7 +211,7 @@ def run_page(run: Run) -> dict[str, Any]:
 
 
 def iteration_page(run: Run, iteration: int) -> dict[str, Any]:
-    """Return an iteration's stages with their arrays, its graph, its tasks with returns, and its metrics.
+    """Return the page data of an iteration: stages with arrays, graph, tasks with returns, and metrics.
 
     A part that cannot be read is replaced by the reason.
     """
@@ -240,7 +240,7 @@ def iteration_page(run: Run, iteration: int) -> dict[str, Any]:
 
 
 def _records(run: Run, iteration: int) -> tuple[list[StageRecord], list[str]]:
-    """Return an iteration's records in the order they were written, and the problems of unreadable ones."""
+    """Return an iteration's records in the order of writing, and the problems with unreadable ones."""
     found, problems = list[StageRecord](), list[str]()
     for ref in run.refs_of([iteration]):
         try:
@@ -256,9 +256,9 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
     They come from its table, which thinning keeps, or for an incomplete iteration from stored rewards.
 
     Returns:
-        `tasks`: parameters keyed by name; `classes`: class of each task, or null; `colors`: color per class; `steps`:
-        returns and lengths per inner step, a list of episodes per task; `shown`: steps to compare, with labels and
-        colours; `unshown`: a note on the others; `trial`: episodes per trial.
+        `tasks`: parameters keyed by name; `classes`: class of each task, or None; `colors`: color per class; `steps`:
+        returns and lengths per inner step, a list of episodes per task; `trial`: episodes per trial; and the result of
+        `compared_steps`.
     """
     columns: dict[str, Array] = {}
     if iteration in run.iterations:
@@ -313,7 +313,7 @@ def _episodes_under_way(run: Run, iteration: int) -> dict[str, Array]:
 
 
 def output_page(run: Run, ref: StageRef) -> dict[str, Any]:
-    """Return data about a stage's output: its record, inputs, readers, and the command to replay it."""
+    """Return the page data of a stage's output: record, inputs, stages that read it, and the command to replay it."""
     record = run.record(ref)
     # Outputs are read in the same iteration; the learner is also read in the next one.
     near = (other for i in (ref.iteration, ref.iteration + 1) for other in _records(run, i)[0])
@@ -336,7 +336,7 @@ def output_page(run: Run, ref: StageRef) -> dict[str, Any]:
 
 
 def draw_graph(run: Run, records: Sequence[StageRecord]) -> str:
-    """Return an SVG of an iteration's stages and their inputs, with times, sizes and short digests."""
+    """Return an SVG of an iteration's stages and their inputs, with times, sizes and shortened digests."""
     places: dict[object, int] = {}
     boxes: list[Box] = []
 

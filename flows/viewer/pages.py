@@ -1,4 +1,4 @@
-"""The read-only server of `metaloom view`: runs, routes and responses.
+"""Read-only server of `metaloom view`: runs, routes and responses.
 
 It listens only on this machine and requires a token. Errors are sent as responses.
 """
@@ -37,19 +37,17 @@ from metaloom.pipeline.shown import printable
 from metaloom.storage import Run, StageRef
 
 REMOTE_SECONDS = 5.0
-"""Seconds between updates of runs at a URL."""
+"""Time in seconds between updates of runs at a URL."""
 _CHANGED_WITH = ("run.json", "_commits", "_sessions", "_thinned", "_segments")
-"""Files and folders of a run, at least one of which changes whenever the run changes."""
+"""Files and folders of a run, of which at least one changes whenever the run changes."""
 
 
 @dataclass
 class OpenRun:
-    """An open run and its cached data. Hold `lock` while using it, since a run's caches are not thread-safe.
+    """Open run with cached data. Hold `lock` while using `run`, since a run's caches are not thread-safe.
 
     Attributes:
-        run: Opened run.
         curves: Curves of the run, with a separate run and lock, so that other requests do not wait for them.
-        lock: Lock for `run`.
     """
 
     run: Run
@@ -58,7 +56,7 @@ class OpenRun:
 
 
 class Shelf:
-    """The runs in a folder or at a URL, or a single run.
+    """Collection of the runs in a folder or at a URL, or a single run.
 
     Attributes:
         place: Path or URL of a folder of runs, or of one run.
@@ -84,7 +82,7 @@ class Shelf:
             return self._folders
 
     def open(self, name: str) -> OpenRun:
-        """Return the open run with this name."""
+        """Return the run with this name, opening it if needed."""
         folder = self.folders().get(name)
         if folder is None:
             raise storage.RunNotFound(
@@ -131,7 +129,7 @@ class Shelf:
 
 
 def _changed(path: Path) -> tuple[int, int, int] | None:
-    """Return a value that changes when a file or folder is replaced or written to; None if it is missing."""
+    """Return a value that changes whenever a file or folder is replaced or modified; None if it is missing."""
     try:
         status = path.stat()
     except OSError:
@@ -147,7 +145,7 @@ Answer = Callable[[Request], Response]
 
 
 class Pages:
-    """Handlers of requests about the runs on a shelf."""
+    """Handlers of requests for the runs on a shelf."""
 
     def __init__(self, shelf: Shelf, plotly: Path) -> None:
         self._shelf = shelf
@@ -204,7 +202,7 @@ class Pages:
         return answer
 
     def _values(self, request: Request) -> Response:
-        """Return a slice of an array as [rows, columns] float64, little-endian."""
+        """Respond with a slice of an array as [rows, columns] float64, little-endian."""
         asked = request.query_params
         at = [int(index) for index in asked.get("at", "").split(",") if index]
         rows = int(asked["rows"]) if "rows" in asked else None
@@ -230,7 +228,7 @@ class Pages:
 
 
 def _axes(run: storage.Run, request: Request) -> dict[str, Any]:
-    """Return the names of the entries along an array's axes."""
+    """Return the names of the entries along each axis of an array."""
     array, record = request.query_params.get("array", ""), run.record(_ref(request))
     if array not in [chunk.array for chunk in record.chunks]:
         raise ValueError(f"found the array {array!r}; required one of {record.ref}")
@@ -289,7 +287,7 @@ _TOKEN_BYTES = 24
 
 
 def viewer_app(shelf: Shelf, token: str) -> ASGIApp:
-    """Return the server application for the page."""
+    """Return the ASGI application that serves the page."""
     nothing = f'<!doctype html><p>There is no such page. <a href="/{token}/">All runs</a></p>\n'
     app = Starlette(
         routes=[Mount(f"/{token}", routes=Pages(shelf, plotly_file()).routes())],
@@ -299,7 +297,7 @@ def viewer_app(shelf: Shelf, token: str) -> ASGIApp:
 
 
 def serve(place: Path, port: int, announce: Callable[[str], None]) -> None:
-    """Serve the page until Ctrl-C."""
+    """Serve the page until Ctrl-C; `announce` receives its address."""
     shelf, token = Shelf(place), secrets.token_urlsafe(_TOKEN_BYTES)
     app = viewer_app(shelf, token)
     with socket.socket() as listening:

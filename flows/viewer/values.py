@@ -1,4 +1,4 @@
-"""Values of stored arrays for the page: slices of arrays, and episodes over time."""
+"""Values of stored arrays for the page: slices of arrays, and the course of episodes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,16 +13,16 @@ from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.records import StoredFile
 
 MOST_NUMBERS = 2_000_000
-"""Maximum number of values shown; of larger slices, only every second, fourth, ... entry of the longer axis is."""
+"""Maximum number of values in a slice; larger slices contain every second, fourth, ... entry of the longer axis."""
 MOST_BYTES = 2**30
-"""Maximum size of an array to read in bytes, since a small file may decompress to gigabytes."""
+"""Maximum size in bytes of an array to read, since a small file may decompress to gigabytes."""
 _BY_STEP = (("task", "episode", "t"), ("task", "episode", "t_with_final"))
 
 
 def slice_of(
     run: Run, ref: StageRef, array: str, at: Sequence[int], rows: int | None, columns: int
 ) -> tuple[Array, tuple[int, int]]:
-    """Read a slice of a stored array.
+    """Return a slice of a stored array as [rows, columns] float64, NaN on padding, and its strides.
 
     Args:
         run: Run that contains the array.
@@ -31,9 +31,6 @@ def slice_of(
         at: Index along each axis; ignored for the axes shown.
         rows: Axis shown from top to bottom; None for a single row.
         columns: Axis shown from left to right.
-
-    Returns:
-        [rows, columns] float64 with NaN on padding, and the stride along rows and columns.
     """
     record = run.record(ref)
     chunk = next((chunk for chunk in record.chunks if chunk.array == array), None)
@@ -65,7 +62,7 @@ def slice_of(
 
 
 def episode(run: Run, ref: StageRef, task: int, index: int) -> dict[str, Any]:
-    """Return all stored values of an episode over time, including processed samples."""
+    """Return all stored values of an episode over time, including those of processed samples."""
     lengths = run.lengths(ref)
     B, E = lengths.shape
     if not (0 <= task < B and 0 <= index < E and lengths[task, index]):
@@ -108,7 +105,7 @@ def episode_length(run: Run, ref: StageRef, task: int, index: int) -> int:
 
 
 def names_along(run: Run, spec: ArraySpec) -> dict[str, list[str]]:
-    """Return the names and units of the entries along an array's axes, keyed by axis, if they have any."""
+    """Return the names and units of entries along an array's axes, keyed by axis; other axes are omitted."""
     found: dict[str, list[str]] = {}
     for dim, entries in zip(spec.dims[1:], spec.shape, strict=True):
         named: Mapping[str, str] = run.components(dim) if dim in ("observation", "action") else {}
@@ -149,7 +146,7 @@ def _signals(run: Run, ref: StageRef, task: int, index: int, length: int) -> lis
 
 
 def _read(run: Run, ref: StageRef, chunk: StoredFile, task: int | None) -> Array:
-    """Read an array as float64, for one task or all, with NaN after the end of each episode."""
+    """Return an array as float64, for one task or all, with NaN after the end of each episode."""
     tasks = None if task is None else [task]
     spec = run.files.spec(chunk.array)
     _require_modest(spec, tasks)
@@ -163,7 +160,7 @@ def _read(run: Run, ref: StageRef, chunk: StoredFile, task: int | None) -> Array
 
 
 def _require_modest(spec: ArraySpec, tasks: Sequence[int] | None) -> None:
-    """Reject reads that would take too much memory. Of a sharded array, only the tasks' own parts are read."""
+    """Raise UsageError if a read would take too much memory. Only the requested tasks of a sharded array are read."""
     parts = 1 if tasks is None or not spec.sharded else spec.shape[0] // len(tasks)
     if spec.raw_bytes > MOST_BYTES * parts:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Charts of a run as matplotlib figures, drawn without a display."""
+"""Drawing of charts as matplotlib figures, without a display."""
 
 import base64
 import io
@@ -37,18 +37,18 @@ BESIDE: dict[str, Any] = {
     "loc": "center left",
     "bbox_to_anchor": (1, 0.5),
 }
-"""Placement of a legend to the right of its chart."""
+"""Arguments that place a legend to the right of its chart."""
 
 
 class Drawing(Figure):
-    """A figure that notebooks show with any backend."""
+    """Matplotlib figure that notebooks show with any backend."""
 
     def _repr_png_(self) -> bytes:
         return rendered(self, "png")
 
 
 def draw(chart: Chart, *, titled_elsewhere: bool = False) -> Drawing:
-    """Draw a chart; omit its note if title and note are shown elsewhere.
+    """Return a chart drawn with matplotlib; its note is omitted if title and note are shown elsewhere.
 
     Large x values are shown in thousands or millions.
     """
@@ -88,7 +88,7 @@ def _lines(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> None
 
 
 def plot_lines(axes: Axes, x: Array, series: Sequence[Series]) -> None:
-    """Plot lines with their bands, with markers if there are few points."""
+    """Plot lines with their bands, and with markers if there are few points."""
     marker = "o" if len(x) <= MARKED_POINTS else ""
     for line in series:
         if line.band is not None:
@@ -117,7 +117,7 @@ def _points(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> Non
 
 
 def _panel_chart(chart: Chart) -> Drawing:
-    """Draw a chart with several panels that share their axes, up to four in a row."""
+    """Return a chart with several panels that share their axes, up to four in a row."""
     columns = min(len(chart.panels), MOST_COLUMNS)
     rows = -(-len(chart.panels) // columns)
     figure = Drawing(figsize=(max(2.5 * columns, 5.0), 2.3 * rows + 0.9), layout="constrained")
@@ -142,7 +142,7 @@ def _panel_chart(chart: Chart) -> Drawing:
 
 
 def _layers(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> None:
-    """Draw stacked layers over iterations."""
+    """Plot stacked layers over iterations."""
     values = [np.nan_to_num(layer.values) for layer in series]
     colors = [layer.color for layer in series]
     if len(x) > 1:
@@ -159,7 +159,7 @@ def _layers(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> Non
 
 
 def _bars(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> None:
-    """Draw horizontal bars from top to bottom, each followed by its text."""
+    """Plot horizontal bars from top to bottom, each followed by its text."""
     values, places = np.concatenate([bar.values for bar in series]), np.arange(len(series))
     axes.barh(places, values, color=[bar.color for bar in series], height=0.66)
     look: dict[str, Any] = {"va": "center", "fontsize": 9, "color": INK}
@@ -192,7 +192,7 @@ def style(axes: Axes) -> None:
 
 
 def rendered(figure: Figure, kind: str, dpi: int = 160) -> bytes:
-    """Return a figure as PNG (sharp on high-resolution screens), SVG, or PDF with fonts that journals accept."""
+    """Return the bytes of a figure as PNG, SVG, or PDF with fonts that journals accept."""
     buffer = io.BytesIO()
     # Without a date and with fixed ids, the same run gives the same file.
     metadata: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {"Software": None})
@@ -207,7 +207,7 @@ def svg_data_uri(figure: Figure) -> str:
 
 
 def _wrapped(note: str, figure: Figure) -> str:
-    """Return a note broken into lines that fit above the figure's axes."""
+    """Return a note with line breaks, so that it fits above the figure's axes."""
     return textwrap.fill(note, int(14 * figure.get_figwidth()))
 
 
@@ -221,13 +221,13 @@ def _scaled(x: Array) -> tuple[Array, str]:
 
 
 def check_plot_file(path: Path) -> None:
-    """Check that a plot can be written to a file, before any work is done."""
+    """Raise UsageError if a plot cannot be written to this file."""
     if path.suffix not in (".png", ".svg", ".pdf") or not path.absolute().parent.is_dir() or path.is_dir():
         raise UsageError(f"found plot file {str(path)!r}; required a .png, .svg or .pdf file in a folder that exists")
 
 
 def write_plot(path: Path, figure: Figure) -> None:
-    """Write a figure as PNG, SVG or PDF, depending on the file's suffix."""
+    """Write a figure as PNG, SVG or PDF, depending on the suffix of the path."""
     with system_errors(
         path, required="free space and permission to write a plot", action="Free space, or choose another file"
     ):

@@ -1,4 +1,4 @@
-"""Diagrams of a graph's stages as text, as a Mermaid flowchart, or as an SVG of stacked boxes and arrows."""
+"""Diagrams of a graph's stages: text, a Mermaid flowchart, or an SVG of stacked boxes and arrows."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,7 @@ _SIDE, _NARROW, _BOX, _GAP, _LINE = 330, 20, 170, 34, 15
 
 @dataclass(frozen=True)
 class Box:
-    """A box in a drawing.
-
-    Attributes:
-        title: Title, shown in bold.
-        lines: Lines of text below the title.
-        link: URL that a click opens; empty for none.
-    """
+    """Box in a drawing: a bold title above lines of text; a click opens `link` unless it is empty."""
 
     title: str
     lines: tuple[str, ...]
@@ -31,13 +25,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Arrow:
-    """An arrow between boxes, drawn on the right if it leads down and on the left if it leads up.
-
-    Attributes:
-        source, target: Indices of the boxes.
-        label: Text beside it.
-        dashed: True for a dashed line.
-    """
+    """Arrow between boxes, given by their indices: drawn on the right if it leads down, on the left if up."""
 
     source: int
     target: int
@@ -46,12 +34,12 @@ class Arrow:
 
     @property
     def leads_down(self) -> bool:
-        """True if it leads to a later box."""
+        """True if the arrow leads to a later box."""
         return self.source < self.target
 
 
 def draw(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> str:
-    """Return an SVG with the boxes from top to bottom, connected by the arrows."""
+    """Return an SVG of the boxes from top to bottom, connected by the arrows."""
     height = 10 + _LINE * (1 + max((len(box.lines) for box in boxes), default=0))
     left = _NARROW if all(arrow.leads_down for arrow in arrows) else _SIDE
     # Arrows without labels need room only for their apexes.
@@ -108,7 +96,7 @@ def _arc(arrow: Arrow, n: int, left: int, height: int) -> tuple[str, str]:
 
 
 def _reach(arrow: Arrow) -> int:
-    """Return the horizontal offset of the arrow's control points."""
+    """Return the horizontal offset of an arrow's control points."""
     return min(30 + 34 * abs(arrow.target - arrow.source), _SIDE - 100)
 
 
@@ -118,11 +106,10 @@ EVERY_STEP, STEPS, LATEST = "every step", "steps so far", "last iterations"
 
 @dataclass(frozen=True)
 class DrawnEdge:
-    """An input of a stage, drawn as an arrow.
+    """Input of a stage, drawn as an arrow from the stage that computes it.
 
     Attributes:
-        source: Stage that computes the input.
-        target: Stage that reads the input.
+        source, target: Names of the stages that compute and read the input.
         name: Argument name in the target.
         which: Which of the source's outputs are read: one of the constants above.
     """
@@ -134,20 +121,20 @@ class DrawnEdge:
 
     @property
     def label(self) -> str:
-        """Label in a diagram: the name, and which outputs are read."""
+        """Label of the arrow: the argument name, and which outputs are read."""
         return f"{self.name}, {self.which}" if self.which else self.name
 
 
 @dataclass(frozen=True)
 class Diagram:
-    """The stages of a run in data-flow order, and their inputs."""
+    """Stages of a run in data-flow order, and their inputs."""
 
     stages: tuple[Stage, ...]
     edges: tuple[DrawnEdge, ...]
 
 
 def diagram_of(config: RunConfig) -> Diagram:
-    """Return the diagram of a run with this configuration, without stages that the run never reaches."""
+    """Return the diagram of a run with this configuration, without the stages that it never reaches."""
     graph = graph_of(config)
     # The first two iterations and one with an evaluation include every stage.
     reached = {ref.stage for i in (0, 1, (config.evaluation.every or 1) - 1) for ref in graph.order(config, i)}
@@ -157,7 +144,7 @@ def diagram_of(config: RunConfig) -> Diagram:
 
 
 def as_text(diagram: Diagram) -> str:
-    """Return a text table of the stages: frequency, inputs with their sources, and output."""
+    """Return a text table of the stages, with their frequency, inputs, sources of inputs, and output."""
     rows = [("stage", "", "reads", "gives")]
     for stage in diagram.stages:
         sources: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages of text, tables, and images or script-drawn charts."""
+"""Self-contained HTML pages with text, tables, and images or charts that a script draws."""
 
 import base64
 import gzip
@@ -19,7 +19,7 @@ _REPORT = Path(__file__).parent / "static" / "report.js"
 
 
 def plotly_file() -> Path:
-    """Return the path of plotly.min.js, without importing plotly."""
+    """Return the path of the installed plotly.min.js, without importing plotly."""
     found = importlib.util.find_spec("plotly")
     if found is not None and found.origin is not None:
         file = Path(found.origin).parent / "package_data" / "plotly.min.js"
@@ -45,12 +45,11 @@ report RUN --static. </p>
 
 @dataclass(frozen=True)
 class Picture:
-    """An image with a text alternative.
+    """Image in a page, with a caption unless it is empty.
 
     Attributes:
         source: Data URI of the image.
         alternative: Text for screen readers.
-        caption: Caption; empty for none.
         enlarged: True if the image fills the width of its container.
     """
 
@@ -68,13 +67,11 @@ class Page:
     """Content of a page as plain text, which is escaped when the page is rendered.
 
     Attributes:
-        title: Heading and window title.
-        subtitle: Line below the title.
+        title, subtitle: Heading, which is also the window title, and the line below it.
         tiles: Names and values of the key figures at the top.
         main_figure: Figure that spans the page.
         sections: Headings and their figures, in order.
-        tables: Tables of names and values, keyed by heading; folded unless in `unfolded`.
-        unfolded: Headings of the tables that are shown open.
+        tables: Tables of names and values, keyed by heading; folded unless the heading is in `unfolded`.
         plotly: Source text of plotly.js, which draws the charts; empty for a page with images and no scripts.
     """
 
@@ -88,7 +85,7 @@ class Page:
     plotly: str = ""
 
     def html(self) -> str:
-        """Return the page as an HTML document."""
+        """Render the page as an HTML document."""
         tiles = (
             f'<div class="tile"><b>{escape(value)}</b><span>{escape(what)}</span></div>' for what, value in self.tiles
         )

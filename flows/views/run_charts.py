@@ -1,4 +1,4 @@
-"""All charts of a run as data, defined once for the report, the viewer, files and notebooks."""
+"""All charts of a run as data, for the report, the viewer, files and notebooks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -49,15 +49,15 @@ BALANCED_NOTE = "line: mean of the per-class means, with equal weights; band: ±
 INTERVAL_NOTE = "lines: averages over tasks of the mean test return; bands: 95 % bootstrap intervals"
 INTERVAL = "95 % bootstrap interval"
 MOST_ITERATIONS, MOST_POINTS = 100, 20_000
-"""Maximum number of iterations and of points in charts of single tasks."""
+"""Maximum number of iterations, and of points, in charts of single tasks."""
 SECTIONS = (
     "Return", "Trials", "By class of task", "Tasks", "Success", "Evaluation", "Optimization", "Time",
 )  # fmt: skip
-"""Headings of the charts, in page order."""
+"""Headings of groups of charts, in page order."""
 
 
 def run_charts(run: Run, history: RunHistory, seconds: Mapping[StageRef, Array] | None = None) -> list[Chart]:
-    """Return all charts of a run, in page order; `seconds` is the result of `stage_seconds`, by default computed."""
+    """Return all charts of a run, in page order; `seconds` is the result of `stage_seconds`, computed if None."""
     steps = np.full(len(history.iterations), np.nan) if history.env_steps is None else history.env_steps
     each = zip(history.iterations.tolist(), steps.tolist(), strict=True)
     read = ((i, evaluation_after(run, i, env_steps)) for i, env_steps in each)
@@ -73,10 +73,7 @@ def run_charts(run: Run, history: RunHistory, seconds: Mapping[StageRef, Array] 
 def curves(name: str, history: RunHistory, evaluations: Mapping[int, tuple[float, Evaluation]]) -> list[Chart]:
     """Return the single-panel charts over training, in page order.
 
-    Args:
-        name: Name of the run.
-        history: Learning history of the run.
-        evaluations: Results of `evaluation_after`, keyed by the iteration that each evaluation follows.
+    `evaluations` are the results of `evaluation_after`, keyed by the iteration that each evaluation follows.
     """
     tests = evaluation_lines(name, evaluations, history.classes) if evaluations else ()
     charts = [learning_chart(name, history), *class_lines(history), *metric_lines(history), *tests]
@@ -95,7 +92,7 @@ def _over_training(
     *,
     wide: bool = False,
 ) -> Chart:
-    """Return a line chart over training, with `RunHistory.axis` as its x axis."""
+    """Return a line chart over training, whose x axis is `RunHistory.axis`."""
     x, x_label = history.axis
     about = (name, section, "lines", title, x_label, y_label, note, band, x)
     chart = Chart(*about, panels=panels, iterations=history.iterations, wide=wide)
@@ -127,7 +124,7 @@ def learning_chart(name: str, history: RunHistory) -> Chart:
 
 
 def class_lines(history: RunHistory) -> Iterator[Chart]:
-    """Yield the charts of the average episode return per task class: after adaptation, and before it."""
+    """Yield the charts of the average episode return per task class: after adaptation, then before it."""
     last, names = history.last_step, history.by_class[0][0].names if history.by_class else ()
     for k in sorted({last, 0}, reverse=True) if names else ():
         title = f"Return by class of task, {adaptation_label(k, last)}" if last else "Return by class of task"
@@ -157,7 +154,7 @@ def _class_panels(history: RunHistory) -> Iterator[Chart]:
 
 
 def _task_charts(history: RunHistory) -> Iterator[Chart]:
-    """Yield charts with a point per task: return after against before adaptation, and returns over training."""
+    """Yield the charts with a point per task: return after against before adaptation, and returns over training."""
     last, num_tasks = history.last_step, history.task_returns.shape[2]
     if num_tasks == 1:
         return
@@ -199,7 +196,7 @@ def _by_kind(names: Sequence[str], kinds: Array, values: Array) -> tuple[Panel, 
 
 
 def metric_lines(history: RunHistory) -> Iterator[Chart]:
-    """Yield the charts of the metrics that the run has, about trials, success and updates."""
+    """Yield the charts of the metrics that the run contains, about trials, success and updates."""
     metrics, last, shown = history.metrics, history.last_step, steps_note(history.last_step)
 
     def of_steps(metric: str) -> dict[str, tuple[str, str]]:
@@ -282,7 +279,7 @@ def evaluation_lines(
     """Yield the charts of test returns in evaluations during training; `evaluations` is as in `curves`.
 
     The first shows interquartile means after each number of adaptation steps. If the environment has classes, the
-    second shows the mean of each task class after the last step.
+    second shows the mean per task class after the last step.
     """
     env_steps, found = zip(*(evaluations[i] for i in sorted(evaluations)), strict=True)
     last, summaries, series = found[0].adaptation_steps, [*map(summarize_steps, found)], list[Series]()
@@ -313,13 +310,13 @@ def evaluation_lines(
 
 
 def interquartile_means(steps: list[AdaptationSummary]) -> tuple[Array, tuple[Array, Array]]:
-    """Return the interquartile means, and the ends of their intervals."""
+    """Return the interquartile means and the bounds of their intervals."""
     low, high = np.array([s.iqm_low for s in steps]), np.array([s.iqm_high for s in steps])
     return np.array([s.iqm_return for s in steps]), (low, high)
 
 
 def per_shot_chart(title: str, evaluation: Evaluation) -> Chart:
-    """Return the chart of the test return against the number of adaptation episodes per task."""
+    """Return the chart of test returns against the number of adaptation episodes per task."""
     steps, n = summarize_steps(evaluation), evaluation.episodes_per_step
     note = f"an adaptation step after every {'episode' if n == 1 else f'{n} episodes'}; {INTERVAL_NOTE}"
     series = (
@@ -384,7 +381,7 @@ MOST_PAIRS = 12
 
 
 def comparison_figure(found: "Comparison") -> Figure:
-    """Draw interquartile means, curves over environment steps, profiles, and probabilities of improvement."""
+    """Plot interquartile means, curves over environment steps, profiles, and probabilities of improvement."""
     figure = Figure(figsize=(11, 7.6), layout="constrained")
     figure.suptitle(
         f"{found.conditions}\n{found.intervals}", x=0.01, ha="left", fontsize=9, color="#57606a", parse_math=False

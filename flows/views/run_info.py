@@ -1,4 +1,4 @@
-"""Facts about stored runs, as plain data for JSON and for `flows/views/tables.py`. Does not import torch."""
+"""Facts about stored runs as plain data, for JSON and for `flows/views/tables.py`. Does not import torch."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -90,7 +90,7 @@ def changed_settings(config: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def session_changes(run: Run) -> list[dict[str, Any]]:
-    """Return the sessions whose code, plug-ins, kernels, devices or packages differ from those of the previous one."""
+    """Return the sessions whose code, plug-ins, kernels, devices or packages differ from the previous session's."""
     known = [(session, {**session.environment, "versions": session.versions}) for session in run.sessions()]
     changes = (
         {"session": session.number, "started": session.started, "changed": changed(before, after)}
@@ -100,7 +100,7 @@ def session_changes(run: Run) -> list[dict[str, Any]]:
 
 
 def iteration_info(run: Run, iteration: int) -> dict[str, Any]:
-    """Return an iteration's stored stages, in the order they were written, and its metrics if it is complete."""
+    """Return an iteration's stored stages in the order of writing, and its metrics if it is complete."""
     refs = run.refs_of([iteration])
     if not refs:
         run.record(run.last_ref(iteration))  # raises StageMissing, which names the stored stages
@@ -133,7 +133,7 @@ def stage_info(run: Run, record: storage.StageRecord) -> dict[str, Any]:
 
 
 def output_info(run: Run, ref: StageRef) -> dict[str, Any]:
-    """Return the `stage_info` of a stored output, with its type and arrays."""
+    """Return the `stage_info` of a stored output together with its type and arrays."""
     stage, record = run.stages[ref.stage], run.record(ref)
     return {
         "run": run.path.name,
@@ -146,7 +146,7 @@ def output_info(run: Run, ref: StageRef) -> dict[str, Any]:
 
 
 def arrays_of(run: Run, record: storage.StageRecord) -> list[dict[str, Any]]:
-    """Return the name, axes, shape, dtype, unit and description of an output's arrays, or why one is unreadable."""
+    """Return the name, axes, shape, dtype, unit and description of each array in an output, or its read error."""
     found: list[dict[str, Any]] = []
     for chunk in record.chunks:
         group, _, name = chunk.array.partition("/")
@@ -168,7 +168,7 @@ def iteration_metrics(run: Run, iteration: int) -> dict[str, float | None]:
 
 
 def headline_return(run: Run) -> tuple[Sequence[float], str]:
-    """Return the mean return per inner step of a run's last complete iteration, and the name of the statistic.
+    """Return the mean return per inner step in a run's last complete iteration, and the name of the statistic.
 
     All views show the return at the last inner step as the run's return. If a table is damaged, the returns are the
     plain means from the metrics.
@@ -184,14 +184,14 @@ def headline_return(run: Run) -> tuple[Sequence[float], str]:
 
 
 def class_returns_of(run: Run, iteration: int) -> list[dict[str, Any]]:
-    """Return JSON rows of a complete iteration's returns per inner step and task class; empty without classes."""
+    """Return JSON rows with a complete iteration's returns per inner step and task class; empty without classes."""
     if iteration not in run.iterations:
         return []
     return class_rows(returns_by_class(run, [iteration], classes_of(run)).get(iteration, ()))
 
 
 def bytes_by_group(run: Run) -> Counter[str]:
-    """Return the bytes of a run's files by content: rollouts, samples, learner, ..., tables, records."""
+    """Return the size of a run's files in bytes by content: rollouts, samples, learner, ..., tables, records."""
     sizes: Counter[str] = Counter()
     for path, num_bytes in run.files.sizes().items():
         match path.split("/"):
@@ -228,7 +228,7 @@ def _usage_of(run: Run, disk_bytes: int) -> dict[str, Any] | None:
 
 
 def list_run_row(folder: Path) -> dict[str, Any]:
-    """Return a run's row in `metaloom ls`; a run that cannot be read is listed with the reason."""
+    """Return the row of `metaloom ls` for a run; if the run is unreadable, the row contains the reason."""
     row: dict[str, Any] = {"name": folder.name, "path": storage.location(folder), "bytes": bytes_in(folder)}
     try:
         run = storage.open_run(folder)

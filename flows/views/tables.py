@@ -1,4 +1,4 @@
-"""Output of commands, as rich renderables and as plain data for `--json`. Nothing here prints."""
+"""Output of commands, as rich renderables and as plain data for `--json`. This module prints nothing."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -86,9 +86,9 @@ def runs_view(rows: "Rows") -> RenderableType:
 
 
 def run_view(run: Run, *, path: str | None = None, everything: bool = False) -> RenderableType:
-    """Return the output of `metaloom show RUN`; `path` is the path to show if the run was opened elsewhere.
+    """Return the output of `metaloom show RUN`; `path` is shown instead of the location from which the run was opened.
 
-    Without `everything`, it shows only the settings that differ from the defaults, and only the total size.
+    Without `everything`, the output contains only the settings that differ from the defaults, and the total size.
     """
     require_settings(run)
     info = run_info(run)
@@ -196,7 +196,7 @@ def _stage_row(stage: Mapping[str, Any], iteration: int) -> Sequence[str]:
 
 
 def output_view(info: Mapping[str, Any]) -> RenderableType:
-    """Return the output of `metaloom show RUN@ITERATION --stage STAGE`: a stage's inputs and arrays."""
+    """Return the output of `metaloom show RUN@ITERATION --stage STAGE`: the inputs and arrays of a stage."""
     table, arrays = _stage_table([info], info["iteration"]), new_table("array", "axes", "dtype", "unit", "meaning")
     for array in info["arrays"]:
         if "problem" in array:
@@ -209,7 +209,7 @@ def output_view(info: Mapping[str, Any]) -> RenderableType:
 
 
 def fork_view(fork: "Fork", parent: Path) -> RenderableType:
-    """Return the output of `metaloom fork`: what was shared and copied."""
+    """Return the output of `metaloom fork`: which files were shared or copied."""
     shared, place = f"{plural(fork.shared_files, 'file')}, {size(fork.shared_bytes)}", location(fork.path)
     facts = {
         "run": place,
@@ -244,14 +244,14 @@ def verification_view(found: "Verification") -> RenderableType:
 
 
 def export_view(done: "Export") -> RenderableType:
-    """Return the output of `metaloom export`: skipped iterations, and the result."""
+    """Return the output of `metaloom export`: skipped iterations, followed by the result."""
     lines = [f"iteration {i} skipped: {reason}" for i, reason in done.skipped]
     lines.append(f"{plural(done.iterations, 'iteration')}, {plural(done.rows, 'row')}  {done.path}")
     return as_text("\n".join(lines))
 
 
 def replay_line(outcome: "StageReplay") -> Text:
-    """Return the line of `metaloom replay` for one stage."""
+    """Return the output line of `metaloom replay` for one stage."""
     word, style = (outcome.proved, "green") if outcome.identical else ("different", "bold red")
     where = f"  iteration {outcome.ref.iteration}  {stage_name(outcome.ref)}"
     arrays = "" if outcome.identical else f"  ({plural(len(outcome.differences), 'array')})"
@@ -262,7 +262,7 @@ def replay_line(outcome: "StageReplay") -> Text:
 def difference_table(
     differences: Sequence["ArrayDifference"], sides: tuple[str, str] = ("stored", "replayed")
 ) -> Table:
-    """Return a table of arrays that differ between stored and replayed outputs, or between two named `sides`."""
+    """Return a table of the arrays that differ between stored and replayed outputs, or between two other `sides`."""
     columns = (">iteration", "stage", "array", "first differs at", *sides, ">max abs", ">max ulp", ">elements")
     table = new_table(*columns, drop=("elements", "max ulp", *sides, "first differs at"))
     for difference in differences:
@@ -279,7 +279,7 @@ def difference_table(
 
 
 def recipe_rows() -> list[dict[str, Any]]:
-    """Return one row per recipe: name, environment, algorithm, sizes and summary, or its error."""
+    """Return one row per recipe: name, environment, algorithm, sizes and summary, or the error if it is broken."""
     from metaloom.flows.recipes import RECIPES, Recipe
 
     rows: list[dict[str, Any]] = []
@@ -309,7 +309,7 @@ def recipes_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def parameters_table(fitted: Mapping[str, Params]) -> Table:
-    """Return the table of `metaloom show RUN@N --stage process_samples`: baseline parameters over all tasks."""
+    """Return the table of `metaloom show RUN@N --stage process_samples`: statistics of the baselines' parameters."""
     rows = (
         (baseline, name, " x ".join(map(str, v.shape)), *map(number, (v.mean(), v.min(), v.max())))
         for baseline, params in fitted.items()
@@ -319,7 +319,7 @@ def parameters_table(fitted: Mapping[str, Params]) -> Table:
 
 
 def evaluation_table(outcome: "EvaluationOutcome") -> Table:
-    """Return the main table of `metaloom evaluate`: the returns after each number of adaptation steps."""
+    """Return the main table of `metaloom evaluate`: test returns per number of adaptation steps."""
     table = new_table(
         *(">adaptation steps", ">episodes", ">average return", "95 % interval"),
         *(">interquartile mean", "its 95 % interval", "middle half of tasks"),
@@ -359,7 +359,7 @@ def evaluation_view(outcome: "EvaluationOutcome") -> RenderableType:
 
 
 def success_view(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
-    """Return a table of `success_rows` after the last adaptation step, in a list; empty if there are none."""
+    """Return a table of the `success_rows` after the last adaptation step, in a list; empty if there are none."""
     if not rows:
         return []
     last = rows[-1]["adaptation_steps"]
@@ -487,7 +487,7 @@ def diff_view(diff: "RunDiff") -> RenderableType:
 
 
 def disk_view(usage: DiskUsage) -> RenderableType:
-    """Return the output of `metaloom du`: a row per run, and with `details` the contents of each."""
+    """Return the output of `metaloom du`: a row per run, and its contents if `details` is True."""
     uses, paths, leftovers = usage.uses, usage.paths, usage.leftovers
     if not uses and not leftovers:
         return "no runs"
@@ -514,7 +514,7 @@ def disk_view(usage: DiskUsage) -> RenderableType:
 
 
 def counterfactual_table(result: "Counterfactual") -> Table:
-    """Return the output of `metaloom optimize`: both outcomes side by side."""
+    """Return the output of `metaloom optimize`, which shows both outcomes side by side."""
     table = new_table("", ">as in the run", ">changed", "")
     table.title = f"iteration {result.ref.iteration}, {stage_name(result.ref)}: {_settings(result)}"
     for name, (stored, changed) in result.quantities().items():
@@ -571,7 +571,7 @@ _MOST_COMPONENTS = 4
 
 
 def minibatch_info(run: Run, iteration: int, update: int, rows: slice, *, context: bool) -> dict[str, Any]:
-    """Return selected transitions of a gradient step as plain data, each with its origin."""
+    """Return selected transitions of a gradient step as plain data, with the origin of each."""
     table = run[iteration].transitions(update, context=context, rows=rows)
     batches = run[iteration].minibatches()
     numbers = batches.context_rows if context else batches.rows
@@ -589,7 +589,7 @@ def minibatch_info(run: Run, iteration: int, update: int, rows: slice, *, contex
 
 
 def minibatch_view(info: Mapping[str, Any]) -> Table:
-    """Format the result of `minibatch_info` as a table."""
+    """Return the result of `minibatch_info` as a table."""
     table = new_table(
         *(">buffer", ">row", ">iteration", "stage", ">task", ">episode", ">t"),
         *("observation", "action", "reward", "next observation", "terminated"),
@@ -621,7 +621,7 @@ def _numbers(value: Any) -> str:
 
 
 def comparison_view(found: "Comparison") -> RenderableType:
-    """Return the output of `metaloom compare`: groups, pairs, and conclusions about which are higher."""
+    """Return the output of `metaloom compare`: groups, pairs, and conclusions about the ranking."""
     parts: list[RenderableType] = [_groups_table(found)]
     if found.pairs:
         parts += [heading("pairs"), _pairs_table(found)]
