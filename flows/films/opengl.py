@@ -48,13 +48,8 @@ def problem_with(name: str) -> str | None:
         return "there is no screen (DISPLAY and WAYLAND_DISPLAY are not set)"
     # In a separate process, since a failure leaves PyOpenGL unable to try another platform or ends the process.
     environment = {key: value for key, value in os.environ.items() if key != "PYOPENGL_PLATFORM"}
-    tried = subprocess.run(
-        [sys.executable, "-c", _DRAWS],
-        env={**environment, "MUJOCO_GL": name},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    command, environment = [sys.executable, "-c", _DRAWS], {**environment, "MUJOCO_GL": name}
+    tried = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     if tried.returncode == 0:
         return None
     lines = tried.stderr.strip().splitlines()

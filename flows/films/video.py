@@ -62,11 +62,9 @@ def check_film_file(out: Path, option: str = "--out") -> None:
 
 def write_film(frames: Iterable[Sequence[FramePanel]], out: Path, fps: float, caption: str) -> None:
     """Write frames, which have the same number of panels, to a video file atomically."""
-    suffix = out.suffix.lower()
+    suffix, needed = out.suffix.lower(), "free space and permission to write a video"
     with (
-        system_errors(
-            out, required="free space and permission to write a video", action="Free space, or choose another file"
-        ),
+        system_errors(out, required=needed, action="Free space, or choose another file"),
         unfinished_folder(out.absolute().parent, out.stem) as folder,
     ):
         unfinished = folder / f"film{suffix}"
@@ -257,9 +255,8 @@ def video(
         (iteration,) = run.select(iteration)
     require_iteration(run, iteration)
     recordings = _recordings(run, iteration, task, episode, steps)
-    tasks, b = recordings[0].tasks, recordings[0].b
-    which = "median return" if episode is None else f"episode {episode}"
-    caption = f"{run.name}, iteration {iteration}, task {b}{described(tasks, b)}, {which}"
+    b, which = recordings[0].b, "median return" if episode is None else f"episode {episode}"
+    caption = f"{run.name}, iteration {iteration}, task {b}{described(recordings[0].tasks, b)}, {which}"
     return film_of(recordings, out, caption, size=size, every=every, renderer=renderer)
 
 
@@ -284,8 +281,7 @@ def film_of(
         panels: list[_Panels] = []
         for recording, env, goal in zip(recordings, envs, goals, strict=True):
             painter = painter_of(env, size, renderer, seen if len(seen) else None, goal)
-            stack.callback(painter.close)
-            panels.append(_Panels(recording, env, painter))
+            panels.append(_Panels(recording, env, stack.enter_context(closing(painter))))
         fps = min(float(envs[0].metadata.get("render_fps") or 20) / every, 50.0)
         write_film(_frames(panels, every), out, fps, caption)
     # The first frame shows the reset, and the last one the last step.
@@ -377,8 +373,7 @@ def _place(task: WhichTask, after: EpisodeBatch) -> int:
         if not 0 <= task < len(after.lengths):
             raise UsageError(f"found task {task}; required one from 0 to {len(after.lengths) - 1}, best or worst")
         return task
-    sums = np.where(after.real, after.rewards.sum(-1, dtype=np.float64), np.nan)
-    returns = np.nanmean(sums, axis=1)
+    returns = np.nanmean(np.where(after.real, after.rewards.sum(-1, dtype=np.float64), np.nan), axis=1)
     return int(returns.argmax() if task == "best" else returns.argmin())
 
 
@@ -432,8 +427,5 @@ class EvaluationFilm:
         for k, episodes in self._kept.items():
             when, e = _when(k, len(self._kept) > 1), median_episode(episodes, b)
             recordings.append(StoredEpisode(config, test_position(run_seed, k), when, b, e, outcome.tasks, episodes))
-        caption = (
-            f"{name} after {plural(outcome.updates, 'update')}, test task {b}{described(outcome.tasks, b)}, "
-            "median-return task and episodes"
-        )
-        return film_of(recordings, self._out, caption, renderer=self._renderer)
+        title = f"{name} after {plural(outcome.updates, 'update')}, test task {b}{described(outcome.tasks, b)}"
+        return film_of(recordings, self._out, f"{title}, median-return task and episodes", renderer=self._renderer)

@@ -115,9 +115,8 @@ class _Loggers:
     def __init__(
         self, openers: Mapping[str, _Open], folder: Path, film_every: int | None, renderer: RendererName | None
     ) -> None:
-        self._waiting = dict(openers)
+        self._waiting, self._folder, self._film_every = dict(openers), folder, film_every
         self._open: dict[str, RunLogger] = {}
-        self._folder, self._film_every = folder, film_every
         self._renderer: RendererName | None = renderer
         self._to_film: IterationReport | None = None
 
@@ -134,9 +133,8 @@ class _Loggers:
         self._film(is_last_chance=False)
         self._call_each(lambda logger: logger.iteration(report, ended))
         number = report.iteration + 1
-        if self._renderer is None:
-            return
-        if number >= report.iterations or (self._film_every is not None and number % self._film_every == 0):
+        is_due = number >= report.iterations or (self._film_every is not None and number % self._film_every == 0)
+        if is_due and self._renderer is not None:
             self._to_film = report
 
     def close(self, *, failed: bool) -> None:

@@ -45,12 +45,8 @@ class _MlflowRun:
         for name, returns in distributions(report).items():
             quantiles = np.quantile(returns, [*_QUARTILES.values()]).tolist()
             numbers |= {f"{name}.{which}": value for which, value in zip(_QUARTILES, quantiles, strict=True)}
-        self._client.log_batch(
-            self._run,
-            metrics=[
-                Metric(_allowed(name), value, round(1000 * ended), report.iteration) for name, value in numbers.items()
-            ],
-        )
+        at = round(1000 * ended), report.iteration
+        self._client.log_batch(self._run, metrics=[Metric(_allowed(name), n, *at) for name, n in numbers.items()])
 
     def film(self, file: Path, report: IterationReport) -> None:
         self._client.log_artifact(self._run, str(file), "films")
@@ -66,20 +62,17 @@ class _MlflowRun:
             experiment = known.experiment_id
         else:
             # A server determines where it stores files.
-            own = os.environ.get("MLFLOW_TRACKING_URI")
-            place = None if own else (folder / "mlflow").resolve().as_uri()
+            place = None if os.environ.get("MLFLOW_TRACKING_URI") else (folder / "mlflow").resolve().as_uri()
             experiment = self._client.create_experiment(name, artifact_location=place)
         found = self._client.search_runs([experiment], filter_string=f"tags.`{_ID}` = '{identity}'", max_results=1)
         if found:
-            (stored,) = found
-            self._client.update_run(stored.info.run_id, status="RUNNING")
-            return stored.info.run_id
+            self._client.update_run(found[0].info.run_id, status="RUNNING")
+            return found[0].info.run_id
         from mlflow.entities import Param
 
         made = self._client.create_run(experiment, run_name=run.path.name, tags={_ID: identity})
-        params = [
-            Param(_allowed(name), str(value)[:_LONGEST_PARAM]) for name, value in dict(dotted(run.config)).items()
-        ]
+        settings = dict(dotted(run.config)).items()
+        params = [Param(_allowed(name), str(value)[:_LONGEST_PARAM]) for name, value in settings]
         for start in range(0, len(params), 100):  # the maximum per request
             self._client.log_batch(made.info.run_id, params=params[start : start + 100])
         return made.info.run_id

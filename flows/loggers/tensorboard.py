@@ -40,9 +40,8 @@ class EventFile:
             for summary in hparams(self._settings, {} if name is None else {name: 0.0}):
                 self._add(summary.value, report)
         numbers = scalars(report)
-        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in numbers.items()]
-        values += [self._summary.Value(tag=tag, simple_value=value) for tag, value in timings(report).items()]
-        self._add(values, report)
+        shown = {**numbers, **timings(report)}
+        self._add([self._summary.Value(tag=tag, simple_value=value) for tag, value in shown.items()], report)
         for tag, returns in distributions(report).items():
             self._add(histogram(tag, returns, bins="auto").value, report)
         return len(numbers)

@@ -36,10 +36,7 @@ class _WandbRun:
                 mode=os.environ.get("WANDB_MODE") or "offline",  # pyright: ignore[reportArgumentType]
                 console="off",
                 silent=True,
-                disable_git=True,
-                disable_code=True,
-                x_disable_stats=True,
-                x_disable_meta=True,
+                **dict.fromkeys(("disable_git", "disable_code", "x_disable_stats", "x_disable_meta"), True),
             ),
         )
 
@@ -54,9 +51,8 @@ class _WandbRun:
     def film(self, file: Path, report: IterationReport) -> None:
         # W&B rejects data for a step before the last one.
         step = max(self._step, report.iteration)
-        self._run.log(
-            {"film": self._wandb.Video(str(file), format="gif"), "film_iteration": report.iteration}, step=step
-        )
+        film = self._wandb.Video(str(file), format="gif")
+        self._run.log({"film": film, "film_iteration": report.iteration}, step=step)
 
     def close(self, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))

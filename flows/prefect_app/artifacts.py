@@ -56,12 +56,10 @@ class TrainingPage:
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._folder = folder.resolve()
-        self._clock = clock
+        self._folder, self._clock, self._logger = folder.resolve(), clock, get_run_logger()
         self._updated: dict[str, float] = {}
         self._progress: UUID | None = None
         self._curve: UUID | None = None
-        self._logger = get_run_logger()
         self._is_troubled, self._quiet_until = False, -math.inf
 
     def open(self, also: Callable[[], None] = lambda: None) -> None:
@@ -117,26 +115,21 @@ class TrainingPage:
         if last or self._is_due("progress", PROGRESS_SECONDS):
             self._publish_progress(report)
         if last or self._is_due("metrics", METRICS_SECONDS):
-            create_table_artifact(
-                [*table_of(report.metrics), *_class_table(report)],
-                key=artifact_key("metrics", self._folder.name),
-                description=f"Metrics of iteration {report.iteration}, "
-                f"{duration(report.elapsed_seconds)} after the start",
-            )
+            key, rows = artifact_key("metrics", self._folder.name), [*table_of(report.metrics), *_class_table(report)]
+            when = f"iteration {report.iteration}, {duration(report.elapsed_seconds)} after the start"
+            create_table_artifact(rows, key=key, description=f"Metrics of {when}")
         # An iteration becomes visible shortly after it is done, so there may be none yet; `close` draws the last one.
         if not last and storage.open_run(self._folder).iterations and self._is_due("curve", CURVE_SECONDS):
             self._publish_curve()
 
     def _is_due(self, what: str, seconds: float) -> bool:
         now = self._clock()
-        due = now - self._updated.get(what, -math.inf) >= seconds
-        if due:
+        if due := now - self._updated.get(what, -math.inf) >= seconds:
             self._updated[what] = now
         return due
 
     def _publish_progress(self, report: IterationReport) -> None:
-        percent = 100 * (report.iteration + 1) / report.iterations
-        description = iteration_line(report)
+        percent, description = 100 * (report.iteration + 1) / report.iterations, iteration_line(report)
         if self._progress is None:
             key = artifact_key("progress", self._folder.name)
             created = create_progress_artifact(percent, key=key, description=description)
@@ -157,14 +150,9 @@ class TrainingPage:
                 client.update_artifact(self._curve, ArtifactUpdate(data=image, description=description))
 
     def _publish_summary(self, report: ReportFiles | None) -> None:
-        create_markdown_artifact(
-            summary(self._folder, report),
-            key=artifact_key("summary", self._folder.name),
-            description="Location of the run, and commands to inspect it",
-        )
-        address = None if report is None else address_of(self._folder, report.html.name)
-        if address is not None:
-            name = self._folder.name
+        name, about = self._folder.name, "Location of the run, and commands to inspect it"
+        create_markdown_artifact(summary(self._folder, report), key=artifact_key("summary", name), description=about)
+        if report is not None and (address := address_of(self._folder, report.html.name)) is not None:
             create_link_artifact(address, f"Report of {name}", key=artifact_key("report", name), description="Report")
 
 
@@ -175,18 +163,9 @@ def publish_replay(folder: Path, outcomes: Sequence[StageReplay]) -> None:
         stage = f"i={outcome.ref.iteration} {stage_name(outcome.ref)}"
         if outcome.identical:
             rows.append({"stage": stage, "result": outcome.proved})
-        rows.extend(
-            {
-                "stage": stage,
-                "result": "differs",
-                "array": difference.array,
-                "first index": str(list(difference.index)),
-                "stored": difference.stored,
-                "replayed": difference.replayed,
-                "max ulp": difference.max_ulp,
-            }
-            for difference in outcome.differences
-        )
+        for d in outcome.differences:
+            row = {"stage": stage, "result": "differs", "array": d.array, "first index": str(list(d.index))}
+            rows.append({**row, "stored": d.stored, "replayed": d.replayed, "max ulp": d.max_ulp})
     # All rows need the same columns, since the page only shows the columns of the first row.
     columns = list(dict.fromkeys(name for row in rows for name in row))
     table = [{name: row.get(name) for name in columns} for row in rows]
@@ -207,15 +186,10 @@ def iteration_line(report: IterationReport) -> str:
     returns, statistic = headline_returns(adaptation_returns(report.metrics), report.class_returns)
     labels = ("before", "after") if len(returns) > 1 else ("return",)
     shown = zip(labels, (returns[0], returns[-1]) if len(returns) > 1 else returns, strict=True)
-    return "  ".join(
-        [
-            f"iteration {report.iteration} ({report.iteration + 1} of {report.iterations})",
-            *(f"{label} {number(value)}" for label, value in shown),
-            f"({statistic})",
-            *([classes_text(report.class_returns)] if report.class_returns else []),
-            speed(report.steps_per_second),
-        ]
-    )
+    parts = [f"iteration {report.iteration} ({report.iteration + 1} of {report.iterations})"]
+    parts += [*(f"{label} {number(value)}" for label, value in shown), f"({statistic})"]
+    parts += [classes_text(report.class_returns)] if report.class_returns else []
+    return "  ".join([*parts, speed(report.steps_per_second)])
 
 
 def table_of(metrics: Mapping[str, float]) -> list[dict[str, Cell]]:

@@ -156,11 +156,10 @@ def meta_train(
         overrides: Other settings to change, as KEY=VALUE, for example algorithm.inner_lr=0.05.
     """
     asked = Asked(
-        None if recipe == DEFAULT_RECIPE else recipe,
-        None,
-        None if seed == DEFAULT_SEED else seed,
-        iterations or None,
-        tuple(overrides),
+        recipe=None if recipe == DEFAULT_RECIPE else recipe,
+        seed=None if seed == DEFAULT_SEED else seed,
+        iterations=iterations or None,
+        overrides=tuple(overrides),
     )
     return _train(asked, run, backend_of(workers, scheduler), log, trust=trust)
 
@@ -323,18 +322,14 @@ def settings_for(folder: Path, stored: RunConfig | None, asked: Asked) -> RunCon
     stored, wanted = (
         c.model_copy(update={"env": with_all_options(c.env)}) for c in (stored, as_pinned(wanted, stored))
     )
-    if not any(_differences(stored, wanted)):
+    before, after = (c.model_dump(mode="json", exclude={"iterations"}) for c in (stored, wanted))
+    if not (differing := changed(before, after).items()):
         return wanted
+    told = (f"{name} is {was!r} in the stored run, but {now!r} was requested" for name, (was, now) in differing)
     raise ConfigError(
-        f"{folder} was trained with other settings: {'; '.join(_differences(stored, wanted))}. Choose another name for "
-        "a new run, or keep the form's default recipe and seed to continue this one"
+        f"{folder} was trained with other settings: {'; '.join(told)}. Choose another name for a new run, or keep the "
+        "form's default recipe and seed to continue this one"
     )
-
-
-def _differences(stored: RunConfig, asked: RunConfig) -> Iterator[str]:
-    before, after = (config.model_dump(mode="json", exclude={"iterations"}) for config in (stored, asked))
-    for name, (there, here) in changed(before, after).items():
-        yield f"{name} is {there!r} in the stored run, but {here!r} was requested"
 
 
 @functools.cache

@@ -28,13 +28,9 @@ def ignore_folder_settings() -> None:
     from prefect.settings import base
 
     module: Any = base
-    for source in (
-        "FilteredDotEnvSettingsSource",
-        "PrefectTomlConfigSettingsSource",
-        "PyprojectTomlConfigSettingsSource",
-    ):
-        getattr(module, source)  # raises if Prefect renames it
-        setattr(module, source, NoSettings)
+    for kind in ("FilteredDotEnv", "PrefectTomlConfig", "PyprojectTomlConfig"):
+        getattr(module, f"{kind}SettingsSource")  # raises if Prefect renames it
+        setattr(module, f"{kind}SettingsSource", NoSettings)
 
 
 def main() -> None:

@@ -78,10 +78,10 @@ class Caretaker:
                 _set_cancelled(client, run)
 
     def _restart(self, client: SyncPrefectClient, run: FlowRun) -> None:
-        now = self._clock()
-        recent = [at for at in self._restarts[run.id] if now - at < CRASH_SECONDS]
         if run.id in self._given_up:
             return
+        now = self._clock()
+        recent = [at for at in self._restarts[run.id] if now - at < CRASH_SECONDS]
         if len(recent) >= CRASHES:
             self._given_up.add(run.id)
             self._say(
@@ -219,7 +219,8 @@ def _keep_running(stop: Event, server: Part, worker: Part, home: Path) -> None:
     """Restart flow runs that lose their process until `stop` is set; raise ServeError if a part ends."""
     # By default, Prefect's client keeps asking a server that has ended for minutes.
     at_once: dict[Any, Any] = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: 10.0}
-    caretaker, database = Caretaker(home, _print_line), home / "prefect.db"
+    caretaker = Caretaker(home, lambda words: say(f"{datetime.now():%Y-%m-%d %H:%M:%S} | metaloom serve: {words}"))
+    database = home / "prefect.db"
     opened = _identity(database)
     while not stop.wait(LOOK_SECONDS):
         if _identity(database) != opened:
@@ -294,8 +295,3 @@ def _refuse(listening: socket.socket) -> None:
     with suppress(OSError):  # the socket was closed
         while True:
             listening.accept()[0].close()
-
-
-def _print_line(words: str) -> None:
-    """Print a line with the current time."""
-    say(f"{datetime.now():%Y-%m-%d %H:%M:%S} | metaloom serve: {words}")

@@ -79,8 +79,7 @@ def make_flow(operation: Operation, ended: Callable[[Any, Any], State] | None = 
     for name, line in described.items():
         work.__doc__ = re.sub(rf"(?m)^    {name}: .*$", line, work.__doc__)
     work.__signature__ = form  # pyright: ignore[reportFunctionMemberAccess]
-    names = {p.name for p in parameters}
-    title = f"{operation.name} {{run}}" if "run" in names else operation.name
+    title = f"{operation.name} {{run}}" if "run" in form.parameters else operation.name
     return flow(name=operation.name, flow_run_name=title)(work)
 
 

@@ -69,8 +69,14 @@ def without_password(url: str) -> str:
 
 def require_answer(url: str) -> None:
     """Raise UsageError if the database refuses a connection."""
+
+    async def connect() -> None:
+        import asyncpg
+
+        await (await asyncpg.connect(url.replace("+asyncpg", "", 1), timeout=ANSWER_SECONDS)).close()
+
     try:
-        asyncio.run(_connect(url.replace("+asyncpg", "", 1)))
+        asyncio.run(connect())
     except ValueError:  # the error's message may contain the password
         raise UsageError(
             f"--database: {without_password(url)} cannot be read; required postgresql://USER@HOST:PORT/DATABASE, and "
@@ -81,13 +87,6 @@ def require_answer(url: str) -> None:
             f"--database: {without_password(url)} cannot be used ({type(error).__name__}: {error}); required an "
             "existing database that the user owns. `createdb` makes one"
         ) from None
-
-
-async def _connect(url: str) -> None:
-    import asyncpg
-
-    connection = await asyncpg.connect(url, timeout=ANSWER_SECONDS)
-    await connection.close()
 
 
 PASSWORD = "PREFECT_SERVER_API_AUTH_STRING"

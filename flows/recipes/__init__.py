@@ -106,8 +106,9 @@ def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConf
         EnvError: the environment does not exist.
     """
     recipe, assignments = load_settings(recipe_or_file), [*assignments]
-    networks = [value for key, _, value in (a.partition("=") for a in assignments) if key == "policy.network"]
-    if networks and networks[-1] not in SIZED_NETWORKS and not is_settings_file(recipe_or_file):
+    last = {key: value for key, _, value in (assignment.partition("=") for assignment in assignments)}
+    network = last.get("policy.network")
+    if network is not None and network not in SIZED_NETWORKS and not is_settings_file(recipe_or_file):
         # The recipe's sizes do not apply to a custom network.
         for section in recipe.keys() & {"policy", "algorithm"}:
             fields = recipe[section].items()
@@ -119,11 +120,11 @@ def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConf
     try:
         config = build_config(settings)
     except ConfigError as problem:
-        names = [value for key, _, value in (a.partition("=") for a in assignments) if key == "algorithm.name"]
-        if names and "algorithm." in str(problem) and "unknown key" in str(problem):
+        name = last.get("algorithm.name")
+        if name is not None and "algorithm." in str(problem) and "unknown key" in str(problem):
             raise ConfigError(
-                f"algorithm.name={names[-1]}: found settings of another algorithm; required "
-                f"algorithm={names[-1]}, which replaces all of them with its own. Or start from its own recipe"
+                f"algorithm.name={name}: found settings of another algorithm; required algorithm={name}, which "
+                "replaces all of them with its own. Or start from its own recipe"
             ) from None
         raise
     if config.env.name not in ENVS:

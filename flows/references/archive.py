@@ -76,8 +76,7 @@ def _paths_in(settings: object) -> Iterator[str]:
     if isinstance(settings, str) and _PATH.match(settings):
         yield settings
     elif isinstance(settings, Mapping):
-        for value in cast(Mapping[object, object], settings).values():
-            yield from _paths_in(value)
+        yield from _paths_in([*cast(Mapping[object, object], settings).values()])
     elif isinstance(settings, list | tuple):
         for value in cast(list[object], settings):
             yield from _paths_in(value)
@@ -95,9 +94,8 @@ _BEGINNING = (1980, 1, 1, 0, 0, 0)  # the earliest time that zip can store
 
 def pack(folder: Path, archive: Path) -> Path:
     """Pack a folder's files into an archive with deterministic bytes, and return the archive's path."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "writer.lock")
     with ZipFile(archive, "w", ZIP_DEFLATED, compresslevel=9) as opened_archive:
-        for path in files:
+        for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "writer.lock"):
             info = ZipInfo(path.relative_to(folder).as_posix(), _BEGINNING)
             info.external_attr = 0o644 << 16
             opened_archive.writestr(info, path.read_bytes(), ZIP_DEFLATED)
@@ -132,9 +130,6 @@ def _require_plain(archive: Path, opened_archive: ZipFile) -> None:
         raise broken(archive, "contains several files of the same name")
     if (size := sum(entry.file_size for entry in entries)) > _LARGEST_RUN:
         raise broken(archive, f"contains {size} bytes, more than any reference does")
-
-
-_LEFT_OUT = ("_operator", "_quarantine", "writer.lock")
 
 
 def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20) -> Reference:
@@ -286,7 +281,7 @@ def _known_without(name: str, folder: Path) -> list[Reference]:
 
 def _left_out(folder: str, names: Sequence[str]) -> set[str]:
     """Return the files in a run's folder that must not be copied. Reject links, whose targets would be published."""
-    left_out = {*_LEFT_OUT} & {*names}
+    left_out = {"_operator", "_quarantine", "writer.lock"} & {*names}
     for name in {*names} - left_out:
         mode = os.lstat(place := Path(folder) / name).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):

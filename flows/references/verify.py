@@ -31,8 +31,6 @@ from metaloom.storage.read.frames import read_tables
 from metaloom.storage.read.parquet import parse_table
 from metaloom.storage.read.tables import Columns, episode_columns, evaluation_file, iteration_tables
 
-_MAY_MOVE = "class"  # the module of an environment may change between versions
-
 
 def false_facts(run: Run) -> Iterator[str]:
     """Yield the names of recorded facts about the environment that differ from the facts it declares today.
@@ -49,8 +47,8 @@ def false_facts(run: Run) -> Iterator[str]:
     }
     env.close()
     recorded = {name: run.info["environment"].get(name, {}) for name in ("env", "components", "facts")}
-    if isinstance(recorded["env"], dict):
-        recorded["env"] = {name: fact for name, fact in recorded["env"].items() if name != _MAY_MOVE}
+    if isinstance(recorded["env"], dict):  # the module of an environment may change between versions
+        recorded["env"] = {name: fact for name, fact in recorded["env"].items() if name != "class"}
     recorded["task_classes"] = {} if classes is None else classes.facts()
     yield from _differing(recorded, json.loads(json.dumps(declared)))
     # A section with nothing to record is omitted, so an empty one is wrong if there is something to record.

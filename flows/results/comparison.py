@@ -205,11 +205,10 @@ class Comparison(Shown):
         return self.draw(self)
 
     def _bands(self, axis: str, places: Array, bands: Sequence[Band], name: str) -> pa.Table:
-        parts = [
+        return pa.concat_tables(
             pa.table({"group": [group.name] * len(places), axis: places, name: b.values, "low": b.low, "high": b.high})
             for group, b in zip(self.groups, bands, strict=True)
-        ]
-        return pa.concat_tables(parts)
+        )
 
 
 def verdicts(pairs: Sequence[Pair], num_runs: Mapping[str, int]) -> tuple[str, ...]:
@@ -227,9 +226,8 @@ def verdicts(pairs: Sequence[Pair], num_runs: Mapping[str, int]) -> tuple[str, .
 
 def _verdict(pair: Pair, runs: tuple[int, int], num_pairs: int) -> str:
     exact = "exact" if pair.test.exact else "drawn"
-    tested = f"p = {_p(pair.adjusted_p)}, {exact} permutation test" + (
-        f", Holm over {num_pairs} pairs" if num_pairs > 1 else ""
-    )
+    tested = f"p = {_p(pair.adjusted_p)}, {exact} permutation test"
+    tested += f", Holm over {num_pairs} pairs" if num_pairs > 1 else ""
     if pair.shown:
         return f"{pair.a} is higher than {pair.b}: {_by(pair.difference)} ({tested})"
     if not pair.attainable:

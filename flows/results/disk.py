@@ -1,7 +1,6 @@
 """Disk usage of runs."""
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -63,9 +62,9 @@ class DiskUsage(Shown):
 
     def as_dict(self) -> dict[str, Any]:
         rows = [asdict(use) for use in self.uses]
-        for row, use in zip(rows, self.uses, strict=True):
-            if use.ranges is not None:
-                ranges = use.ranges.items()
+        for row in rows:
+            if row["ranges"] is not None:
+                ranges = row["ranges"].items()
                 row["ranges"] = [{"first": first, "last": last, "bytes": size} for (first, last), size in ranges]
         return {
             "runs": rows,
@@ -115,30 +114,24 @@ class Removed:
     finished: tuple[Path, ...]
 
     def __str__(self) -> str:
-        lines = [f"finished the removal of {path}" for path in self.finished]
+        last = f"{plural(len(self.finished), 'removal') if self.finished else 'no removal'} to finish"
         if self.paths:
-            lines.append(f"removed {plural(len(self.paths), 'run')}, {size(self.freed)} freed")
-        else:
-            lines.append(f"{plural(len(self.finished), 'removal') if self.finished else 'no removal'} to finish")
-        return "\n".join(lines)
+            last = f"removed {plural(len(self.paths), 'run')}, {size(self.freed)} freed"
+        return "\n".join([*(f"finished the removal of {path}" for path in self.finished), last])
 
 
 def bytes_together(paths: Iterable[Path]) -> int:
     """Return the total disk usage of folders; shared files count once."""
-    return sum(status.st_size for status in _inodes(paths).values())
+    return sum(files[0].st_size for files in _by_inode(paths).values())
 
 
 def bytes_freed(paths: Iterable[Path]) -> int:
     """Return the number of bytes that removing the folders frees; files with hard links elsewhere do not count."""
-    paths = [*paths]
-    links = Counter(_inode(status) for path in paths for _, status in file_stats(path))
-    found = _inodes(paths)
-    return sum(status.st_size for inode, status in found.items() if status.st_nlink == links[inode])
+    return sum(files[0].st_size for files in _by_inode(paths).values() if files[0].st_nlink == len(files))
 
 
-def _inodes(paths: Iterable[Path]) -> dict[tuple[int, int], os.stat_result]:
-    return {_inode(status): status for path in paths for _, status in file_stats(path)}
-
-
-def _inode(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
+def _by_inode(paths: Iterable[Path]) -> dict[tuple[int, int], list[os.stat_result]]:
+    found: dict[tuple[int, int], list[os.stat_result]] = {}
+    for status in (status for path in paths for _, status in file_stats(path)):
+        found.setdefault((status.st_dev, status.st_ino), []).append(status)
+    return found

@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from metaloom.flows.formatting import as_json, number, plural
-from metaloom.flows.results.class_returns import ByStep, class_rows
-from metaloom.flows.results.success import official_success, success_rows
+from metaloom.flows.results.class_returns import ByStep, class_rows, official_success, success_rows
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.task_classes import Classes
 from metaloom.pipeline.estimation.diagnostics import fact_means
@@ -157,17 +156,14 @@ class EvaluationOutcome(Shown):
     draw: "Callable[[EvaluationOutcome], Figure]" = field(compare=False)
 
     def shown(self) -> tuple[str, list[Row]]:
-        updates = plural(self.updates, "update")
         rows = [
             (str(s.adaptation_steps), number(s.average_return), f"{number(s.average_low)} to {number(s.average_high)}")
             for s in self.summary()
         ]
-        tests = f"{plural(self.evaluation.test_returns.shape[2], 'test episode')} each"
-        tests += f"; {self.extrapolation}" if self.extrapolation else ""
-        return (
-            f"EvaluationOutcome of {self.run} after {updates}: {self.counted_tasks}, {tests}",
-            [("adaptation steps", "average return", "95 % interval"), *rows],
-        )
+        tests = f"{self.counted_tasks}, {plural(self.evaluation.test_returns.shape[2], 'test episode')} each"
+        title = f"EvaluationOutcome of {self.run} after {plural(self.updates, 'update')}: {tests}"
+        title += f"; {self.extrapolation}" if self.extrapolation else ""
+        return title, [("adaptation steps", "average return", "95 % interval"), *rows]
 
     @property
     def tasks(self) -> TaskBatch:
@@ -188,9 +184,8 @@ class EvaluationOutcome(Shown):
     @property
     def extrapolation(self) -> str:
         """Warning that there are more adaptation steps than in training, otherwise "". PEARL has no fixed number."""
-        algorithm = self.config.algorithm
-        trained = algorithm.evaluation_steps
-        if algorithm.graph == "task_inference" or self.evaluation.adaptation_steps <= trained:
+        trained = self.config.algorithm.evaluation_steps
+        if self.config.algorithm.graph == "task_inference" or self.evaluation.adaptation_steps <= trained:
             return ""
         return f"trained for {plural(trained, 'step')}; later rows extrapolate"
 

@@ -19,17 +19,10 @@ class Rows(Shown, list[Row]):
         if not self:
             return self.nothing, []
         columns = ("name", "env", "algorithm", "iterations_done", "iterations", "state")
-        rows = [
-            (
-                *(str(row.get(name, "")) for name in columns),
-                "" if (last := row.get("last_return")) is None else number(last),
-            )
-            for row in self
-        ]
-        return plural(len(self), "run"), [
-            ("run", "environment", "algorithm", "complete", "of", "state", "return"),
-            *rows,
-        ]
+        header = ("run", "environment", "algorithm", "complete", "of", "state", "return")
+        returns = ("" if (last := row.get("last_return")) is None else number(last) for row in self)
+        rows = [(*(str(row.get(name, "")) for name in columns), last) for row, last in zip(self, returns, strict=True)]
+        return plural(len(self), "run"), [header, *rows]
 
 
 class Facts(Shown, dict[str, Any]):

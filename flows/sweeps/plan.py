@@ -34,9 +34,8 @@ def plan(
     """Plan a sweep over a grid and return it with the configurations of its runs. Stores nothing."""
     (root, name), grid = _place(recipe, name), dict(grid or {})
     _check_keys("--grid", grid, settings)
-    for key, values in grid.items():
-        if not values:
-            raise UsageError(f"found --grid {key} without values; required one or more")
+    if empty := [key for key, values in grid.items() if not values]:
+        raise UsageError(f"found --grid {empty[0]} without values; required one or more")
     chosen = _seeds(seeds, recipes.new_config(recipe, settings).seed)
     _check_count(prod(map(len, grid.values())) * len(chosen), many=many)
     points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
@@ -117,13 +116,12 @@ def check_unchanged(stored: Sweep, planned: Sweep, *, extend: bool) -> None:
     if same or (grows and extend):
         return
     differences = [f"{what}: {_shown(a)} before, {_shown(b)} now" for what, a, b in _parts(stored, planned) if a != b]
-    remedy = (
-        f"--extend (in Python: extend=True) adds the {added} new runs to it, --name starts another sweep"
-        if grows
-        else "--name starts another sweep"
-    )
     differences = differences or [f"{stored.recipe} has changed"]
-    raise UsageError(f"the sweep {stored.name} is stored with different arguments. {'; '.join(differences)}. {remedy}")
+    extends = f"--extend (in Python: extend=True) adds the {added} new runs to it, " if grows else ""
+    raise UsageError(
+        f"the sweep {stored.name} is stored with different arguments. {'; '.join(differences)}. {extends}--name starts "
+        "another sweep"
+    )
 
 
 def _parts(stored: Sweep, planned: Sweep) -> Iterable[tuple[str, object, object]]:
@@ -138,11 +136,9 @@ def _parts(stored: Sweep, planned: Sweep) -> Iterable[tuple[str, object, object]
 
 def _searched(stored: Sweep, planned: Sweep, *, trials: bool) -> bool:
     """Return True if two searches are the same; the number of trials is compared only if `trials` is True."""
-    free = set() if trials else {"trials"}
-    if len(stored.runs) <= len(stored.seeds):
-        # The metric may still change before the first trial is scored.
-        free |= {"metric"}
-    return all(a == b for what, a, b in _parts(stored, planned) if what not in free)
+    # The metric may still change before the first trial is scored.
+    free = {"trials": not trials, "metric": len(stored.runs) <= len(stored.seeds)}
+    return all(a == b for what, a, b in _parts(stored, planned) if not free.get(what))
 
 
 def _place(recipe: str, name: str | None) -> tuple[Path, str]:

@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -117,15 +116,21 @@ class Sweep:
 
     def _named(self) -> StoredSettings:
         """Return the settings that may name modules. They are parsed first, since YAML can escape a colon."""
-        document, given = self.document(), [*self.settings]
+        document, pairs = self.document(), [assignment.partition("=")[::2] for assignment in self.settings]
         if self.search is not None:
             del document["runs"]  # a search adds runs one by one, with values from its space
             spaces = self.search.dimensions.items()
-            given += [f"{key}={text}" for key, space in spaces if isinstance(space, Choice) for text in space.texts]
+            pairs += [(key, text) for key, space in spaces if isinstance(space, Choice) for text in space.texts]
         text = json.dumps(document, sort_keys=True)
-        given += [f"{key}={value}" for key, values in self.grid.items() for value in values]
-        given += [f"{key}={value}" for run in self.runs for key, value in run.settings.items()]
-        names = {*names_in([self.recipe, *map(_meant, given)])}
+        pairs += [(key, value) for key, values in self.grid.items() for value in values]
+        pairs += [pair for run in self.runs for pair in run.settings.items()]
+        named: list[object] = [self.recipe]
+        for key, value in pairs:
+            try:
+                named.append((key, parse(value)))
+            except ValueError:  # reported when the setting is used
+                named.append((key, value))
+        names = {*names_in(named)}
         if recipes.is_settings_file(self.recipe):
             if Path(self.recipe).exists() and not Path(self.recipe).is_file():  # reading a pipe may never end
                 raise UsageError(f"{self.file}: found {self.recipe}, a pipe or a device; required a settings file")
@@ -190,11 +195,6 @@ def _file(root: Path, name: str) -> Path:
     return root / "sweeps" / f"{name}.json"
 
 
-@cache
-def _plain() -> TypeAdapter[Sweep]:
-    return TypeAdapter(Sweep)
-
-
 def _parsed(text: bytes, root: Path, name: str) -> Sweep:
     """Parse the content of a sweep's file, which may come from anyone."""
     document: Any = from_json(text)
@@ -202,7 +202,7 @@ def _parsed(text: bytes, root: Path, name: str) -> Sweep:
         raise ValueError("another format")
     own = {field: value for field, value in document.items() if field in _FIELDS} | {"name": "", "root": ""}
     # The folder is added later, since its name need not be UTF-8.
-    sweep = replace(_plain().validate_json(json.dumps(own), strict=True), name=name, root=root)
+    sweep = replace(TypeAdapter(Sweep).validate_json(json.dumps(own), strict=True), name=name, root=root)
     for run in sweep.runs:  # a run's name must not lead outside the runs folder
         check_run_name(run.name)
     if len({run.name for run in sweep.runs}) < len(sweep.runs):
@@ -210,10 +210,9 @@ def _parsed(text: bytes, root: Path, name: str) -> Sweep:
     if sweep.search is None:
         return sweep
     # The runs must belong to trials of the search, and each trial must have all seeds.
-    each = len(sweep.seeds)
     if sweep.search.trials < 1 or not sweep.search.dimensions:
         raise ValueError("an empty search")
-    if not each or len(sweep.runs) % each or len(sweep.runs) > sweep.num_runs:
+    if not (each := len(sweep.seeds)) or len(sweep.runs) % each or len(sweep.runs) > sweep.num_runs:
         raise ValueError("an incomplete trial")
     for first in range(0, len(sweep.runs), each):
         runs = sweep.runs[first : first + each]
@@ -221,15 +220,6 @@ def _parsed(text: bytes, root: Path, name: str) -> Sweep:
         if any(run.settings != runs[0].settings for run in runs) or tuple(run.seed for run in runs) != sweep.seeds:
             raise ValueError("a trial with several settings")
     return sweep
-
-
-def _meant(assignment: str) -> tuple[str, object]:
-    """Parse KEY=VALUE. An invalid value remains text; the error is reported when the setting is used."""
-    key, _, text = assignment.partition("=")
-    try:
-        return key, parse(text)
-    except ValueError:
-        return key, text
 
 
 def config_of(recipe: str, settings: Sequence[str], point: Mapping[str, str], seed: int, option: str) -> RunConfig:

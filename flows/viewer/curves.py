@@ -20,13 +20,11 @@ class Curves:
     """History of a run as read so far. Unreadable iterations are skipped and reported with the reason."""
 
     def __init__(self, run: Run) -> None:
-        self._run = run
-        self._lock = Lock()
+        self._run, self._lock = run, Lock()
         self._history: RunHistory | None = None
         self._problems: dict[int, str] = {}
         self._evaluations: dict[int, tuple[float, Evaluation]] = {}
-        self._next = 0
-        self._every = 1
+        self._next, self._every = 0, 1
 
     def data(self) -> dict[str, Any]:
         """Return the current curves of the run as JSON data.

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -94,12 +95,10 @@ def _positions(
 ) -> list[list[list[list[float | None]]]]:
     """Return x and y over time, per task and episode, for the m-th of n equal shares of each task's episodes."""
     lengths = run.lengths(ref)
-    tasks = [*range(min(len(lengths), MOST_TASKS))]
-    place, shares = share
+    tasks, (place, shares) = [*range(min(len(lengths), MOST_TASKS))], share
     count = lengths.shape[1] // shares
-    first = place * count
-    group = run.stages.group_of(ref)
-    observations = run.files.read_arrays(run.record(ref), ("observations",), tasks)[group]["observations"][0]
+    first, arrays = place * count, run.files.read_arrays(run.record(ref), ("observations",), tasks)
+    observations = arrays[run.stages.group_of(ref)]["observations"][0]
     return [
         [
             [numbers(observations[b, e, : lengths[b, e] + 1, column]) for column in columns]
@@ -120,9 +119,14 @@ def _policies(run: Run, iteration: int) -> dict[str, Any] | None:
     refs = [ref for ref in run.refs_of([iteration]) if ref.stage == stage]
     if not refs:
         return None
-    adapted = [run.load(ref) for ref in refs]
+    adapted = map(run.load, refs)
     params = [without_normalization(value.params) for value in adapted if isinstance(value, TaskParams)]
-    start = _start(run, iteration, params[0])
+    start: Mapping[str, Array] | None = None
+    with suppress(StageMissing):
+        learner = run[iteration].learner().params
+        # Adaptation changes the learner's parameters if it returns arrays of the same shapes.
+        if all(name in learner and each.shape[1:] == learner[name].shape for name, each in params[0].items()):
+            start = learner
     rows = np.stack([_flat(of_step, start) for of_step in params])
     K, B, D = rows.shape
     moved = rows.reshape(K * B, D)
@@ -153,16 +157,6 @@ def principal_components(rows: Array) -> tuple[Array, Array]:
     return found * signs, shares
 
 
-def _start(run: Run, iteration: int, adapted: Mapping[str, Array]) -> Mapping[str, Array] | None:
-    """Return the learner's parameters if adaptation changes them; otherwise None."""
-    try:
-        params = run[iteration].learner().params
-    except StageMissing:
-        return None
-    fits = {*adapted} <= {*params} and all(adapted[name].shape[1:] == params[name].shape for name in adapted)
-    return params if fits else None
-
-
 def _flat(adapted: Mapping[str, Array], start: Mapping[str, Array] | None) -> Array:
     """Return each task's flattened parameters minus the initial ones, [B, D] float64."""
     parts = (np.asarray(adapted[name], np.float64) - (0 if start is None else start[name]) for name in sorted(adapted))
@@ -175,16 +169,14 @@ _LONGEST_LINE = 30
 
 def live(run: Run) -> dict[str, Any]:
     """Return a run's algorithm, environment, state, progress and newest output. Fast, since the page polls it."""
-    writer = storage.current_writer(run.path, run.files.remote)
-    done = len(run.iterations)
+    writer, done = storage.current_writer(run.path, run.files.remote), len(run.iterations)
     under_way, _ = _records(run, done)
     newest = under_way[-1].ref if under_way else None
-    settings = {name: mapping(run.config.get(name)).get("name") for name in ("algorithm", "env")}
     return {
         "path": run.location,
         "created": run.info["created"],
         "seed": run.config.get("seed"),
-        **settings,
+        **{name: mapping(run.config.get(name)).get("name") for name in ("algorithm", "env")},
         "state": state_of(run, writer),
         "writer": str(writer) if writer else None,
         "iterations_done": done,
@@ -195,15 +187,13 @@ def live(run: Run) -> dict[str, Any]:
 
 def run_page(run: Run) -> dict[str, Any]:
     """Return the page data of a run: the JSON of `metaloom show`, settings for `--set`, stages, and useful commands."""
-    stages = [
-        {"name": s.name, "group": s.group, "output": s.output, "thinnable": s.thinnable} for s in run.stages.stages
-    ]
+    fields = ("name", "group", "output", "thinnable")
     return {
         "name": run.path.name,
         "path": run.location,
         "info": either(lambda: run_info(run)),
         "settings": [*dotted(run.config)],
-        "stages": stages,
+        "stages": [{field: getattr(stage, field) for field in fields} for stage in run.stages.stages],
         "thinned": either(lambda: {"spans": [[r.start, r.stop - 1] for r in ranges(run.thinned_iterations())]}),
         "packed": [[s.iterations.start, s.iterations.stop - 1] for s in run.files.segments.all(refresh=True)],
         "commands": [_command(name, run) for name in ("show", "watch", "report", "replay", "verify")],
@@ -260,12 +250,11 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
         returns and lengths per inner step, a list of episodes per task; `trial`: episodes per trial; and the result of
         `compared_steps`.
     """
-    columns: dict[str, Array] = {}
     if iteration in run.iterations:
         table = run.episodes(iteration)
-        columns |= {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
+        columns = {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
     else:
-        columns |= _episodes_under_way(run, iteration)
+        columns = _episodes_under_way(run, iteration)
     places = columns["task"]
     firsts = [int(np.flatnonzero(places == b)[0]) for b in range(int(places.max(initial=-1)) + 1)]
     params = {name: columns[name][firsts] for name in columns if name.startswith("task_") and name != "task_id"}
@@ -341,8 +330,7 @@ def draw_graph(run: Run, records: Sequence[StageRecord]) -> str:
     boxes: list[Box] = []
 
     def place(key: object, box: Box) -> None:
-        if key not in places:
-            places[key] = len(boxes)
+        if places.setdefault(key, len(boxes)) == len(boxes):
             boxes.append(box)
 
     # Place inputs from earlier iterations first.
@@ -357,10 +345,9 @@ def draw_graph(run: Run, records: Sequence[StageRecord]) -> str:
             shown = stages if len(stages) <= _LONGEST_LINE else f"{stages[: _LONGEST_LINE - 1]}…"
             place(span, Box(plural(span.outputs, "output"), (shown, reach)))
     for record in records:
-        spent = (
-            f"{short_time(record.seconds)}  {'thinned' if run.is_thinned(record.ref) else size(record.stored_bytes)}"
-        )
-        place(record.ref, Box(stage_name(record.ref), (spent, record.digest[:12]), _link(run, record.ref)))
+        taken = "thinned" if run.is_thinned(record.ref) else size(record.stored_bytes)
+        words = (f"{short_time(record.seconds)}  {taken}", record.digest[:12])
+        place(record.ref, Box(stage_name(record.ref), words, _link(run, record.ref)))
     arrows = [
         Arrow(places[source], places[record.ref], dashed=source not in own)
         for record in records
@@ -379,8 +366,7 @@ def _link(run: Run, ref: StageRef) -> str:
 
 
 def _command(name: str, run: Run, iteration: int | None = None, ref: StageRef | None = None) -> str:
-    at = "" if iteration is None else f"@{iteration}"
-    words = [program("metaloom"), name, f"{run.location}{at}"]
+    words = [program("metaloom"), name, run.location if iteration is None else f"{run.location}@{iteration}"]
     if ref is not None:
         words += ["--stage", ref.stage, *(["--step", str(ref.step)] if run.stages[ref.stage].stepped else [])]
     return shlex.join(words)

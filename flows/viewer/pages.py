@@ -77,7 +77,7 @@ class Shelf:
         if self.only is not None:
             return {self.only: self.place}
         with self._lock:
-            if storage.url_of(self.place) is None or self._is_time("", REMOTE_SECONDS):
+            if storage.url_of(self.place) is None or self._is_time(""):
                 self._folders = {folder.name: folder for folder in storage.find_runs(self.place)}
             return self._folders
 
@@ -96,22 +96,21 @@ class Shelf:
             identity = _changed(folder / "run.json")
             known = self._open.get(name)
             if known is None or known[0] != identity:
-                opened = OpenRun(storage.open_run(folder), Curves(storage.open_run(folder)))
-                self._open[name] = known = identity, opened
+                known = identity, OpenRun(storage.open_run(folder), Curves(storage.open_run(folder)))
+                self._open[name] = known
             opened = known[1]
             remote = opened.run.files.remote
-            is_old = remote is not None and self._is_time(name, REMOTE_SECONDS)
+            is_old = remote is not None and self._is_time(name)
         if remote is not None and is_old:
             with opened.lock:
                 remote.pull()
         return opened
 
-    def _is_time(self, what: str, seconds: float) -> bool:
+    def _is_time(self, what: str) -> bool:
         now = time.monotonic()
-        if now - self._looked.get(what, float("-inf")) < seconds:
-            return False
-        self._looked[what] = now
-        return True
+        if is_time := now - self._looked.get(what, float("-inf")) >= REMOTE_SECONDS:
+            self._looked[what] = now
+        return is_time
 
     def rows(self) -> list[Mapping[str, Any]]:
         """Return one row per run, as in `metaloom ls --json`."""
@@ -162,9 +161,7 @@ class Pages:
             f"/adaptation/{iteration}": lambda run, asked: adaptation_page(run, asked.path_params["iteration"]),
             f"/output/{output}": lambda run, asked: output_page(run, _ref(asked)),
             f"/array/{output}": _axes,
-            f"/episode/{output}": lambda run, asked: episode(
-                run, _ref(asked), _number(asked, "task"), _number(asked, "episode")
-            ),
+            f"/episode/{output}": lambda run, asked: episode(run, _ref(asked), *_task_and_episode(asked)),
         }
         run = "/api/run/{run}"
         answers: dict[str, Answer] = {
@@ -203,20 +200,16 @@ class Pages:
 
     def _values(self, request: Request) -> Response:
         """Respond with a slice of an array as [rows, columns] float64, little-endian."""
-        asked = request.query_params
+        opened, asked = self._opened(request), request.query_params
         at = [int(index) for index in asked.get("at", "").split(",") if index]
-        rows = int(asked["rows"]) if "rows" in asked else None
-        opened = self._opened(request)
+        axes = int(asked["rows"]) if "rows" in asked else None, int(asked.get("columns", 0))
         with opened.lock:
-            values, every = slice_of(
-                opened.run, _ref(request), asked.get("array", ""), at, rows, int(asked.get("columns", 0))
-            )
+            values, every = slice_of(opened.run, _ref(request), asked.get("array", ""), at, *axes)
         about = {"X-Shape": ",".join(map(str, values.shape)), "X-Every": ",".join(map(str, every))}
         return Response(values.tobytes(), media_type="application/octet-stream", headers={**FRESH, **about})
 
     def _film(self, request: Request) -> Response:
-        opened, ref = self._opened(request), _ref(request)
-        task, index = _number(request, "task"), _number(request, "episode")
+        opened, ref, (task, index) = self._opened(request), _ref(request), _task_and_episode(request)
         with opened.lock:
             length = episode_length(opened.run, ref, task, index)
         # Without the lock, since rendering takes seconds.
@@ -245,23 +238,21 @@ def _reporting_errors(answer: Answer) -> Answer:
     def handle(request: Request) -> Response:
         try:
             return answer(request)
-        except storage.StageThinned as problem:
-            return _problem(410, problem)
-        except (storage.StageMissing, storage.RunNotFound) as problem:
-            return _problem(404, problem)
         except Exception as problem:
-            if not isinstance(problem, ValueError | KeyError) and exit_code(problem) is None:
+            known, kind = exit_code(problem) is not None or isinstance(problem, ValueError), type(problem).__name__
+            if isinstance(problem, storage.StageThinned):
+                status = 410
+            elif isinstance(problem, storage.StageMissing | storage.RunNotFound):
+                status = 404
+            elif known or isinstance(problem, KeyError):
+                status = 422
+            else:
+                status = 500
                 log.exception("%s", printable(request.url.path.rpartition("/api/")[2]))
-                return _problem(500, problem)
-            return _problem(422, problem)
+            text = str(problem) if known else f"{kind}: {problem}"
+            return _json({"problem": printable(text), "kind": kind}, status)
 
     return handle
-
-
-def _problem(status: int, problem: Exception) -> Response:
-    known = exit_code(problem) is not None or isinstance(problem, ValueError)
-    text = str(problem) if known else f"{type(problem).__name__}: {problem}"
-    return _json({"problem": printable(text), "kind": type(problem).__name__}, status)
 
 
 def _json(data: Mapping[str, Any], status: int = 200) -> Response:
@@ -275,11 +266,12 @@ def _ref(request: Request) -> StageRef:
     return StageRef(found["iteration"], found["stage"], found["step"])
 
 
-def _number(request: Request, name: str) -> int:
-    text = request.query_params.get(name, "")
-    if not text.isdecimal() or len(text) > 9:
-        raise ValueError(f"found {name}={text!r}; required a whole number")
-    return int(text)
+def _task_and_episode(request: Request) -> tuple[int, int]:
+    texts = {name: request.query_params.get(name, "") for name in ("task", "episode")}
+    for name, text in texts.items():
+        if not text.isdecimal() or len(text) > 9:
+            raise ValueError(f"found {name}={text!r}; required a whole number")
+    return int(texts["task"]), int(texts["episode"])
 
 
 ADDRESS = "127.0.0.1"

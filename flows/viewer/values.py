@@ -1,6 +1,7 @@
 """Values of stored arrays for the page: slices of arrays, and the course of episodes."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -110,8 +111,7 @@ def names_along(run: Run, spec: ArraySpec) -> dict[str, list[str]]:
     for dim, entries in zip(spec.dims[1:], spec.shape, strict=True):
         named: Mapping[str, str] = run.components(dim) if dim in ("observation", "action") else {}
         if len(named) != entries or not named:
-            listed = spec.attributes.get("names", ())
-            units = spec.attributes.get("units", ())
+            listed, units = spec.attributes.get("names", ()), spec.attributes.get("units", ())
             if dim not in ("task_field", "metric") or len(listed) != entries:
                 continue
             named = dict(zip(listed, units or ["1"] * entries, strict=True))
@@ -152,7 +152,12 @@ def _read(run: Run, ref: StageRef, chunk: StoredFile, task: int | None) -> Array
     _require_modest(spec, tasks)
     values = run.files.read_row(run.record(ref), chunk, tasks)[0].astype(np.float64)
     if spec.dims[1:4] in _BY_STEP:
-        lengths = _lengths(run, ref, tasks)
+        # Lengths are unknown if they were thinned or the run has no rollouts.
+        is_batch = run.stages[ref.stage].output == "EpisodeBatch"
+        rollouts = ref if is_batch else run.stages.in_group("rollouts", ref.iteration, ref.step)
+        lengths = None
+        with suppress(StageMissing):
+            lengths = None if rollouts is None else run.lengths(rollouts)[slice(None) if tasks is None else tasks]
         if lengths is not None and lengths.shape == values.shape[:2]:
             last = lengths[..., None] + (spec.dims[3] == "t_with_final") * (lengths[..., None] > 0)
             values[np.arange(values.shape[2]) >= last] = np.nan
@@ -167,16 +172,3 @@ def _require_modest(spec: ArraySpec, tasks: Sequence[int] | None) -> None:
             f"found an array of {spec.raw_bytes} bytes to read; the page reads at most {MOST_BYTES}. In Python, "
             "metaloom.open_run(...) reads it"
         )
-
-
-def _lengths(run: Run, ref: StageRef, tasks: Sequence[int] | None) -> Array | None:
-    """Return the lengths of an output's episodes; None if they were thinned or there are none."""
-    output = run.stages[ref.stage].output
-    of = ref if output == "EpisodeBatch" else run.stages.in_group("rollouts", ref.iteration, ref.step)
-    if of is None:
-        return None
-    try:
-        lengths = run.lengths(of)
-    except StageMissing:
-        return None
-    return lengths if tasks is None else lengths[[*tasks]]

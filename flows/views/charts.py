@@ -30,13 +30,7 @@ WIDE, NARROW = (8.6, 4.4), (6.4, 3.4)
 # Maximum number of points for markers on a line.
 MARKED_POINTS = 40
 MOST_COLUMNS, MOST_INSIDE = 4, 3
-BESIDE: dict[str, Any] = {
-    "frameon": False,
-    "fontsize": 8,
-    "labelcolor": INK,
-    "loc": "center left",
-    "bbox_to_anchor": (1, 0.5),
-}
+BESIDE: dict[str, Any] = dict(frameon=False, fontsize=8, labelcolor=INK, loc="center left", bbox_to_anchor=(1, 0.5))
 """Arguments that place a legend to the right of its chart."""
 
 
@@ -118,8 +112,9 @@ def _points(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> Non
 
 def _panel_chart(chart: Chart) -> Drawing:
     """Return a chart with several panels that share their axes, up to four in a row."""
-    columns = min(len(chart.panels), MOST_COLUMNS)
-    rows = -(-len(chart.panels) // columns)
+    count = len(chart.panels)
+    columns = min(count, MOST_COLUMNS)
+    rows = -(-count // columns)
     figure = Drawing(figsize=(max(2.5 * columns, 5.0), 2.3 * rows + 0.9), layout="constrained")
     cells = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
     x, unit = _scaled(chart.x)
@@ -127,17 +122,17 @@ def _panel_chart(chart: Chart) -> Drawing:
         plot_lines(axes, x, panel.series)
         axes.set_title(panel.title, fontsize=9.5, color=INK, parse_math=False)
         style(axes)
-    for axes in cells[len(chart.panels) :]:
+    for axes in cells[count:]:
         axes.set_visible(False)
     title = f"{chart.title}\n{_wrapped(chart.note, figure)}" if chart.note else chart.title
     figure.suptitle(title, fontsize=10, color=INK, parse_math=False)
-    for axes in cells[max(len(chart.panels) - columns, 0) : len(chart.panels)]:
+    for axes in cells[count - columns : count]:
         axes.set_xlabel(chart.x_label + unit, fontsize=8.5)
         axes.tick_params(labelbottom=True)
     figure.supylabel(chart.y_label, fontsize=9.5, color=INK)
     handles, labels = _legend(cells[0], chart.panels[0].series, chart.band)
-    look: dict[str, Any] = {"frameon": False, "fontsize": 9, "labelcolor": INK, "ncols": 3}
-    plain_legend(figure, handles, labels, loc="outside lower center", **look)
+    look = {"frameon": False, "fontsize": 9, "labelcolor": INK, "ncols": 3, "loc": "outside lower center"}
+    plain_legend(figure, handles, labels, **look)
     return figure
 
 
@@ -148,8 +143,7 @@ def _layers(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> Non
     if len(x) > 1:
         handles: list[Any] = axes.stackplot(x, *values, colors=colors, linewidth=0)
     else:
-        bottom = np.cumsum([np.zeros_like(values[0]), *values[:-1]], axis=0)
-        drawn = zip(colors, values, bottom, strict=True)
+        drawn = zip(colors, values, np.cumsum([np.zeros_like(values[0]), *values[:-1]], axis=0), strict=True)
         handles = [axes.bar(x, value, bottom=base, width=0.4, color=color) for color, value, base in drawn]
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(bottom=0)
@@ -160,7 +154,7 @@ def _layers(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> Non
 
 def _bars(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> None:
     """Plot horizontal bars from top to bottom, each followed by its text."""
-    values, places = np.concatenate([bar.values for bar in series]), np.arange(len(series))
+    values, places = np.concatenate([bar.values for bar in series]), range(len(series))
     axes.barh(places, values, color=[bar.color for bar in series], height=0.66)
     look: dict[str, Any] = {"va": "center", "fontsize": 9, "color": INK}
     for place, value, text in zip(places, values, chart.texts, strict=True):
@@ -228,7 +222,6 @@ def check_plot_file(path: Path) -> None:
 
 def write_plot(path: Path, figure: Figure) -> None:
     """Write a figure as PNG, SVG or PDF, depending on the suffix of the path."""
-    with system_errors(
-        path, required="free space and permission to write a plot", action="Free space, or choose another file"
-    ):
+    needed = "free space and permission to write a plot"
+    with system_errors(path, required=needed, action="Free space, or choose another file"):
         path.write_bytes(rendered(figure, path.suffix[1:]))

@@ -1,13 +1,13 @@
 """Diagrams of a graph's stages: text, a Mermaid flowchart, or an SVG of stacked boxes and arrows."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from metaloom.flows.graph.tables import graph_of
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.edges import Word
-from metaloom.pipeline.dataflow.graph import WITNESS, Graph
+from metaloom.pipeline.dataflow.graph import WITNESS
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.dataflow.stage import Stage
 
@@ -48,9 +48,7 @@ def draw(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> str:
     full = len(boxes) * (height + _GAP) + 20
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{full}" viewBox="0 0 {width} {full}" '
-        'font-family="sans-serif" font-size="11">'
-    )
-    marker = (
+        'font-family="sans-serif" font-size="11">\n'
         '<defs><marker id="head" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0 8 4 0 8z" fill="#57606a"/></marker></defs>'
     )
@@ -58,7 +56,7 @@ def draw(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> str:
     drawn = (_box(box, left, n * (height + _GAP) + 10, height) for n, box in enumerate(boxes))
     # Draw labels after the lines, so that no line crosses them.
     lines, labels = (line for line, _ in arcs), (label for _, label in arcs if label)
-    return "\n".join([head, marker, *lines, *labels, *drawn, "</svg>"]) + "\n"
+    return "\n".join([head, *lines, *labels, *drawn, "</svg>"]) + "\n"
 
 
 def _box(box: Box, x: int, y: int, height: int) -> str:
@@ -100,8 +98,11 @@ def _reach(arrow: Arrow) -> int:
     return min(30 + 34 * abs(arrow.target - arrow.source), _SIDE - 100)
 
 
-SAME, BEFORE, EARLIER_STEP, ALL_SO_FAR = "", "iteration before", "step before", "all so far"
-EVERY_STEP, STEPS, LATEST = "every step", "steps so far", "last iterations"
+SAME, BEFORE, ALL_SO_FAR, LATEST = "", "iteration before", "all so far", "last iterations"
+_WHICH: Mapping[Word, str] = {
+    **{"this_step": SAME, "last_step": "step before", "every_step": "every step", "steps_so_far": "steps so far"},
+    **{"last_iteration": BEFORE, "last_iterations": LATEST, "since_start": ALL_SO_FAR},
+}
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class DrawnEdge:
     Attributes:
         source, target: Names of the stages that compute and read the input.
         name: Argument name in the target.
-        which: Which of the source's outputs are read: one of the constants above.
+        which: Which of the source's outputs are read, in words.
     """
 
     source: str
@@ -139,8 +140,16 @@ def diagram_of(config: RunConfig) -> Diagram:
     # The first two iterations and one with an evaluation include every stage.
     reached = {ref.stage for i in (0, 1, (config.evaluation.every or 1) - 1) for ref in graph.order(config, i)}
     stages = tuple(stage for stage in graph.stages if stage.name in reached)
-    edges = dict.fromkeys(edge for stage in stages for edge in _edges(graph, config, stage) if edge.source in reached)
-    return Diagram(stages, tuple(edges))
+    edges: dict[DrawnEdge, None] = {}
+    for stage in stages:
+        for name, edge in stage.edges.items():
+            sources = graph.sources(graph.edges[edge])
+            edges |= {DrawnEdge(source, stage.name, name, _WHICH[found.word]): None for source, found in sources}
+        for name in WITNESS if config.env.witness and stage.ends_iteration else ():
+            wanted = graph.inputs(config, stage.at(0)).get(name)
+            if isinstance(wanted, StageRef):
+                edges[DrawnEdge(wanted.stage, stage.name, name, SAME)] = None
+    return Diagram(stages, tuple(edge for edge in edges if edge.source in reached))
 
 
 def as_text(diagram: Diagram) -> str:
@@ -155,7 +164,7 @@ def as_text(diagram: Diagram) -> str:
             name, words, output = ("", "", "") if n else (stage.name, stage.per.words, stage.output.__name__)
             rows.append((name, words, read, output))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
     return "\n".join(lines) + "\n"
 
 
@@ -180,24 +189,3 @@ def as_svg(diagram: Diagram) -> str:
 
 
 FORMATS: Mapping[str, Callable[[Diagram], str]] = {"text": as_text, "mermaid": as_mermaid, "svg": as_svg}
-
-
-_WHICH: Mapping[Word, str] = {
-    "this_step": SAME,
-    "last_step": EARLIER_STEP,
-    "every_step": EVERY_STEP,
-    "steps_so_far": STEPS,
-    "last_iteration": BEFORE,
-    "last_iterations": LATEST,
-    "since_start": ALL_SO_FAR,
-}
-
-
-def _edges(graph: Graph, config: RunConfig, stage: Stage) -> Iterator[DrawnEdge]:
-    for name, edge in stage.edges.items():
-        for source, found in graph.sources(graph.edges[edge]):
-            yield DrawnEdge(source, stage.name, name, _WHICH[found.word])
-    for name in WITNESS if config.env.witness and stage.ends_iteration else ():
-        wanted = graph.inputs(config, stage.at(0)).get(name)
-        if isinstance(wanted, StageRef):
-            yield DrawnEdge(wanted.stage, stage.name, name, SAME)

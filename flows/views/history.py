@@ -110,9 +110,8 @@ def evaluation_after(run: Run, iteration: int, env_steps: float | None = None) -
     ref = run.stages.in_group("evaluation", iteration)
     if ref is None or not run.contains(ref):
         return None
-    if env_steps is None:
-        env_steps = run[iteration].metrics().get("env_steps", float("nan"))
-    return env_steps, run[iteration].evaluation()
+    steps = run[iteration].metrics().get("env_steps", float("nan")) if env_steps is None else env_steps
+    return steps, run[iteration].evaluation()
 
 
 def stage_seconds(run: Run, num_iterations: int, on_progress: Progress = unseen) -> dict[StageRef, Array]:

@@ -86,9 +86,8 @@ class Page:
 
     def html(self) -> str:
         """Render the page as an HTML document."""
-        tiles = (
-            f'<div class="tile"><b>{escape(value)}</b><span>{escape(what)}</span></div>' for what, value in self.tiles
-        )
+        tile = '<div class="tile"><b>{}</b><span>{}</span></div>'
+        tiles = (tile.format(escape(value), escape(what)) for what, value in self.tiles)
         sections = (
             f'<h2>{escape(heading)}</h2>\n<div class="grid">{"".join(map(_figure, figures))}</div>'
             for heading, figures in self.sections

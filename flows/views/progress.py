@@ -120,9 +120,8 @@ class TrainingPanel:
     """Live panel that rich renders repeatedly while training runs in another thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+        self._clock, self._pace = clock, Pace()
         self._began: float | None = clock()
-        self._pace = Pace()
         self._stage: tuple[StageRef, float] | None = None
         self._report: IterationReport | None = None
         self._after: deque[float] = deque(maxlen=SPARKLINE_WIDTH)
@@ -147,14 +146,20 @@ class TrainingPanel:
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", min_width=9)
         grid.add_column()
-        for name, content in self.rows():
-            grid.add_row(name, content)
+        for row in self.rows():
+            grid.add_row(*row)
         return grid
 
     def rows(self) -> Iterator[tuple[str, RenderableType]]:
         """Yield the name and content of each row in the panel."""
         stage, report = self._stage, self._report
-        yield "iteration", self._iteration(stage, report)
+        if report is None:
+            yield "iteration", f"{stage[0].iteration} under way" if stage else "starting"
+        else:
+            done, total = report.iteration + 1, report.iterations
+            row = Table.grid(padding=(0, 2))
+            row.add_row(f"{done} of {total} done", ProgressBar(total, done, width=30), f"{100 * done / total:.0f} %")
+            yield "iteration", row
         if stage is not None and not _finished(report):
             yield "stage", f"{stage_name(stage[0])}  {self._clock() - stage[1]:.1f} s"
         if report is not None:
@@ -171,14 +176,6 @@ class TrainingPanel:
             if report is not None and not _finished(report):
                 elapsed += f"   {duration(self._pace.seconds_left(report))} left"
             yield "time", elapsed
-
-    def _iteration(self, stage: tuple[StageRef, float] | None, report: IterationReport | None) -> RenderableType:
-        if report is None:
-            return f"{stage[0].iteration} under way" if stage else "starting"
-        done, total = report.iteration + 1, report.iterations
-        row = Table.grid(padding=(0, 2))
-        row.add_row(f"{done} of {total} done", ProgressBar(total, done, width=30), f"{100 * done / total:.0f} %")
-        return row
 
 
 class PlainLines:
@@ -260,13 +257,8 @@ def sweep_progress(
     stream, stop = sys.stdout if out is None else out, stop or Stop()
     console = Console(file=stream, highlight=False)
     if mode == "auto" and is_live(console):
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        bars = Progress(*columns, TextColumn("{task.fields[last]}", markup=False), console=console)
+        name, last = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[last]"))
+        bars = Progress(name, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), last, console=console)
         with stop.drawn_in(console), Live(Group(bars, stop), console=console, refresh_per_second=10):
             shown = _Bars(bars, num_runs, num_done)
             yield SweepObserver(shown.begun, shown.iteration_done, shown.ended, stop)

@@ -150,15 +150,11 @@ def _tiles(run: Run, history: RunHistory, stage_seconds: Mapping[StageRef, Array
     returns, statistic = headline_returns(drawn, history.by_class[-1] if history.by_class else ())
     compute = sum(float(np.nansum(seconds)) for seconds in stage_seconds.values())
     last = history.last_step
-    shown = (
-        {f"last return {adaptation_label(k, last)}, {statistic}": returns[k] for k in (0, last)}
-        if last
-        else {f"last return, {statistic}": returns[0]}
-    )
+    labels = {k: f"last return {adaptation_label(k, last)}" if last else "last return" for k in (0, last)}
     return [
         ("iterations done", f"{len(history.iterations):,} of {run.capacity:,}"),
         *([] if history.env_steps is None else [(STEPS, count(float(history.env_steps[-1])))]),
-        *((what, number(value)) for what, value in shown.items()),
+        *((f"{label}, {statistic}", number(returns[k])) for k, label in labels.items()),
         ("computing time (h:mm:ss)", duration(compute)),
         ("on disk", size(run.files.num_bytes())),
     ]

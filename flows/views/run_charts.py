@@ -50,9 +50,7 @@ INTERVAL_NOTE = "lines: averages over tasks of the mean test return; bands: 95 %
 INTERVAL = "95 % bootstrap interval"
 MOST_ITERATIONS, MOST_POINTS = 100, 20_000
 """Maximum number of iterations, and of points, in charts of single tasks."""
-SECTIONS = (
-    "Return", "Trials", "By class of task", "Tasks", "Success", "Evaluation", "Optimization", "Time",
-)  # fmt: skip
+SECTIONS = ("Return", "Trials", "By class of task", "Tasks", "Success", "Evaluation", "Optimization", "Time")
 """Headings of groups of charts, in page order."""
 
 
@@ -164,13 +162,12 @@ def _task_charts(history: RunHistory) -> Iterator[Chart]:
         names, kinds = history.by_class[0][0].names, history.task_classes
     if last:
         before, after = history.task_returns[-1, 0], history.task_returns[-1, last]
-        note = (
-            f"one point per task of iteration {history.iterations[-1]}: mean return of its episodes before and after "
-            "adaptation; above the line, adaptation helped"
-        )
         yield Chart(
             "adaptation", "Tasks", "points", "What adaptation did for each task", "return before adaptation",
-            "return after adaptation", note, "", before, _by_kind(names, kinds[-1], after), diagonal=True,
+            "return after adaptation",
+            f"one point per task of iteration {history.iterations[-1]}: mean return of its episodes before and after "
+            "adaptation; above the line, adaptation helped",
+            "", before, _by_kind(names, kinds[-1], after), diagonal=True,
         )  # fmt: skip
     most = min(MOST_ITERATIONS, max(MOST_POINTS // num_tasks, 2))
     rows = evenly_spaced(len(history.iterations), most)
@@ -207,15 +204,10 @@ def metric_lines(history: RunHistory) -> Iterator[Chart]:
     if first is None or final is None or np.array_equal(first, final, equal_nan=True):
         ends = {}  # trials have one episode
     gained = "; the gap is what the update gained on them" if "loss_before" in metrics else ""
-    norm, noise = (
-        "Norm of the meta-gradient",
-        "To record how much of it is noise, set algorithm.gradient_noise=true.",
-    )
+    norm, noise = "Norm of the meta-gradient", "To record how much of it is noise, set algorithm.gradient_noise=true."
     if "meta_gradient_standard_error" in metrics:
         norm = "Signal and noise of the meta-gradient"
-        noise = (
-            "Where the norm is no larger than its standard error, other tasks would have given a different direction."
-        )
+        noise = "Where the norm is no larger than its standard error, other tasks would have given another direction."
     charts = (
         (
             *("Trials", "trial_returns", "First and last episode of a trial", "average episode return"),
@@ -292,10 +284,8 @@ def evaluation_lines(
     if np.isnan(x).any():  # the stages do not count steps
         x, x_label = iterations, "iteration"
     title, y_label = f"Evaluation of {name}", "return of test episodes"
-    note = INTERVAL_NOTE + steps_note(last)
-    averages = f"{y_label} (interquartile mean)"
-    about = ("evaluation", "Evaluation", "lines", title, x_label, averages, note, INTERVAL)
-    chart = Chart(*about, x, alone(series), iterations=iterations, wide=True)
+    labels = (title, x_label, f"{y_label} (interquartile mean)", INTERVAL_NOTE + steps_note(last), INTERVAL)
+    chart = Chart("evaluation", "Evaluation", "lines", *labels, x, alone(series), iterations=iterations, wide=True)
     yield chart
     if classes is None:
         return
@@ -304,9 +294,8 @@ def evaluation_lines(
         estimates_series(name, class_color(c), [of_classes.estimates[c] for of_classes in returns])
         for c, name in enumerate(returns[0].names)
     )
-    words = {"name": "evaluation_by_class", "title": f"{title} by class of task", "y_label": y_label}
-    words |= {"note": CLASS_NOTE, "band": ERROR_BAND}
-    yield explain_gaps(replace(chart, **words, panels=alone(by_class)))
+    words = {"title": f"{title} by class of task", "y_label": y_label, "note": CLASS_NOTE, "band": ERROR_BAND}
+    yield explain_gaps(replace(chart, name="evaluation_by_class", **words, panels=alone(by_class)))
 
 
 def interquartile_means(steps: list[AdaptationSummary]) -> tuple[Array, tuple[Array, Array]]:
@@ -317,21 +306,16 @@ def interquartile_means(steps: list[AdaptationSummary]) -> tuple[Array, tuple[Ar
 
 def per_shot_chart(title: str, evaluation: Evaluation) -> Chart:
     """Return the chart of test returns against the number of adaptation episodes per task."""
-    steps, n = summarize_steps(evaluation), evaluation.episodes_per_step
-    note = f"an adaptation step after every {'episode' if n == 1 else f'{n} episodes'}; {INTERVAL_NOTE}"
+    steps, n, note = summarize_steps(evaluation), evaluation.episodes_per_step, INTERVAL_NOTE
+    if evaluation.adaptation_steps:
+        note = f"an adaptation step after every {'episode' if n == 1 else f'{n} episodes'}; {note}"
     series = (
         Series("interquartile mean", AFTER, *interquartile_means(steps)),
         Series("mean", BEFORE, np.array([step.average_return for step in steps])),
     )
     episodes = np.array([step.adaptation_episodes for step in steps], np.float64)
-    return Chart(
-        *("evaluation_adaptation", "Evaluation", "lines", title, "adaptation episodes per task"),
-        "return of test episodes",
-        note if evaluation.adaptation_steps else INTERVAL_NOTE,
-        INTERVAL,
-        episodes,
-        alone(series),
-    )
+    labels = (title, "adaptation episodes per task", "return of test episodes", note, INTERVAL)
+    return Chart("evaluation_adaptation", "Evaluation", "lines", *labels, episodes, alone(series))
 
 
 def _time_charts(run: Run, history: RunHistory, seconds: Mapping[StageRef, Array]) -> Iterator[Chart]:
@@ -339,13 +323,8 @@ def _time_charts(run: Run, history: RunHistory, seconds: Mapping[StageRef, Array
         return
     layers = [*_layers(seconds, run)]
     # Medians over iterations, but means for stages that only some iterations have.
-    missing = [np.isnan(layer.values) for layer in layers]
-    typical = np.array(
-        [
-            np.where(gaps, 0, layer.values).mean() if gaps.any() else np.median(layer.values)
-            for layer, gaps in zip(layers, missing, strict=True)
-        ]
-    )
+    each = (layer.values for layer in layers)
+    typical = np.array([np.nansum(v) / len(v) if np.isnan(v).any() else np.median(v) for v in each])
     shares = typical / max(float(typical.sum()), 1e-12)
     bars = (Series(layer.label, layer.color, np.array([value])) for layer, value in zip(layers, typical, strict=True))
     texts = (f"{short_time(value)}  ({100 * share:.0f} %)" for value, share in zip(typical, shares, strict=True))
@@ -363,11 +342,8 @@ def _time_charts(run: Run, history: RunHistory, seconds: Mapping[StageRef, Array
 
 def _layers(seconds: Mapping[StageRef, Array], run: Run) -> Iterator[Series]:
     """Yield a series per stage and inner step, or per stage if it has too many inner steps to distinguish."""
-    by_stage: dict[str, list[StageRef]] = {}
-    for ref in seconds:
-        by_stage.setdefault(ref.stage, []).append(ref)
     for ref, values in seconds.items():
-        refs = by_stage[ref.stage]
+        refs = [other for other in seconds if other.stage == ref.stage]
         color = stage_color(run.stages[ref.stage].group, ref.step)
         if len(refs) <= MOST_STEPS:
             yield Series(stage_name(ref), color, values)
@@ -382,10 +358,8 @@ MOST_PAIRS = 12
 
 def comparison_figure(found: "Comparison") -> Figure:
     """Plot interquartile means, curves over environment steps, profiles, and probabilities of improvement."""
-    figure = Figure(figsize=(11, 7.6), layout="constrained")
-    figure.suptitle(
-        f"{found.conditions}\n{found.intervals}", x=0.01, ha="left", fontsize=9, color="#57606a", parse_math=False
-    )
+    figure, title = Figure(figsize=(11, 7.6), layout="constrained"), f"{found.conditions}\n{found.intervals}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=9, color="#57606a", parse_math=False)
     (means, curves), (profiles, improvements) = figure.subplots(2, 2)
     names = [group.name for group in found.groups]
     colors = [COLORS[place % len(COLORS)] for place in range(len(names))]

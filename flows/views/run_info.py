@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -92,11 +93,11 @@ def changed_settings(config: Mapping[str, Any]) -> list[tuple[str, str]]:
 def session_changes(run: Run) -> list[dict[str, Any]]:
     """Return the sessions whose code, plug-ins, kernels, devices or packages differ from the previous session's."""
     known = [(session, {**session.environment, "versions": session.versions}) for session in run.sessions()]
-    changes = (
-        {"session": session.number, "started": session.started, "changed": changed(before, after)}
+    return [
+        {"session": session.number, "started": session.started, "changed": changes}
         for (_, before), (session, after) in pairwise(known)
-    )
-    return [change for change in changes if change["changed"]]
+        if (changes := changed(before, after))
+    ]
 
 
 def iteration_info(run: Run, iteration: int) -> dict[str, Any]:
@@ -175,11 +176,9 @@ def headline_return(run: Run) -> tuple[Sequence[float], str]:
     """
     if not (iterations := run.iterations):
         return (), ""
-    last = iterations[-1]
-    try:
+    last, by_step = iterations[-1], ()
+    with suppress(storage.StoreError):
         by_step = returns_by_class(run, [last], classes_of(run)).get(last, ())
-    except storage.StoreError:
-        by_step = ()
     return headline_returns(adaptation_returns(run[last].metrics()), by_step)
 
 
@@ -193,18 +192,13 @@ def class_returns_of(run: Run, iteration: int) -> list[dict[str, Any]]:
 def bytes_by_group(run: Run) -> Counter[str]:
     """Return the size of a run's files in bytes by content: rollouts, samples, learner, ..., tables, records."""
     sizes: Counter[str] = Counter()
+    folders = {"tables": "tables", "_quarantine": "quarantine", "_operator": "log"}
     for path, num_bytes in run.files.sizes().items():
         match path.split("/"):
             case ["data.zarr", group, _, *_] | ["_segments", _, "data.zarr", group, _, *_]:
                 sizes[group] += num_bytes
-            case ["tables", *_]:
-                sizes["tables"] += num_bytes
-            case ["_quarantine", *_]:
-                sizes["quarantine"] += num_bytes
-            case ["_operator", *_]:
-                sizes["log"] += num_bytes
-            case _:
-                sizes["records"] += num_bytes
+            case parts:
+                sizes[folders.get(parts[0], "records")] += num_bytes
     return Counter(dict(sorted(sizes.items())))
 
 

@@ -20,14 +20,8 @@ CLASS_COLORS = (*BETWEEN[1::-1], *BETWEEN[2:], "#8250a8", "#57606a")
 CLASS_NOTE = "line: mean over the tasks of a class; band: ± 1 standard error over tasks"
 ERROR_BAND = "± 1 standard error"
 STAGE_COLORS = {
-    "memory_fill": "#56b4e9",
-    "tasks": "#8c959f",
-    "rollouts_{step}": "#0072b2",
-    "samples_{step}": "#009e73",
-    "adapted_{step}": "#e69f00",
-    "minibatches": "#009e73",
-    "learner": "#8250a8",
-    "evaluation": "#cc79a7",
+    **{"tasks": "#8c959f", "rollouts_{step}": "#0072b2", "samples_{step}": "#009e73", "adapted_{step}": "#e69f00"},
+    **{"memory_fill": "#56b4e9", "minibatches": "#009e73", "learner": "#8250a8", "evaluation": "#cc79a7"},
 }
 """Colours of stages, keyed by the group that contains their output."""
 GAP_NOTE = "; no band where a class had only one task, and no line where it had none"
@@ -150,12 +144,9 @@ def shown_steps(last: int) -> dict[int, str]:
 
 def steps_note(last: int) -> str:
     """Return a note about inner steps that are not shown; "" if all are."""
-    between = MOST_STEPS - 2
-    return (
-        f"; of inner steps 0 to {last}, the first, the last and {between} in between are shown"
-        if last >= MOST_STEPS
-        else ""
-    )
+    if last < MOST_STEPS:
+        return ""
+    return f"; of inner steps 0 to {last}, the first, the last and {len(BETWEEN)} in between are shown"
 
 
 def class_color(c: int) -> str:
