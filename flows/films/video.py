@@ -37,6 +37,9 @@ FORMATS = (".gif", ".webp", ".mp4", ".png")
 _INK, _PAPER, _BAR = (30, 30, 30), (255, 255, 255), 26
 _NARROWEST = 400
 """Minimum frame width in pixels, so that captions fit."""
+WhichTask = int | Literal["best", "worst"]
+AGREES = 1e-5
+"""Maximum difference between simulated and stored observations in a faithful video."""
 
 
 @dataclass(frozen=True)
@@ -135,11 +138,6 @@ def _mp4_writer() -> Any:
         # The wheels of imageio-ffmpeg include ffmpeg for most machines.
         raise UsageError("an .mp4 needs ffmpeg; found none. Install it, or write a .webp or .gif") from None
     return get_writer  # pyright: ignore[reportUnknownVariableType]
-
-
-WhichTask = int | Literal["best", "worst"]
-AGREES = 1e-5
-"""Maximum difference between simulated and stored observations in a faithful video."""
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,15 @@ from metaloom.pipeline.envs.registry import with_all_options
 from metaloom.storage import StageRef
 from metaloom.storage.format.settings import changed
 
+# The form's defaults train a small run that shows adaptation. For an existing run, they mean "as stored".
+DEFAULT_RECIPE, DEFAULT_SEED = "first-steps", 1
+
+RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*RECIPES]})]
+StageName = Annotated[str, Field(json_schema_extra={"enum": [*stage_names()]})]
+Natural = Annotated[int, Field(ge=0)]
+Loggers = list[Annotated[str, Field(pattern=f"^({'|'.join(MODULES)})$|:")]]
+Seconds = Annotated[float, Field(gt=0)]
+
 
 @contextmanager
 def finishing_the_stage() -> Iterator[tuple[Event, Any]]:
@@ -101,17 +110,6 @@ def _ended(break_off: Any, done: str) -> State:
     if state is None or not (state.is_cancelling() or state.is_cancelled()):
         break_off(signal.SIGTERM, None)
     return Cancelled(message=f"cancelled after {done}")
-
-
-# The form's defaults train a small run that shows adaptation. For an existing run, they mean "as stored".
-DEFAULT_RECIPE, DEFAULT_SEED = "first-steps", 1
-
-RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*RECIPES]})]
-StageName = Annotated[str, Field(json_schema_extra={"enum": [*stage_names()]})]
-Positive = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
-Loggers = list[Annotated[str, Field(pattern=f"^({'|'.join(MODULES)})$|:")]]
-Seconds = Annotated[float, Field(gt=0)]
 
 
 def run_name() -> str:

@@ -33,6 +33,10 @@ LOOPBACK = ("127.0.0.1", "localhost")
 HOST, EVERYWHERE = LOOPBACK[0], "0.0.0.0"
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 TEMPLATE = Path(__file__).parent / "prefect.toml"
+# Exceptions raised in a flow run that was cancelled or whose `serve` was stopped; Prefect treats them as unexpected.
+ENDED = ("CancelledRun", "TerminationSignal")
+# Start of the message if `serve` ends a flow run while training's signal handler is not installed.
+ABORTED = "Crash detected! Execution was aborted by a termination signal"
 
 
 @dataclass(frozen=True)
@@ -198,12 +202,6 @@ def write(file: Path, text: str) -> None:
 
 def _hash(password: str) -> str:
     return hashlib.sha256(password.encode()).hexdigest()
-
-
-# Exceptions raised in a flow run that was cancelled or whose `serve` was stopped; Prefect treats them as unexpected.
-ENDED = ("CancelledRun", "TerminationSignal")
-# Start of the message if `serve` ends a flow run while training's signal handler is not installed.
-ABORTED = "Crash detected! Execution was aborted by a termination signal"
 
 
 class WithoutFalseAlarms(logging.Filter):

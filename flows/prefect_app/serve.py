@@ -45,6 +45,8 @@ from metaloom.flows.prefect_app.reports import VARIABLE, served_reports
 ANSWER_SECONDS = 10
 # URL schemes that PostgreSQL and SQLAlchemy use.
 _SCHEMES = ("postgres", "postgresql", "postgresql+asyncpg")
+PASSWORD = "PREFECT_SERVER_API_AUTH_STRING"
+PROFILES = Path(__file__).parent / "profiles.toml"
 
 
 def server_url(named: str) -> str:
@@ -87,10 +89,6 @@ def require_answer(url: str) -> None:
             f"--database: {without_password(url)} cannot be used ({type(error).__name__}: {error}); required an "
             "existing database that the user owns. `createdb` makes one"
         ) from None
-
-
-PASSWORD = "PREFECT_SERVER_API_AUTH_STRING"
-PROFILES = Path(__file__).parent / "profiles.toml"
 
 
 def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = None, trust: bool = False) -> None:

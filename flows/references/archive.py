@@ -33,6 +33,14 @@ from metaloom.storage.unfinished import unfinished_folder
 
 _PATH = re.compile(r"/|~|\.\.?/")
 """Start of a local path; environment names never begin with these characters."""
+LARGEST_ARCHIVE = 2**28
+_LARGEST_RUN = 2**30
+_MOST_FILES = 10_000
+_DEEPEST = 16
+_ENTRY = b"PK\x01\x02"  # signature of entries in a zip's central directory
+_NO_ARCHIVE = (BadZipFile, OSError, RuntimeError, ValueError, EOFError, zlib.error, struct.error)
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE)
+_BEGINNING = (1980, 1, 1, 0, 0, 0)  # the earliest time that zip can store
 
 
 def require_repeatable(run: Run) -> None:
@@ -80,16 +88,6 @@ def _paths_in(settings: object) -> Iterator[str]:
     elif isinstance(settings, list | tuple):
         for value in cast(list[object], settings):
             yield from _paths_in(value)
-
-
-LARGEST_ARCHIVE = 2**28
-_LARGEST_RUN = 2**30
-_MOST_FILES = 10_000
-_DEEPEST = 16
-_ENTRY = b"PK\x01\x02"  # signature of entries in a zip's central directory
-_NO_ARCHIVE = (BadZipFile, OSError, RuntimeError, ValueError, EOFError, zlib.error, struct.error)
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE)
-_BEGINNING = (1980, 1, 1, 0, 0, 0)  # the earliest time that zip can store
 
 
 def pack(folder: Path, archive: Path) -> Path:

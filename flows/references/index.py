@@ -23,6 +23,8 @@ from metaloom.storage.format.files import read_sealed, render, replace_file, sea
 from metaloom.storage.format.places import check_run_name
 
 _AGAIN = "Get the folder's archives and index.json again from their source"
+INDEX = "index.json"
+SCHEMA = "metaloom-references/1"
 
 
 def broken(place: Path, found: str, *, action: str = _AGAIN) -> storage.DamagedRun:
@@ -42,10 +44,6 @@ def as_archive_damage(archive: Path, unpacked: Path) -> Iterator[None]:
         found = error.found.replace(f"{unpacked}/", "")
         action = f"The index names this very archive, so it was added in this state. {_AGAIN}, or ask who added it"
         raise broken(archive, f"{inside}: {found}", action=action) from None
-
-
-INDEX = "index.json"
-SCHEMA = "metaloom-references/1"
 
 
 @dataclass(frozen=True)

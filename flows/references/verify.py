@@ -98,7 +98,7 @@ def _name_of(ref: StageRef) -> str:
 
 
 class TableCheck:
-    """Compares a run's tables with computed outputs, which must be passed in the order of computation."""
+    """Comparison of a run's tables with computed outputs, which must be passed in the order of computation."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -109,10 +109,7 @@ class TableCheck:
     def see(self, ref: StageRef, value: Value, *, identical: bool) -> Iterator[str]:
         """Yield the names of tables that an output completes and that differ from the computed values.
 
-        Args:
-            ref: Reference to the output.
-            value: Computed output.
-            identical: False if the output differs from its record; its tables then only need equal columns and units.
+        If the output is not `identical` to its record, its tables only need equal columns and units.
         """
         if isinstance(value, TaskBatch):
             self._tasks = value

@@ -1,7 +1,7 @@
 """Result of comparing groups of runs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,12 +122,7 @@ class Comparison(Shown):
                     "runs": len(group.scores),
                     "seeds": group.seeds,
                     "scores": sum(len(run) for run in group.scores.runs),
-                    "iqm": group.iqm.value,
-                    "iqm_low": group.iqm.low,
-                    "iqm_high": group.iqm.high,
-                    "mean": group.mean.value,
-                    "mean_low": group.mean.low,
-                    "mean_high": group.mean.high,
+                    **_named(iqm=group.iqm, mean=group.mean),
                     "lowest_run": float(group.scores.run_means.min()),
                     "highest_run": float(group.scores.run_means.max()),
                 }
@@ -150,11 +145,7 @@ class Comparison(Shown):
         """Return one row per pair of groups: difference, probability of improvement, p-value and significance."""
         rows: list[dict[str, Any]] = []
         for pair in self.pairs:
-            estimates = {
-                f"{name}{end}": value
-                for name, estimate in (("difference", pair.difference), ("improvement", pair.improvement))
-                for end, value in zip(("", "_low", "_high"), asdict(estimate).values(), strict=True)
-            }
+            estimates = _named(difference=pair.difference, improvement=pair.improvement)
             test = {"p": pair.test.p, "adjusted_p": pair.adjusted_p, "exact": pair.test.exact}
             shown = {"smallest_p": pair.test.smallest, "shown": pair.shown, "attainable": pair.attainable}
             rows.append({"a": pair.a, "b": pair.b, **estimates, **test, **shown})
@@ -209,6 +200,12 @@ class Comparison(Shown):
             pa.table({"group": [group.name] * len(places), axis: places, name: b.values, "low": b.low, "high": b.high})
             for group, b in zip(self.groups, bands, strict=True)
         )
+
+
+def _named(**estimates: Estimate) -> dict[str, float]:
+    """Return the value and the interval bounds of estimates, keyed by name, name_low and name_high."""
+    parts = {"": "value", "_low": "low", "_high": "high"}.items()
+    return {f"{name}{end}": getattr(each, part) for name, each in estimates.items() for end, part in parts}
 
 
 def verdicts(pairs: Sequence[Pair], num_runs: Mapping[str, int]) -> tuple[str, ...]:

@@ -11,21 +11,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 HOSTS = ("127.0.0.1", "localhost")
 """Host names of this machine in browser requests. Any port is accepted, since tunnels change it."""
 REQUIRED_HOST = f"required the host {' or '.join(HOSTS)}"
-
-
-def names_this_machine(hosts: Sequence[str]) -> bool:
-    """Return True if the `Host` headers of a request consist of exactly one, which names this machine.
-
-    A page from another host whose name resolves to this machine (DNS rebinding) still sends that name.
-    """
-    if len(hosts) != 1:
-        return False
-    try:
-        return urlsplit(f"//{hosts[0]}").hostname in HOSTS
-    except ValueError:
-        return False
-
-
 # Inline styles are allowed because plotly.js writes styles into the page.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -45,6 +30,19 @@ OTHER_PAGE = 403, "required a request from the page itself"
 
 Refusal = tuple[int, str]
 """HTTP status and reason of a rejection."""
+
+
+def names_this_machine(hosts: Sequence[str]) -> bool:
+    """Return True if the `Host` headers of a request consist of exactly one, which names this machine.
+
+    A page from another host whose name resolves to this machine (DNS rebinding) still sends that name.
+    """
+    if len(hosts) != 1:
+        return False
+    try:
+        return urlsplit(f"//{hosts[0]}").hostname in HOSTS
+    except ValueError:
+        return False
 
 
 class Gate:

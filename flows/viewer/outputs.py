@@ -34,6 +34,8 @@ from metaloom.storage.read.info import mapping
 MOST_TASKS, MOST_EPISODES = 40, 3
 """Maximum number of tasks, and of episodes per task, whose paths are shown."""
 _PLANE = ("x", "y")
+_LONGEST_LINE = 30
+"""Maximum number of characters per line in a box of the graph."""
 
 
 def adaptation_page(run: Run, iteration: int) -> dict[str, Any]:
@@ -161,10 +163,6 @@ def _flat(adapted: Mapping[str, Array], start: Mapping[str, Array] | None) -> Ar
     """Return each task's flattened parameters minus the initial ones, [B, D] float64."""
     parts = (np.asarray(adapted[name], np.float64) - (0 if start is None else start[name]) for name in sorted(adapted))
     return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
-
-
-_LONGEST_LINE = 30
-"""Maximum number of characters per line in a box of the graph."""
 
 
 def live(run: Run) -> dict[str, Any]:

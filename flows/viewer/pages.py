@@ -36,10 +36,16 @@ from metaloom.flows.views.run_info import list_run_row
 from metaloom.pipeline.shown import printable
 from metaloom.storage import Run, StageRef
 
+log: logging.Logger = logging.getLogger(__name__)
+
 REMOTE_SECONDS = 5.0
 """Time in seconds between updates of runs at a URL."""
 _CHANGED_WITH = ("run.json", "_commits", "_sessions", "_thinned", "_segments")
 """Files and folders of a run, of which at least one changes whenever the run changes."""
+_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+FRESH = {"Cache-Control": "no-store"}
+Answer = Callable[[Request], Response]
+ADDRESS = "127.0.0.1"
 
 
 @dataclass
@@ -134,13 +140,6 @@ def _changed(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return status.st_ino, status.st_mtime_ns, status.st_size
-
-
-log: logging.Logger = logging.getLogger(__name__)
-
-_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-FRESH = {"Cache-Control": "no-store"}
-Answer = Callable[[Request], Response]
 
 
 class Pages:
@@ -274,10 +273,6 @@ def _task_and_episode(request: Request) -> tuple[int, int]:
     return int(texts["task"]), int(texts["episode"])
 
 
-ADDRESS = "127.0.0.1"
-_TOKEN_BYTES = 24
-
-
 def viewer_app(shelf: Shelf, token: str) -> ASGIApp:
     """Return the ASGI application that serves the page."""
     nothing = f'<!doctype html><p>There is no such page. <a href="/{token}/">All runs</a></p>\n'
@@ -290,7 +285,7 @@ def viewer_app(shelf: Shelf, token: str) -> ASGIApp:
 
 def serve(place: Path, port: int, announce: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C; `announce` receives its address."""
-    shelf, token = Shelf(place), secrets.token_urlsafe(_TOKEN_BYTES)
+    shelf, token = Shelf(place), secrets.token_urlsafe(24)
     app = viewer_app(shelf, token)
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -12,6 +12,11 @@ from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.dataflow.stage import Stage
 
 _SIDE, _NARROW, _BOX, _GAP, _LINE = 330, 20, 170, 34, 15
+SAME, BEFORE, ALL_SO_FAR, LATEST = "", "iteration before", "all so far", "last iterations"
+_WHICH: Mapping[Word, str] = {
+    **{"this_step": SAME, "last_step": "step before", "every_step": "every step", "steps_so_far": "steps so far"},
+    **{"last_iteration": BEFORE, "last_iterations": LATEST, "since_start": ALL_SO_FAR},
+}
 
 
 @dataclass(frozen=True)
@@ -96,13 +101,6 @@ def _arc(arrow: Arrow, n: int, left: int, height: int) -> tuple[str, str]:
 def _reach(arrow: Arrow) -> int:
     """Return the horizontal offset of an arrow's control points."""
     return min(30 + 34 * abs(arrow.target - arrow.source), _SIDE - 100)
-
-
-SAME, BEFORE, ALL_SO_FAR, LATEST = "", "iteration before", "all so far", "last iterations"
-_WHICH: Mapping[Word, str] = {
-    **{"this_step": SAME, "last_step": "step before", "every_step": "every step", "steps_so_far": "steps so far"},
-    **{"last_iteration": BEFORE, "last_iterations": LATEST, "since_start": ALL_SO_FAR},
-}
 
 
 @dataclass(frozen=True)

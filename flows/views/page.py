@@ -16,18 +16,6 @@ from metaloom.flows.views.series import Chart, chart_data
 
 _VIEWER = Path(__file__).parents[1] / "viewer" / "static"
 _REPORT = Path(__file__).parent / "static" / "report.js"
-
-
-def plotly_file() -> Path:
-    """Return the path of the installed plotly.min.js, without importing plotly."""
-    found = importlib.util.find_spec("plotly")
-    if found is not None and found.origin is not None:
-        file = Path(found.origin).parent / "package_data" / "plotly.min.js"
-        if file.exists():
-            return file
-    raise ExtraMissing("view", "plotly with its plotly.min.js")
-
-
 # Enforced by the browser: no network, no scripts, images only from the page itself.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
@@ -41,6 +29,16 @@ metaloom report RUN --static</p></noscript>
 <p class="problem" id="trouble" hidden>This browser cannot draw the charts. For a report without scripts: metaloom
 report RUN --static. </p>
 """.strip()
+
+
+def plotly_file() -> Path:
+    """Return the path of the installed plotly.min.js, without importing plotly."""
+    found = importlib.util.find_spec("plotly")
+    if found is not None and found.origin is not None:
+        file = Path(found.origin).parent / "package_data" / "plotly.min.js"
+        if file.exists():
+            return file
+    raise ExtraMissing("view", "plotly with its plotly.min.js")
 
 
 @dataclass(frozen=True)

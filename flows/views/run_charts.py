@@ -52,6 +52,8 @@ MOST_ITERATIONS, MOST_POINTS = 100, 20_000
 """Maximum number of iterations, and of points, in charts of single tasks."""
 SECTIONS = ("Return", "Trials", "By class of task", "Tasks", "Success", "Evaluation", "Optimization", "Time")
 """Headings of groups of charts, in page order."""
+COLORS = (AFTER, BEFORE, *BETWEEN, INK)
+MOST_PAIRS = 12
 
 
 def run_charts(run: Run, history: RunHistory, seconds: Mapping[StageRef, Array] | None = None) -> list[Chart]:
@@ -185,11 +187,8 @@ def _task_charts(history: RunHistory) -> Iterator[Chart]:
 
 def _by_kind(names: Sequence[str], kinds: Array, values: Array) -> tuple[Panel, ...]:
     colors = [AFTER] if len(names) == 1 else [class_color(c) for c in range(len(names))]
-    series = (
-        Series(name, color, np.where(kinds == c, values, np.nan))
-        for c, (name, color) in enumerate(zip(names, colors, strict=True))
-    )
-    return alone(series)
+    each = enumerate(zip(names, colors, strict=True))
+    return alone(Series(name, color, np.where(kinds == c, values, np.nan)) for c, (name, color) in each)
 
 
 def metric_lines(history: RunHistory) -> Iterator[Chart]:
@@ -209,56 +208,31 @@ def metric_lines(history: RunHistory) -> Iterator[Chart]:
         norm = "Signal and noise of the meta-gradient"
         noise = "Where the norm is no larger than its standard error, other tasks would have given another direction."
     charts = (
-        (
-            *("Trials", "trial_returns", "First and last episode of a trial", "average episode return"),
-            ends,
-            "Over all trials of an iteration; the gap is what the policy gains by remembering earlier episodes.",
-        ),
-        (
-            *("Success", "success_rate", "Success rate", "share of episodes"),
-            of_steps("success_rate"),
-            f"Episodes with at least one step that the environment reported as success{shown}.",
-        ),
-        (
-            *("Optimization", "kl_divergence", "KL divergence of the update", "KL divergence (nats)"),
-            {"inner_kl": ("before adaptation (inner)", BEFORE), "outer_kl": ("after adaptation (outer)", AFTER)},
-            "How far an iteration's update moved the policy from the one that collected its episodes.",
-        ),
-        (
-            *("Optimization", "entropy", "Policy entropy", "entropy (nats)"),
-            of_steps("entropy"),
-            f"Falls as the policy becomes more certain of its actions{shown}.",
-        ),
-        (
-            *("Optimization", "loss", "Loss of the update", "surrogate loss"),
-            {"loss_before": ("before the update", BEFORE), "loss_after": ("after the update", AFTER)},
-            f"On the iteration's episodes{gained}.",
-        ),
-        (
-            *("Optimization", "meta_gradient", norm, "norm"),
-            {
-                "meta_gradient_norm": ("meta-gradient", AFTER),
-                "meta_gradient_standard_error": ("its standard error over tasks", BEFORE),
-            },
-            noise,
-        ),
-        (
-            *("Optimization", "gradient_norm", "Norm of the gradient", "norm"),
-            {"gradient_norm": ("of the loss", AFTER), "q_gradient_norm": ("of the value function's loss", BEFORE)},
-            "Gradient norms of an iteration's updates, before any clipping.",
-        ),
-        (
-            *("Optimization", "meta_gradient_agreement", "Agreement of two halves of the tasks"),
-            "cosine of their meta-gradients",
-            {"meta_gradient_split_cosine": ("cosine", AFTER)},
-            "1: both halves point the same way; around 0: the direction of the update is noise.",
-        ),
-        (
-            *("Optimization", "explained_variance", "Explained variance of the baseline", "share of variance"),
-            of_steps("explained_variance"),
-            f"1: the baseline predicts the returns exactly; 0: no better than their mean{shown}.",
-        ),
-    )
+        ("Trials", "trial_returns", "First and last episode of a trial", "average episode return", ends,
+         "Over all trials of an iteration; the gap is what the policy gains by remembering earlier episodes."),
+        ("Success", "success_rate", "Success rate", "share of episodes", of_steps("success_rate"),
+         f"Episodes with at least one step that the environment reported as success{shown}."),
+        ("Optimization", "kl_divergence", "KL divergence of the update", "KL divergence (nats)",
+         {"inner_kl": ("before adaptation (inner)", BEFORE), "outer_kl": ("after adaptation (outer)", AFTER)},
+         "How far an iteration's update moved the policy from the one that collected its episodes."),
+        ("Optimization", "entropy", "Policy entropy", "entropy (nats)", of_steps("entropy"),
+         f"Falls as the policy becomes more certain of its actions{shown}."),
+        ("Optimization", "loss", "Loss of the update", "surrogate loss",
+         {"loss_before": ("before the update", BEFORE), "loss_after": ("after the update", AFTER)},
+         f"On the iteration's episodes{gained}."),
+        ("Optimization", "meta_gradient", norm, "norm",
+         {"meta_gradient_norm": ("meta-gradient", AFTER),
+          "meta_gradient_standard_error": ("its standard error over tasks", BEFORE)}, noise),
+        ("Optimization", "gradient_norm", "Norm of the gradient", "norm",
+         {"gradient_norm": ("of the loss", AFTER), "q_gradient_norm": ("of the value function's loss", BEFORE)},
+         "Gradient norms of an iteration's updates, before any clipping."),
+        ("Optimization", "meta_gradient_agreement", "Agreement of two halves of the tasks",
+         "cosine of their meta-gradients", {"meta_gradient_split_cosine": ("cosine", AFTER)},
+         "1: both halves point the same way; around 0: the direction of the update is noise."),
+        ("Optimization", "explained_variance", "Explained variance of the baseline", "share of variance",
+         of_steps("explained_variance"),
+         f"1: the baseline predicts the returns exactly; 0: no better than their mean{shown}."),
+    )  # fmt: skip
     for section, chart, title, y_label, lines, note in charts:
         series = [Series(label, color, metrics[name]) for name, (label, color) in lines.items() if name in metrics]
         if series:
@@ -300,8 +274,8 @@ def evaluation_lines(
 
 def interquartile_means(steps: list[AdaptationSummary]) -> tuple[Array, tuple[Array, Array]]:
     """Return the interquartile means and the bounds of their intervals."""
-    low, high = np.array([s.iqm_low for s in steps]), np.array([s.iqm_high for s in steps])
-    return np.array([s.iqm_return for s in steps]), (low, high)
+    means, low, high = np.array([(s.iqm_return, s.iqm_low, s.iqm_high) for s in steps]).T
+    return means, (low, high)
 
 
 def per_shot_chart(title: str, evaluation: Evaluation) -> Chart:
@@ -350,10 +324,6 @@ def _layers(seconds: Mapping[StageRef, Array], run: Run) -> Iterator[Series]:
         elif ref == refs[0]:
             name = f"{stage_name(ref)} to {refs[-1].step}"
             yield Series(name, color, np.sum([seconds[each] for each in refs], axis=0))
-
-
-COLORS = (AFTER, BEFORE, *BETWEEN, INK)
-MOST_PAIRS = 12
 
 
 def comparison_figure(found: "Comparison") -> Figure:

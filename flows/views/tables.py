@@ -531,9 +531,6 @@ def _settings(result: "Counterfactual") -> str:
     return " ".join(result.changed.settings) or "no change"
 
 
-_MOST_COMPONENTS = 4
-
-
 def minibatch_info(run: Run, iteration: int, update: int, rows: slice, *, context: bool) -> dict[str, Any]:
     """Return selected transitions of a gradient step as plain data, with the origin of each."""
     table = run[iteration].transitions(update, context=context, rows=rows)
@@ -579,8 +576,8 @@ def _numbers(value: Any) -> str:
     """Format a number, or the first components of a vector."""
     if not isinstance(value, list):
         return "-" if value is None else number(value)
-    shown = ", ".join(_numbers(component) for component in value[:_MOST_COMPONENTS])
-    return shown if len(value) <= _MOST_COMPONENTS else f"{shown}, ... ({len(value)})"
+    shown = ", ".join(_numbers(component) for component in value[:4])
+    return shown if len(value) <= 4 else f"{shown}, ... ({len(value)})"
 
 
 def comparison_view(found: "Comparison") -> RenderableType:
