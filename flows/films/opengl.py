@@ -12,10 +12,7 @@ from metaloom.pipeline.shown import printable
 RendererName = Literal["auto", "egl", "osmesa", "glfw", "flat"]
 """auto: the platform in MUJOCO_GL, or the first of egl, glfw and osmesa that works; otherwise flat shapes."""
 _PLATFORMS: tuple[RendererName, ...] = ("egl", "glfw", "osmesa")
-_DRAWS = """
-import mujoco
-mujoco.Renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), 8, 8).render()
-"""
+_DRAWS = "import mujoco; mujoco.Renderer(mujoco.MjModel.from_xml_string('<mujoco/>'), 8, 8).render()"
 
 
 def choose_renderer(asked: RendererName) -> RendererName:

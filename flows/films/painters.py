@@ -74,15 +74,10 @@ def painter_of(
     way: Array | None = None,
     goal: Goal | None = None,
 ) -> Painter:
-    """Return a painter for an environment.
+    """Return a painter of pictures with a given width and height for an environment.
 
-    Args:
-        env: Environment to draw.
-        size: Width and height of pictures in pixels.
-        renderer: Renderer for MuJoCo environments.
-        way: Positions of a moving robot, [n, 3], or of a point, [n, 2], all of which stay visible. If None, the camera
-            follows the robot.
-        goal: Goal of a robot, which is drawn as a green ball.
+    `way` contains positions of a moving robot, [n, 3], or of a point, [n, 2], all of which stay visible; if it is None,
+    the camera follows the robot. `goal` is the goal of a robot, which is drawn as a green ball.
     """
     if scene := _scene(env):
         return _Scene(scene, size, choose_renderer(renderer))

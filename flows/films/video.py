@@ -145,12 +145,9 @@ class StoredEpisode:
     """Stored episode, with everything needed to simulate it again.
 
     Attributes:
-        config: Configuration of the rollout.
         position: Position of the rollout in the run, which determines its seeds.
         when: Label, such as "before adaptation".
-        b, e: Indices of the task and the episode in the batch.
-        tasks: Tasks of the iteration.
-        episodes: Batch that contains the episode.
+        b, e: Indices of the task and the episode in the batch `episodes`.
     """
 
     config: RunConfig
@@ -201,7 +198,6 @@ class Film:
     """Result of writing a video.
 
     Attributes:
-        task: Index of the task in the iteration.
         episodes, returns: Index within the task and return of each episode, keyed by its label, such as "before
             adaptation".
         largest_difference: Largest difference between a simulated observation and the stored one.
@@ -398,11 +394,6 @@ class EvaluationFilm:
     """Recorder of the test episodes before and after adaptation, which makes a video of one task.
 
     The video shows the task with the median return and its median-return episodes.
-
-    Args:
-        out: File to write: .gif, .webp, .mp4, or .png for only the last frame.
-        env: Environment to draw.
-        renderer: Renderer for MuJoCo environments.
     """
 
     def __init__(self, out: Path, env: EnvConfig, renderer: RendererName = "auto") -> None:

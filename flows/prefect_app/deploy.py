@@ -70,10 +70,8 @@ def _make_pool(client: SyncPrefectClient) -> Iterator[str]:
 def _deploy(client: SyncPrefectClient, wanted: dict[str, Any], flow: Flow[..., Any]) -> Iterator[str]:
     name = f"{flow.name}/{wanted['name']}"
     command = shlex.join([sys.executable, "-P", "-m", MODULE])
-    ours: dict[str, Any] = {
-        "entrypoint": wanted["entrypoint"],
-        "parameter_openapi_schema": parameter_schema(flow).model_dump_for_openapi(),
-    }
+    form = parameter_schema(flow).model_dump_for_openapi()
+    ours: dict[str, Any] = {"entrypoint": wanted["entrypoint"], "parameter_openapi_schema": form}
     try:
         found = client.read_deployment_by_name(name)
     except ObjectNotFound:

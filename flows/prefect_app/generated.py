@@ -48,10 +48,8 @@ def __getattr__(name: str) -> Flow[..., Any]:
 def make_flow(operation: Operation, ended: Callable[[Any, Any], State] | None = None, **types: Any) -> Flow[..., Any]:
     """Return a Prefect flow that runs an operation.
 
-    Args:
-        operation: Operation to wrap.
-        ended: Function that receives the run and the result, publishes the result and returns the flow run's state.
-        **types: More specific parameter types for the form, keyed by parameter name.
+    `ended` receives the run and the result, publishes the result and returns the flow run's state. `types` are more
+    specific parameter types for the form, keyed by parameter name.
     """
     declared = parameters_of(operation.function)
     parameters = [

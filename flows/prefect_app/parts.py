@@ -75,11 +75,8 @@ def running(
 ) -> Iterator[Part]:
     """Within the block, run a part; afterwards, end it and all processes that it has started.
 
-    Args:
-        name: Name in messages.
-        arguments: Module for Python to run, followed by the module's arguments.
-        log: File for the part's output; None for this process's output.
-        inherits: File descriptors that the process inherits unchanged.
+    `arguments` are the name of a Python module and its arguments. Output goes to `log`, or to this process's output if
+    it is None. The process inherits the file descriptors in `inherits` unchanged.
     """
     with nullcontext() if log is None else _opened(log) as output:
         process = subprocess.Popen(

@@ -161,23 +161,19 @@ def _values(column: pa.ChunkedArray) -> list[object]:
 
 @dataclass(frozen=True)
 class Verified:
-    """Result of recomputing an iteration from the nearest stored learner.
+    """Result of recomputing an iteration of a reference from the nearest stored learner.
 
     Attributes:
-        name: Name of the reference.
-        iteration: Recomputed iteration.
         start: First recomputed iteration, whose learner was stored.
         stages: Number of compared stages in all iterations from `start` to `iteration`.
         proved: Meaning of equality on this kind of device, in words.
         first_difference: First stage whose output differs; None if all are equal.
         differs: Versions and processor facts that have changed.
         returns: Recorded and recomputed average return of the iteration, after adaptation if there is any.
-        false_tables: Tables that differ from the computed values. For outputs that differ, only columns and units are
-            compared.
-        false_records: Contradictions between records and stages: inputs, positions in random streams, and missing
-            outputs.
-        false_facts: Recorded facts about the environment that differ today, such as `task_classes`, `components`,
-            `facts` or `env.options.radius`.
+        false_tables: Tables that differ from the computed values. If an output differs, only the columns and units of
+            its tables are compared.
+        false_facts: Recorded facts about the environment that differ today, such as `facts` or `env.options.radius`.
+        false_records: Records that contradict the stages in inputs, positions in random streams, or missing outputs.
         arithmetic: Machine code used and, if it is not the recorded code, the reason.
     """
 
@@ -211,15 +207,9 @@ class Verified:
         # There may be hundreds of differences.
         records, more = [*self.false_records[:3]], len(self.false_records) - 3
         records += [f"and {more} more"] if more > 0 else []
-        places = [
-            f"in {where} {', '.join(names)}"
-            for where, names in (
-                ("its tables of", self.false_tables),
-                ("what it records of its environment:", self.false_facts),
-                ("its records:", records),
-            )
-            if names
-        ]
+        wrong = {"its tables of": self.false_tables, "what it records of its environment:": self.false_facts}
+        wrong["its records:"] = tuple(records)
+        places = [f"in {where} {', '.join(names)}" for where, names in wrong.items() if names]
         if self.first_difference is None and places:
             return (
                 f"{about}: all {self.proved}, but NOT recorded correctly by the run, {' and '.join(places)}: `show`, "

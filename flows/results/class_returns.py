@@ -37,9 +37,7 @@ _RARE = 0.01
 def headline_returns(drawn: Sequence[float], by_step: ByStep) -> tuple[Sequence[float], str]:
     """Return an iteration's mean returns, class-balanced if its classes allow it, and the name of the statistic.
 
-    Args:
-        drawn: Mean return over all tasks, per inner step.
-        by_step: Per-class returns; empty without classes.
+    `drawn` contains the mean return over all tasks, per inner step.
     """
     if by_step and min(by_step[0].num_tasks) and count_alike([by_step]):
         return [returns.balanced.mean for returns in by_step], "class-balanced mean"
@@ -129,11 +127,8 @@ def class_table(run: Run, iterations: Sequence[int], classes: "Classes") -> "pa.
     """Return the `class_rows` of several iterations as one table."""
     import pyarrow as pa
 
-    rows = [
-        {"iteration": iteration, **row}
-        for iteration, by_step in returns_by_class(run, iterations, classes).items()
-        for row in class_rows(by_step)
-    ]
+    found = returns_by_class(run, iterations, classes).items()
+    rows = [{"iteration": iteration, **row} for iteration, by_step in found for row in class_rows(by_step)]
     kinds = [("iteration", pa.int32()), ("step", pa.int32()), ("class", pa.string()), ("num_tasks", pa.int32())]
     numbers = [("average_return", pa.float64()), ("standard_error", pa.float64())]
     return pa.Table.from_pylist(rows, schema=pa.schema([*kinds, *numbers]))

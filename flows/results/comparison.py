@@ -22,14 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class History:
-    """A run's score over training.
+    """Score of a run over training.
 
-    Attributes:
-        path, name, seed: Folder, name and seed of the run.
-        environment: Description of the run's environment.
-        iterations: Iterations with a score, [n].
-        steps: Environment steps up to the end of these iterations, [n].
-        values: Mean score in each iteration, [n].
+    `iterations` are the iterations with a score, `steps` the environment steps at their ends, and `values` the mean
+    scores, [n] each.
     """
 
     path: Path
@@ -54,9 +50,7 @@ class Group:
     """Runs that differ only in their seed, and their scores.
 
     Attributes:
-        name: Settings that distinguish the group from others, as text.
-        settings: These settings, with their values as text.
-        scores: Compared scores of the runs.
+        name, settings: Settings that distinguish the group from others, as text and keyed by name.
         mean, iqm: Mean and interquartile mean of the scores.
         profile: Fraction of scores above each of the comparison's thresholds.
         curve: Interquartile mean over the runs' mean scores at the comparison's environment steps.

@@ -23,8 +23,6 @@ class Outcome:
 
     Attributes:
         settings: Changed settings, as for `--set`; empty for the run's settings.
-        config: All settings.
-        seconds: Duration of the stage in seconds.
         identical: True if the output is bitwise identical to the stored one.
         digests: Digests of all recomputed stages, this one last.
     """
@@ -50,10 +48,7 @@ class Outcome:
 class Counterfactual(Shown):
     """Comparison of a stage recomputed with its run's settings and with changed settings.
 
-    Attributes:
-        ref: Stage that was recomputed.
-        stored, changed: Outcomes with the run's settings and with the changed settings.
-        start: Parameters before an update, keyed by name; empty for other stages.
+    `start` contains the parameters before an update, keyed by name; it is empty for other stages.
     """
 
     ref: StageRef
@@ -62,10 +57,8 @@ class Counterfactual(Shown):
     start: Mapping[str, Array]
 
     def shown(self) -> tuple[str, list[Row]]:
-        rows = [
-            (name, *("-" if value is None else number(value) for value in pair))
-            for name, pair in self.quantities().items()
-        ]
+        pairs = self.quantities().items()
+        rows = [(name, *("-" if value is None else number(value) for value in pair)) for name, pair in pairs]
         title = f"Counterfactual of {self.ref} under {', '.join(self.changed.settings) or 'the same settings'}"
         return title, [("quantity", "as stored", "changed"), *rows]
 

@@ -42,13 +42,7 @@ class DiskUse:
 
 @dataclass(frozen=True, repr=False)
 class DiskUsage(Shown):
-    """Disk usage of runs, and leftovers of interrupted removals.
-
-    Attributes:
-        uses, paths: Disk usage and folder of each run.
-        leftovers: Folders of interrupted removals.
-        details: True if runs were named, so that their contents are also shown.
-    """
+    """Disk usage of runs, and leftovers of interrupted removals; `details` is True to show the contents of runs."""
 
     uses: Sequence[DiskUse]
     paths: Sequence[Path]
@@ -66,11 +60,8 @@ class DiskUsage(Shown):
             if row["ranges"] is not None:
                 ranges = row["ranges"].items()
                 row["ranges"] = [{"first": first, "last": last, "bytes": size} for (first, last), size in ranges]
-        return {
-            "runs": rows,
-            "bytes": bytes_together(self.paths),
-            "unfinished_removals": {"paths": [*map(str, self.leftovers)], "bytes": bytes_together(self.leftovers)},
-        }
+        unfinished = {"paths": [*map(str, self.leftovers)], "bytes": bytes_together(self.leftovers)}
+        return {"runs": rows, "bytes": bytes_together(self.paths), "unfinished_removals": unfinished}
 
 
 @dataclass(frozen=True)
@@ -93,10 +84,8 @@ class Packed:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the total number of iterations, and the first and last iteration of each segment."""
-        return {
-            "iterations": sum(map(len, self.segments)),
-            "segments": [[segment.start, segment.stop - 1] for segment in self.segments],
-        }
+        segments = [[segment.start, segment.stop - 1] for segment in self.segments]
+        return {"iterations": sum(map(len, self.segments)), "segments": segments}
 
     def __str__(self) -> str:
         count = sum(map(len, self.segments))

@@ -8,13 +8,9 @@ from metaloom.pipeline.shown import Row, Shown
 
 @dataclass(frozen=True)
 class Check:
-    """Result of a check.
+    """Result of a check, with the actual and the required state, and a remedy.
 
-    Attributes:
-        name: Subject of the check.
-        status: fail if training does not work, warn if it works with limitations, otherwise ok.
-        found, required: Actual and required state.
-        advice: Recommended remedy; may be empty.
+    The status is fail if training does not work, warn if it works with limitations, otherwise ok.
     """
 
     name: str

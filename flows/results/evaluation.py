@@ -142,7 +142,6 @@ class EvaluationOutcome(Shown):
         config: Configuration of the run, with the requested evaluation settings.
         tasks_are_new: True if no evaluation task occurs in training.
         drawn_from: Size of the task set; None if tasks come from a distribution.
-        classes: Task classes that the environment declares; None if it declares none.
         draw: Function that draws the returns.
     """
 

@@ -78,11 +78,8 @@ class Replay(Shown, list[StageReplay]):
     def shown(self) -> tuple[str, list[Row]]:
         different = [outcome for outcome in self if not outcome.identical]
         proved = f"all {self[-1].proved}" if self and not different else f"{len(different)} differ"
-        rows = [
-            (str(d.ref), d.array, f"{d.count} values", f"by up to {d.max_abs:.3g}")
-            for o in different
-            for d in o.differences
-        ]
+        differences = (difference for outcome in different for difference in outcome.differences)
+        rows = [(str(d.ref), d.array, f"{d.count} values", f"by up to {d.max_abs:.3g}") for d in differences]
         return f"Replay of {plural(len(self), 'stage')}: {proved}", rows
 
     @property

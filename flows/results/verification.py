@@ -14,9 +14,8 @@ from metaloom.storage import Damage, argument
 class Verification(Shown):
     """Result of checking the files of a run.
 
-    Attributes:
-        sealed: True if the newest session sealed its records, so that a missing record would be detected. Not checked
-            if files are damaged.
+    `sealed` is True if the newest session sealed its records, so that a missing record would be detected. This is not
+    checked if files are damaged.
     """
 
     path: Path

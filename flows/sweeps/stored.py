@@ -33,12 +33,9 @@ _FIELDS = ("recipe", "settings", "grid", "seeds", "runs", "search")
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Run in a sweep.
+    """Run in a sweep, with the varied settings as text.
 
-    Attributes:
-        name: Run name, made from the settings.
-        settings: Values of the settings that the sweep varies, as text.
-        digest: SHA-256 of all the run's settings; empty for a search trial with invalid settings.
+    `digest` is the SHA-256 of all the run's settings; it is empty for a search trial with invalid settings.
     """
 
     name: str

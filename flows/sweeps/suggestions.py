@@ -18,13 +18,8 @@ Scored = tuple[Mapping[str, str], float | None]
 def suggest(search: Search, earlier: Sequence[Scored], run_seed: int) -> dict[str, str]:
     """Return settings for the next trial, as text keyed by setting, suggested by a tree-structured Parzen estimator.
 
-    Bergstra et al. 2011. The study is rebuilt from the earlier trials and the sampler is seeded with the trial's
-    number, so suggestions do not depend on the process.
-
-    Args:
-        search: Search with the space and the number of trials.
-        earlier: All earlier trials, in order. Failed trials rank below all others.
-        run_seed: Seed for the sampler, combined with the trial's number.
+    Bergstra et al. 2011. The study is rebuilt from all earlier trials, in order; failed trials rank below all others.
+    The sampler is seeded with `run_seed` and the trial's number, so suggestions do not depend on the process.
     """
     distributions = {key: _distribution(dimension) for key, dimension in search.dimensions.items()}
     tried = [dict(settings) for settings, _ in earlier]

@@ -101,14 +101,12 @@ def _positions(
     count = lengths.shape[1] // shares
     first, arrays = place * count, run.files.read_arrays(run.record(ref), ("observations",), tasks)
     observations = arrays[run.stages.group_of(ref)]["observations"][0]
-    return [
-        [
-            [numbers(observations[b, e, : lengths[b, e] + 1, column]) for column in columns]
-            for e in range(first, first + min(count, MOST_EPISODES))
-            if lengths[b, e]
-        ]
-        for b in tasks
-    ]
+
+    def path(b: int, e: int) -> list[list[float | None]]:
+        return [numbers(observations[b, e, : lengths[b, e] + 1, column]) for column in columns]
+
+    shown = range(first, first + min(count, MOST_EPISODES))
+    return [[path(b, e) for e in shown if lengths[b, e]] for b in tasks]
 
 
 def _policies(run: Run, iteration: int) -> dict[str, Any] | None:

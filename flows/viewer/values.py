@@ -25,13 +25,8 @@ def slice_of(
 ) -> tuple[Array, tuple[int, int]]:
     """Return a slice of a stored array as [rows, columns] float64, NaN on padding, and its strides.
 
-    Args:
-        run: Run that contains the array.
-        ref: Output that the array belongs to.
-        array: Path below `data.zarr`, such as rollouts_0/rewards.
-        at: Index along each axis; ignored for the axes shown.
-        rows: Axis shown from top to bottom; None for a single row.
-        columns: Axis shown from left to right.
+    `array` is a path below `data.zarr`, such as rollouts_0/rewards. `at` contains an index along each axis, which is
+    ignored for the axes shown: `rows` from top to bottom (None for a single row), and `columns` from left to right.
     """
     record = run.record(ref)
     chunk = next((chunk for chunk in record.chunks if chunk.array == array), None)
@@ -84,7 +79,7 @@ def episode(run: Run, ref: StageRef, task: int, index: int) -> dict[str, Any]:
         "length": length,
         "return": numbers(np.array([returns]))[0],
         "tasks": B,
-        "episodes": [int((lengths[b] > 0).sum()) for b in range(B)],
+        "episodes": (lengths > 0).sum(axis=1).tolist(),
         "signals": signals,
         "problems": problems,
     }

@@ -105,18 +105,16 @@ def _reach(arrow: Arrow) -> int:
 
 @dataclass(frozen=True)
 class DrawnEdge:
-    """Input of a stage, drawn as an arrow from the stage that computes it.
-
-    Attributes:
-        source, target: Names of the stages that compute and read the input.
-        name: Argument name in the target.
-        which: Which of the source's outputs are read, in words.
-    """
+    """Input of a stage, drawn as an arrow: source, target, argument name, and which outputs of the source are read."""
 
     source: str
     target: str
     name: str
     which: str
+
+    @property
+    def is_earlier(self) -> bool:
+        return self.which in (BEFORE, ALL_SO_FAR, LATEST)
 
     @property
     def label(self) -> str:
@@ -171,7 +169,7 @@ def as_mermaid(diagram: Diagram) -> str:
     lines = ["flowchart TD"]
     lines += [f'    {stage.name}["{stage.name}<br/><small>{stage.per.words}</small>"]' for stage in diagram.stages]
     for edge in diagram.edges:
-        arrow = "-.->" if edge.which in (BEFORE, ALL_SO_FAR, LATEST) else "-->"
+        arrow = "-.->" if edge.is_earlier else "-->"
         lines.append(f'    {edge.source} {arrow}|"{edge.label}"| {edge.target}')
     return "\n".join(lines) + "\n"
 
@@ -179,10 +177,7 @@ def as_mermaid(diagram: Diagram) -> str:
 def as_svg(diagram: Diagram) -> str:
     """Return an SVG of the stages from top to bottom. Arcs on the left lead up, from earlier iterations."""
     places = {stage.name: n for n, stage in enumerate(diagram.stages)}
-    arrows = [
-        Arrow(places[edge.source], places[edge.target], edge.label, dashed=edge.which in (BEFORE, ALL_SO_FAR, LATEST))
-        for edge in diagram.edges
-    ]
+    arrows = [Arrow(places[e.source], places[e.target], e.label, dashed=e.is_earlier) for e in diagram.edges]
     return draw([Box(stage.name, (stage.per.words,)) for stage in diagram.stages], arrows)
 
 

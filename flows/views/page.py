@@ -43,13 +43,7 @@ def plotly_file() -> Path:
 
 @dataclass(frozen=True)
 class Picture:
-    """Image in a page, with a caption unless it is empty.
-
-    Attributes:
-        source: Data URI of the image.
-        alternative: Text for screen readers.
-        enlarged: True if the image fills the width of its container.
-    """
+    """Image in a page: data URI, text for screen readers, caption, and True to fill the width of the container."""
 
     source: str
     alternative: str

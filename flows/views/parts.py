@@ -25,9 +25,7 @@ _PROSE_WIDTH = 30
 class FittedTable(Table):
     """Table that drops columns until it fits the width, so that no word is broken.
 
-    Attributes:
-        drop: Names of columns to drop, the least important first.
-        prose: Names of columns whose text wraps between words.
+    The columns in `drop` are dropped in order; the text of the columns in `prose` wraps between words.
     """
 
     drop: Sequence[str] = ()

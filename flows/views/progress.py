@@ -186,12 +186,9 @@ class PlainLines:
 
     def __call__(self, report: IterationReport) -> str:
         self._pace.add(report)
-        parts = [
-            iteration_text(report).plain,
-            *([f"by class: {classes_text(report.class_returns)}"] if report.class_returns else []),
-            speed(report.steps_per_second),
-            f"{self._pace.recent[-1]:.2f} s",
-        ]
+        parts = [iteration_text(report).plain]
+        parts += [f"by class: {classes_text(report.class_returns)}"] if report.class_returns else []
+        parts += [speed(report.steps_per_second), f"{self._pace.recent[-1]:.2f} s"]
         if report.evaluation_returns:
             parts.append(f"evaluation {_evaluation_text(report.evaluation_returns)}")
         if not _finished(report):

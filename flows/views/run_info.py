@@ -136,14 +136,8 @@ def stage_info(run: Run, record: storage.StageRecord) -> dict[str, Any]:
 def output_info(run: Run, ref: StageRef) -> dict[str, Any]:
     """Return the `stage_info` of a stored output together with its type and arrays."""
     stage, record = run.stages[ref.stage], run.record(ref)
-    return {
-        "run": run.path.name,
-        "iteration": ref.iteration,
-        **stage_info(run, record),
-        "output": stage.output,
-        "description": stage.description,
-        "arrays": arrays_of(run, record),
-    }
+    about = {"output": stage.output, "description": stage.description, "arrays": arrays_of(run, record)}
+    return {"run": run.path.name, "iteration": ref.iteration, **stage_info(run, record), **about}
 
 
 def arrays_of(run: Run, record: storage.StageRecord) -> list[dict[str, Any]]:

@@ -32,7 +32,6 @@ class Series:
     """Line of a chart.
 
     Attributes:
-        label: Name in the legend.
         color: Color as #rrggbb.
         values: Value at each point of the chart's x axis, [n]; NaN leaves a gap.
         band: Lower and upper edges of a shaded band around the line, [n] each.
