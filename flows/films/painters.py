@@ -74,7 +74,7 @@ def painter_of(
     way: Array | None = None,
     goal: Goal | None = None,
 ) -> Painter:
-    """Return a painter of pictures with a given width and height for an environment.
+    """Return a painter for an environment; `size` is the width and height of its pictures in pixels.
 
     `way` contains positions of a moving robot, [n, 3], or of a point, [n, 2], all of which stay visible; if it is None,
     the camera follows the robot. `goal` is the goal of a robot, which is drawn as a green ball.
@@ -157,7 +157,7 @@ def _camera(model: Any) -> Any:
 
 
 def camera_of_way(model: Any, way: Array, size: tuple[int, int]) -> Any:
-    """Return a fixed camera that sees all robot positions, [n, 3], or a following one if they are too far apart."""
+    """Return a fixed camera that sees all robot positions, [n, 3], or one that follows the robot if they are far apart."""
     low, high = way.min(axis=0), way.max(axis=0)
     along, across = high[:2] - low[:2] + 2 * _AROUND
     if max(along, across) > _WIDEST:

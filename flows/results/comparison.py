@@ -37,11 +37,11 @@ class History:
     values: Array
 
     def at(self, steps: Array) -> Array:
-        """Return the latest score after each of the given environment steps, [m]."""
+        """Return the latest score at each environment step count in `steps`, [m]."""
         return self.values[np.searchsorted(self.steps, steps, side="right") - 1]
 
     def before(self, steps: float) -> Array:
-        """Return the iterations completed within this number of environment steps."""
+        """Return the iterations that were completed within this number of environment steps."""
         return self.iterations[self.steps <= steps]
 
 

@@ -19,7 +19,7 @@ from metaloom.storage.format.codec import Value, flatten
 
 @dataclass(frozen=True)
 class Outcome:
-    """Output of a stage recomputed with certain settings.
+    """Output of a recomputed stage, with the settings used.
 
     Attributes:
         settings: Changed settings, as for `--set`; empty for the run's settings.

@@ -78,7 +78,7 @@ class ThinnedRun(Thinned):
 
 @dataclass(frozen=True)
 class Packed:
-    """Range of iterations in each segment that packing wrote."""
+    """Iteration range of each segment that packing wrote."""
 
     segments: tuple[range, ...]
 
@@ -115,7 +115,7 @@ def bytes_together(paths: Iterable[Path]) -> int:
 
 
 def bytes_freed(paths: Iterable[Path]) -> int:
-    """Return the number of bytes that removing the folders frees; files with hard links elsewhere do not count."""
+    """Return the number of bytes freed by removing the folders; files that have hard links elsewhere do not count."""
     return sum(files[0].st_size for files in _by_inode(paths).values() if files[0].st_nlink == len(files))
 
 

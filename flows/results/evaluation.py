@@ -55,13 +55,13 @@ class AdaptationSummary:
 
     @property
     def columns(self) -> dict[str, float]:
-        """All values, keyed by name; facts are on the same level."""
+        """All values including facts, keyed by name."""
         about = asdict(self)
         return about | about.pop("facts")
 
 
 def summarize_steps(evaluation: Evaluation, classes: Classes | None = None) -> list[AdaptationSummary]:
-    """Return a summary per number of adaptation steps; `classes` are the environment's task classes."""
+    """Return a summary for each number of adaptation steps; `classes` are the environment's task classes."""
     summaries: list[AdaptationSummary] = []
     for k in range(evaluation.adaptation_steps + 1):
         returns = evaluation.test_returns[:, k]
@@ -120,7 +120,7 @@ def summarize_tasks(evaluation: Evaluation) -> list[dict[str, Any]]:
 
 
 def summarize_classes(evaluation: Evaluation, classes: Classes | None) -> list[ClassReturns]:
-    """Return the per-class test returns per number of adaptation steps; empty without classes."""
+    """Return the test returns per task class after each number of adaptation steps; empty without classes."""
     if classes is None:
         return []
     of = classes.of(evaluation.task_params, evaluation.names)
@@ -171,13 +171,13 @@ class EvaluationOutcome(Shown):
 
     @property
     def counted_tasks(self) -> str:
-        """Text with the number of tasks, such as "10 tasks (of 80)" for a selection."""
+        """Number of tasks as text, such as "10 tasks (of 80)" for a selection."""
         count = len(self.tasks)
         return plural(count, "task") + (f" (of {self.drawn_from:,})" if count < (self.drawn_from or 0) else "")
 
     @property
     def env_steps(self) -> int:
-        """Number of environment steps in the evaluation, which do not count as training."""
+        """Number of environment steps taken by the evaluation; they do not count as training."""
         return self.evaluation.num_steps
 
     @property
@@ -212,9 +212,9 @@ class EvaluationOutcome(Shown):
         }
 
     def summary(self) -> list[AdaptationSummary]:
-        """Return averages over tasks per number of adaptation steps."""
+        """Return averages over tasks for each number of adaptation steps."""
         return summarize_steps(self.evaluation, self.classes)
 
     def by_class(self) -> ByStep:
-        """Return the per-class test returns per number of adaptation steps; empty without classes."""
+        """Return the test returns per task class after each number of adaptation steps; empty without classes."""
         return summarize_classes(self.evaluation, self.classes)

@@ -95,7 +95,7 @@ def difference_info(difference: ArrayDifference) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Difference:
-    """Setting or version that differs; a run that lacks it has None."""
+    """Setting or version that differs between runs; the value is None for a run that lacks it."""
 
     name: str
     a: str | None

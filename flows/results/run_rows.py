@@ -29,10 +29,8 @@ class Facts(Shown, dict[str, Any]):
     """Facts about a run, keyed by name, as `--json` prints them."""
 
     def shown(self) -> tuple[str, list[shown.Row]]:
-        return plural(len(self), "fact"), [(name, _short(value)) for name, value in self.items()]
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, Mapping | list):
-        return plural(len(value), "value")
-    return text if len(text := str(value)) <= 60 else f"{text[:57]}..."
+        rows: list[shown.Row] = []
+        for name, value in self.items():
+            text = plural(len(value), "value") if isinstance(value, Mapping | list) else str(value)
+            rows.append((name, text if len(text) <= 60 else f"{text[:57]}..."))
+        return plural(len(self), "fact"), rows

@@ -36,7 +36,7 @@ class Verification(Shown):
 
 
 def what_helps(folder: Path, damages: Sequence[Damage]) -> Iterator[str]:
-    """Yield recommendations for handling the damage."""
+    """Yield advice on handling the damage."""
     if any(damage.is_unreadable for damage in damages):
         yield "files that you may not read were not checked: their owner can grant access or verify the run"
     elif any(damage.is_link and not damage.is_foreign for damage in damages):

@@ -196,17 +196,13 @@ def _run_names(sweep: str, rows: Sequence[tuple[Mapping[str, str], int]], digest
     keys = [*rows[0][0]]
     last = [key.rpartition(".")[2] for key in keys]
     short = dict(zip(keys, last if len({*last}) == len(last) else keys, strict=True))
-    names = [
-        "-".join([sweep, *(f"{short[key]}-{_plain(text)}" for key, text in point.items()), f"seed-{seed}"])
-        for point, seed in rows
-    ]
+    names: list[str] = []
+    for point, seed in rows:
+        plain = ((key, re.sub(r"[^A-Za-z0-9_.\-]+", "_", text).strip("_") or "_") for key, text in point.items())
+        names.append("-".join([sweep, *(f"{short[key]}-{text}" for key, text in plain), f"seed-{seed}"]))
     if len({name.lower() for name in names}) == len(names) and all(len(name) <= 100 for name in names):
         return names
     return [f"{sweep}-{digest[:12]}-seed-{seed}" for (_, seed), digest in zip(rows, digests, strict=True)]
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.\-]+", "_", text).strip("_") or "_"
 
 
 def _shown(value: object) -> str:

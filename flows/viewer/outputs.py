@@ -55,13 +55,6 @@ def either(read: Callable[[], Mapping[str, Any] | None]) -> Mapping[str, Any] | 
         return {"problem": error_text(problem)}
 
 
-def compared_steps(steps: Sequence[int]) -> dict[str, Any]:
-    """Return the stored inner steps to compare, with labels and colours, and a note on steps that are not shown."""
-    last = max(steps, default=0)
-    shown = [{"step": k, "label": adaptation_label(k, last), "color": color} for k, color in shown_steps(last).items()]
-    return {"shown": [step for step in shown if step["step"] in steps], "unshown": steps_note(last)}
-
-
 def _ways(run: Run, iteration: int) -> dict[str, Any] | None:
     """Return positions over time if observations have components `x` and `y`; otherwise None."""
     names = [*run.components("observation")]
@@ -243,8 +236,8 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
 
     Returns:
         `tasks`: parameters keyed by name; `classes`: class of each task, or None; `colors`: color per class; `steps`:
-        returns and lengths per inner step, a list of episodes per task; `trial`: episodes per trial; and the result of
-        `compared_steps`.
+        returns and lengths per inner step, a list of episodes per task; `shown`: inner steps to compare, with labels
+        and colours; `unshown`: a note on the others; `trial`: episodes per trial.
     """
     if iteration in run.iterations:
         table = run.episodes(iteration)
@@ -268,12 +261,15 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
             "returns": [numbers(columns["return"][of_task]) for of_task in rows],
             "lengths": [columns["length"][of_task].tolist() for of_task in rows],
         }
+    last = max(steps, default=0)
+    compared = ((k, color) for k, color in shown_steps(last).items() if k in steps)
     return {
         "tasks": {name.removeprefix("task_"): numbers(values) for name, values in params.items()},
         "classes": named,
         "colors": colors,
         "steps": steps,
-        **compared_steps([*steps]),
+        "shown": [{"step": k, "label": adaptation_label(k, last), "color": color} for k, color in compared],
+        "unshown": steps_note(last),
         "trial": trial_length(run.config),
     }
 

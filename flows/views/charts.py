@@ -35,14 +35,14 @@ BESIDE: dict[str, Any] = dict(frameon=False, fontsize=8, labelcolor=INK, loc="ce
 
 
 class Drawing(Figure):
-    """Matplotlib figure that notebooks show with any backend."""
+    """Matplotlib figure that notebooks display regardless of the backend."""
 
     def _repr_png_(self) -> bytes:
         return rendered(self, "png")
 
 
 def draw(chart: Chart, *, titled_elsewhere: bool = False) -> Drawing:
-    """Return a chart drawn with matplotlib; its note is omitted if title and note are shown elsewhere.
+    """Draw a chart as a matplotlib figure, without its note if title and note are shown elsewhere.
 
     Large x values are shown in thousands or millions.
     """
@@ -167,7 +167,7 @@ def _bars(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> None:
 
 
 def plain_legend(owner: Axes | Figure, handles: Sequence[Any], labels: Sequence[str], **look: Any) -> None:
-    """Add a legend that shows labels literally: "$" does not start mathematics, and a leading "_" hides nothing."""
+    """Add a legend that shows labels literally: "$" does not start math mode, and a leading "_" hides nothing."""
     legend = owner.legend(handles, [str(place) for place in range(len(labels))], **look)
     for text, label in zip(legend.get_texts(), labels, strict=True):
         text.set_parse_math(False)

@@ -21,7 +21,7 @@ _WHICH: Mapping[Word, str] = {
 
 @dataclass(frozen=True)
 class Box:
-    """Box in a drawing: a bold title above lines of text; a click opens `link` unless it is empty."""
+    """Box with a bold title above lines of text. Clicking it opens `link`, unless that is empty."""
 
     title: str
     lines: tuple[str, ...]
@@ -30,7 +30,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Arrow:
-    """Arrow between boxes, given by their indices: drawn on the right if it leads down, on the left if up."""
+    """Arrow between two boxes, given by their indices. It is drawn on the right if it points down, else on the left."""
 
     source: int
     target: int
@@ -39,7 +39,7 @@ class Arrow:
 
     @property
     def leads_down(self) -> bool:
-        """True if the arrow leads to a later box."""
+        """True if the arrow points to a later box."""
         return self.source < self.target
 
 
@@ -131,7 +131,7 @@ class Diagram:
 
 
 def diagram_of(config: RunConfig) -> Diagram:
-    """Return the diagram of a run with this configuration, without the stages that it never reaches."""
+    """Return the diagram of a run with this configuration, excluding stages that the run never reaches."""
     graph = graph_of(config)
     # The first two iterations and one with an evaluation include every stage.
     reached = {ref.stage for i in (0, 1, (config.evaluation.every or 1) - 1) for ref in graph.order(config, i)}
@@ -175,7 +175,7 @@ def as_mermaid(diagram: Diagram) -> str:
 
 
 def as_svg(diagram: Diagram) -> str:
-    """Return an SVG of the stages from top to bottom. Arcs on the left lead up, from earlier iterations."""
+    """Return an SVG with the stages from top to bottom. Arcs on the left come from earlier iterations."""
     places = {stage.name: n for n, stage in enumerate(diagram.stages)}
     arrows = [Arrow(places[e.source], places[e.target], e.label, dashed=e.is_earlier) for e in diagram.edges]
     return draw([Box(stage.name, (stage.per.words,)) for stage in diagram.stages], arrows)

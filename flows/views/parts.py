@@ -48,7 +48,7 @@ class FittedTable(Table):
         yield self._with_columns(kept, no_wrap=fits, max_width=None)
 
     def _with_columns(self, kept: Sequence[Column], *, no_wrap: bool, max_width: int | None) -> "FittedTable":
-        """Return a copy with only these columns; prose columns, which always wrap, have this maximum width."""
+        """Return a copy with only these columns; prose columns always wrap and have at most this width."""
         table = copy(self)
         table.drop, table.columns = (), []
         for n, column in enumerate(kept):

@@ -179,7 +179,7 @@ class TrainingPanel:
 
 
 class PlainLines:
-    """Formatter of iterations as lines of text, which include the remaining time."""
+    """Callable that formats each iteration as a line of text with the estimated remaining time."""
 
     def __init__(self) -> None:
         self._pace = Pace()
@@ -226,7 +226,7 @@ def iteration_text(report: IterationReport) -> Text:
 
 
 def returns_text(report: IterationReport, prefix: str = "") -> Text:
-    """Format returns before and after adaptation and, if any, those of trials and success rates."""
+    """Format the returns before and after adaptation, with trial returns and success rates if available."""
     returns = adaptation_returns(report.metrics)
     if not returns:
         return Text(f"{prefix}unknown")

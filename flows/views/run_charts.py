@@ -154,7 +154,7 @@ def _class_panels(history: RunHistory) -> Iterator[Chart]:
 
 
 def _task_charts(history: RunHistory) -> Iterator[Chart]:
-    """Yield the charts with a point per task: return after against before adaptation, and returns over training."""
+    """Yield the charts with a point per task: return after adaptation against before it, and returns over training."""
     last, num_tasks = history.last_step, history.task_returns.shape[2]
     if num_tasks == 1:
         return
@@ -192,7 +192,7 @@ def _by_kind(names: Sequence[str], kinds: Array, values: Array) -> tuple[Panel, 
 
 
 def metric_lines(history: RunHistory) -> Iterator[Chart]:
-    """Yield the charts of the metrics that the run contains, about trials, success and updates."""
+    """Yield the charts of metrics about trials, success and updates, as far as the run contains them."""
     metrics, last, shown = history.metrics, history.last_step, steps_note(history.last_step)
 
     def of_steps(metric: str) -> dict[str, tuple[str, str]]:

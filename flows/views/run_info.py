@@ -60,7 +60,7 @@ def run_info(run: Run) -> dict[str, Any]:
 
 
 def _witness(run: Run) -> dict[str, int] | None:
-    """Return the numbers of replayed and reproduced witness episodes; None if there are none or they are unreadable."""
+    """Return the counts of replayed and reproduced witness episodes; None if there are none or they are unreadable."""
     if not (run.config["env"].get("witness") and run.iterations):
         return None
     try:
@@ -101,7 +101,7 @@ def session_changes(run: Run) -> list[dict[str, Any]]:
 
 
 def iteration_info(run: Run, iteration: int) -> dict[str, Any]:
-    """Return an iteration's stored stages in the order of writing, and its metrics if it is complete."""
+    """Return an iteration's stored stages in the order they were written, and its metrics if it is complete."""
     refs = run.refs_of([iteration])
     if not refs:
         run.record(run.last_ref(iteration))  # raises StageMissing, which names the stored stages
@@ -141,7 +141,7 @@ def output_info(run: Run, ref: StageRef) -> dict[str, Any]:
 
 
 def arrays_of(run: Run, record: storage.StageRecord) -> list[dict[str, Any]]:
-    """Return the name, axes, shape, dtype, unit and description of each array in an output, or its read error."""
+    """Return the name, axes, shape, dtype, unit and description of each array in an output, or why it is unreadable."""
     found: list[dict[str, Any]] = []
     for chunk in record.chunks:
         group, _, name = chunk.array.partition("/")

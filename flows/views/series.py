@@ -97,7 +97,7 @@ def estimates_series(label: str, color: str, estimates: Sequence[ClassEstimate])
 
 
 def explain_gaps(chart: Chart) -> Chart:
-    """Return the chart; if its bands have gaps, its note explains them."""
+    """Return the chart, with a note about the gaps in its bands if there are any."""
     bands = [series.band[0] for panel in chart.panels for series in panel.series if series.band is not None]
     gaps = any(np.isnan(band).any() for band in bands)
     return replace(chart, note=chart.note + GAP_NOTE) if gaps else chart
@@ -128,12 +128,12 @@ def numbers(values: Array) -> list[float | None]:
 
 
 def evenly_spaced(count: int, most: int) -> Array:
-    """Return indices into a sequence of length `count`: all, or `most` evenly spaced ones with both ends, [n]."""
+    """Return up to `most` evenly spaced indices into a sequence of length `count`, including both ends, [n]."""
     return np.linspace(0, count - 1, min(count, most)).round().astype(int)
 
 
 def shown_steps(last: int) -> dict[int, str]:
-    """Return the colour of each inner step that charts show, keyed by step, from the steps 0 to `last`.
+    """Return the inner steps from 0 to `last` that charts show, mapped to their colours.
 
     If there are more steps than colours, these are the first, the last and evenly spaced ones in between.
     """

@@ -7,7 +7,7 @@ from metaloom.storage import Run
 
 
 class StoredReports:
-    """Reader of reports from a run's tables and records, which thinning keeps."""
+    """Builder of reports from a run's tables and records, which thinning keeps."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

@@ -42,7 +42,7 @@ def sweep_rows(sweep: Sweep, trials: Sequence[Trial]) -> list[dict[str, Any]]:
 
 
 def sweep_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
-    """Return a table of a sweep's runs, with the number of runs in each state below it."""
+    """Return a table of a sweep's runs, captioned with the number of runs in each state."""
     scored = [] if sweep.search is None else [f">score: {sweep.search.metric}"]
     columns = ("run", *sweep.keys, ">seed", ">iterations", ">last return", *scored, "state")
     table = new_table(*columns, drop=("seed", "iterations", *sweep.keys), prose=("state",))
@@ -77,7 +77,7 @@ def search_info(sweep: Sweep, trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 def best_lines(sweep: Sweep, trials: Sequence[Trial]) -> list[str]:
-    """Return text lines with a search's best trial and the command that tests it; none for a grid."""
+    """Return lines of text that show a search's best trial and the command to test it; empty for a grid."""
     if sweep.search is None:
         return []
     best = best_of(trials)

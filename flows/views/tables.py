@@ -57,7 +57,7 @@ DIGEST_PREFIX = 12
 
 
 def runs_view(rows: "Rows") -> RenderableType:
-    """Return the output of `metaloom ls`: a table of runs, or why there are none."""
+    """Return the output of `metaloom ls`: a table of runs, or a message that explains why there are none."""
     if not rows:
         return as_text(rows.nothing)
     # A column for success, if any environment reports it.
@@ -246,7 +246,7 @@ def replay_line(outcome: "StageReplay") -> Text:
 def difference_table(
     differences: Sequence["ArrayDifference"], sides: tuple[str, str] = ("stored", "replayed")
 ) -> Table:
-    """Return a table of the arrays that differ between stored and replayed outputs, or between two other `sides`."""
+    """Return a table of the arrays that differ between the outputs of two `sides`, such as stored and replayed."""
     columns = (">iteration", "stage", "array", "first differs at", *sides, ">max abs", ">max ulp", ">elements")
     table = new_table(*columns, drop=("elements", "max ulp", *sides, "first differs at"))
     for difference in differences:
@@ -339,7 +339,7 @@ def evaluation_view(outcome: "EvaluationOutcome") -> RenderableType:
 
 
 def success_view(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
-    """Return a table of the `success_rows` after the last adaptation step, in a list; empty if there are none."""
+    """Return a list with a table of the `success_rows` after the last adaptation step; empty if there are none."""
     if not rows:
         return []
     last, names = rows[-1]["adaptation_steps"], [name for name in ("success_rate", OFFICIAL) if name in rows[0]]
@@ -411,7 +411,7 @@ def meaning(name: str, value: float | None) -> str:
 
 
 def _classes_view(rows: Sequence[Mapping[str, Any]], labels: Sequence[str] | None = None) -> list[RenderableType]:
-    """Return a table of per-class returns, with a labelled column per step, in a list; empty without classes."""
+    """Return a list with a table of per-class returns, with a labelled column per step; empty without classes."""
     if not rows:
         return []
     last = rows[-1]["step"]
