@@ -157,7 +157,7 @@ def _camera(model: Any) -> Any:
 
 
 def camera_of_way(model: Any, way: Array, size: tuple[int, int]) -> Any:
-    """Return a fixed camera that sees all robot positions, [n, 3], or one that follows the robot if they are far apart."""
+    """Return a fixed camera that sees all robot positions, [n, 3], or one that follows the robot on long paths."""
     low, high = way.min(axis=0), way.max(axis=0)
     along, across = high[:2] - low[:2] + 2 * _AROUND
     if max(along, across) > _WIDEST:

@@ -176,7 +176,7 @@ class StoredEpisode:
         return "".join(f"{word}   " for word in words)
 
     def simulate(self, env: MetaEnv) -> Iterator[float]:
-        """Reset and repeat the episode's actions; yield the largest deviation of each observation from the stored one."""
+        """Repeat the episode's actions; yield the largest deviation of each observation from the stored one."""
         env.set_task(self.tasks.params[self.b])
         stored = self.episodes.observations[self.b, self.e]
         observation, _ = env.reset(seed=self.position.reset_seed(self.b, self.e, self.config.env.seed_bits))

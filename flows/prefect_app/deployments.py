@@ -63,7 +63,7 @@ Seconds = Annotated[float, Field(gt=0)]
 
 @contextmanager
 def finishing_the_stage() -> Iterator[tuple[Event, Any]]:
-    """Within the block, handle SIGTERM from Prefect; yield an event that is set by it, and Prefect's own handler.
+    """Within the block, intercept SIGTERM from Prefect; yield an event that it sets, and Prefect's own handler.
 
     If the current stage then takes too long, the signal is passed to Prefect's handler, which aborts the stage.
     """
@@ -196,7 +196,7 @@ def meta_train_custom(
 
 @dataclass(frozen=True)
 class Asked:
-    """Settings requested by a flow run; for None, the value in the recipe or the stored run is used."""
+    """Settings requested by a flow run; None stands for the value in the recipe or the stored run."""
 
     recipe: str | None = None
     config: RunConfig | None = None
@@ -206,7 +206,7 @@ class Asked:
 
     @property
     def named(self) -> Mapping[str, Any]:
-        """Requested settings, which the user trusts to name modules."""
+        """Requested settings; the user trusts all modules that they name."""
         if self.config is not None:
             return self.config.model_dump(mode="json")
         return override(load_settings(self.recipe) if self.recipe else {}, self.overrides)
@@ -283,7 +283,7 @@ class StageTasks:
         self._done: dict[StageRef, object] = {}
 
     def __call__(self, ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], StageRef]) -> StageRef:
-        """Run one stage as a Prefect task, as a StageCall."""
+        """Run one stage as a Prefect task; implements StageCall."""
         # Inputs that another flow run stored have no task here.
         upstream = [self._done[i] for i in inputs if i in self._done]
         name = f"{ref.stage} i={ref.iteration} k={ref.step}"

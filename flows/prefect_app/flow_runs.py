@@ -1,4 +1,4 @@
-"""Supervision of the parts of `metaloom serve`, and of flow runs, which are restarted if they lose their process.
+"""Supervision of `metaloom serve`: ends all parts together, and restarts flow runs that lose their process.
 
 Prefect does not restart such flow runs: if the process was killed, the flow run stays Crashed, and if its worker or
 server ended first, it stays Running forever. This module imports Prefect, which must not happen in a foreign folder.
@@ -144,7 +144,7 @@ def flow_runs(client: SyncPrefectClient, *states: str, since: datetime | None = 
 
 
 def state_of(run: FlowRun) -> State:
-    """Return the state of a flow run, which is not None if the flow run was selected by state."""
+    """Return the state of a flow run that was selected by state, so that it is not None."""
     assert run.state is not None
     return run.state
 
@@ -173,7 +173,7 @@ def runs_of(processes: Iterable[psutil.Process]) -> list[Path]:
 
 
 def ask_to_end(process: psutil.Process) -> None:
-    """Request that a flow run's process finishes its current stage and then ends."""
+    """Ask a flow run's process to finish its current stage and then end."""
     with suppress(psutil.Error):
         process.send_signal(signal.SIGTERM)
 

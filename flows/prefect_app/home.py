@@ -139,14 +139,14 @@ def _password(home: Path, *, trust: bool) -> str:
 
 
 def write_environment(folder: Path, api: str, password: str | None) -> None:
-    """Write the file that gives shells the server's address and, if not None, the password."""
+    """Write the file from which shells read the server's address and, if given, the password."""
     values = {API: api, **({AUTH: password} if password else {}), **unproxied(os.environ, api)}
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in values.items()]
     write(folder / ENVIRONMENT, "".join(lines))
 
 
 def read_environment(folder: Path) -> dict[str, str]:
-    """Return the environment variables with which the folder's server is reached; empty if none was started."""
+    """Return the environment variables for reaching the folder's server; empty if none was started."""
     with suppress(OSError, ValueError):
         file = folder / ENVIRONMENT
         words = shlex.split(file.read_text("utf-8")) if file.is_file() else []

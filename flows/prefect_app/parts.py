@@ -33,7 +33,7 @@ _END_WITH_PARENT = (
 
 
 class ServeError(RuntimeError):
-    """Error if a part failed to start or has ended; the message names the part and its log."""
+    """Error raised if a part fails to start or ends; the message names the part and its log."""
 
 
 class Interrupted(Exception):
@@ -54,7 +54,7 @@ class Part:
         return self.process.poll()
 
     def explain(self, problem: str) -> ServeError:
-        """Return the error for a problem, which includes the end of the part's log."""
+        """Return an error about a problem that includes the end of the part's log."""
         tail = [] if self.log is None else self.log.read_text(errors="replace").splitlines()[-15:]
         where = [f"; the end of {self.log}:", *tail] if tail else []
         return ServeError(f"{self.name} {problem}" + "\n".join(where))
@@ -118,7 +118,7 @@ class StopRequest(Event):
 
 @contextmanager
 def alone(folder: Path, home: Path) -> Iterator[None]:
-    """Within the block, lock the folder: another `metaloom serve` would consider running flow runs abandoned."""
+    """Within the block, lock the folder: a second `metaloom serve` would treat running flow runs as abandoned."""
     deadline = time.monotonic() + _LOOKED_AT_SECONDS
     with _opened(home / LOCK) as file:
         while not _locked(file, fcntl.LOCK_EX):

@@ -181,7 +181,7 @@ def _listening(address: Address) -> socket.socket:
 
 
 def _prepare(folder: Path, address: Address, found: Mapping[str, Any], password: str | None) -> str:
-    """Write the settings with which `prefect` commands find the server; return the message for when it is ready."""
+    """Write the settings with which `prefect` commands find the server; return the message to show once it runs."""
     # Environment variables take precedence over files, and are probably set in other shells, too.
     variables = folder_variables(folder)
     exported = {**variables, **os.environ}.get(API, address.api)

@@ -34,7 +34,7 @@ def _entries() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Recipe from this package, with its description, the origin of its settings, and the settings as in a file."""
+    """Built-in recipe: a description with the origin of its settings, and the settings as in a settings file."""
 
     about: str
     settings: Mapping[str, Any]

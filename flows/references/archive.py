@@ -1,4 +1,4 @@
-"""Packing of runs into reference archives, and unpacking."""
+"""Packing of runs into reference archives, and their extraction."""
 
 import errno
 import hashlib
@@ -254,7 +254,7 @@ def _require_folder(path: Path) -> None:
 
 
 def _described(run: Run) -> Mapping[str, Any]:
-    """Return the fields of the index entry that are read from the run."""
+    """Return the fields of the index entry that describe the run."""
     last = run.metrics([run.iterations[-1]]).drop_columns(["iteration"]).to_pylist()[0]
     return {
         "env": str(run.config["env"]["name"]),

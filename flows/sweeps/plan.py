@@ -83,13 +83,13 @@ def plan_search(
 
 
 def probe_configs(sweep: Sweep, search: Search) -> list[RunConfig]:
-    """Return the configurations at the bounds and choices of a search space, to be checked."""
+    """Return the configurations at the bounds and choices of a search space, for checks."""
     seed = sweep.seeds[0]
     return [config_of(sweep.recipe, sweep.settings, point, seed, "--search") for point in search.probes()]
 
 
 def trial_runs(sweep: Sweep, point: Mapping[str, str]) -> tuple[PlannedRun, ...]:
-    """Return the runs of a search's next trial, with the settings of this point of the search space."""
+    """Return the planned runs of a search's next trial, which uses this point of the search space."""
     number = len(sweep.runs) // len(sweep.seeds)
     runs: list[PlannedRun] = []
     for seed in sweep.seeds:
@@ -142,7 +142,7 @@ def _searched(stored: Sweep, planned: Sweep, *, trials: bool) -> bool:
 
 
 def _place(recipe: str, name: str | None) -> tuple[Path, str]:
-    """Return the runs folder and the name of a sweep, by default the name of the recipe followed by `-sweep`."""
+    """Return the runs folder and the sweep's name, which defaults to the recipe's name followed by `-sweep`."""
     root, name = runs_root(), name or f"{Path(recipe).stem}-sweep"
     if (url := url_of(root)) is not None:
         raise UsageError(

@@ -36,7 +36,7 @@ class Range:
         return str(int(value)) if self.whole else repr(float(value))
 
     def value(self, text: str) -> float:
-        """Return the number that the output of `text` represents, or raise ValueError if it is outside the range."""
+        """Parse a value formatted by `text`; raise ValueError if it is outside the range."""
         value = int(text) if self.whole else float(text)
         if not self.low <= value <= self.high:
             raise ValueError(f"{text} is not from {self.low} to {self.high}")
@@ -48,7 +48,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Choice:
-    """Choice among values without an order, which are stored as text."""
+    """Choice among unordered values, which are stored as text."""
 
     texts: tuple[str, ...]
 

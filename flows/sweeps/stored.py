@@ -33,7 +33,7 @@ _FIELDS = ("recipe", "settings", "grid", "seeds", "runs", "search")
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Run in a sweep, with the varied settings as text.
+    """Run planned by a sweep, with the varied settings as text.
 
     `digest` is the SHA-256 of all the run's settings; it is empty for a search trial with invalid settings.
     """
@@ -220,7 +220,7 @@ def _parsed(text: bytes, root: Path, name: str) -> Sweep:
 
 
 def config_of(recipe: str, settings: Sequence[str], point: Mapping[str, str], seed: int, option: str) -> RunConfig:
-    """Return a recipe's configuration with these settings, the values of a sweep's point, and a seed."""
+    """Return a recipe's configuration with the given settings, the values at a point of the sweep, and a seed."""
     words = [*settings, *(f"{key}={text}" for key, text in point.items()), f"seed={seed}"]
     try:
         return recipes.new_config(recipe, words)

@@ -106,7 +106,7 @@ def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progre
 
 
 def evaluation_after(run: Run, iteration: int, env_steps: float | None = None) -> tuple[float, Evaluation] | None:
-    """Return the environment steps at the end of an iteration and the evaluation after it; None without an evaluation."""
+    """Return the environment steps at the end of an iteration and the evaluation after it; None if there is none."""
     ref = run.stages.in_group("evaluation", iteration)
     if ref is None or not run.contains(ref):
         return None
