@@ -17,7 +17,7 @@ SPARK_POINTS = 60
 
 
 class Curves:
-    """History of a run as read so far. Unreadable iterations are skipped and reported with the reason."""
+    """Learning curves of a run, as read so far. Unreadable iterations are skipped and reported with the reason."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._lock = run, Lock()

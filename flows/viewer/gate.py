@@ -33,7 +33,7 @@ Refusal = tuple[int, str]
 
 
 def names_this_machine(hosts: Sequence[str]) -> bool:
-    """Return True if the `Host` headers of a request consist of exactly one, which names this machine.
+    """Return True if a request is addressed to this machine by exactly one `Host` header.
 
     A page from another host whose name resolves to this machine (DNS rebinding) still sends that name.
     """
@@ -70,7 +70,7 @@ class Gate:
 
 
 def token_gate(app: ASGIApp, token: str) -> Gate:
-    """Return a gate that only accepts read requests whose path contains the token."""
+    """Return a gate that accepts only read requests whose path contains the token."""
 
     def refusal(scope: Scope) -> Refusal | None:
         if found := refusal_of_other_pages(scope):
@@ -87,7 +87,7 @@ def token_gate(app: ASGIApp, token: str) -> Gate:
 
 
 def refusal_of_other_pages(scope: Scope, *, any_host: bool = False) -> Refusal | None:
-    """Return the refusal of a request that another page in the user's browser made, otherwise None.
+    """Return the status and reason for refusing a request from another page in the user's browser, otherwise None.
 
     With `any_host`, any host name is accepted. A page whose name resolves to this machine (DNS rebinding) then passes,
     so the application must require a password that browsers do not send automatically.

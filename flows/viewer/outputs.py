@@ -48,7 +48,7 @@ def adaptation_page(run: Run, iteration: int) -> dict[str, Any]:
 
 
 def either(read: Callable[[], Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
-    """Return the result of `read`, or the reason why the data cannot be read, under `problem`."""
+    """Return the result of `read`; if the data cannot be read, return the reason under `problem`."""
     try:
         return read()
     except StoreError as problem:
@@ -219,7 +219,7 @@ def iteration_page(run: Run, iteration: int) -> dict[str, Any]:
 
 
 def _records(run: Run, iteration: int) -> tuple[list[StageRecord], list[str]]:
-    """Return an iteration's records in the order of writing, and the problems with unreadable ones."""
+    """Return an iteration's records in the order they were written, and the errors for unreadable ones."""
     found, problems = list[StageRecord](), list[str]()
     for ref in run.refs_of([iteration]):
         try:
