@@ -12,14 +12,11 @@ from metaloom.pipeline.shown import printable
 RendererName = Literal["auto", "egl", "osmesa", "glfw", "flat"]
 """auto: the platform in MUJOCO_GL, or the first of egl, glfw and osmesa that works; otherwise flat shapes."""
 _PLATFORMS: tuple[RendererName, ...] = ("egl", "glfw", "osmesa")
-_DRAWS = """
-import mujoco
-mujoco.Renderer(mujoco.MjModel.from_xml_string("<mujoco/>"), 8, 8).render()
-"""
+_DRAWS = "import mujoco; mujoco.Renderer(mujoco.MjModel.from_xml_string('<mujoco/>'), 8, 8).render()"
 
 
 def choose_renderer(asked: RendererName) -> RendererName:
-    """Return a working renderer, and set it for MuJoCo unless MuJoCo is already imported."""
+    """Return a working renderer, and select it for MuJoCo unless MuJoCo is already imported."""
     named = os.environ.get("MUJOCO_GL", "").lower()
     is_late = "mujoco" in sys.modules
     wanted = named if asked == "auto" and named else asked
@@ -43,18 +40,13 @@ def choose_renderer(asked: RendererName) -> RendererName:
 
 @cache
 def problem_with(name: str) -> str | None:
-    """Return why an OpenGL platform does not work, in one line; None if it does."""
+    """Return the reason why an OpenGL platform does not work, in one line; None if it works."""
     if name == "glfw" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         return "there is no screen (DISPLAY and WAYLAND_DISPLAY are not set)"
     # In a separate process, since a failure leaves PyOpenGL unable to try another platform or ends the process.
     environment = {key: value for key, value in os.environ.items() if key != "PYOPENGL_PLATFORM"}
-    tried = subprocess.run(
-        [sys.executable, "-c", _DRAWS],
-        env={**environment, "MUJOCO_GL": name},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    command, environment = [sys.executable, "-c", _DRAWS], {**environment, "MUJOCO_GL": name}
+    tried = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     if tried.returncode == 0:
         return None
     lines = tried.stderr.strip().splitlines()

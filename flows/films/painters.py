@@ -1,4 +1,4 @@
-"""Renderers of environments: OpenGL, flat shapes, or the environment's own `render`."""
+"""Renderers of environments: OpenGL, flat shapes, or the `render` method of the environment."""
 # pyright: reportAttributeAccessIssue=false
 # MuJoCo's compiled modules have no type stubs.
 
@@ -20,11 +20,11 @@ from metaloom.pipeline.types import Array
 
 _SKY, _GROUND, _LINE = (214, 228, 240), (176, 190, 176), (150, 165, 150)
 _GOAL = np.array([60, 160, 75, 255], np.float32) / 255
-"""Color of goals, as for point robots."""
+"""Color of goals, which is also used for point robots."""
 _SMOOTH = 2
-"""Supersampling factor for smooth edges."""
+"""Supersampling factor, which smooths edges."""
 _FAR = 25
-"""Distance in meters from the camera up to which lines are drawn on the ground."""
+"""Maximum distance from the camera of lines on the ground, in meters."""
 _CORNERS = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], np.float64)
 _FACES = ((0, 1, 3, 2), (4, 5, 7, 6), (0, 1, 5, 4), (2, 3, 7, 6), (0, 2, 6, 4), (1, 3, 7, 5))
 
@@ -41,19 +41,19 @@ Goal = Callable[[], Array]
 
 
 class Painter(Protocol):
-    """Draws the current state of an environment."""
+    """Renderer of the current state of an environment."""
 
     def draw(self) -> Array:
         """Return a picture of the current state, [height, width, 3] uint8."""
         ...
 
     def close(self) -> None:
-        """Free resources."""
+        """Release the renderer's resources."""
         ...
 
 
 def drawable(config: EnvConfig) -> MetaEnv:
-    """Return an environment that can be drawn; raise UsageError if it cannot."""
+    """Build an environment that can be drawn, or raise UsageError."""
     env = make_env(config)
     if _is_robot(env) or _scene(env) or env.render_mode == "rgb_array":
         return env
@@ -74,15 +74,10 @@ def painter_of(
     way: Array | None = None,
     goal: Goal | None = None,
 ) -> Painter:
-    """Return a painter for an environment.
+    """Return a painter for an environment; `size` is the width and height of its pictures in pixels.
 
-    Args:
-        env: Environment to draw.
-        size: Width and height of a picture, in pixels.
-        renderer: Renderer for MuJoCo environments.
-        way: Positions of a moving robot, [n, 3], or of a point, [n, 2], which are all kept visible. If None, the camera
-            follows the robot.
-        goal: Goal of a robot, which is drawn as a green ball.
+    `way` contains positions of a moving robot, [n, 3], or of a point, [n, 2], all of which stay visible; if it is None,
+    the camera follows the robot. `goal` is the goal of a robot, which is drawn as a green ball.
     """
     if scene := _scene(env):
         return _Scene(scene, size, choose_renderer(renderer))
@@ -99,7 +94,7 @@ def painter_of(
 def goal_of(env: MetaEnv, way: Array) -> Goal | None:
     """Return a function for the goal of a robot, drawn above the start of `way`; None if the task has no goal to draw.
 
-    For a target velocity, the goal is where the robot should be now. For a direction, it is as far away as `way` leads.
+    The goal for a target velocity is where the robot should be now; for a direction, it is as far away as `way` leads.
     """
     if way.shape[1] == 2 or not env.task_fields:
         return None
@@ -133,7 +128,7 @@ def _of_mujoco(
 
 
 def _mark(scene: Any, goal: Goal | None) -> None:
-    """Add a green ball at the goal to a scene, if there is a goal."""
+    """Add a green ball to a scene at the goal, if there is one."""
     if goal is not None:
         ball, size = mujoco.mjtGeom.mjGEOM_SPHERE, np.full(3, 0.15)
         mujoco.mjv_initGeom(scene.geoms[scene.ngeom], ball, size, goal(), np.eye(3).ravel(), _GOAL)
@@ -162,7 +157,7 @@ def _camera(model: Any) -> Any:
 
 
 def camera_of_way(model: Any, way: Array, size: tuple[int, int]) -> Any:
-    """Return a fixed camera that sees all robot positions, [n, 3], or one that follows it if they are far apart."""
+    """Return a fixed camera that sees all robot positions, [n, 3], or one that follows the robot on long paths."""
     low, high = way.min(axis=0), way.max(axis=0)
     along, across = high[:2] - low[:2] + 2 * _AROUND
     if max(along, across) > _WIDEST:
@@ -244,7 +239,7 @@ class _Own:
 
 
 class _View:
-    """A camera's projection of points [n, 3], in meters, onto the pixels of a picture."""
+    """Projection of points, [n, 3] in meters, onto the pixels of a picture, as seen by a camera."""
 
     def __init__(self, eyes: Any, width: int, height: int) -> None:
         camera = eyes[0]
@@ -255,7 +250,7 @@ class _View:
         self.focal = height / 2 * camera.frustum_near / camera.frustum_top
 
     def depth(self, points: Array) -> Array:
-        """Return the distances of points along the line of sight in meters, [n]."""
+        """Return the distance of each point along the line of sight in meters, [n]."""
         return (points - self.pos) @ self.forward
 
     def pixels(self, points: Array) -> list[Point]:
@@ -267,9 +262,9 @@ class _View:
 
 
 class FlatPainter:
-    """Draws a MuJoCo scene as flat shapes, projected by its camera.
+    """Painter of a MuJoCo scene as flat shapes, projected by its camera.
 
-    Draws capsules, cylinders, spheres, ellipsoids and boxes; a mesh is drawn as its bounding box.
+    It draws capsules, cylinders, spheres, ellipsoids and boxes; a mesh is drawn as its bounding box.
     """
 
     def __init__(self, model: Any, data: Any, camera: Any, size: tuple[int, int], goal: Goal | None = None) -> None:
@@ -278,7 +273,6 @@ class FlatPainter:
         self._scene = mujoco.MjvScene(model=model, maxgeom=10_000)
 
     def draw(self) -> Array:
-        """Return a picture [height, width, 3] uint8 of the current state."""
         every, option = mujoco.mjtCatBit.mjCAT_ALL, mujoco.MjvOption()
         mujoco.mjv_updateScene(self._model, self._data, option, None, self._camera, every, self._scene)
         _mark(self._scene, self._goal)
@@ -295,7 +289,7 @@ class FlatPainter:
         return np.asarray(image.resize((width, height), Image.Resampling.LANCZOS))
 
     def close(self) -> None:
-        """Do nothing."""
+        pass
 
     def _draw_ground(self, canvas: ImageDraw.ImageDraw, view: _View) -> None:
         width, height = self._size

@@ -1,4 +1,4 @@
-"""Videos of stored episodes, before and after adaptation side by side."""
+"""Videos of stored episodes, with episodes before and after adaptation side by side."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -33,20 +33,18 @@ from metaloom.storage.errors import system_errors
 from metaloom.storage.unfinished import unfinished_folder
 
 FORMATS = (".gif", ".webp", ".mp4", ".png")
-"""Video formats; .png contains only the last frame."""
+"""Suffixes of video formats; .png contains only the last frame."""
 _INK, _PAPER, _BAR = (30, 30, 30), (255, 255, 255), 26
 _NARROWEST = 400
 """Minimum frame width in pixels, so that captions fit."""
+WhichTask = int | Literal["best", "worst"]
+AGREES = 1e-5
+"""Maximum difference between simulated and stored observations in a faithful video."""
 
 
 @dataclass(frozen=True)
 class FramePanel:
-    """A panel of a video frame.
-
-    Attributes:
-        picture: Pixels [height, width, 3] uint8.
-        above, below: Captions above and below the picture.
-    """
+    """Panel of a video frame: pixels, [height, width, 3] uint8, between two captions."""
 
     picture: Array
     above: str
@@ -54,7 +52,7 @@ class FramePanel:
 
 
 def check_film_file(out: Path, option: str = "--out") -> None:
-    """Check that a video can be written to a file, before drawing it."""
+    """Raise UsageError if a video cannot be written to this file."""
     if out.suffix.lower() not in FORMATS:
         raise UsageError(f"{option} {out}: found {out.suffix or 'no suffix'}; required one of {', '.join(FORMATS)}")
     if not out.absolute().parent.is_dir():
@@ -66,12 +64,10 @@ def check_film_file(out: Path, option: str = "--out") -> None:
 
 
 def write_film(frames: Iterable[Sequence[FramePanel]], out: Path, fps: float, caption: str) -> None:
-    """Write frames, which have the same number of panels, to a file atomically."""
-    suffix = out.suffix.lower()
+    """Write frames, which have the same number of panels, to a video file atomically."""
+    suffix, needed = out.suffix.lower(), "free space and permission to write a video"
     with (
-        system_errors(
-            out, required="free space and permission to write a video", action="Free space, or choose another file"
-        ),
+        system_errors(out, required=needed, action="Free space, or choose another file"),
         unfinished_folder(out.absolute().parent, out.stem) as folder,
     ):
         unfinished = folder / f"film{suffix}"
@@ -90,7 +86,7 @@ def write_film(frames: Iterable[Sequence[FramePanel]], out: Path, fps: float, ca
 
 
 def compose(panels: Sequence[FramePanel], caption: str) -> Image.Image:
-    """Return a frame with the caption at the top and the panels side by side below it."""
+    """Return a frame with the caption at the top and the panels side by side below the caption."""
     # Enlarge pictures that are narrower than the captions.
     times = -(-_NARROWEST // sum(panel.picture.shape[1] for panel in panels))
     pictures = [panel.picture.repeat(times, axis=0).repeat(times, axis=1) for panel in panels]
@@ -144,22 +140,14 @@ def _mp4_writer() -> Any:
     return get_writer  # pyright: ignore[reportUnknownVariableType]
 
 
-WhichTask = int | Literal["best", "worst"]
-AGREES = 1e-5
-"""Maximum difference between simulated and stored observations for a faithful video."""
-
-
 @dataclass(frozen=True)
 class StoredEpisode:
-    """A stored episode, with everything needed to simulate it again.
+    """Stored episode, with everything needed to simulate it again.
 
     Attributes:
-        config: Configuration of the rollout.
-        position: Position of the rollout in the run.
+        position: Position of the rollout in the run, which determines its seeds.
         when: Label, such as "before adaptation".
-        b, e: Indices of the task and the episode in the batch.
-        tasks: Tasks of the iteration.
-        episodes: Batch that contains the episode.
+        b, e: Indices of the task and the episode in the batch `episodes`.
     """
 
     config: RunConfig
@@ -172,16 +160,15 @@ class StoredEpisode:
 
     @property
     def length(self) -> int:
-        """Number of steps in the episode."""
         return int(self.episodes.lengths[self.b, self.e])
 
     @property
     def rewards(self) -> Array:
-        """Rewards of the episode's steps, [T]."""
+        """Reward of each of the episode's steps, [T]."""
         return self.episodes.rewards[self.b, self.e, : self.length]
 
     def facts_text(self, env: MetaEnv, t: int) -> str:
-        """Return the facts after t steps as text: the first success, and distances."""
+        """Format the facts after t steps: the first success, and distances."""
         declared = {fact.name: fact.unit for fact in declared_facts(env)}
         facts = {name: values[self.b, self.e, :t] for name, values in self.episodes.facts.items() if values.ndim == 3}
         words = [f"success at step {1 + facts['success'].argmax()}"] if facts.get("success", np.zeros(0)).any() else []
@@ -189,11 +176,7 @@ class StoredEpisode:
         return "".join(f"{word}   " for word in words)
 
     def simulate(self, env: MetaEnv) -> Iterator[float]:
-        """Reset the environment and repeat the episode's actions.
-
-        Yields:
-            Largest difference between the observation and the stored one, after the reset and after each step.
-        """
+        """Repeat the episode's actions; yield the largest deviation of each observation from the stored one."""
         env.set_task(self.tasks.params[self.b])
         stored = self.episodes.observations[self.b, self.e]
         observation, _ = env.reset(seed=self.position.reset_seed(self.b, self.e, self.config.env.seed_bits))
@@ -215,11 +198,8 @@ class Film:
     """Result of writing a video.
 
     Attributes:
-        path: Path of the video.
-        frames: Number of frames.
-        task: Index of the task in the iteration.
-        episodes: Index of each episode within the task, keyed by its label, such as "before adaptation".
-        returns: Return of each episode, keyed by its label.
+        episodes, returns: Index within the task and return of each episode, keyed by its label, such as "before
+            adaptation".
         largest_difference: Largest difference between a simulated observation and the stored one.
     """
 
@@ -241,7 +221,7 @@ class Film:
 
     @property
     def agreement(self) -> str:
-        """Agreement with the stored observations, in words."""
+        """Sentence about the agreement with the stored observations."""
         if self.agrees:
             return f"observations agree with the stored ones: largest difference {self.largest_difference:.1g}"
         return (
@@ -262,16 +242,15 @@ def video(
     every: int = 1,
     renderer: RendererName = "auto",
 ) -> Film:
-    """Write a video of a stored episode before and after adaptation, simulated again from seed and stored actions."""
+    """Write a video of a stored episode before and after adaptation, simulated again from its seed and actions."""
     check_film_file(out)
     run = storage.open_run(path)
     if iteration < 0:
         (iteration,) = run.select(iteration)
     require_iteration(run, iteration)
     recordings = _recordings(run, iteration, task, episode, steps)
-    tasks, b = recordings[0].tasks, recordings[0].b
-    which = "median return" if episode is None else f"episode {episode}"
-    caption = f"{run.name}, iteration {iteration}, task {b}{described(tasks, b)}, {which}"
+    b, which = recordings[0].b, "median return" if episode is None else f"episode {episode}"
+    caption = f"{run.name}, iteration {iteration}, task {b}{described(recordings[0].tasks, b)}, {which}"
     return film_of(recordings, out, caption, size=size, every=every, renderer=renderer)
 
 
@@ -284,7 +263,7 @@ def film_of(
     every: int = 1,
     renderer: RendererName = "auto",
 ) -> Film:
-    """Write a video of episodes of one task, side by side; arguments are as in `video`."""
+    """Write a video of episodes of the same task, side by side; other arguments are as in `video`."""
     with ExitStack() as stack:
         envs = [stack.enter_context(closing(drawable(recording.config.env))) for recording in recordings]
         # One camera for all panels, so that they can be compared.
@@ -296,8 +275,7 @@ def film_of(
         panels: list[_Panels] = []
         for recording, env, goal in zip(recordings, envs, goals, strict=True):
             painter = painter_of(env, size, renderer, seen if len(seen) else None, goal)
-            stack.callback(painter.close)
-            panels.append(_Panels(recording, env, painter))
+            panels.append(_Panels(recording, env, stack.enter_context(closing(painter))))
         fps = min(float(envs[0].metadata.get("render_fps") or 20) / every, 50.0)
         write_film(_frames(panels, every), out, fps, caption)
     # The first frame shows the reset, and the last one the last step.
@@ -310,7 +288,7 @@ def film_of(
 
 @dataclass
 class _Panels:
-    """Draws the panels of one episode."""
+    """Renderer of the panels of one episode."""
 
     recording: StoredEpisode
     env: MetaEnv
@@ -389,8 +367,7 @@ def _place(task: WhichTask, after: EpisodeBatch) -> int:
         if not 0 <= task < len(after.lengths):
             raise UsageError(f"found task {task}; required one from 0 to {len(after.lengths) - 1}, best or worst")
         return task
-    sums = np.where(after.real, after.rewards.sum(-1, dtype=np.float64), np.nan)
-    returns = np.nanmean(sums, axis=1)
+    returns = np.nanmean(np.where(after.real, after.rewards.sum(-1, dtype=np.float64), np.nan), axis=1)
     return int(returns.argmax() if task == "best" else returns.argmin())
 
 
@@ -414,14 +391,9 @@ def described(tasks: TaskBatch, b: int) -> str:
 
 
 class EvaluationFilm:
-    """Keeps the test episodes before and after adaptation, and makes a video of one task.
+    """Recorder of the test episodes before and after adaptation, which makes a video of one task.
 
-    The video shows the median-return task and its median-return episodes.
-
-    Args:
-        out: File to write: .gif, .webp, .mp4, or .png for only the last frame.
-        env: Environment to draw.
-        renderer: Renderer for MuJoCo environments.
+    The video shows the task with the median return and its median-return episodes.
     """
 
     def __init__(self, out: Path, env: EnvConfig, renderer: RendererName = "auto") -> None:
@@ -432,11 +404,11 @@ class EvaluationFilm:
         self._kept: dict[int, EpisodeBatch] = {}
 
     def tested(self, k: int, episodes: EpisodeBatch) -> None:
-        """Keep the test episodes before adaptation and after k steps; drop the others."""
+        """Keep the test episodes before adaptation and after k steps; discard the others."""
         self._kept = {0: self._kept.get(0, episodes), k: episodes}
 
     def write(self, outcome: EvaluationOutcome, name: str) -> Film:
-        """Write a video of an evaluation of the run `name`."""
+        """Write the video of an evaluation of the run `name`."""
         returns, config = outcome.evaluation.test_returns[:, -1].mean(axis=1), outcome.config
         b = int(np.argsort(returns, kind="stable")[(len(returns) - 1) // 2])
         run_seed = EvaluationPlan.of(config).run_seed
@@ -444,8 +416,5 @@ class EvaluationFilm:
         for k, episodes in self._kept.items():
             when, e = _when(k, len(self._kept) > 1), median_episode(episodes, b)
             recordings.append(StoredEpisode(config, test_position(run_seed, k), when, b, e, outcome.tasks, episodes))
-        caption = (
-            f"{name} after {plural(outcome.updates, 'update')}, test task {b}{described(outcome.tasks, b)}, "
-            "median-return task and episodes"
-        )
-        return film_of(recordings, self._out, caption, renderer=self._renderer)
+        title = f"{name} after {plural(outcome.updates, 'update')}, test task {b}{described(outcome.tasks, b)}"
+        return film_of(recordings, self._out, f"{title}, median-return task and episodes", renderer=self._renderer)

@@ -1,4 +1,4 @@
-"""Live loggers: a run's metrics in TensorBoard, Weights & Biases, MLflow or a function while it trains.
+"""Live loggers, which send a run's metrics to TensorBoard, Weights & Biases, MLflow or a function during training.
 
 The first three are modules of this package with a function `open_logger`; each requires the extra of the same name. A
 custom function, or one from an installed package (entry points `metaloom.loggers`), is called with each
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from metaloom.flows.opened import FinishedIteration
 
 MODULES = ("mlflow", "tensorboard", "wandb")
-"""Built-in loggers; each needs the package of the same name."""
+"""Built-in loggers; each requires the package of the same name."""
 
 
 def check_loggers(names: Sequence[str], film_every: int | None) -> None:
-    """Reject loggers that would only fail after the run has begun."""
+    """Raise an error for loggers that would only fail after the run has begun."""
     for name in names:
         if name not in MODULES:
             function_named(name)
@@ -32,11 +32,7 @@ def check_loggers(names: Sequence[str], film_every: int | None) -> None:
 
 
 def function_named(name: str) -> "Callable[[FinishedIteration], Any]":
-    """Return the logger function with this name.
-
-    Args:
-        name: Path module:function, or the name of an entry point in the group `metaloom.loggers`.
-    """
+    """Return the logger function for a path module:function or an entry point in the group `metaloom.loggers`."""
     from metaloom.pipeline.lazy import installed
     from metaloom.pipeline.plugins import load
     from metaloom.pipeline.shown import suggestion

@@ -1,4 +1,4 @@
-"""Live loggers: opened with the run, and called after every iteration until they fail."""
+"""Live logging: an observer that opens loggers with the run and calls each after every iteration until it fails."""
 
 import logging
 import re
@@ -28,7 +28,7 @@ _ACCESS = re.compile(r"//[^/\s]+@")
 
 
 class RunLogger(Protocol):
-    """Logger for a single run."""
+    """Logger of a single run."""
 
     def iteration(self, report: IterationReport, ended: float) -> None:
         """Log an iteration that ended at `ended`, in seconds since 1970."""
@@ -44,14 +44,14 @@ class RunLogger(Protocol):
 
 
 def opener(name: str) -> _Open:
-    """Return the function that starts or resumes logging a run."""
+    """Return the function that opens the named logger for a run."""
     if name in MODULES:
         return import_module(f"metaloom.flows.loggers.{name}").open_logger
     return partial(_Function, function_named(name))
 
 
 class _Function:
-    """Calls a function with each finished iteration."""
+    """Logger that calls a function with each finished iteration."""
 
     def __init__(self, function: Callable[[FinishedIteration], object], run: Run, folder: Path) -> None:
         self._function, self._run = function, OpenedRun.open(run.path)
@@ -60,14 +60,14 @@ class _Function:
         self._function(FinishedIteration(self._run, report.iteration, report))
 
     def film(self, file: Path, report: IterationReport) -> None:
-        """Ignore videos."""
+        pass
 
     def close(self, failed: bool) -> None:
-        """Do nothing."""
+        pass
 
 
 def log_folder(run: Path) -> Path:
-    """Return the folder for loggers' local files, which is beside the run."""
+    """Return the folder for the loggers' local files, which is next to the run."""
     return Path("logs") if url_of(run) else run.parent / "logs"
 
 
@@ -75,7 +75,7 @@ def log_folder(run: Path) -> Path:
 def logging_to(
     names: Sequence[str], folder: Path, observer: Observer, *, film_every: int | None = None
 ) -> Iterator[Observer]:
-    """Yield an observer that also logs iterations.
+    """Within the block, provide an observer that also logs iterations.
 
     Args:
         names: Names of loggers, or paths module:function; if empty, `observer` itself is yielded.
@@ -110,19 +110,18 @@ def logging_to(
 
 
 class _Loggers:
-    """Several loggers, each used until it fails."""
+    """Group of loggers, each of which is used until it fails."""
 
     def __init__(
         self, openers: Mapping[str, _Open], folder: Path, film_every: int | None, renderer: RendererName | None
     ) -> None:
-        self._waiting = dict(openers)
+        self._waiting, self._folder, self._film_every = dict(openers), folder, film_every
         self._open: dict[str, RunLogger] = {}
-        self._folder, self._film_every = folder, film_every
         self._renderer: RendererName | None = renderer
         self._to_film: IterationReport | None = None
 
     def open(self) -> None:
-        """Open loggers that are not yet open. The run must exist."""
+        """Open the loggers that are not open yet. The run must exist."""
         while self._waiting:
             name, opened = self._waiting.popitem()
             with self._ends_if_it_fails(name):
@@ -134,9 +133,8 @@ class _Loggers:
         self._film(is_last_chance=False)
         self._call_each(lambda logger: logger.iteration(report, ended))
         number = report.iteration + 1
-        if self._renderer is None:
-            return
-        if number >= report.iterations or (self._film_every is not None and number % self._film_every == 0):
+        is_due = number >= report.iterations or (self._film_every is not None and number % self._film_every == 0)
+        if is_due and self._renderer is not None:
             self._to_film = report
 
     def close(self, *, failed: bool) -> None:
@@ -147,7 +145,7 @@ class _Loggers:
         self._open.clear()
 
     def _film(self, *, is_last_chance: bool) -> None:
-        """Log a video if one is due and its iteration has already been published."""
+        """Log a video if one is due and the outputs of its iteration are already visible."""
         report = self._to_film
         if report is None or self._renderer is None or not self._open:
             return

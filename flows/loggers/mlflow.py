@@ -1,4 +1,4 @@
-"""Logger for MLflow. Writes a database beside the runs unless MLFLOW_TRACKING_URI is set. Needs the extra `mlflow`."""
+"""Logger for MLflow, with a database beside the runs unless MLFLOW_TRACKING_URI is set. Requires the extra `mlflow`."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ _ID = "metaloom.id"
 
 
 class _MlflowRun:
-    """Logger that writes to an MLflow run. Without a server, the database and files are in the folder."""
+    """Logger that writes to an MLflow run. Without a server, the database and files are in `folder`."""
 
     def __init__(self, run: Run, folder: Path) -> None:
         # Set before importing MLflow, which would otherwise report usage to the vendor.
@@ -45,12 +45,8 @@ class _MlflowRun:
         for name, returns in distributions(report).items():
             quantiles = np.quantile(returns, [*_QUARTILES.values()]).tolist()
             numbers |= {f"{name}.{which}": value for which, value in zip(_QUARTILES, quantiles, strict=True)}
-        self._client.log_batch(
-            self._run,
-            metrics=[
-                Metric(_allowed(name), value, round(1000 * ended), report.iteration) for name, value in numbers.items()
-            ],
-        )
+        at = round(1000 * ended), report.iteration
+        self._client.log_batch(self._run, metrics=[Metric(_allowed(name), n, *at) for name, n in numbers.items()])
 
     def film(self, file: Path, report: IterationReport) -> None:
         self._client.log_artifact(self._run, str(file), "films")
@@ -59,34 +55,31 @@ class _MlflowRun:
         self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
 
     def _run_of(self, run: Run, folder: Path) -> str:
-        """Return the id of the MLflow run, which resumed training continues."""
+        """Return the id of the MLflow run, which is an existing one if training is resumed."""
         name, identity = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "metaloom", run.info["id"]
         known = self._client.get_experiment_by_name(name)
         if known is not None:
             experiment = known.experiment_id
         else:
             # A server determines where it stores files.
-            own = os.environ.get("MLFLOW_TRACKING_URI")
-            place = None if own else (folder / "mlflow").resolve().as_uri()
+            place = None if os.environ.get("MLFLOW_TRACKING_URI") else (folder / "mlflow").resolve().as_uri()
             experiment = self._client.create_experiment(name, artifact_location=place)
         found = self._client.search_runs([experiment], filter_string=f"tags.`{_ID}` = '{identity}'", max_results=1)
         if found:
-            (stored,) = found
-            self._client.update_run(stored.info.run_id, status="RUNNING")
-            return stored.info.run_id
+            self._client.update_run(found[0].info.run_id, status="RUNNING")
+            return found[0].info.run_id
         from mlflow.entities import Param
 
         made = self._client.create_run(experiment, run_name=run.path.name, tags={_ID: identity})
-        params = [
-            Param(_allowed(name), str(value)[:_LONGEST_PARAM]) for name, value in dict(dotted(run.config)).items()
-        ]
+        settings = dict(dotted(run.config)).items()
+        params = [Param(_allowed(name), str(value)[:_LONGEST_PARAM]) for name, value in settings]
         for start in range(0, len(params), 100):  # the maximum per request
             self._client.log_batch(made.info.run_id, params=params[start : start + 100])
         return made.info.run_id
 
 
 def _allowed(name: str) -> str:
-    """Replace characters that MLflow does not allow in a name."""
+    """Return a name with the characters that MLflow does not allow replaced by "_"."""
     return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
 
 

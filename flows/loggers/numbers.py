@@ -1,4 +1,4 @@
-"""An iteration's metrics with grouped names, for loggers and exports."""
+"""Metrics of an iteration under grouped names, for loggers and exports."""
 
 import math
 
@@ -34,12 +34,12 @@ def timings(report: IterationReport) -> dict[str, float]:
 
 
 def distributions(report: IterationReport) -> dict[str, Array]:
-    """Return the tasks' mean returns at each inner step, [B] each, keyed by name."""
+    """Return the per-task mean returns at each inner step, [B] each, keyed by name."""
     return {f"step_{k}/task_returns": np.asarray(returns) for k, returns in enumerate(report.task_returns)}
 
 
 def return_name(report: IterationReport) -> str | None:
-    """Return the name of the average return after the last inner step, or None."""
+    """Return the grouped name of the average return after the last inner step, or None if there is none."""
     name = last_return(report.metrics)
     return None if name is None else _grouped(name)
 

@@ -1,4 +1,4 @@
-"""Logger for TensorBoard. Needs the extra `tensorboard`."""
+"""Logger for TensorBoard. Requires the extra `tensorboard`."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from metaloom.storage.format.settings import dotted
 
 
 class EventFile:
-    """Writes a run's TensorBoard data to a new file in a folder."""
+    """Logger that writes a run's TensorBoard data to a new file in `folder`."""
 
     def __init__(self, run: Run, folder: Path) -> None:
         try:
@@ -40,9 +40,8 @@ class EventFile:
             for summary in hparams(self._settings, {} if name is None else {name: 0.0}):
                 self._add(summary.value, report)
         numbers = scalars(report)
-        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in numbers.items()]
-        values += [self._summary.Value(tag=tag, simple_value=value) for tag, value in timings(report).items()]
-        self._add(values, report)
+        shown = {**numbers, **timings(report)}
+        self._add([self._summary.Value(tag=tag, simple_value=value) for tag, value in shown.items()], report)
         for tag, returns in distributions(report).items():
             self._add(histogram(tag, returns, bins="auto").value, report)
         return len(numbers)
@@ -55,7 +54,6 @@ class EventFile:
         self._add([self._summary.Value(tag="film", image=image)], report)
 
     def close(self, failed: bool = False) -> None:
-        """Flush and close the file."""
         self._file.close()
 
     def _add(self, values: Any, report: IterationReport) -> None:
@@ -64,5 +62,5 @@ class EventFile:
 
 
 def open_logger(run: Run, folder: Path) -> EventFile:
-    """Start a new event file for the run in FOLDER/tensorboard/RUN."""
+    """Return a logger that writes a new event file for the run in FOLDER/tensorboard/RUN."""
     return EventFile(run, folder / "tensorboard" / run.path.name)

@@ -1,4 +1,4 @@
-"""Logger for Weights & Biases, offline unless WANDB_MODE is set. Needs the extra `wandb`."""
+"""Logger for Weights & Biases, offline unless WANDB_MODE is set. Requires the extra `wandb`."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ from metaloom.storage import Run
 
 
 class _WandbRun:
-    """Logger that writes to a Weights & Biases run, with its local files in the folder."""
+    """Logger that writes to a Weights & Biases run, with its local files in `folder`."""
 
     def __init__(self, run: Run, folder: Path) -> None:
         # Set before importing wandb, which would otherwise report errors to the vendor.
@@ -36,10 +36,7 @@ class _WandbRun:
                 mode=os.environ.get("WANDB_MODE") or "offline",  # pyright: ignore[reportArgumentType]
                 console="off",
                 silent=True,
-                disable_git=True,
-                disable_code=True,
-                x_disable_stats=True,
-                x_disable_meta=True,
+                **dict.fromkeys(("disable_git", "disable_code", "x_disable_stats", "x_disable_meta"), True),
             ),
         )
 
@@ -54,9 +51,8 @@ class _WandbRun:
     def film(self, file: Path, report: IterationReport) -> None:
         # W&B rejects data for a step before the last one.
         step = max(self._step, report.iteration)
-        self._run.log(
-            {"film": self._wandb.Video(str(file), format="gif"), "film_iteration": report.iteration}, step=step
-        )
+        film = self._wandb.Video(str(file), format="gif")
+        self._run.log({"film": film, "film_iteration": report.iteration}, step=step)
 
     def close(self, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))

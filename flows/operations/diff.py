@@ -7,8 +7,7 @@ from metaloom.flows.arguments import checked
 from metaloom.flows.formatting import dotted
 from metaloom.flows.operations import late
 from metaloom.flows.operations.options import RunArgument
-from metaloom.flows.results.diff import Difference, RunDiff
-from metaloom.flows.results.replay import ArrayDifference
+from metaloom.flows.results.replay import ArrayDifference, Difference, RunDiff
 from metaloom.flows.runs import folder_of
 from metaloom.storage import Run
 from metaloom.storage.format.codec import flatten

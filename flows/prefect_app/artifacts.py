@@ -1,4 +1,4 @@
-"""Artifacts shown on Prefect's page: progress, metrics and the run's location."""
+"""Artifacts on Prefect's page: progress, metrics and the run's location."""
 
 import base64
 import math
@@ -50,22 +50,20 @@ ITERATION_DONE = "metaloom.iteration.done"
 
 
 class TrainingPage:
-    """Publishes the artifacts of a flow run that trains.
+    """Publisher of the artifacts of a flow run that trains.
 
-    Their keys are derived from the run's name, so a run that continues in another flow run updates the same artifacts.
+    Artifact keys are derived from the run's name, so a run that continues in another flow run updates its artifacts.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._folder = folder.resolve()
-        self._clock = clock
+        self._folder, self._clock, self._logger = folder.resolve(), clock, get_run_logger()
         self._updated: dict[str, float] = {}
         self._progress: UUID | None = None
         self._curve: UUID | None = None
-        self._logger = get_run_logger()
         self._is_troubled, self._quiet_until = False, -math.inf
 
     def open(self, also: Callable[[], None] = lambda: None) -> None:
-        """Show the run's location before training; `also` sends further data to Prefect."""
+        """Publish the run's location before training; `also` sends further data to Prefect."""
 
         def show() -> None:
             also()
@@ -74,7 +72,7 @@ class TrainingPage:
         self._report(show)
 
     def iteration_done(self, report: IterationReport) -> None:
-        """Log and show a completed iteration; callback for an Observer."""
+        """Log and publish a completed iteration; callback for an Observer."""
         self._logger.info(iteration_line(report))
         name, metrics = self._folder.name, {name: finite(value) for name, value in report.metrics.items()}
         key = f"metaloom.run.{artifact_key('run', name)[4:]}"
@@ -97,7 +95,7 @@ class TrainingPage:
         self._report(show, always=True)
 
     def _report(self, show: Callable[[], None], *, always: bool = False) -> None:
-        """Call `show` to publish something. Warn once about failures; training continues."""
+        """Call `show` to publish something. Warn once if that fails; training continues."""
         if self._clock() < self._quiet_until and not always:
             return
         try:
@@ -117,26 +115,21 @@ class TrainingPage:
         if last or self._is_due("progress", PROGRESS_SECONDS):
             self._publish_progress(report)
         if last or self._is_due("metrics", METRICS_SECONDS):
-            create_table_artifact(
-                [*table_of(report.metrics), *_class_table(report)],
-                key=artifact_key("metrics", self._folder.name),
-                description=f"Metrics of iteration {report.iteration}, "
-                f"{duration(report.elapsed_seconds)} after the start",
-            )
+            key, rows = artifact_key("metrics", self._folder.name), [*table_of(report.metrics), *_class_table(report)]
+            when = f"iteration {report.iteration}, {duration(report.elapsed_seconds)} after the start"
+            create_table_artifact(rows, key=key, description=f"Metrics of {when}")
         # An iteration becomes visible shortly after it is done, so there may be none yet; `close` draws the last one.
         if not last and storage.open_run(self._folder).iterations and self._is_due("curve", CURVE_SECONDS):
             self._publish_curve()
 
     def _is_due(self, what: str, seconds: float) -> bool:
         now = self._clock()
-        due = now - self._updated.get(what, -math.inf) >= seconds
-        if due:
+        if due := now - self._updated.get(what, -math.inf) >= seconds:
             self._updated[what] = now
         return due
 
     def _publish_progress(self, report: IterationReport) -> None:
-        percent = 100 * (report.iteration + 1) / report.iterations
-        description = iteration_line(report)
+        percent, description = 100 * (report.iteration + 1) / report.iterations, iteration_line(report)
         if self._progress is None:
             key = artifact_key("progress", self._folder.name)
             created = create_progress_artifact(percent, key=key, description=description)
@@ -146,7 +139,6 @@ class TrainingPage:
             update_progress_artifact(self._progress, percent, description=description)
 
     def _publish_curve(self) -> None:
-        """Publish the current learning curve."""
         image, description = curve_of(storage.open_run(self._folder)), "Learning curve"
         if self._curve is None:
             key = artifact_key("curve", self._folder.name)
@@ -158,36 +150,22 @@ class TrainingPage:
                 client.update_artifact(self._curve, ArtifactUpdate(data=image, description=description))
 
     def _publish_summary(self, report: ReportFiles | None) -> None:
-        create_markdown_artifact(
-            summary(self._folder, report),
-            key=artifact_key("summary", self._folder.name),
-            description="Location of the run, and commands to inspect it",
-        )
-        address = None if report is None else address_of(self._folder, report.html.name)
-        if address is not None:
-            name = self._folder.name
+        name, about = self._folder.name, "Location of the run, and commands to inspect it"
+        create_markdown_artifact(summary(self._folder, report), key=artifact_key("summary", name), description=about)
+        if report is not None and (address := address_of(self._folder, report.html.name)) is not None:
             create_link_artifact(address, f"Report of {name}", key=artifact_key("report", name), description="Report")
 
 
 def publish_replay(folder: Path, outcomes: Sequence[StageReplay]) -> None:
-    """Publish a table of the replayed stages, with one row per array that differs."""
+    """Publish a table of the replayed stages, with a row per array that differs."""
     rows: list[dict[str, Cell]] = []
     for outcome in outcomes:
         stage = f"i={outcome.ref.iteration} {stage_name(outcome.ref)}"
         if outcome.identical:
             rows.append({"stage": stage, "result": outcome.proved})
-        rows.extend(
-            {
-                "stage": stage,
-                "result": "differs",
-                "array": difference.array,
-                "first index": str(list(difference.index)),
-                "stored": difference.stored,
-                "replayed": difference.replayed,
-                "max ulp": difference.max_ulp,
-            }
-            for difference in outcome.differences
-        )
+        for d in outcome.differences:
+            row = {"stage": stage, "result": "differs", "array": d.array, "first index": str(list(d.index))}
+            rows.append({**row, "stored": d.stored, "replayed": d.replayed, "max ulp": d.max_ulp})
     # All rows need the same columns, since the page only shows the columns of the first row.
     columns = list(dict.fromkeys(name for row in rows for name in row))
     table = [{name: row.get(name) for name in columns} for row in rows]
@@ -195,7 +173,7 @@ def publish_replay(folder: Path, outcomes: Sequence[StageReplay]) -> None:
 
 
 def publish_evaluation(folder: Path, outcome: EvaluationOutcome) -> None:
-    """Publish a table of returns by number of adaptation steps."""
+    """Publish a table of returns per number of adaptation steps."""
     create_table_artifact(
         [{name: shown(value) for name, value in row.columns.items()} for row in outcome.summary()],
         key=artifact_key("evaluation", folder.name),
@@ -204,19 +182,14 @@ def publish_evaluation(folder: Path, outcome: EvaluationOutcome) -> None:
 
 
 def iteration_line(report: IterationReport) -> str:
-    """Format an iteration as one line with the returns before and after adaptation, and the speed."""
+    """Format an iteration on one line, with the returns before and after adaptation and the speed."""
     returns, statistic = headline_returns(adaptation_returns(report.metrics), report.class_returns)
     labels = ("before", "after") if len(returns) > 1 else ("return",)
     shown = zip(labels, (returns[0], returns[-1]) if len(returns) > 1 else returns, strict=True)
-    return "  ".join(
-        [
-            f"iteration {report.iteration} ({report.iteration + 1} of {report.iterations})",
-            *(f"{label} {number(value)}" for label, value in shown),
-            f"({statistic})",
-            *([classes_text(report.class_returns)] if report.class_returns else []),
-            speed(report.steps_per_second),
-        ]
-    )
+    parts = [f"iteration {report.iteration} ({report.iteration + 1} of {report.iterations})"]
+    parts += [*(f"{label} {number(value)}" for label, value in shown), f"({statistic})"]
+    parts += [classes_text(report.class_returns)] if report.class_returns else []
+    return "  ".join([*parts, speed(report.steps_per_second)])
 
 
 def table_of(metrics: Mapping[str, float]) -> list[dict[str, Cell]]:
@@ -225,7 +198,7 @@ def table_of(metrics: Mapping[str, float]) -> list[dict[str, Cell]]:
 
 
 def _class_table(report: IterationReport) -> list[dict[str, Cell]]:
-    """Return the table rows shown below the metrics: mean returns per task class."""
+    """Return table rows with the mean returns per task class, which follow the metrics."""
     return [
         {
             "metric": f"step_{k}.average_return, class {name}",
@@ -238,20 +211,20 @@ def _class_table(report: IterationReport) -> list[dict[str, Cell]]:
 
 
 def shown(value: float) -> Cell:
-    """Return a number rounded to six significant digits, or as text if it is not finite."""
+    """Return a number rounded to six significant digits; infinities and NaN as text."""
     if not math.isfinite(value):
         return str(value)
     return int(value) if value == round(value) else float(f"{value:.6g}")
 
 
 def curve_of(run: storage.Run) -> str:
-    """Return the learning curve so far as a PNG image in a data URI, which works in any browser."""
+    """Return the learning curve so far as a data URI of a PNG image, which works in any browser."""
     picture = rendered(learning_curve(run.path.name, load_history(run)), "png", dpi=80)
     return "data:image/png;base64," + base64.b64encode(picture).decode()
 
 
 def summary(folder: Path, report: ReportFiles | None) -> str:
-    """Return Markdown with the run's location and useful commands."""
+    """Return Markdown text with the run's location and useful commands."""
     run = str(folder)
     lines = [f"The run `{folder.name}` is in `{run}`."]
     if report is not None:

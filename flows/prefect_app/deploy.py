@@ -1,4 +1,4 @@
-"""Updates the work pool, deployments and flow runs of `metaloom serve`, and reports the changes.
+"""Update of the work pool, deployments and flow runs of `metaloom serve`, with messages about the changes.
 
 Missing objects are created from prefect.yaml. In existing ones, only what depends on the version is updated: the flow's
 location, its parameters and its start command. Users' changes are kept: limits, job variables, descriptions, default
@@ -70,10 +70,8 @@ def _make_pool(client: SyncPrefectClient) -> Iterator[str]:
 def _deploy(client: SyncPrefectClient, wanted: dict[str, Any], flow: Flow[..., Any]) -> Iterator[str]:
     name = f"{flow.name}/{wanted['name']}"
     command = shlex.join([sys.executable, "-P", "-m", MODULE])
-    ours: dict[str, Any] = {
-        "entrypoint": wanted["entrypoint"],
-        "parameter_openapi_schema": parameter_schema(flow).model_dump_for_openapi(),
-    }
+    form = parameter_schema(flow).model_dump_for_openapi()
+    ours: dict[str, Any] = {"entrypoint": wanted["entrypoint"], "parameter_openapi_schema": form}
     try:
         found = client.read_deployment_by_name(name)
     except ObjectNotFound:
@@ -110,7 +108,7 @@ def _is_ours(command: str | None) -> bool:
 
 
 def main() -> None:
-    """Update the server that Prefect's settings name, and print the changes."""
+    """Update the server named in Prefect's settings, and print the changes."""
     with get_client(sync_client=True) as client:
         for words in chain(restart_left_over(client, Path(os.environ["PREFECT_HOME"])), deploy(client)):
             sys.stdout.write(f"{words}\n")

@@ -1,4 +1,4 @@
-"""The Prefect flows `meta-train`, `meta-train-custom`, `replay` and `evaluate`.
+"""Prefect flows `meta-train`, `meta-train-custom`, `replay` and `evaluate`.
 
 Prefect only displays state. Outputs are in the run's store, and a restarted flow run continues at the first missing
 stage.
@@ -51,10 +51,19 @@ from metaloom.pipeline.envs.registry import with_all_options
 from metaloom.storage import StageRef
 from metaloom.storage.format.settings import changed
 
+# The form's defaults train a small run that shows adaptation. For an existing run, they mean "as stored".
+DEFAULT_RECIPE, DEFAULT_SEED = "first-steps", 1
+
+RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*RECIPES]})]
+StageName = Annotated[str, Field(json_schema_extra={"enum": [*stage_names()]})]
+Natural = Annotated[int, Field(ge=0)]
+Loggers = list[Annotated[str, Field(pattern=f"^({'|'.join(MODULES)})$|:")]]
+Seconds = Annotated[float, Field(gt=0)]
+
 
 @contextmanager
 def finishing_the_stage() -> Iterator[tuple[Event, Any]]:
-    """Yield an event that is set when Prefect sends SIGTERM, together with Prefect's own signal handler.
+    """Within the block, intercept SIGTERM from Prefect; yield an event that it sets, and Prefect's own handler.
 
     If the current stage then takes too long, the signal is passed to Prefect's handler, which aborts the stage.
     """
@@ -103,19 +112,8 @@ def _ended(break_off: Any, done: str) -> State:
     return Cancelled(message=f"cancelled after {done}")
 
 
-# The form's defaults train a small run that shows adaptation. For an existing run, they mean "as stored".
-DEFAULT_RECIPE, DEFAULT_SEED = "first-steps", 1
-
-RecipeName = Annotated[str, Field(json_schema_extra={"enum": [*RECIPES]})]
-StageName = Annotated[str, Field(json_schema_extra={"enum": [*stage_names()]})]
-Positive = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
-Loggers = list[Annotated[str, Field(pattern=f"^({'|'.join(MODULES)})$|:")]]
-Seconds = Annotated[float, Field(gt=0)]
-
-
 def run_name() -> str:
-    """Return the name of the run that the current flow run trains, which is also the flow run's name.
+    """Return the name of the run that the current flow run trains; it is also the name of the flow run.
 
     The default name contains the flow run's id, so that a retry finds the same run.
     """
@@ -156,11 +154,10 @@ def meta_train(
         overrides: Other settings to change, as KEY=VALUE, for example algorithm.inner_lr=0.05.
     """
     asked = Asked(
-        None if recipe == DEFAULT_RECIPE else recipe,
-        None,
-        None if seed == DEFAULT_SEED else seed,
-        iterations or None,
-        tuple(overrides),
+        recipe=None if recipe == DEFAULT_RECIPE else recipe,
+        seed=None if seed == DEFAULT_SEED else seed,
+        iterations=iterations or None,
+        overrides=tuple(overrides),
     )
     return _train(asked, run, backend_of(workers, scheduler), log, trust=trust)
 
@@ -199,7 +196,7 @@ def meta_train_custom(
 
 @dataclass(frozen=True)
 class Asked:
-    """Settings requested by a flow run; None means the recipe's or the stored run's."""
+    """Settings requested by a flow run; None stands for the value in the recipe or the stored run."""
 
     recipe: str | None = None
     config: RunConfig | None = None
@@ -209,7 +206,7 @@ class Asked:
 
     @property
     def named(self) -> Mapping[str, Any]:
-        """Requested settings; the user trusts the modules that they name."""
+        """Requested settings; the user trusts all modules that they name."""
         if self.config is not None:
             return self.config.model_dump(mode="json")
         return override(load_settings(self.recipe) if self.recipe else {}, self.overrides)
@@ -278,7 +275,7 @@ evaluate: Flow[..., Any] = make_flow(operations()["evaluate"], _evaluated)
 
 
 class StageTasks:
-    """Runs each stage as a Prefect task, linked to the tasks that computed its inputs."""
+    """Callable that runs each stage as a Prefect task, linked to the tasks that computed its inputs."""
 
     def __init__(self) -> None:
         # Prefect looks up task results by object identity. Keep all of them, since another object could get the same
@@ -295,13 +292,10 @@ class StageTasks:
 
 
 def stored_config(run: storage.Run, parameters: Mapping[str, Any], *, trust: bool) -> RunConfig:
-    """Return the configuration of a run that is about to continue.
+    """Return the configuration of a run that is about to continue, and trust the modules that it names if allowed.
 
-    Args:
-        run: Run to continue.
-        parameters: Settings of the flow run. The user trusts the modules that they name, so that a retry on another
-            machine can continue the run.
-        trust: True if the user trusts the modules that the run's settings name.
+    Modules are trusted if `trust` is True or if the flow run's `parameters` name them too, so that a retry on another
+    machine can continue the run.
     """
     if trust or {*names_of_run(run)} <= {*names_in(parameters)}:
         trust_run(run)
@@ -309,7 +303,7 @@ def stored_config(run: storage.Run, parameters: Mapping[str, Any], *, trust: boo
 
 
 def settings_for(folder: Path, stored: RunConfig | None, asked: Asked) -> RunConfig:
-    """Return the configuration to train with, from the requested and the stored settings."""
+    """Return the configuration to train with, which combines the requested and the stored settings."""
     config = asked.config
     if config is None:
         named = asked.recipe is not None or stored is None
@@ -326,18 +320,14 @@ def settings_for(folder: Path, stored: RunConfig | None, asked: Asked) -> RunCon
     stored, wanted = (
         c.model_copy(update={"env": with_all_options(c.env)}) for c in (stored, as_pinned(wanted, stored))
     )
-    if not any(_differences(stored, wanted)):
+    before, after = (c.model_dump(mode="json", exclude={"iterations"}) for c in (stored, wanted))
+    if not (differing := changed(before, after).items()):
         return wanted
+    told = (f"{name} is {was!r} in the stored run, but {now!r} was requested" for name, (was, now) in differing)
     raise ConfigError(
-        f"{folder} was trained with other settings: {'; '.join(_differences(stored, wanted))}. Choose another name for "
-        "a new run, or keep the form's default recipe and seed to continue this one"
+        f"{folder} was trained with other settings: {'; '.join(told)}. Choose another name for a new run, or keep the "
+        "form's default recipe and seed to continue this one"
     )
-
-
-def _differences(stored: RunConfig, asked: RunConfig) -> Iterator[str]:
-    before, after = (config.model_dump(mode="json", exclude={"iterations"}) for config in (stored, asked))
-    for name, (there, here) in changed(before, after).items():
-        yield f"{name} is {there!r} in the stored run, but {here!r} was requested"
 
 
 @functools.cache

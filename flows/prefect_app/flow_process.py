@@ -1,4 +1,4 @@
-"""The process of a flow run under `metaloom serve`: Prefect's engine without the folder's settings.
+"""Process of a flow run under `metaloom serve`: Prefect's engine without the folder's settings.
 
 Prefect reads `prefect.toml`, `pyproject.toml` and `.env` in its working folder, and Python imports modules there before
 installed ones. Both may belong to somebody else. Therefore, this process is started with `python -P` and enters the
@@ -28,13 +28,9 @@ def ignore_folder_settings() -> None:
     from prefect.settings import base
 
     module: Any = base
-    for source in (
-        "FilteredDotEnvSettingsSource",
-        "PrefectTomlConfigSettingsSource",
-        "PyprojectTomlConfigSettingsSource",
-    ):
-        getattr(module, source)  # raises if Prefect renames it
-        setattr(module, source, NoSettings)
+    for kind in ("FilteredDotEnv", "PrefectTomlConfig", "PyprojectTomlConfig"):
+        getattr(module, f"{kind}SettingsSource")  # raises if Prefect renames it
+        setattr(module, f"{kind}SettingsSource", NoSettings)
 
 
 def main() -> None:

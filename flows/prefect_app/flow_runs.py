@@ -1,4 +1,4 @@
-"""The running `metaloom serve`: supervises its parts, and restarts flow runs whose process is gone.
+"""Supervision of `metaloom serve`: ends all parts together, and restarts flow runs that lose their process.
 
 Prefect does not restart such flow runs: if the process was killed, the flow run stays Crashed, and if its worker or
 server ended first, it stays Running forever. This module imports Prefect, which must not happen in a foreign folder.
@@ -52,7 +52,7 @@ _AWAY = (HTTPError, PrefectException, RuntimeError)
 
 
 class Caretaker:
-    """Supervises the flow runs in the work pool, whose only worker belongs to `metaloom serve`."""
+    """Supervisor of the flow runs in the work pool, whose only worker belongs to `metaloom serve`."""
 
     def __init__(self, home: Path, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._home, self._say, self._clock = home, say, clock
@@ -78,10 +78,10 @@ class Caretaker:
                 _set_cancelled(client, run)
 
     def _restart(self, client: SyncPrefectClient, run: FlowRun) -> None:
-        now = self._clock()
-        recent = [at for at in self._restarts[run.id] if now - at < CRASH_SECONDS]
         if run.id in self._given_up:
             return
+        now = self._clock()
+        recent = [at for at in self._restarts[run.id] if now - at < CRASH_SECONDS]
         if len(recent) >= CRASHES:
             self._given_up.add(run.id)
             self._say(
@@ -135,7 +135,7 @@ def leave_all(client: SyncPrefectClient, home: Path, stop_worker: Callable[[], N
 
 
 def flow_runs(client: SyncPrefectClient, *states: str, since: datetime | None = None) -> list[FlowRun]:
-    """Return the work pool's flow runs that are in one of the states and, if `since` is given, ended after it."""
+    """Return the work pool's flow runs in one of the states; with `since`, only flow runs that ended after it."""
     ended = {"end_time": {"after_": since}} if since else {}
     return client.read_flow_runs(
         flow_run_filter=FlowRunFilter.model_validate({"state": {"type": {"any_": [*states]}}, **ended}),
@@ -144,7 +144,7 @@ def flow_runs(client: SyncPrefectClient, *states: str, since: datetime | None = 
 
 
 def state_of(run: FlowRun) -> State:
-    """Return the state of a flow run; it is never None for a flow run that was selected by state."""
+    """Return the state of a flow run that was selected by state, so that it is not None."""
     assert run.state is not None
     return run.state
 
@@ -164,7 +164,7 @@ def flow_processes(home: Path) -> dict[UUID, psutil.Process]:
 
 
 def runs_of(processes: Iterable[psutil.Process]) -> list[Path]:
-    """Return the folders of the runs that processes are writing, according to the lock files that they hold."""
+    """Return the folders of the runs that processes are writing, according to the lock files that they hold open."""
     found: list[Path] = []
     for process in processes:
         with suppress(psutil.Error, OSError):
@@ -216,10 +216,11 @@ def serve_parts(home: Path, address: Address, listening: socket.socket, stop: St
 
 
 def _keep_running(stop: Event, server: Part, worker: Part, home: Path) -> None:
-    """Restart flow runs that lose their process, until `stop` is set; raise if a part ends."""
+    """Restart flow runs that lose their process until `stop` is set; raise ServeError if a part ends."""
     # By default, Prefect's client keeps asking a server that has ended for minutes.
     at_once: dict[Any, Any] = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: 10.0}
-    caretaker, database = Caretaker(home, _print_line), home / "prefect.db"
+    caretaker = Caretaker(home, lambda words: say(f"{datetime.now():%Y-%m-%d %H:%M:%S} | metaloom serve: {words}"))
+    database = home / "prefect.db"
     opened = _identity(database)
     while not stop.wait(LOOK_SECONDS):
         if _identity(database) != opened:
@@ -289,13 +290,8 @@ def _end_runs(
 
 
 def _refuse(listening: socket.socket) -> None:
-    """Close connections on behalf of the ended server, so that no client waits for an answer."""
+    """Close incoming connections on behalf of the ended server, so that no client waits for an answer."""
     listening.setblocking(True)
     with suppress(OSError):  # the socket was closed
         while True:
             listening.accept()[0].close()
-
-
-def _print_line(words: str) -> None:
-    """Print a line with the current time."""
-    say(f"{datetime.now():%Y-%m-%d %H:%M:%S} | metaloom serve: {words}")

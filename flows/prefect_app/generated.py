@@ -1,4 +1,4 @@
-"""Prefect flows generated from operations, as lazy attributes `flow_NAME` of this module.
+"""Prefect flows generated from operations, available as lazy attributes `flow_NAME` of this module.
 
 This module must not import annotations from __future__, because Prefect builds a form from the annotation objects.
 """
@@ -46,12 +46,10 @@ def __getattr__(name: str) -> Flow[..., Any]:
 
 
 def make_flow(operation: Operation, ended: Callable[[Any, Any], State] | None = None, **types: Any) -> Flow[..., Any]:
-    """Build the Prefect flow for an operation.
+    """Return a Prefect flow that runs an operation.
 
-    Args:
-        operation: Operation to wrap.
-        ended: Function that receives the run and the result, publishes the result and returns the flow run's state.
-        **types: More specific parameter types for the form, keyed by parameter name.
+    `ended` receives the run and the result, publishes the result and returns the flow run's state. `types` are more
+    specific parameter types for the form, keyed by parameter name.
     """
     declared = parameters_of(operation.function)
     parameters = [
@@ -79,13 +77,12 @@ def make_flow(operation: Operation, ended: Callable[[Any, Any], State] | None = 
     for name, line in described.items():
         work.__doc__ = re.sub(rf"(?m)^    {name}: .*$", line, work.__doc__)
     work.__signature__ = form  # pyright: ignore[reportFunctionMemberAccess]
-    names = {p.name for p in parameters}
-    title = f"{operation.name} {{run}}" if "run" in names else operation.name
+    title = f"{operation.name} {{run}}" if "run" in form.parameters else operation.name
     return flow(name=operation.name, flow_run_name=title)(work)
 
 
 def form_parameter(parameter: P, annotation: Any) -> P:
-    """Convert an operation's parameter to a parameter for the form."""
+    """Convert a parameter of an operation to a parameter of the form."""
     kind = P.POSITIONAL_OR_KEYWORD
     if is_backend(parameter.annotation):
         workers = Annotated[int | None, Field(ge=0)]

@@ -1,4 +1,4 @@
-"""Files that `metaloom serve` keeps in a folder's `.prefect`, for itself and for `prefect` commands.
+"""Files in the folder `.prefect`, which `metaloom serve` keeps for itself and for `prefect` commands.
 
 `metaloom serve` ignores Prefect's settings in the folder (`prefect.toml`, `pyproject.toml`, `.env`), which can name
 programs to run and may belong to somebody else. It only checks that commands typed there find its server.
@@ -28,11 +28,15 @@ API, AUTH = "PREFECT_API_URL", "PREFECT_API_AUTH_STRING"
 ENVIRONMENT = Path(".prefect") / "environment"
 """File with the server's address for shells to source; plugin.py reads it for `prefect` commands in the folder."""
 OPEN = "/open"
-"""Path of the login page. The password follows `#` in its address, so it is never sent or logged."""
+"""Path of the login page. The password follows `#` in its URL, so it is never sent or logged."""
 LOOPBACK = ("127.0.0.1", "localhost")
 HOST, EVERYWHERE = LOOPBACK[0], "0.0.0.0"
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 TEMPLATE = Path(__file__).parent / "prefect.toml"
+# Exceptions raised in a flow run that was cancelled or whose `serve` was stopped; Prefect treats them as unexpected.
+ENDED = ("CancelledRun", "TerminationSignal")
+# Start of the message if `serve` ends a flow run while training's signal handler is not installed.
+ABORTED = "Crash detected! Execution was aborted by a termination signal"
 
 
 @dataclass(frozen=True)
@@ -49,22 +53,20 @@ class Address:
 
     @property
     def page(self) -> str:
-        """URL at which this machine reaches the page."""
+        """URL of the page, as reached from this machine."""
         # Not `localhost`, which may also be ::1, where somebody else can listen.
         return f"http://{HOST if self.is_private or self.host == EVERYWHERE else self.host}:{self.port}"
 
     @property
     def api(self) -> str:
-        """URL at which this machine reaches the API."""
+        """URL of the API, as reached from this machine."""
         return f"{self.page}/api"
 
 
 def make_home(folder: Path, *, trust: bool) -> tuple[Path, str]:
-    """Create the folder for the server's files; return its path and the password.
+    """Create the folder for the server's files in `folder`; return its path and the password.
 
-    Args:
-        folder: Parent folder.
-        trust: True to use existing files, except in a `.prefect` that others own or can write to.
+    With `trust`, existing files are used, unless others own or can write to `.prefect`.
     """
     home = folder / ENVIRONMENT.parent
     try:
@@ -79,7 +81,7 @@ def make_home(folder: Path, *, trust: bool) -> tuple[Path, str]:
 
 
 def _require_kept(folder: Path) -> None:
-    """Require that no other user can replace `.prefect`."""
+    """Raise UsageError if another user can replace `.prefect`."""
     found = folder.stat()
     mode = stat.S_IMODE(found.st_mode)
     is_shared = mode & stat.S_IWOTH or (mode & stat.S_IWGRP and found.st_gid != os.getegid())
@@ -96,7 +98,7 @@ def _require_kept(folder: Path) -> None:
 
 
 def _require_own(home: Path) -> None:
-    """Require that no other user can write to a folder, and make it unreadable for others."""
+    """Raise UsageError if another user can write to a folder, and make it unreadable for others."""
     found = home.lstat()
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISDIR(found.st_mode):
@@ -137,14 +139,14 @@ def _password(home: Path, *, trust: bool) -> str:
 
 
 def write_environment(folder: Path, api: str, password: str | None) -> None:
-    """Write the file with the server's address for shells, and the password if one is given."""
+    """Write the file from which shells read the server's address and, if given, the password."""
     values = {API: api, **({AUTH: password} if password else {}), **unproxied(os.environ, api)}
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in values.items()]
     write(folder / ENVIRONMENT, "".join(lines))
 
 
 def read_environment(folder: Path) -> dict[str, str]:
-    """Return the environment variables for reaching a folder's server; empty if none was started."""
+    """Return the environment variables for reaching the folder's server; empty if none was started."""
     with suppress(OSError, ValueError):
         file = folder / ENVIRONMENT
         words = shlex.split(file.read_text("utf-8")) if file.is_file() else []
@@ -153,7 +155,7 @@ def read_environment(folder: Path) -> dict[str, str]:
 
 
 def unproxied(environment: Mapping[str, str], api: str) -> dict[str, str]:
-    """Return the environment variables that exclude the server from proxying."""
+    """Return environment variables that exclude the server from proxying."""
     before = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
     hosts = dict.fromkeys([*filter(None, before.split(",")), *LOOPBACK, urlsplit(api).hostname or LOOPBACK[0]])
     return dict.fromkeys(("NO_PROXY", "no_proxy"), ",".join(hosts))
@@ -166,7 +168,7 @@ def is_same_api(one: str | None, other: str | None) -> bool:
 
 
 def folder_settings(folder: Path) -> dict[str, Any]:
-    """Return the Prefect settings found in a folder; prefect.toml takes precedence."""
+    """Return the Prefect settings in a folder's files; prefect.toml takes precedence."""
     found: dict[str, Any] = {}
     for name, path in (("pyproject.toml", ("tool", "prefect")), (TEMPLATE.name, ())):
         file = folder / name
@@ -191,7 +193,7 @@ def folder_variables(folder: Path) -> dict[str, str | None]:
 
 
 def write(file: Path, text: str) -> None:
-    """Write a file that only this user can read. A link at its path is replaced, not followed."""
+    """Write a file that only this user can read. A link at the path is replaced, not followed."""
     part = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
         out.write(text)
@@ -202,23 +204,16 @@ def _hash(password: str) -> str:
     return hashlib.sha256(password.encode()).hexdigest()
 
 
-# Exceptions raised in a flow run that was cancelled or whose `serve` was stopped; Prefect treats them as unexpected.
-ENDED = ("CancelledRun", "TerminationSignal")
-# Start of the message if `serve` ends a flow run while training's signal handler is not installed.
-ABORTED = "Crash detected! Execution was aborted by a termination signal"
-
-
 class WithoutFalseAlarms(logging.Filter):
     """Log filter that drops misleading messages."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return True if a record should be shown."""
         kind = record.exc_info[0] if record.exc_info else None
         return not (record.getMessage().startswith(ABORTED) or (kind is not None and kind.__name__ in ENDED))
 
 
 def write_settings(home: Path) -> Path:
-    """Write Prefect's logging settings with the filter added, and return the file's path."""
+    """Write Prefect's logging settings with the filter added, and return the path of the file."""
     import yaml
 
     # find_spec does not import Prefect, which would read the folder's settings files.

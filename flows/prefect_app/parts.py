@@ -1,4 +1,4 @@
-"""The processes that `metaloom serve` starts, which run Prefect commands. If one ends, all end."""
+"""Processes that run Prefect commands for `metaloom serve`. If one ends, all end."""
 
 import ctypes
 import fcntl
@@ -33,22 +33,16 @@ _END_WITH_PARENT = (
 
 
 class ServeError(RuntimeError):
-    """Raised if a part failed to start or has ended; the message names the part and its log."""
+    """Error raised if a part fails to start or ends; the message names the part and its log."""
 
 
 class Interrupted(Exception):
-    """Raised if the user presses Ctrl-C while the parts are starting."""
+    """Exception raised if the user presses Ctrl-C while the parts are starting."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A process that runs a Prefect command.
-
-    Attributes:
-        name: Name in messages.
-        process: Running process.
-        log: File for the part's output; None for this process's output.
-    """
+    """Running process of a Prefect command; without a log file, it writes to this process's output."""
 
     name: str
     process: "subprocess.Popen[bytes]"
@@ -60,7 +54,7 @@ class Part:
         return self.process.poll()
 
     def explain(self, problem: str) -> ServeError:
-        """Build the error for a problem, including the end of the part's log."""
+        """Return an error about a problem that includes the end of the part's log."""
         tail = [] if self.log is None else self.log.read_text(errors="replace").splitlines()[-15:]
         where = [f"; the end of {self.log}:", *tail] if tail else []
         return ServeError(f"{self.name} {problem}" + "\n".join(where))
@@ -79,13 +73,10 @@ class Part:
 def running(
     name: str, arguments: Sequence[str], log: Path | None = None, inherits: tuple[int, ...] = ()
 ) -> Iterator[Part]:
-    """Yield a running part; after the block, end it and all processes that it has started.
+    """Within the block, run a part; afterwards, end it and all processes that it has started.
 
-    Args:
-        name: Name in messages.
-        arguments: Module for Python to run, followed by the module's arguments.
-        log: File for the part's output; None for this process's output.
-        inherits: File descriptors that the process inherits unchanged.
+    `arguments` are the name of a Python module and its arguments. Output goes to `log`, or to this process's output if
+    it is None. The process inherits the file descriptors in `inherits` unchanged.
     """
     with nullcontext() if log is None else _opened(log) as output:
         process = subprocess.Popen(
@@ -113,8 +104,7 @@ def running(
 class StopRequest(Event):
     """Request to stop, set by a signal.
 
-    Attributes:
-        for_good: True if the user pressed Ctrl-C or closed the terminal. Service managers send SIGTERM and restart.
+    `for_good` is True if the user pressed Ctrl-C or closed the terminal. Service managers send SIGTERM and restart.
     """
 
     for_good = False
@@ -128,7 +118,7 @@ class StopRequest(Event):
 
 @contextmanager
 def alone(folder: Path, home: Path) -> Iterator[None]:
-    """Lock the folder during the block, since another `metaloom serve` would take running flow runs for abandoned."""
+    """Within the block, lock the folder: a second `metaloom serve` would treat running flow runs as abandoned."""
     deadline = time.monotonic() + _LOOKED_AT_SECONDS
     with _opened(home / LOCK) as file:
         while not _locked(file, fcntl.LOCK_EX):
@@ -142,7 +132,7 @@ def alone(folder: Path, home: Path) -> Iterator[None]:
 
 
 def is_served(home: Path) -> bool:
-    """Return True if a `metaloom serve` process of this user currently holds this `.prefect` folder."""
+    """Return True if a `metaloom serve` process of this user is running with this `.prefect` folder."""
     try:
         with open(os.open(home / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             is_own = os.fstat(file.fileno()).st_uid == os.geteuid()

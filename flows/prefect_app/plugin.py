@@ -1,4 +1,4 @@
-"""Prefect plugin that lets `prefect deployment run meta-train` find the folder's server and the deployment.
+"""Prefect plugin with which `prefect deployment run meta-train` finds the folder's server and the deployment.
 
 The plugin gives Prefect the password that `metaloom serve` stored in the folder, only for that server and only while
 it runs.
@@ -25,7 +25,7 @@ _METHOD = "read_deployment_by_name"
 
 @register_hook
 def setup_environment(*, ctx: HookContext) -> SetupResult | None:
-    """Return the environment variables for Prefect, which calls this on import."""
+    """Return environment variables for Prefect, which calls this function on import."""
     try:
         from prefect.client.orchestration._deployments.client import DeploymentAsyncClient, DeploymentClient
 
@@ -68,5 +68,5 @@ def accept_bare_names(client: type) -> None:
 
 
 def full_name(name: str) -> str:
-    """Return a deployment's full name, FLOW/DEPLOYMENT; a bare name stands for both."""
+    """Return the full name of a deployment, FLOW/DEPLOYMENT; a bare name stands for both."""
     return name if "/" in name else f"{name}/{name}"

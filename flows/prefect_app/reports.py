@@ -22,7 +22,7 @@ from metaloom.flows.viewer.gate import Gate, refusal_of_other_pages
 from metaloom.storage import url_of
 
 VARIABLE = "METALOOM_REPORTS_URL"
-"""Environment variable that tells flows the URL of the served reports."""
+"""Environment variable from which flows read the URL of the served reports."""
 
 
 def reports_root() -> Path:
@@ -42,7 +42,7 @@ def address_of(run: Path, file: str) -> str | None:
 
 @contextmanager
 def served_reports(listening: socket.socket) -> Iterator[str]:
-    """Serve the reports on a listening socket during the block; yield their URL.
+    """Within the block, serve the reports on a listening socket; yield their URL.
 
     Only browsers on this machine are served, and only files in the folder; links out of the folder are not followed.
     """

@@ -45,10 +45,12 @@ from metaloom.flows.prefect_app.reports import VARIABLE, served_reports
 ANSWER_SECONDS = 10
 # URL schemes that PostgreSQL and SQLAlchemy use.
 _SCHEMES = ("postgres", "postgresql", "postgresql+asyncpg")
+PASSWORD = "PREFECT_SERVER_API_AUTH_STRING"
+PROFILES = Path(__file__).parent / "profiles.toml"
 
 
 def server_url(named: str) -> str:
-    """Return a database URL for Prefect, which includes the driver."""
+    """Return the database URL for Prefect, which includes the driver."""
     scheme, _, rest = named.partition("://")
     if scheme not in _SCHEMES or not re.search(r"^[^/]*/[^/?]+", rest):
         raise UsageError(
@@ -68,9 +70,15 @@ def without_password(url: str) -> str:
 
 
 def require_answer(url: str) -> None:
-    """Reject a database that refuses connections, before starting anything."""
+    """Raise UsageError if the database refuses a connection."""
+
+    async def connect() -> None:
+        import asyncpg
+
+        await (await asyncpg.connect(url.replace("+asyncpg", "", 1), timeout=ANSWER_SECONDS)).close()
+
     try:
-        asyncio.run(_connect(url.replace("+asyncpg", "", 1)))
+        asyncio.run(connect())
     except ValueError:  # the error's message may contain the password
         raise UsageError(
             f"--database: {without_password(url)} cannot be read; required postgresql://USER@HOST:PORT/DATABASE, and "
@@ -81,17 +89,6 @@ def require_answer(url: str) -> None:
             f"--database: {without_password(url)} cannot be used ({type(error).__name__}: {error}); required an "
             "existing database that the user owns. `createdb` makes one"
         ) from None
-
-
-async def _connect(url: str) -> None:
-    import asyncpg
-
-    connection = await asyncpg.connect(url, timeout=ANSWER_SECONDS)
-    await connection.close()
-
-
-PASSWORD = "PREFECT_SERVER_API_AUTH_STRING"
-PROFILES = Path(__file__).parent / "profiles.toml"
 
 
 def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = None, trust: bool = False) -> None:
@@ -133,7 +130,7 @@ def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = N
 
 
 def settings(home: Path, address: Address, password: str) -> dict[str, str]:
-    """Return environment variables for all parts; other Prefect settings are in profiles.toml."""
+    """Return the environment variables of all parts; other Prefect settings are in profiles.toml."""
     # Paths must be absolute: only flow processes enter the folder, since Prefect would read settings there.
     paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {
@@ -184,7 +181,7 @@ def _listening(address: Address) -> socket.socket:
 
 
 def _prepare(folder: Path, address: Address, found: Mapping[str, Any], password: str | None) -> str:
-    """Write the settings with which `prefect` commands find the server; return the message to show when it is ready."""
+    """Write the settings with which `prefect` commands find the server; return the message to show once it runs."""
     # Environment variables take precedence over files, and are probably set in other shells, too.
     variables = folder_variables(folder)
     exported = {**variables, **os.environ}.get(API, address.api)

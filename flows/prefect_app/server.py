@@ -38,7 +38,7 @@ from metaloom.flows.viewer.gate import HOSTS, Gate, refusal_of_other_pages
 
 
 def lock_at_once() -> None:
-    """Make SQLite write transactions take their lock when they begin."""
+    """Patch Prefect so that SQLite write transactions acquire their lock when they begin."""
     begin = AioSqliteConfiguration.begin_transaction
 
     @asynccontextmanager
@@ -59,7 +59,7 @@ def lock_at_once() -> None:
 
 
 def skip_stored_events() -> None:
-    """Make the SQLite event storage accept batches whose events are already stored."""
+    """Patch Prefect so that its SQLite event storage accepts batches of events that are already stored."""
     module: Any = database
     write = module._write_sqlite_events
 
@@ -78,10 +78,8 @@ def skip_stored_events() -> None:
 def main(host: str, listening: str) -> None:
     """Serve Prefect's API and page until SIGTERM.
 
-    Args:
-        host: Address to listen on.
-        listening: File descriptor of the socket. `metaloom serve` keeps it open, so that no other user can take the
-            port and receive the password.
+    `listening` is the file descriptor of the socket. `metaloom serve` keeps it open, so that no other user can take the
+    port and receive the password.
     """
     lock_at_once()
     skip_stored_events()

@@ -1,8 +1,8 @@
 """Recipes: named settings that differ from the algorithm's defaults, with their origin.
 
-Each entry in a YAML file in this folder is a recipe. `like` names another recipe of this package, which provides unset
+Each entry in a YAML file in this folder is a recipe. `like` names another recipe of this package that provides unset
 values; a different algorithm replaces all algorithm settings. Functions in other packages are also recipes if they are
-entry points of the group metaloom.recipes.
+entry points in the group metaloom.recipes.
 """
 
 import re
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @cache
 def _entries() -> dict[str, str]:
-    """Return the YAML text of each recipe, keyed by name. Parsing recipes one at a time is faster."""
+    """Return the YAML text of each recipe, keyed by name. Recipes are parsed only when used, which is faster."""
     files = [file.read_text("utf-8") for file in Path(__file__).parent.glob("*.yaml")]
     entries = (entry for file in files for entry in re.split(r"^(?=[a-z])", file, flags=re.MULTILINE)[1:])
     return dict(sorted((entry.partition(":")[0], entry) for entry in entries))
@@ -34,25 +34,19 @@ def _entries() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe from this package; calling it returns its configuration.
-
-    Attributes:
-        about: Description and origin of the settings.
-        settings: Settings, as in a settings file.
-    """
+    """Built-in recipe: a description with the origin of its settings, and the settings as in a settings file."""
 
     about: str
     settings: Mapping[str, Any]
 
     @classmethod
     def named(cls, name: str) -> "Recipe":
-        """Return the recipe with this name, merged with the recipe that it is `like`."""
+        """Return the recipe with this name, merged with the recipe named by its `like`."""
         entry = cast(dict[str, Any], cast(dict[str, Any], parse(_entries()[name]))[name])
         about, like = entry.pop("about"), entry.pop("like", None)
         return cls(about, _merged(cls.named(like).settings, entry) if like else entry)
 
     def __call__(self) -> "RunConfig":
-        """Build the recipe's run configuration."""
         from metaloom.pipeline.config.run import build_config
 
         return build_config(self.settings)
@@ -75,12 +69,12 @@ def _merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
 
 
 class Recipes(Mapping[str, "Callable[[], RunConfig]"]):
-    """Mapping from name to recipe; recipes are imported when looked up."""
+    """Recipes keyed by name, which are imported when looked up."""
 
     plugins: Plugins = Plugins("recipe", "metaloom.recipes", {})
 
     def __getitem__(self, name: str) -> "Callable[[], RunConfig]":
-        """Read or import the recipe with this name.
+        """Return the recipe with this name.
 
         Raises:
             KeyError: the recipe does not exist.
@@ -95,11 +89,9 @@ class Recipes(Mapping[str, "Callable[[], RunConfig]"]):
         return load(path)
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over all names, built-in recipes first."""
         return iter([*_entries(), *(name for name in self.plugins.names() if name not in _entries())])
 
     def __len__(self) -> int:
-        """Number of recipes."""
         return len([*iter(self)])
 
 
@@ -107,15 +99,16 @@ RECIPES = Recipes()
 
 
 def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConfig":
-    """Build the configuration of a new run.
+    """Build the configuration of a new run from a recipe or settings file and KEY=VALUE assignments.
 
     Raises:
         ConfigError: a setting is invalid.
         EnvError: the environment does not exist.
     """
     recipe, assignments = load_settings(recipe_or_file), [*assignments]
-    networks = [value for key, _, value in (a.partition("=") for a in assignments) if key == "policy.network"]
-    if networks and networks[-1] not in SIZED_NETWORKS and not is_settings_file(recipe_or_file):
+    last = {key: value for key, _, value in (assignment.partition("=") for assignment in assignments)}
+    network = last.get("policy.network")
+    if network is not None and network not in SIZED_NETWORKS and not is_settings_file(recipe_or_file):
         # The recipe's sizes do not apply to a custom network.
         for section in recipe.keys() & {"policy", "algorithm"}:
             fields = recipe[section].items()
@@ -127,11 +120,11 @@ def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConf
     try:
         config = build_config(settings)
     except ConfigError as problem:
-        names = [value for key, _, value in (a.partition("=") for a in assignments) if key == "algorithm.name"]
-        if names and "algorithm." in str(problem) and "unknown key" in str(problem):
+        name = last.get("algorithm.name")
+        if name is not None and "algorithm." in str(problem) and "unknown key" in str(problem):
             raise ConfigError(
-                f"algorithm.name={names[-1]}: found settings of another algorithm; required "
-                f"algorithm={names[-1]}, which replaces all of them with its own. Or start from its own recipe"
+                f"algorithm.name={name}: found settings of another algorithm; required algorithm={name}, which "
+                "replaces all of them with its own. Or start from its own recipe"
             ) from None
         raise
     if config.env.name not in ENVS:

@@ -1,4 +1,4 @@
-"""Packing runs into reference archives, and unpacking them."""
+"""Packing of runs into reference archives, and their extraction."""
 
 import errno
 import hashlib
@@ -33,10 +33,18 @@ from metaloom.storage.unfinished import unfinished_folder
 
 _PATH = re.compile(r"/|~|\.\.?/")
 """Start of a local path; environment names never begin with these characters."""
+LARGEST_ARCHIVE = 2**28
+_LARGEST_RUN = 2**30
+_MOST_FILES = 10_000
+_DEEPEST = 16
+_ENTRY = b"PK\x01\x02"  # signature of entries in a zip's central directory
+_NO_ARCHIVE = (BadZipFile, OSError, RuntimeError, ValueError, EOFError, zlib.error, struct.error)
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE)
+_BEGINNING = (1980, 1, 1, 0, 0, 0)  # the earliest time that zip can store
 
 
 def require_repeatable(run: Run) -> None:
-    """Reject a run that other people cannot recompute."""
+    """Raise UsageError if other people could not recompute the run."""
     done = len(run.iterations)
     if not done or state_of(run, None) != "complete":
         raise UsageError(
@@ -76,28 +84,16 @@ def _paths_in(settings: object) -> Iterator[str]:
     if isinstance(settings, str) and _PATH.match(settings):
         yield settings
     elif isinstance(settings, Mapping):
-        for value in cast(Mapping[object, object], settings).values():
-            yield from _paths_in(value)
+        yield from _paths_in([*cast(Mapping[object, object], settings).values()])
     elif isinstance(settings, list | tuple):
         for value in cast(list[object], settings):
             yield from _paths_in(value)
 
 
-LARGEST_ARCHIVE = 2**28
-_LARGEST_RUN = 2**30
-_MOST_FILES = 10_000
-_DEEPEST = 16
-_ENTRY = b"PK\x01\x02"  # signature of entries in a zip's central directory
-_NO_ARCHIVE = (BadZipFile, OSError, RuntimeError, ValueError, EOFError, zlib.error, struct.error)
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE)
-_BEGINNING = (1980, 1, 1, 0, 0, 0)  # the earliest time that zip can store
-
-
 def pack(folder: Path, archive: Path) -> Path:
-    """Pack a folder's files into an archive with deterministic bytes; return the archive's path."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "writer.lock")
+    """Pack a folder's files into an archive with deterministic bytes, and return the archive's path."""
     with ZipFile(archive, "w", ZIP_DEFLATED, compresslevel=9) as opened_archive:
-        for path in files:
+        for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "writer.lock"):
             info = ZipInfo(path.relative_to(folder).as_posix(), _BEGINNING)
             info.external_attr = 0o644 << 16
             opened_archive.writestr(info, path.read_bytes(), ZIP_DEFLATED)
@@ -119,7 +115,7 @@ def unpack(raw: bytes, archive: Path, folder: Path) -> None:
 
 
 def _require_plain(archive: Path, opened_archive: ZipFile) -> None:
-    """Reject archives with outside paths, duplicate names or excessive sizes, which `pack` never writes."""
+    """Raise an error for outside paths, duplicate names or excessive sizes, which `pack` never writes."""
     entries, names = opened_archive.infolist(), opened_archive.namelist()
     for entry in entries:
         name = PurePosixPath(entry.filename)
@@ -134,13 +130,10 @@ def _require_plain(archive: Path, opened_archive: ZipFile) -> None:
         raise broken(archive, f"contains {size} bytes, more than any reference does")
 
 
-_LEFT_OUT = ("_operator", "_quarantine", "writer.lock")
-
-
 def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20) -> Reference:
     """Create a reference from a stored run, and add it to a folder and its index.
 
-    The reference is an archive with a packed copy of the run. The copy contains no batches, and only the newest learner
+    The reference is an archive of a packed copy of the run. The copy contains no batches, and only the newest learner
     and the learner of every N-th iteration.
     """
     _require_folder(path)
@@ -191,9 +184,9 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
 
 @contextmanager
 def opened(folder: Path, reference: Reference) -> Iterator[Path]:
-    """Yield the path of a temporary run extracted from a reference; raises like `extract`.
+    """Within the block, extract a reference to a temporary folder and yield the path of the run. Raises like `extract`.
 
-    Damage that is found in the block is reported as damage to the archive.
+    Damage found in the block is reported as damage to the archive.
     """
     with _scratch() as place:
         path = extract(folder, reference, place / reference.name)
@@ -202,7 +195,7 @@ def opened(folder: Path, reference: Reference) -> Iterator[Path]:
 
 
 def extract(folder: Path, reference: Reference, path: Path) -> Path:
-    """Unpack a reference as a run at a path that does not exist yet; return the path."""
+    """Unpack a reference as a run at a path that does not exist yet, and return the path."""
     _require_folder(path)
     _require_free(path)
     archive = folder / reference.archive
@@ -237,12 +230,12 @@ def extract(folder: Path, reference: Reference, path: Path) -> Path:
 
 
 def _scratch() -> AbstractContextManager[Path]:
-    """Return a context manager for a temporary folder."""
+    """Return a context manager that yields a temporary folder."""
     return unfinished_folder(Path(gettempdir()), "metaloom-reference", 0o700)
 
 
 def _writing(place: Path) -> AbstractContextManager[None]:
-    """Return a context manager that converts an OSError to an error about the path being written."""
+    """Return a context manager that converts an OSError to an error about writing to `place`."""
     needed = f"free space and permission to write {place}, and to make folders in {gettempdir()}"
     return system_errors(place, required=needed, action="Free space, or choose another path")
 
@@ -255,13 +248,13 @@ def _require_free(path: Path) -> None:
 
 
 def _require_folder(path: Path) -> None:
-    """Reject a path that belongs to a URL."""
+    """Raise UsageError if the path stands for a URL."""
     if url := storage.url_of(path):
         raise UsageError(f"found {url}; required a run in a folder: references are copied from and to folders only")
 
 
 def _described(run: Run) -> Mapping[str, Any]:
-    """Return the fields of the index entry that are determined by the run."""
+    """Return the fields of the index entry that describe the run."""
     last = run.metrics([run.iterations[-1]]).drop_columns(["iteration"]).to_pylist()[0]
     return {
         "env": str(run.config["env"]["name"]),
@@ -277,7 +270,7 @@ def _described(run: Run) -> Mapping[str, Any]:
 
 
 def _known_without(name: str, folder: Path) -> list[Reference]:
-    """Return a folder's references, after checking that none of them has this name."""
+    """Return a folder's references; raise UsageError if one of them has this name."""
     known = read_index(folder) if (folder / INDEX).exists() else []
     if name in [reference.name for reference in known]:
         raise UsageError(f"{folder}: found a reference {name} already; required another name: --name NAME")
@@ -286,7 +279,7 @@ def _known_without(name: str, folder: Path) -> list[Reference]:
 
 def _left_out(folder: str, names: Sequence[str]) -> set[str]:
     """Return the files in a run's folder that must not be copied. Reject links, whose targets would be published."""
-    left_out = {*_LEFT_OUT} & {*names}
+    left_out = {"_operator", "_quarantine", "writer.lock"} & {*names}
     for name in {*names} - left_out:
         mode = os.lstat(place := Path(folder) / name).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
@@ -298,7 +291,7 @@ def _left_out(folder: str, names: Sequence[str]) -> set[str]:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder of references during the block, which may rewrite the index."""
+    """Within the block, lock a folder of references, so that the index can be rewritten."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         lock(descriptor, folder, wait=True)
@@ -308,5 +301,5 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def _thinned_learners(run: Run, every: int) -> list[int]:
-    """Return the iterations whose initial learner is required for a reference but thinned."""
+    """Return the iterations whose initial learner a reference requires although it is thinned."""
     return [i for i in run.iterations if not i % every and run.is_thinned(run.learner_ref(i))]

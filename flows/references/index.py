@@ -1,4 +1,4 @@
-"""The index of reference runs, which describes them without opening their archives.
+"""Index of reference runs, which describes them without opening their archives.
 
 A folder of references contains an `index.json`, and an archive NAME.zip for each run in the index.
 """
@@ -23,10 +23,12 @@ from metaloom.storage.format.files import read_sealed, render, replace_file, sea
 from metaloom.storage.format.places import check_run_name
 
 _AGAIN = "Get the folder's archives and index.json again from their source"
+INDEX = "index.json"
+SCHEMA = "metaloom-references/1"
 
 
 def broken(place: Path, found: str, *, action: str = _AGAIN) -> storage.DamagedRun:
-    """Build the error for a damaged archive or index."""
+    """Return the error to raise for a damaged archive or index."""
     return storage.DamagedRun(place, found=found, required="the output of `metaloom reference add`", action=action)
 
 
@@ -44,28 +46,18 @@ def as_archive_damage(archive: Path, unpacked: Path) -> Iterator[None]:
         raise broken(archive, f"{inside}: {found}", action=action) from None
 
 
-INDEX = "index.json"
-SCHEMA = "metaloom-references/1"
-
-
 @dataclass(frozen=True)
 class Reference:
     """Index entry for a reference run.
 
     Attributes:
-        name: Name of the run.
-        env, algorithm: Names of the environment and the algorithm.
-        seed: Random seed of the run.
-        iterations: Number of complete iterations.
         learners: Interval N between stored learners: iterations 0, N, 2N, ... and the newest.
         config_digest: Digest of the settings that affect results.
         code: Digest of the code that computed the run.
         versions: Versions of the packages that computed the run.
         metrics: Metrics of the last iteration.
-        wall_seconds: Wall-clock time of all stages, on the machine that computed the run.
-        archive: File name of the archive.
-        size: Size of the archive in bytes.
-        sha256: SHA-256 of the archive.
+        wall_seconds: Total wall-clock time of all stages, on the machine that computed the run.
+        archive, size, sha256: File name, size in bytes and SHA-256 of the archive.
     """
 
     name: str
@@ -85,7 +77,7 @@ class Reference:
 
 
 def shipped() -> Path:
-    """Return the folder of the references in a checkout of the repository; a wheel contains none."""
+    """Return the references folder of a repository checkout; wheels contain no references."""
     return Path(metaloom.__file__).resolve().parent.parent / "references"
 
 
@@ -120,14 +112,14 @@ def read_index(folder: Path) -> list[Reference]:
 
 
 def write_index(folder: Path, references: Sequence[Reference]) -> None:
-    """Write a folder's index, replacing an existing one."""
+    """Write a folder's index, replacing any existing one."""
     entries = [asdict(reference) for reference in sorted(references, key=lambda reference: reference.name)]
     content = render(sealed({"schema": SCHEMA, "references": entries}), indented=True)
     replace_file(folder / INDEX, content, folder / f"{INDEX}.part")
 
 
 def find(folder: Path, name: str) -> Reference:
-    """Return the reference with this name."""
+    """Return the reference with this name, or raise UsageError if there is none."""
     known = {reference.name: reference for reference in read_index(folder)}
     if name not in known:
         raise UsageError(
@@ -137,36 +129,30 @@ def find(folder: Path, name: str) -> Reference:
 
 
 def reference_rows(references: Sequence[Reference]) -> list[dict[str, Any]]:
-    """Return one row per reference. `last_return` is the last iteration's average return, after any adaptation."""
+    """Return one row per reference; `last_return` is the last iteration's average return, after adaptation if any."""
     return [asdict(found) | {"last_return": (adaptation_returns(found.metrics) or [None])[-1]} for found in references]
 
 
 class References(Shown, list[dict[str, Any]]):
-    """Rows that describe references.
-
-    Attributes:
-        folder: Folder of the references; None for the checkout's folder.
-    """
+    """Rows that describe references in `folder`; None stands for the checkout's folder."""
 
     def __init__(self, rows: Sequence[dict[str, Any]], folder: Path | str | None = None) -> None:
         super().__init__(rows)
         self.folder = folder
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return a table of the references; see pipeline.shown."""
         columns = ("name", "env", "algorithm", "seed", "iterations", "last_return")
         return plural(len(self), "reference"), [columns, *(tuple(str(row[name]) for name in columns) for row in self)]
 
 
 @dataclass(frozen=True)
 class Extracted:
-    """A run extracted from a reference."""
+    """Run extracted from a reference."""
 
     path: Path
     reference: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the run's path as JSON data."""
         return {"run": str(self.path)}
 
     def __str__(self) -> str:
@@ -175,13 +161,12 @@ class Extracted:
 
 @dataclass(frozen=True)
 class Added:
-    """A reference that was added to a folder."""
+    """Reference that was added to a folder."""
 
     reference: Reference
     folder: Path
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the row that describes the reference."""
         return reference_rows([self.reference])[0]
 
     def __str__(self) -> str:
@@ -189,7 +174,7 @@ class Added:
 
 
 def references_table(rows: References) -> Table:
-    """Return the table that `metaloom reference ls` shows."""
+    """Return the table printed by `metaloom reference ls`."""
     columns = ("reference", "environment", "algorithm", ">seed", ">iterations", ">last return", ">took", ">size")
     keys = ("name", "env", "algorithm", "seed", "iterations")
     cells = (

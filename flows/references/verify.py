@@ -1,4 +1,4 @@
-"""Verification of references: recomputes an iteration and compares all outputs with their records."""
+"""Verification of references: recompute an iteration and compare all outputs with their records."""
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -31,11 +31,9 @@ from metaloom.storage.read.frames import read_tables
 from metaloom.storage.read.parquet import parse_table
 from metaloom.storage.read.tables import Columns, episode_columns, evaluation_file, iteration_tables
 
-_MAY_MOVE = "class"  # the module of an environment may change between versions
-
 
 def false_facts(run: Run) -> Iterator[str]:
-    """Yield the names of recorded facts about the environment that differ from what the environment declares.
+    """Yield the names of recorded facts about the environment that differ from the facts it declares today.
 
     Facts that an earlier version did not record are skipped.
     """
@@ -49,8 +47,8 @@ def false_facts(run: Run) -> Iterator[str]:
     }
     env.close()
     recorded = {name: run.info["environment"].get(name, {}) for name in ("env", "components", "facts")}
-    if isinstance(recorded["env"], dict):
-        recorded["env"] = {name: fact for name, fact in recorded["env"].items() if name != _MAY_MOVE}
+    if isinstance(recorded["env"], dict):  # the module of an environment may change between versions
+        recorded["env"] = {name: fact for name, fact in recorded["env"].items() if name != "class"}
     recorded["task_classes"] = {} if classes is None else classes.facts()
     yield from _differing(recorded, json.loads(json.dumps(declared)))
     # A section with nothing to record is omitted, so an empty one is wrong if there is something to record.
@@ -73,7 +71,7 @@ def _differing(recorded: Mapping[str, Any], declared: Mapping[str, Any], inside:
 def false_records(run: Run, iterations: Iterable[int]) -> Iterator[str]:
     """Yield contradictions between the records of complete iterations and the stages that compute the outputs.
 
-    The digests of spans are not compared; `storage.verify_run` compares them.
+    Digests of spans are not compared, since `storage.verify_run` compares them.
     """
     with stages_of_run(run, Backend(workers=0)) as stages:
         for iteration in iterations:
@@ -100,7 +98,7 @@ def _name_of(ref: StageRef) -> str:
 
 
 class TableCheck:
-    """Compares a run's tables with computed outputs, which must be passed in the order of computation."""
+    """Comparison of a run's tables with computed outputs, which must be passed in the order of computation."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -111,10 +109,7 @@ class TableCheck:
     def see(self, ref: StageRef, value: Value, *, identical: bool) -> Iterator[str]:
         """Yield the names of tables that an output completes and that differ from the computed values.
 
-        Args:
-            ref: Reference to the output.
-            value: Computed output.
-            identical: False if the output differs from its record; its tables then only need equal columns and units.
+        If the output is not `identical` to its record, its tables only need equal columns and units.
         """
         if isinstance(value, TaskBatch):
             self._tasks = value
@@ -139,14 +134,10 @@ class TableCheck:
 
 
 def _agree(stored: pa.Table, computed: pa.Table, *, values: bool) -> bool:
-    """Return True if a table contains exactly the computed rows, in the same units.
+    """Return True if a stored table contains exactly the computed rows, in the same units.
 
-    Packed tables also contain the columns of other iterations, without values.
-
-    Args:
-        stored: Stored table of the run.
-        computed: Table built from the computed values.
-        values: False to compare only the names and units of columns.
+    Packed tables also contain columns of other iterations, without values. If `values` is False, only the names and
+    units of columns are compared.
     """
     more = {*stored.column_names} - {*computed.column_names}
     # A column without metadata has no unit.
@@ -164,29 +155,25 @@ def _agree(stored: pa.Table, computed: pa.Table, *, values: bool) -> bool:
 
 
 def _values(column: pa.ChunkedArray) -> list[object]:
-    """Return a column's values, with NaN replaced by text so that NaNs compare equal."""
+    """Return the values of a column, with NaN replaced by text so that NaNs compare equal."""
     return ["NaN" if value != value else value for value in column.to_pylist()]
 
 
 @dataclass(frozen=True)
 class Verified:
-    """Result of recomputing an iteration from the nearest stored learner.
+    """Result of recomputing an iteration of a reference from the nearest stored learner.
 
     Attributes:
-        name: Name of the reference.
-        iteration: Recomputed iteration.
         start: First recomputed iteration, whose learner was stored.
         stages: Number of compared stages in all iterations from `start` to `iteration`.
-        proved: What equality proves on this kind of device, in words.
+        proved: Meaning of equality on this kind of device, in words.
         first_difference: First stage whose output differs; None if all are equal.
         differs: Versions and processor facts that have changed.
         returns: Recorded and recomputed average return of the iteration, after adaptation if there is any.
-        false_tables: Tables that differ from the computed values. For outputs that differ, only columns and units are
-            compared.
-        false_records: Contradictions between records and stages: inputs, positions in random streams, and missing
-            outputs.
-        false_facts: Recorded facts about the environment that differ today, such as `task_classes`, `components`,
-            `facts` or `env.options.radius`.
+        false_tables: Tables that differ from the computed values. If an output differs, only the columns and units of
+            its tables are compared.
+        false_facts: Recorded facts about the environment that differ today, such as `facts` or `env.options.radius`.
+        false_records: Records that contradict the stages in inputs, positions in random streams, or missing outputs.
         arithmetic: Machine code used and, if it is not the recorded code, the reason.
     """
 
@@ -205,15 +192,14 @@ class Verified:
 
     @property
     def identical(self) -> bool:
-        """True if every output has the recorded bits and there are no contradictions."""
+        """True if every output is bitwise identical to the recorded one and there are no contradictions."""
         return self.first_difference is None and not (self.false_tables or self.false_facts or self.false_records)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the result as JSON data."""
         return {**asdict(self), "identical": self.identical}
 
     def __str__(self) -> str:
-        """Summarize the result, with the machine code used."""
+        """Return a summary of the result, followed by the machine code used."""
         return f"{self._outcome()}\n{self.arithmetic}" if self.arithmetic else self._outcome()
 
     def _outcome(self) -> str:
@@ -221,15 +207,9 @@ class Verified:
         # There may be hundreds of differences.
         records, more = [*self.false_records[:3]], len(self.false_records) - 3
         records += [f"and {more} more"] if more > 0 else []
-        places = [
-            f"in {where} {', '.join(names)}"
-            for where, names in (
-                ("its tables of", self.false_tables),
-                ("what it records of its environment:", self.false_facts),
-                ("its records:", records),
-            )
-            if names
-        ]
+        wrong = {"its tables of": self.false_tables, "what it records of its environment:": self.false_facts}
+        wrong["its records:"] = tuple(records)
+        places = [f"in {where} {', '.join(names)}" for where, names in wrong.items() if names]
         if self.first_difference is None and places:
             return (
                 f"{about}: all {self.proved}, but NOT recorded correctly by the run, {' and '.join(places)}: `show`, "
@@ -258,7 +238,7 @@ class Verified:
 def verify(
     path: Path, iteration: int | None, *, backend: Backend = Backend(workers=0), on_progress: Progress = unseen
 ) -> Verified:
-    """Recompute an iteration of a reference from the nearest stored learner, or all iterations, and compare outputs."""
+    """Recompute an iteration of a reference from the nearest stored learner, or all iterations; compare all outputs."""
     run = storage.open_run(path)
     if iteration is None:
         # Also check files that recomputing does not read.

@@ -1,7 +1,6 @@
-"""Per-class returns, derived from a run's tables and the task classes that its environment declares.
+"""Per-class returns and success rates, computed from tables and evaluations and the environment's task classes.
 
-They are not stored, so no digest depends on the classes. The episode tables, which thinning keeps, contain the return
-and task of every episode.
+They are not stored, so no digest depends on the classes. Thinning keeps the episode tables that contain the data.
 """
 
 import math
@@ -11,8 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from metaloom.flows.formatting import finite, number, plural
-from metaloom.pipeline.estimation.statistics import BALANCED, ClassEstimate, ClassReturns
-from metaloom.pipeline.types import Array
+from metaloom.pipeline.estimation.statistics import (
+    BALANCED,
+    COUNTED_EPISODES,
+    UNTIL_SUCCESS,
+    ClassEstimate,
+    ClassReturns,
+    official_rates,
+)
+from metaloom.pipeline.types import Array, Evaluation
 from metaloom.storage import IncompatibleFormat, Run
 from metaloom.storage.read.info import mapping
 
@@ -21,21 +27,17 @@ if TYPE_CHECKING:
 
     from metaloom.pipeline.envs.task_classes import Classes
 
+SUCCESS, OFFICIAL = "success", "official_success_rate"
 ByStep = Sequence[ClassReturns]
-"""Per-class returns of each inner step of an iteration."""
+"""Per-class returns at each inner step of an iteration."""
 _RARE = 0.01
-"""Returns are class-balanced only if at most this share of iterations is expected to lack a class."""
+"""Maximum expected fraction of iterations without tasks of some class for class-balanced returns."""
 
 
 def headline_returns(drawn: Sequence[float], by_step: ByStep) -> tuple[Sequence[float], str]:
-    """Return the mean returns that represent an iteration: class-balanced if its classes allow it, else plain.
+    """Return an iteration's mean returns, class-balanced if its classes allow it, and the name of the statistic.
 
-    Args:
-        drawn: Mean return over all tasks, per inner step.
-        by_step: Per-class returns; empty without classes.
-
-    Returns:
-        Mean return per inner step, the first before adaptation, and the name of the statistic.
+    `drawn` contains the mean return over all tasks, per inner step.
     """
     if by_step and min(by_step[0].num_tasks) and count_alike([by_step]):
         return [returns.balanced.mean for returns in by_step], "class-balanced mean"
@@ -43,7 +45,7 @@ def headline_returns(drawn: Sequence[float], by_step: ByStep) -> tuple[Sequence[
 
 
 def count_alike(iterations: Sequence[ByStep]) -> bool:
-    """Return True if a run's returns should be averaged over classes, each with the same weight.
+    """Return True if a run's returns should be averaged over classes, with equal weights.
 
     This holds if every iteration has equally many tasks of each class, or enough tasks that iterations rarely lack a
     class. The choice does not depend on a single iteration's draw.
@@ -75,7 +77,7 @@ def classes_of(run: Run) -> "Classes | None":
 
 
 def returns_by_class(run: Run, iterations: Sequence[int], classes: "Classes | None") -> dict[int, ByStep]:
-    """Return the per-class returns of complete iterations, keyed by iteration; empty without classes."""
+    """Return the per-class returns of the given complete iterations, keyed by iteration; empty without classes."""
     if classes is None or not iterations:
         return {}
     episodes = run.episodes(iterations)
@@ -85,9 +87,9 @@ def returns_by_class(run: Run, iterations: Sequence[int], classes: "Classes | No
 def episode_classes(
     episodes: "pa.Table", classes: "Classes", means: tuple[Array, Array, Array, Array]
 ) -> "tuple[dict[int, ByStep], Array | None]":
-    """Return per-class returns from a table of episodes and its `mean_returns`, and each task's class, [I, B].
+    """Return per-class returns, keyed by iteration, and each task's class, [I, B].
 
-    Returns {} and None if the episodes have no task parameters.
+    `means` is the result of `mean_returns` for the episodes. Returns {} and None if they have no task parameters.
     """
     fields = [f"task_{field}" for field in classes.fields]
     if not {*fields} <= {*episodes.column_names}:  # a custom graph may draw no tasks
@@ -108,8 +110,7 @@ def episode_classes(
 def mean_returns(episodes: "pa.Table") -> tuple[Array, Array, Array, Array]:
     """Return the mean return per iteration, inner step and task of a table of episodes, in ascending order.
 
-    Returns:
-        Iteration, inner step, mean return, and row of the first episode, [n] each.
+    The result is iteration, inner step, mean return, and row of the first episode, [n] each.
     """
     from metaloom.storage.format.columns import to_numpy
 
@@ -126,11 +127,8 @@ def class_table(run: Run, iterations: Sequence[int], classes: "Classes") -> "pa.
     """Return the `class_rows` of several iterations as one table."""
     import pyarrow as pa
 
-    rows = [
-        {"iteration": iteration, **row}
-        for iteration, by_step in returns_by_class(run, iterations, classes).items()
-        for row in class_rows(by_step)
-    ]
+    found = returns_by_class(run, iterations, classes).items()
+    rows = [{"iteration": iteration, **row} for iteration, by_step in found for row in class_rows(by_step)]
     kinds = [("iteration", pa.int32()), ("step", pa.int32()), ("class", pa.string()), ("num_tasks", pa.int32())]
     numbers = [("average_return", pa.float64()), ("standard_error", pa.float64())]
     return pa.Table.from_pylist(rows, schema=pa.schema([*kinds, *numbers]))
@@ -152,15 +150,15 @@ def class_rows(by_step: ByStep) -> list[dict[str, Any]]:
 
 
 def named_estimates(returns: ClassReturns) -> list[tuple[str, int, ClassEstimate]]:
-    """Return the name, number of tasks and estimate of each class, followed by the class-balanced mean."""
+    """Return the name, number of tasks and estimate of each class, followed by those of the class-balanced mean."""
     each = zip(returns.names, returns.num_tasks, returns.estimates, strict=True)
     return [*each, (BALANCED, sum(returns.num_tasks), returns.balanced)]
 
 
 def classes_text(by_step: ByStep) -> str:
-    """Format returns after adaptation: "forward 7.3, backward 83.1, balanced 45.2 ± 1.2".
+    """Format returns after adaptation, such as "forward 7.3, backward 83.1, balanced 45.2 ± 1.2".
 
-    Classes without tasks are only counted: "push 1.5, sweep 2.7, no task of 8 others".
+    Classes without tasks are only counted, as in "push 1.5, sweep 2.7, no task of 8 others".
     """
     if not by_step:
         return ""
@@ -172,6 +170,56 @@ def classes_text(by_step: ByStep) -> str:
 
 
 def plus_minus(estimate: ClassEstimate) -> str:
-    """Format a mean with its standard error, if it has one: "45.2 ± 1.2"."""
+    """Format a mean with its standard error, if it has one, such as "45.2 ± 1.2"."""
     mean, error = estimate
     return number(mean) if math.isnan(error) else f"{number(mean)} ± {number(error)}"
+
+
+def official_success(evaluation: Evaluation, k: int, classes: "Classes | None") -> dict[str, float]:
+    """Return Meta-World's success rate after k steps, averaged over classes, keyed by OFFICIAL; {} if undefined."""
+    of = np.zeros(len(evaluation.task_ids))  # one class if tasks have no such field
+    if "class" in evaluation.names:
+        of = evaluation.task_params[:, evaluation.names.index("class")]
+    rates = _official(evaluation, k, of, np.unique(of).tolist(), classes)
+    return {OFFICIAL: float(np.mean(rates))} if rates else {}
+
+
+def success_rows(evaluation: Evaluation, classes: "Classes | None") -> list[dict[str, Any]]:
+    """Return a JSON row per number of adaptation steps and class, and a class-balanced row per number.
+
+    `success_rate` is the fraction of successful test episodes. Empty without success facts or classes.
+    """
+    if classes is None or SUCCESS not in evaluation.test_facts:
+        return []
+    of = classes.of(evaluation.task_params, evaluation.names)
+    among = [int(c) for c in classes.among(of) if (of == c).any()]
+    rows: list[dict[str, Any]] = []
+    for k in range(evaluation.adaptation_steps + 1):
+        success = evaluation.test_facts[SUCCESS][:, k]
+        rates = {"success_rate": [float(success[of == c].mean()) for c in among]}
+        if official := _official(evaluation, k, of, among, classes):
+            rates[OFFICIAL] = official
+        names, counts = [classes.names[c] for c in among], [int((of == c).sum()) for c in among]
+        for i, (name, count) in enumerate(zip([*names, BALANCED], [*counts, len(of)], strict=True)):
+            about = {"adaptation_steps": k, "class": name, "num_tasks": count}
+            rows.append(about | {key: [*values, float(np.mean(values))][i] for key, values in rates.items()})
+    return rows
+
+
+def _official(
+    evaluation: Evaluation, k: int, of: Array, among: Sequence[int], classes: "Classes | None"
+) -> list[float]:
+    """Return Meta-World's success rate per class.
+
+    Empty if the environment does not report the length until success, if there are too few tasks or test episodes for
+    the package's evaluator, or if there are several classes and none is held out: the package evaluates multi-task
+    benchmarks differently, in one environment per class.
+    """
+    if not {SUCCESS, UNTIL_SUCCESS} <= evaluation.test_facts.keys():
+        return []
+    multi_task = not classes.held_out if classes else len(among) > 1
+    if multi_task or evaluation.test_returns.shape[2] < COUNTED_EPISODES:
+        return []
+    lengths, success = (evaluation.test_facts[name][:, k] for name in (UNTIL_SUCCESS, SUCCESS))
+    rates = official_rates(lengths, success, of, among)
+    return [] if np.isnan(rates).any() else rates

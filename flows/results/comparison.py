@@ -1,7 +1,7 @@
 """Result of comparing groups of runs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,14 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class History:
-    """A run's score over training.
+    """Score of a run over training.
 
-    Attributes:
-        path, name, seed: Folder, name and seed of the run.
-        environment: Description of its environment.
-        iterations: Iterations with a score, [n].
-        steps: Environment steps up to these iterations, [n].
-        values: Mean scores, [n].
+    `iterations` are the iterations with a score, `steps` the environment steps at their ends, and `values` the mean
+    scores, [n] each.
     """
 
     path: Path
@@ -41,11 +37,11 @@ class History:
     values: Array
 
     def at(self, steps: Array) -> Array:
-        """Return the latest score at each number of environment steps, [m]."""
+        """Return the latest score at each environment step count in `steps`, [m]."""
         return self.values[np.searchsorted(self.steps, steps, side="right") - 1]
 
     def before(self, steps: float) -> Array:
-        """Return the iterations completed within this number of environment steps."""
+        """Return the iterations that were completed within this number of environment steps."""
         return self.iterations[self.steps <= steps]
 
 
@@ -54,13 +50,10 @@ class Group:
     """Runs that differ only in their seed, and their scores.
 
     Attributes:
-        name: Settings that distinguish it from other groups, as text.
-        settings: These settings, with their values as text.
-        histories: Score histories of the runs.
-        scores: Compared scores of the runs.
+        name, settings: Settings that distinguish the group from others, as text and keyed by name.
         mean, iqm: Mean and interquartile mean of the scores.
-        profile: Fractions of scores above the comparison's thresholds.
-        curve: Interquartile mean of the runs' mean scores at the comparison's environment steps.
+        profile: Fraction of scores above each of the comparison's thresholds.
+        curve: Interquartile mean over the runs' mean scores at the comparison's environment steps.
     """
 
     name: str
@@ -74,7 +67,6 @@ class Group:
 
     @property
     def seeds(self) -> list[int]:
-        """Seeds of the runs."""
         return [history.seed for history in self.histories]
 
 
@@ -83,9 +75,8 @@ class Comparison(Shown):
     """Comparison of groups of runs. Tables are Arrow tables, which `.to_pandas()` converts.
 
     Attributes:
-        metric: Compared metric.
-        about: Description of the metric in words.
-        env_steps: Environment steps after which runs are compared: the maximum common to all.
+        about: Description of the compared metric.
+        env_steps: Number of environment steps after which runs are compared: the maximum that all have reached.
         groups: Groups, in order of decreasing interquartile mean.
         pairs: All pairs of groups.
         thresholds: Scores at which profiles were evaluated, [m].
@@ -108,7 +99,6 @@ class Comparison(Shown):
     draw: "Callable[[Comparison], Figure]" = field(compare=False)
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return each group's interquartile mean with its interval, and the verdicts; see pipeline.shown."""
         rows = [
             (g.name, str(len(g.scores)), number(g.iqm.value), interval(g.iqm.low, g.iqm.high, "")) for g in self.groups
         ]
@@ -126,12 +116,7 @@ class Comparison(Shown):
                     "runs": len(group.scores),
                     "seeds": group.seeds,
                     "scores": sum(len(run) for run in group.scores.runs),
-                    "iqm": group.iqm.value,
-                    "iqm_low": group.iqm.low,
-                    "iqm_high": group.iqm.high,
-                    "mean": group.mean.value,
-                    "mean_low": group.mean.low,
-                    "mean_high": group.mean.high,
+                    **_named(iqm=group.iqm, mean=group.mean),
                     "lowest_run": float(group.scores.run_means.min()),
                     "highest_run": float(group.scores.run_means.max()),
                 }
@@ -151,25 +136,21 @@ class Comparison(Shown):
         )
 
     def differences(self) -> pa.Table:
-        """Return one row per pair of groups: difference, probability of improvement, p-value, and significance."""
+        """Return one row per pair of groups: difference, probability of improvement, p-value and significance."""
         rows: list[dict[str, Any]] = []
         for pair in self.pairs:
-            estimates = {
-                f"{name}{end}": value
-                for name, estimate in (("difference", pair.difference), ("improvement", pair.improvement))
-                for end, value in zip(("", "_low", "_high"), asdict(estimate).values(), strict=True)
-            }
+            estimates = _named(difference=pair.difference, improvement=pair.improvement)
             test = {"p": pair.test.p, "adjusted_p": pair.adjusted_p, "exact": pair.test.exact}
             shown = {"smallest_p": pair.test.smallest, "shown": pair.shown, "attainable": pair.attainable}
             rows.append({"a": pair.a, "b": pair.b, **estimates, **test, **shown})
         return pa.Table.from_pylist(rows)
 
     def profiles(self) -> pa.Table:
-        """Return one row per group and threshold: the fraction of scores above it, with a pointwise interval."""
+        """Return one row per group and threshold: fraction of scores above the threshold, with a pointwise interval."""
         return self._bands("threshold", self.thresholds, [group.profile for group in self.groups], "fraction_above")
 
     def curves(self) -> pa.Table:
-        """Return one row per group and number of environment steps: interquartile mean over runs, with an interval."""
+        """Return one row per group and number of environment steps: interquartile mean over runs, with its interval."""
         return self._bands("env_steps", self.curve_steps, [group.curve for group in self.groups], "iqm")
 
     @property
@@ -179,7 +160,7 @@ class Comparison(Shown):
 
     @property
     def intervals(self) -> str:
-        """Line that describes the intervals, below the table."""
+        """Description of the intervals, shown below the table."""
         resamples = f"{plural(self.resamples, 'bootstrap resample')} of whole runs, seed {self.seed}"
         return f"intervals: 95 % over seeds, {resamples}; Student's t"
 
@@ -189,7 +170,6 @@ class Comparison(Shown):
         return verdicts(self.pairs, {group.name: len(group.scores) for group in self.groups})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the comparison as plain data."""
         return {
             "metric": self.metric,
             "about": self.about,
@@ -206,19 +186,24 @@ class Comparison(Shown):
         }
 
     def plot(self) -> "Figure":
-        """Draw interquartile means, curves, profiles and probabilities of improvement as a matplotlib figure."""
+        """Plot interquartile means, curves, profiles and probabilities of improvement with matplotlib."""
         return self.draw(self)
 
     def _bands(self, axis: str, places: Array, bands: Sequence[Band], name: str) -> pa.Table:
-        parts = [
+        return pa.concat_tables(
             pa.table({"group": [group.name] * len(places), axis: places, name: b.values, "low": b.low, "high": b.high})
             for group, b in zip(self.groups, bands, strict=True)
-        ]
-        return pa.concat_tables(parts)
+        )
+
+
+def _named(**estimates: Estimate) -> dict[str, float]:
+    """Return the value and the interval bounds of estimates, keyed by name, name_low and name_high."""
+    parts = {"": "value", "_low": "low", "_high": "high"}.items()
+    return {f"{name}{end}": getattr(each, part) for name, each in estimates.items() for end, part in parts}
 
 
 def verdicts(pairs: Sequence[Pair], num_runs: Mapping[str, int]) -> tuple[str, ...]:
-    """Return one sentence per pair, or a single one if nothing can be concluded."""
+    """Return a sentence per pair of groups, or a single one if no conclusion is possible."""
     if not pairs:
         return ("only one group: nothing to compare",)
     if len(pairs) > 1 and not any(pair.attainable for pair in pairs):
@@ -232,9 +217,8 @@ def verdicts(pairs: Sequence[Pair], num_runs: Mapping[str, int]) -> tuple[str, .
 
 def _verdict(pair: Pair, runs: tuple[int, int], num_pairs: int) -> str:
     exact = "exact" if pair.test.exact else "drawn"
-    tested = f"p = {_p(pair.adjusted_p)}, {exact} permutation test" + (
-        f", Holm over {num_pairs} pairs" if num_pairs > 1 else ""
-    )
+    tested = f"p = {_p(pair.adjusted_p)}, {exact} permutation test"
+    tested += f", Holm over {num_pairs} pairs" if num_pairs > 1 else ""
     if pair.shown:
         return f"{pair.a} is higher than {pair.b}: {_by(pair.difference)} ({tested})"
     if not pair.attainable:

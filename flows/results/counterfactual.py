@@ -1,4 +1,4 @@
-"""Results of recomputing a stage under its run's settings and under changed settings."""
+"""Results of recomputing a stage with its run's settings and with changed settings."""
 
 import math
 import re
@@ -19,14 +19,11 @@ from metaloom.storage.format.codec import Value, flatten
 
 @dataclass(frozen=True)
 class Outcome:
-    """Output of a stage recomputed under some settings.
+    """Output of a recomputed stage, with the settings used.
 
     Attributes:
         settings: Changed settings, as for `--set`; empty for the run's settings.
-        config: All settings.
-        value: Output of the stage.
-        seconds: Duration of the stage in seconds.
-        identical: True if every bit equals the stored output.
+        identical: True if the output is bitwise identical to the stored one.
         digests: Digests of all recomputed stages, this one last.
     """
 
@@ -39,7 +36,7 @@ class Outcome:
 
     @property
     def learner(self) -> LearnerState:
-        """Learner after the update."""
+        """Learner after the update; raises UsageError if the stage does not return one."""
         if not isinstance(self.value, Update):
             raise UsageError(
                 f"found a {type(self.value).__name__}; required the stage that ends an iteration and returns a learner"
@@ -49,13 +46,9 @@ class Outcome:
 
 @dataclass(frozen=True, repr=False)
 class Counterfactual(Shown):
-    """Comparison of a stage under its run's settings and under changed settings.
+    """Comparison of a stage recomputed with its run's settings and with changed settings.
 
-    Attributes:
-        ref: Stage that was recomputed.
-        stored: Output recomputed under the run's settings.
-        changed: Output recomputed under the changed settings.
-        start: Parameters before an update, keyed by name; empty for other stages.
+    `start` contains the parameters before an update, keyed by name; it is empty for other stages.
     """
 
     ref: StageRef
@@ -64,11 +57,8 @@ class Counterfactual(Shown):
     start: Mapping[str, Array]
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return both outcomes side by side; see pipeline.shown."""
-        rows = [
-            (name, *("-" if value is None else number(value) for value in pair))
-            for name, pair in self.quantities().items()
-        ]
+        pairs = self.quantities().items()
+        rows = [(name, *("-" if value is None else number(value) for value in pair)) for name, pair in pairs]
         title = f"Counterfactual of {self.ref} under {', '.join(self.changed.settings) or 'the same settings'}"
         return title, [("quantity", "as stored", "changed"), *rows]
 
@@ -79,7 +69,7 @@ class Counterfactual(Shown):
         return next((ref for ref in {**before, **after} if before.get(ref) != after.get(ref)), None)
 
     def quantities(self) -> dict[str, tuple[float | None, float | None]]:
-        """Return each quantity as a pair (stored, changed), keyed by name; None if an outcome lacks it."""
+        """Return (stored, changed) values keyed by quantity; None if an outcome lacks the quantity."""
         left, right = (dict(self._describe(outcome)) for outcome in (self.stored, self.changed))
         pairs = {name: (left.get(name), right.get(name)) for name in {**left, **right}}
         # Metrics of inner steps describe the stored episodes, unless processing changed them.
@@ -88,7 +78,7 @@ class Counterfactual(Shown):
     def distance(self) -> dict[str, float]:
         """Return the L2 distance and the largest absolute difference between the outcomes.
 
-        For updates, they are computed on the policy parameters, and the cosine between the two steps is added.
+        For updates, both are computed on the policy parameters, and the cosine between the two steps is included.
         """
         left, right = (_numbers(outcome.value) for outcome in (self.stored, self.changed))
         apart = _minus(right, left)
@@ -101,7 +91,6 @@ class Counterfactual(Shown):
         return distance
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the comparison as plain data."""
         return {
             **asdict(self.ref),
             "settings": list(self.changed.settings),
@@ -125,7 +114,7 @@ class Counterfactual(Shown):
 
 
 def _numbers(value: Value) -> dict[str, Array]:
-    """Return the arrays to compare: an update's policy parameters, samples without padding, or floats."""
+    """Return the arrays to compare: an update's policy parameters, unpadded samples, or floating-point arrays."""
     if isinstance(value, Update):
         return dict(value.learner.params)
     arrays = flatten(value)

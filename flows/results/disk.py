@@ -1,7 +1,6 @@
 """Disk usage of runs."""
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,16 +14,16 @@ from metaloom.storage.read.committed import file_stats
 
 @dataclass(frozen=True)
 class DiskUse:
-    """Disk usage of a run.
+    """Disk usage of a run. Sizes are in bytes.
 
     Attributes:
         name, path: Name and folder of the run.
-        num_bytes: Size of all its files.
+        num_bytes: Total size of its files.
         only_remote: Size of files in object storage that are not cached.
         shared: Size of files shared with other runs by hard links, which remain when one run is removed.
-        thinning: Size of files that thinning all complete iterations would free.
-        groups: Sizes by content.
-        stages: Sizes of committed files by stage and inner step.
+        thinning: Size of the files that thinning all complete iterations would remove.
+        groups: Sizes keyed by kind of content.
+        stages: Sizes of committed files, keyed by stage and inner step.
         ranges: Sizes of ranges of iterations, keyed by first and last iteration.
         problem: Reason why the other sizes of a damaged run are unknown.
     """
@@ -43,14 +42,7 @@ class DiskUse:
 
 @dataclass(frozen=True, repr=False)
 class DiskUsage(Shown):
-    """Disk usage of runs, and leftovers of interrupted removals.
-
-    Attributes:
-        uses: Usage of each run.
-        paths: Folders of the runs.
-        leftovers: Folders of interrupted removals.
-        details: True if runs were named, so that their contents are also shown.
-    """
+    """Disk usage of runs, and leftovers of interrupted removals; `details` is True to show the contents of runs."""
 
     uses: Sequence[DiskUse]
     paths: Sequence[Path]
@@ -58,28 +50,23 @@ class DiskUsage(Shown):
     details: bool
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return each run's size, and what is shared or could be freed; see pipeline.shown."""
         rows = [(use.name, *map(size, (use.num_bytes, use.shared, use.thinning)), use.problem) for use in self.uses]
         title = f"DiskUsage of {plural(len(rows), 'run')}: {size(bytes_together(self.paths))}"
         return title, [("run", "size", "shared", "thinning would free", ""), *rows]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the usage as plain data."""
         rows = [asdict(use) for use in self.uses]
-        for row, use in zip(rows, self.uses, strict=True):
-            if use.ranges is not None:
-                ranges = use.ranges.items()
+        for row in rows:
+            if row["ranges"] is not None:
+                ranges = row["ranges"].items()
                 row["ranges"] = [{"first": first, "last": last, "bytes": size} for (first, last), size in ranges]
-        return {
-            "runs": rows,
-            "bytes": bytes_together(self.paths),
-            "unfinished_removals": {"paths": [*map(str, self.leftovers)], "bytes": bytes_together(self.leftovers)},
-        }
+        unfinished = {"paths": [*map(str, self.leftovers)], "bytes": bytes_together(self.leftovers)}
+        return {"runs": rows, "bytes": bytes_together(self.paths), "unfinished_removals": unfinished}
 
 
 @dataclass(frozen=True)
 class ThinnedRun(Thinned):
-    """Result of thinning, or of a dry run."""
+    """Result of thinning, or of a dry run that removes nothing."""
 
     dry_run: bool = False
 
@@ -91,16 +78,14 @@ class ThinnedRun(Thinned):
 
 @dataclass(frozen=True)
 class Packed:
-    """Result of packing: the range of iterations in each segment."""
+    """Iteration range of each segment that packing wrote."""
 
     segments: tuple[range, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the number of iterations, and the first and last of each segment."""
-        return {
-            "iterations": sum(map(len, self.segments)),
-            "segments": [[segment.start, segment.stop - 1] for segment in self.segments],
-        }
+        """Return the total number of iterations, and the first and last iteration of each segment."""
+        segments = [[segment.start, segment.stop - 1] for segment in self.segments]
+        return {"iterations": sum(map(len, self.segments)), "segments": segments}
 
     def __str__(self) -> str:
         count = sum(map(len, self.segments))
@@ -111,43 +96,31 @@ class Packed:
 
 @dataclass(frozen=True)
 class Removed:
-    """Runs that were removed.
-
-    Attributes:
-        paths: Folders of the runs.
-        freed: Bytes that were freed.
-        finished: Folders of interrupted removals that were finished.
-    """
+    """Result of `rm`: removed runs, freed bytes, and folders of interrupted removals that were finished."""
 
     paths: tuple[Path, ...]
     freed: int
     finished: tuple[Path, ...]
 
     def __str__(self) -> str:
-        lines = [f"finished the removal of {path}" for path in self.finished]
+        last = f"{plural(len(self.finished), 'removal') if self.finished else 'no removal'} to finish"
         if self.paths:
-            lines.append(f"removed {plural(len(self.paths), 'run')}, {size(self.freed)} freed")
-        else:
-            lines.append(f"{plural(len(self.finished), 'removal') if self.finished else 'no removal'} to finish")
-        return "\n".join(lines)
+            last = f"removed {plural(len(self.paths), 'run')}, {size(self.freed)} freed"
+        return "\n".join([*(f"finished the removal of {path}" for path in self.finished), last])
 
 
 def bytes_together(paths: Iterable[Path]) -> int:
     """Return the total disk usage of folders; shared files count once."""
-    return sum(status.st_size for status in _inodes(paths).values())
+    return sum(files[0].st_size for files in _by_inode(paths).values())
 
 
 def bytes_freed(paths: Iterable[Path]) -> int:
-    """Return the bytes freed by removing folders, without files that others share by hard links."""
-    paths = [*paths]
-    links = Counter(_inode(status) for path in paths for _, status in file_stats(path))
-    found = _inodes(paths)
-    return sum(status.st_size for inode, status in found.items() if status.st_nlink == links[inode])
+    """Return the number of bytes freed by removing the folders; files that have hard links elsewhere do not count."""
+    return sum(files[0].st_size for files in _by_inode(paths).values() if files[0].st_nlink == len(files))
 
 
-def _inodes(paths: Iterable[Path]) -> dict[tuple[int, int], os.stat_result]:
-    return {_inode(status): status for path in paths for _, status in file_stats(path)}
-
-
-def _inode(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
+def _by_inode(paths: Iterable[Path]) -> dict[tuple[int, int], list[os.stat_result]]:
+    found: dict[tuple[int, int], list[os.stat_result]] = {}
+    for status in (status for path in paths for _, status in file_stats(path)):
+        found.setdefault((status.st_dev, status.st_ino), []).append(status)
+    return found

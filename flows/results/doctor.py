@@ -1,4 +1,4 @@
-"""Results of checking a machine or an environment."""
+"""Results of the operation `doctor`, which checks a machine or an environment."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,14 +8,9 @@ from metaloom.pipeline.shown import Row, Shown
 
 @dataclass(frozen=True)
 class Check:
-    """Result of a check.
+    """Result of a check, with the actual and the required state, and a remedy.
 
-    Attributes:
-        name: Subject of the check.
-        status: fail if training does not work, warn if it works worse than it could, otherwise ok.
-        found: Actual state.
-        required: Required state.
-        advice: Remedy; may be empty.
+    The status is fail if training does not work, warn if it works with limitations, otherwise ok.
     """
 
     name: str
@@ -26,7 +21,7 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """True unless training does not work."""
+        """True if training works."""
         return self.status != "fail"
 
 
@@ -34,12 +29,11 @@ class Checks(Shown, tuple[Check, ...]):
     """Results of all checks."""
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return status, found and required state of each check; see pipeline.shown."""
         return f"Checks: {'all is well' if self.ok else 'something is wrong'}", [
             (check.status, check.name, check.found, check.required) for check in self
         ]
 
     @property
     def ok(self) -> bool:
-        """True unless training does not work."""
+        """True if training works."""
         return all(check.ok for check in self)

@@ -1,4 +1,4 @@
-"""Returns of a learner after 0 ... K adaptation steps."""
+"""Evaluation results: test returns of a learner after 0 ... K adaptation steps."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from metaloom.flows.formatting import as_json, number, plural
-from metaloom.flows.results.class_returns import ByStep, class_rows
-from metaloom.flows.results.success import official_success, success_rows
+from metaloom.flows.results.class_returns import ByStep, class_rows, official_success, success_rows
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.task_classes import Classes
 from metaloom.pipeline.estimation.diagnostics import fact_means
@@ -28,16 +27,14 @@ _SEED = 0
 class AdaptationSummary:
     """Test returns after k adaptation steps, averaged over tasks.
 
-    Intervals are NaN for a single episode of a single task.
-
     Attributes:
         adaptation_steps: Number of adaptation steps (gradient steps or task inferences), k.
         adaptation_episodes: Episodes per task used for adaptation, over all k steps.
         adaptation_env_steps: Mean number of environment steps per task in these episodes.
         average_return: Mean of the per-task mean returns.
-        average_low, average_high: Ends of its 95 % bootstrap interval.
         iqm_return: Interquartile mean of the per-task mean returns.
-        iqm_low, iqm_high: Ends of its 95 % bootstrap interval.
+        average_low, average_high, iqm_low, iqm_high: Bounds of the 95 % bootstrap intervals; NaN for a single episode
+            of a single task.
         lower_quartile, upper_quartile: Quartiles of the per-task mean returns.
         facts: Means of the environment's facts over test episodes, such as `success_rate`; see `fact_means`. For
             Meta-World also `official_success_rate`; see `official_success`.
@@ -58,7 +55,7 @@ class AdaptationSummary:
 
     @property
     def columns(self) -> dict[str, float]:
-        """All values, keyed by name."""
+        """All values including facts, keyed by name."""
         about = asdict(self)
         return about | about.pop("facts")
 
@@ -92,7 +89,7 @@ def summarize_steps(evaluation: Evaluation, classes: Classes | None = None) -> l
 
 
 def summarize_tasks(evaluation: Evaluation) -> list[dict[str, Any]]:
-    """Return one row per number of adaptation steps and task: mean return with interval, and task parameters."""
+    """Return a row per number of adaptation steps and task, with mean return, interval and task parameters."""
     rows: list[dict[str, Any]] = []
     for k in range(evaluation.adaptation_steps + 1):
         for b in range(len(evaluation.task_ids)):
@@ -123,7 +120,7 @@ def summarize_tasks(evaluation: Evaluation) -> list[dict[str, Any]]:
 
 
 def summarize_classes(evaluation: Evaluation, classes: Classes | None) -> list[ClassReturns]:
-    """Return the per-class test returns for each number of adaptation steps; empty without classes."""
+    """Return the test returns per task class after each number of adaptation steps; empty without classes."""
     if classes is None:
         return []
     of = classes.of(evaluation.task_params, evaluation.names)
@@ -132,22 +129,19 @@ def summarize_classes(evaluation: Evaluation, classes: Classes | None) -> list[C
 
 
 def _steps_before(evaluation: Evaluation, k: int) -> Array:
-    """Return each task's number of environment steps in the first k adaptation steps, [B]."""
+    """Return the number of environment steps in each task's first k adaptation steps, [B]."""
     return evaluation.adaptation_lengths[:, :k].sum(axis=(1, 2))
 
 
 @dataclass(frozen=True, repr=False)
 class EvaluationOutcome(Shown):
-    """A learner's returns after 0 ... K adaptation steps.
+    """Result of evaluating a learner.
 
     Attributes:
-        run: Name of the run.
-        updates: Number of updates of the learner.
-        config: Configuration of the run, with the requested evaluation.
-        evaluation: Tasks and returns.
+        updates: Number of updates before the evaluation.
+        config: Configuration of the run, with the requested evaluation settings.
         tasks_are_new: True if no evaluation task occurs in training.
-        drawn_from: Size of the set of tasks; None for a distribution.
-        classes: Task classes that the environment declares.
+        drawn_from: Size of the task set; None if tasks come from a distribution.
         draw: Function that draws the returns.
     """
 
@@ -161,54 +155,49 @@ class EvaluationOutcome(Shown):
     draw: "Callable[[EvaluationOutcome], Figure]" = field(compare=False)
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return a table of returns by number of adaptation steps, with intervals; see pipeline.shown."""
-        updates = plural(self.updates, "update")
         rows = [
             (str(s.adaptation_steps), number(s.average_return), f"{number(s.average_low)} to {number(s.average_high)}")
             for s in self.summary()
         ]
-        tests = f"{plural(self.evaluation.test_returns.shape[2], 'test episode')} each"
-        tests += f"; {self.extrapolation}" if self.extrapolation else ""
-        return (
-            f"EvaluationOutcome of {self.run} after {updates}: {self.counted_tasks}, {tests}",
-            [("adaptation steps", "average return", "95 % interval"), *rows],
-        )
+        tests = f"{self.counted_tasks}, {plural(self.evaluation.test_returns.shape[2], 'test episode')} each"
+        title = f"EvaluationOutcome of {self.run} after {plural(self.updates, 'update')}: {tests}"
+        title += f"; {self.extrapolation}" if self.extrapolation else ""
+        return title, [("adaptation steps", "average return", "95 % interval"), *rows]
 
     @property
     def tasks(self) -> TaskBatch:
-        """Tasks of the evaluation."""
+        """Evaluation tasks."""
         return self.evaluation.tasks
 
     @property
     def counted_tasks(self) -> str:
-        """Number of tasks in words, such as "10 tasks (of 80)" for a selection."""
+        """Number of tasks as text, such as "10 tasks (of 80)" for a selection."""
         count = len(self.tasks)
         return plural(count, "task") + (f" (of {self.drawn_from:,})" if count < (self.drawn_from or 0) else "")
 
     @property
     def env_steps(self) -> int:
-        """Environment steps of the evaluation, which do not count as training."""
+        """Number of environment steps taken by the evaluation; they do not count as training."""
         return self.evaluation.num_steps
 
     @property
     def extrapolation(self) -> str:
-        """Warning if there are more adaptation steps than in training, else "". PEARL has no fixed number."""
-        algorithm = self.config.algorithm
-        trained = algorithm.evaluation_steps
-        if algorithm.graph == "task_inference" or self.evaluation.adaptation_steps <= trained:
+        """Warning that there are more adaptation steps than in training, otherwise "". PEARL has no fixed number."""
+        trained = self.config.algorithm.evaluation_steps
+        if self.config.algorithm.graph == "task_inference" or self.evaluation.adaptation_steps <= trained:
             return ""
         return f"trained for {plural(trained, 'step')}; later rows extrapolate"
 
     def plot(self) -> "Figure":
-        """Draw returns against adaptation episodes as a matplotlib figure."""
+        """Plot returns against adaptation episodes with matplotlib."""
         return self.draw(self)
 
     def table(self) -> pa.Table:
-        """Return one row per adaptation step and task; see `summarize_tasks`."""
+        """Return the rows of `summarize_tasks` as a table."""
         return pa.Table.from_pylist(summarize_tasks(self.evaluation))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the request, averages by adaptation step, and a row per step and task, as JSON data."""
+        """Return the request, averages per adaptation step, and a row per step and task, as JSON data."""
         return {
             "updates": self.updates,
             "tasks_are_new": self.tasks_are_new,
@@ -227,5 +216,5 @@ class EvaluationOutcome(Shown):
         return summarize_steps(self.evaluation, self.classes)
 
     def by_class(self) -> ByStep:
-        """Return the per-class test returns for each number of adaptation steps; empty without classes."""
+        """Return the test returns per task class after each number of adaptation steps; empty without classes."""
         return summarize_classes(self.evaluation, self.classes)

@@ -1,6 +1,7 @@
-"""Results of replaying stages."""
+"""Results of replaying stages, and differences between runs."""
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from metaloom.flows.formatting import finite, plural
@@ -15,10 +16,8 @@ class ArrayDifference:
 
     Attributes:
         ref: Stage whose output contains the array.
-        array: Name of the array.
         index: Index of the first element that differs; empty if shapes or dtypes differ.
-        stored: Stored element (or shape and dtype).
-        replayed: Replayed element (or shape and dtype).
+        stored, replayed: That element in each array, or each array's shape and dtype.
         max_abs: Largest absolute difference.
         max_ulp: Largest difference in units in the last place; None for integers and booleans.
         count: Number of elements that differ.
@@ -39,10 +38,8 @@ class StageReplay:
     """Result of replaying a stage.
 
     Attributes:
-        ref: Stage that was replayed.
-        differences: Differences between stored and computed arrays.
         seconds_stored: Duration of the original computation.
-        equality: Kind of equality that a replay on the device can show.
+        equality: Kind of equality that a replay on this device can establish.
         with_record: True if only record digests were available for comparison, because the output was thinned.
         changed: Changes since the original computation that may explain differences; empty without differences.
     """
@@ -56,16 +53,15 @@ class StageReplay:
 
     @property
     def identical(self) -> bool:
-        """True if all stored bits were reproduced."""
+        """True if the replay is bitwise identical to the stored output."""
         return not self.differences
 
     @property
     def proved(self) -> str:
-        """Words for a replay without differences; it is called identical only on the CPU."""
+        """Description of a replay without differences; it is called identical only on the CPU."""
         return EQUAL_IN_WORDS[self.equality]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the outcome as JSON data."""
         return {
             **asdict(self.ref),
             "identical": self.identical,
@@ -80,23 +76,80 @@ class Replay(Shown, list[StageReplay]):
     """Results of replayed stages, in order."""
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return the number of stages, and the arrays that differ; see pipeline.shown."""
         different = [outcome for outcome in self if not outcome.identical]
         proved = f"all {self[-1].proved}" if self and not different else f"{len(different)} differ"
-        rows = [
-            (str(d.ref), d.array, f"{d.count} values", f"by up to {d.max_abs:.3g}")
-            for o in different
-            for d in o.differences
-        ]
+        differences = (difference for outcome in different for difference in outcome.differences)
+        rows = [(str(d.ref), d.array, f"{d.count} values", f"by up to {d.max_abs:.3g}") for d in differences]
         return f"Replay of {plural(len(self), 'stage')}: {proved}", rows
 
     @property
     def identical(self) -> bool:
-        """True if all stored bits of all stages were reproduced."""
+        """True if all replays are bitwise identical to the stored outputs."""
         return all(outcome.identical for outcome in self)
 
 
-def difference_info(difference: "ArrayDifference") -> dict[str, Any]:
-    """Return a difference as JSON data."""
+def difference_info(difference: ArrayDifference) -> dict[str, Any]:
     about = asdict(difference)
     return {**about.pop("ref"), **about, "index": list(difference.index), "max_abs": finite(difference.max_abs)}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Setting or version that differs between runs; the value is None for a run that lacks it."""
+
+    name: str
+    a: str | None
+    b: str | None
+
+
+@dataclass(frozen=True, repr=False)
+class RunDiff(Shown):
+    """Differences between two runs.
+
+    Attributes:
+        a, b: Folders of the runs.
+        environment: Differences in code digest, package versions and machine, which do not affect `equal`.
+        first: First output of both runs whose digests differ.
+        arrays: Arrays of that output that differ; only their names are known if the output was thinned.
+        compared: Number of outputs that both runs have.
+        different: Number of these outputs that differ.
+        only_a, only_b: Number of outputs that only one of the runs has.
+    """
+
+    a: Path
+    b: Path
+    settings: tuple[Difference, ...]
+    environment: tuple[Difference, ...]
+    first: StageRef | None
+    arrays: tuple[ArrayDifference, ...]
+    compared: int
+    different: int
+    only_a: int
+    only_b: int
+
+    def shown(self) -> tuple[str, list[Row]]:
+        found = f"first difference in {self.first}" if self.first else f"{plural(self.compared, 'output')} equal"
+        missing = f"; {self.only_a} and {self.only_b} are in one run only" if self.only_a or self.only_b else ""
+        rows = [(d.name, str(d.a), str(d.b)) for d in (*self.settings, *self.environment)]
+        header = [("setting", self.a.name, self.b.name)] if rows else []
+        return f"RunDiff of {self.a.name} and {self.b.name}: {found}{missing}", [*header, *rows]
+
+    @property
+    def equal(self) -> bool:
+        """True if all settings and outputs are the same."""
+        return not (self.settings or self.different or self.only_a or self.only_b)
+
+    def as_dict(self) -> dict[str, Any]:
+        first = self.first
+        return {
+            "a": str(self.a),
+            "b": str(self.b),
+            "equal": self.equal,
+            "settings": {d.name: {"a": d.a, "b": d.b} for d in self.settings},
+            "environment": {d.name: {"a": d.a, "b": d.b} for d in self.environment},
+            "first": first and {**asdict(first), "arrays": [difference_info(array) for array in self.arrays]},
+            "compared": self.compared,
+            "different": self.different,
+            "only_a": self.only_a,
+            "only_b": self.only_b,
+        }

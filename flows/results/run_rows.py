@@ -1,4 +1,4 @@
-"""Results of `ls` and `show`."""
+"""Results of the operations `ls` and `show`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,41 +11,26 @@ Row = Mapping[str, Any]
 
 
 class Rows(Shown, list[Row]):
-    """Rows of a list of runs.
-
-    Attributes:
-        nothing: Message if there are no rows.
-    """
+    """List of rows that describe runs; `nothing` is the message for an empty list."""
 
     nothing = ""
 
     def shown(self) -> tuple[str, list[shown.Row]]:
-        """Return state, iterations and last return of each run; see pipeline.shown."""
         if not self:
             return self.nothing, []
         columns = ("name", "env", "algorithm", "iterations_done", "iterations", "state")
-        rows = [
-            (
-                *(str(row.get(name, "")) for name in columns),
-                "" if (last := row.get("last_return")) is None else number(last),
-            )
-            for row in self
-        ]
-        return plural(len(self), "run"), [
-            ("run", "environment", "algorithm", "complete", "of", "state", "return"),
-            *rows,
-        ]
+        header = ("run", "environment", "algorithm", "complete", "of", "state", "return")
+        returns = ("" if (last := row.get("last_return")) is None else number(last) for row in self)
+        rows = [(*(str(row.get(name, "")) for name in columns), last) for row, last in zip(self, returns, strict=True)]
+        return plural(len(self), "run"), [header, *rows]
 
 
 class Facts(Shown, dict[str, Any]):
-    """Facts keyed by name, as `--json` prints them."""
+    """Facts about a run, keyed by name, as `--json` prints them."""
 
     def shown(self) -> tuple[str, list[shown.Row]]:
-        """Return every fact, with lists and mappings replaced by their size; see pipeline.shown."""
-        return plural(len(self), "fact"), [(name, _short(value)) for name, value in self.items()]
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, Mapping | list):
-        return plural(len(value), "value")
-    return text if len(text := str(value)) <= 60 else f"{text[:57]}..."
+        rows: list[shown.Row] = []
+        for name, value in self.items():
+            text = plural(len(value), "value") if isinstance(value, Mapping | list) else str(value)
+            rows.append((name, text if len(text) <= 60 else f"{text[:57]}..."))
+        return plural(len(self), "fact"), rows

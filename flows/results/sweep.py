@@ -1,4 +1,4 @@
-"""Outcomes of a sweep's runs, and scores of its trials."""
+"""Results of sweeps: outcomes of runs, and scores of trials."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Ending = Literal["complete", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """Outcome of training a run: complete, stopped, or failed, with the reason."""
+    """Outcome of training a run, with the reason if it was stopped or failed."""
 
     run: PlannedRun
     ending: Ending
@@ -21,7 +21,7 @@ class RunOutcome:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """Result of training a sweep: the outcomes of started runs, and True if a stop was requested."""
+    """Outcomes of a sweep's started runs; `stopped` is True if a stop was requested."""
 
     sweep: Sweep
     outcomes: tuple[RunOutcome, ...]
@@ -29,13 +29,12 @@ class SweepResult:
 
     @property
     def failed(self) -> tuple[RunOutcome, ...]:
-        """Outcomes of the runs that failed."""
         return tuple(outcome for outcome in self.outcomes if outcome.ending == "failed")
 
 
 @dataclass(frozen=True)
 class SweepObserver:
-    """Callbacks during a sweep; by default they do nothing and never stop it."""
+    """Callbacks during a sweep; the defaults do nothing and never stop the sweep."""
 
     begun: Callable[[PlannedRun], None] = lambda run: None
     iteration_done: Callable[[PlannedRun, IterationReport], None] = lambda run, report: None
@@ -45,13 +44,7 @@ class SweepObserver:
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial of a search.
-
-    Attributes:
-        number: Trial number, from 0.
-        runs: Runs of the trial, one per seed.
-        score: Mean score of its runs; None until all are complete.
-    """
+    """Search trial with one run per seed; its mean score is None until all runs are complete."""
 
     number: int
     runs: tuple[PlannedRun, ...]
@@ -59,6 +52,6 @@ class Trial:
 
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
-    """Return the (first) trial with the highest score; None if no trial has a score."""
+    """Return the trial with the highest score, the first one if tied; None if no trial has a score."""
     scored = [(trial.score, -trial.number, trial) for trial in trials if trial.score is not None]
     return max(scored)[-1] if scored else None

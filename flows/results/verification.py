@@ -14,11 +14,8 @@ from metaloom.storage import Damage, argument
 class Verification(Shown):
     """Result of checking the files of a run.
 
-    Attributes:
-        path: Folder of the run.
-        damages: Damaged files.
-        sealed: True if the newest session sealed its records, so that none can be missing unnoticed; not checked if
-            files are damaged.
+    `sealed` is True if the newest session sealed its records, so that a missing record would be detected. This is not
+    checked if files are damaged.
     """
 
     path: Path
@@ -26,7 +23,6 @@ class Verification(Shown):
     sealed: bool = True
 
     def shown(self) -> tuple[str, list[Row]]:
-        """Return a table of the damage; see pipeline.shown."""
         found = "every file is intact" if self.intact else f"{plural(len(self.damages), 'file')} damaged"
         return f"Verification of {self.path}: {found}", [(damage.file, damage.problem) for damage in self.damages]
 
@@ -36,12 +32,11 @@ class Verification(Shown):
         return not self.damages
 
     def as_list(self) -> list[dict[str, Any]]:
-        """Return the result as plain data."""
         return [asdict(damage) for damage in self.damages]
 
 
 def what_helps(folder: Path, damages: Sequence[Damage]) -> Iterator[str]:
-    """Yield recommendations about the damage."""
+    """Yield advice on handling the damage."""
     if any(damage.is_unreadable for damage in damages):
         yield "files that you may not read were not checked: their owner can grant access or verify the run"
     elif any(damage.is_link and not damage.is_foreign for damage in damages):

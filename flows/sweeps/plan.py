@@ -1,4 +1,4 @@
-"""Planning sweeps: listing their runs, and checks before training."""
+"""Planning of sweeps: their runs, and checks before training."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence, Sized
@@ -31,12 +31,11 @@ def plan(
     settings: Sequence[str] = (),
     many: bool = False,
 ) -> tuple[Sweep, list[RunConfig]]:
-    """Return a planned sweep over a grid, and the configurations of its runs. Stores nothing."""
+    """Plan a sweep over a grid and return it with the configurations of its runs. Stores nothing."""
     (root, name), grid = _place(recipe, name), dict(grid or {})
     _check_keys("--grid", grid, settings)
-    for key, values in grid.items():
-        if not values:
-            raise UsageError(f"found --grid {key} without values; required one or more")
+    if empty := [key for key, values in grid.items() if not values]:
+        raise UsageError(f"found --grid {empty[0]} without values; required one or more")
     chosen = _seeds(seeds, recipes.new_config(recipe, settings).seed)
     _check_count(prod(map(len, grid.values())) * len(chosen), many=many)
     points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
@@ -59,7 +58,7 @@ def plan_search(
     settings: Sequence[str] = (),
     many: bool = False,
 ) -> Sweep:
-    """Return a planned sweep that searches for settings, with the runs suggested so far. Stores nothing."""
+    """Plan a sweep that searches for settings and return it with the runs suggested so far. Stores nothing."""
     require_optuna()
     root, name = _place(recipe, name)
     if not search.space:
@@ -84,13 +83,13 @@ def plan_search(
 
 
 def probe_configs(sweep: Sweep, search: Search) -> list[RunConfig]:
-    """Return configurations at the bounds and choices of a search space, for checks."""
+    """Return the configurations at the bounds and choices of a search space, for checks."""
     seed = sweep.seeds[0]
     return [config_of(sweep.recipe, sweep.settings, point, seed, "--search") for point in search.probes()]
 
 
 def trial_runs(sweep: Sweep, point: Mapping[str, str]) -> tuple[PlannedRun, ...]:
-    """Return the planned runs of a search's next trial, at a point of the search space."""
+    """Return the planned runs of a search's next trial, which uses this point of the search space."""
     number = len(sweep.runs) // len(sweep.seeds)
     runs: list[PlannedRun] = []
     for seed in sweep.seeds:
@@ -103,7 +102,7 @@ def trial_runs(sweep: Sweep, point: Mapping[str, str]) -> tuple[PlannedRun, ...]
 
 
 def check_unchanged(stored: Sweep, planned: Sweep, *, extend: bool) -> None:
-    """Reject a plan that differs from the stored sweep or, with `extend`, does not include all of its runs."""
+    """Raise UsageError if a plan differs from the stored sweep or, with `extend`, lacks some of its runs."""
     if (stored.search is None) != (planned.search is None):
         was, now = ("a grid", "a search") if stored.search is None else ("a search", "a grid")
         raise UsageError(f"the sweep {stored.name} is stored as {was}; found {now}. --name starts another sweep")
@@ -117,13 +116,12 @@ def check_unchanged(stored: Sweep, planned: Sweep, *, extend: bool) -> None:
     if same or (grows and extend):
         return
     differences = [f"{what}: {_shown(a)} before, {_shown(b)} now" for what, a, b in _parts(stored, planned) if a != b]
-    remedy = (
-        f"--extend (in Python: extend=True) adds the {added} new runs to it, --name starts another sweep"
-        if grows
-        else "--name starts another sweep"
-    )
     differences = differences or [f"{stored.recipe} has changed"]
-    raise UsageError(f"the sweep {stored.name} is stored with different arguments. {'; '.join(differences)}. {remedy}")
+    extends = f"--extend (in Python: extend=True) adds the {added} new runs to it, " if grows else ""
+    raise UsageError(
+        f"the sweep {stored.name} is stored with different arguments. {'; '.join(differences)}. {extends}--name starts "
+        "another sweep"
+    )
 
 
 def _parts(stored: Sweep, planned: Sweep) -> Iterable[tuple[str, object, object]]:
@@ -137,16 +135,14 @@ def _parts(stored: Sweep, planned: Sweep) -> Iterable[tuple[str, object, object]
 
 
 def _searched(stored: Sweep, planned: Sweep, *, trials: bool) -> bool:
-    """Return True if two searches are the same, optionally ignoring the number of trials."""
-    free = set() if trials else {"trials"}
-    if len(stored.runs) <= len(stored.seeds):
-        # The metric may still change before the first trial is scored.
-        free |= {"metric"}
-    return all(a == b for what, a, b in _parts(stored, planned) if what not in free)
+    """Return True if two searches are the same; the number of trials is compared only if `trials` is True."""
+    # The metric may still change before the first trial is scored.
+    free = {"trials": not trials, "metric": len(stored.runs) <= len(stored.seeds)}
+    return all(a == b for what, a, b in _parts(stored, planned) if not free.get(what))
 
 
 def _place(recipe: str, name: str | None) -> tuple[Path, str]:
-    """Return the runs folder and a sweep's name, which defaults to the recipe's name and `-sweep`."""
+    """Return the runs folder and the sweep's name, which defaults to the recipe's name followed by `-sweep`."""
     root, name = runs_root(), name or f"{Path(recipe).stem}-sweep"
     if (url := url_of(root)) is not None:
         raise UsageError(
@@ -196,21 +192,17 @@ def _refuse_equal(option: str, points: Iterable[tuple[Mapping[str, str], str]]) 
 
 
 def _run_names(sweep: str, rows: Sequence[tuple[Mapping[str, str], int]], digests: Sequence[str]) -> list[str]:
-    """Return run names made from settings, or from digests if those names would be too long or not unique."""
+    """Return run names that contain the settings, or digests if those names would be too long or not unique."""
     keys = [*rows[0][0]]
     last = [key.rpartition(".")[2] for key in keys]
     short = dict(zip(keys, last if len({*last}) == len(last) else keys, strict=True))
-    names = [
-        "-".join([sweep, *(f"{short[key]}-{_plain(text)}" for key, text in point.items()), f"seed-{seed}"])
-        for point, seed in rows
-    ]
+    names: list[str] = []
+    for point, seed in rows:
+        plain = ((key, re.sub(r"[^A-Za-z0-9_.\-]+", "_", text).strip("_") or "_") for key, text in point.items())
+        names.append("-".join([sweep, *(f"{short[key]}-{text}" for key, text in plain), f"seed-{seed}"]))
     if len({name.lower() for name in names}) == len(names) and all(len(name) <= 100 for name in names):
         return names
     return [f"{sweep}-{digest[:12]}-seed-{seed}" for (_, seed), digest in zip(rows, digests, strict=True)]
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.\-]+", "_", text).strip("_") or "_"
 
 
 def _shown(value: object) -> str:

@@ -20,7 +20,7 @@ _EXAMPLES = "a range such as 0.01:0.3, 0.01:0.3:log or 1:10, or a list of two or
 
 @dataclass(frozen=True)
 class Range:
-    """Inclusive range of values: of integers if `whole`, and sampled uniformly in the logarithm if `log`."""
+    """Inclusive range: of integers if `whole`, and sampled uniformly in the logarithm if `log`."""
 
     low: float
     high: float
@@ -33,18 +33,16 @@ class Range:
         return self.high - self.low + 1 if self.whole else inf
 
     def text(self, value: float | str) -> str:
-        """Format a value as a setting."""
         return str(int(value)) if self.whole else repr(float(value))
 
     def value(self, text: str) -> float:
-        """Parse the output of `text` and return the value."""
+        """Parse a value formatted by `text`; raise ValueError if it is outside the range."""
         value = int(text) if self.whole else float(text)
         if not self.low <= value <= self.high:
             raise ValueError(f"{text} is not from {self.low} to {self.high}")
         return value
 
     def probes(self) -> list[str]:
-        """Return the bounds as text."""
         return [self.text(self.low), self.text(self.high)]
 
 
@@ -56,21 +54,18 @@ class Choice:
 
     @property
     def size(self) -> float:
-        """Number of values."""
         return len(self.texts)
 
     def text(self, value: float | str) -> str:
-        """Format a value as a setting."""
         return str(value)
 
     def value(self, text: str) -> str:
-        """Return the text if it is one of the choices."""
+        """Return the text, or raise ValueError if it is not one of the choices."""
         if text not in self.texts:
             raise ValueError(f"{text} is not one of {', '.join(self.texts)}")
         return text
 
     def probes(self) -> list[str]:
-        """Return all values as text."""
         return [*self.texts]
 
 
@@ -79,11 +74,11 @@ Dimension: TypeAlias = Range | Choice
 
 @dataclass(frozen=True)
 class Search:
-    """A search for the settings with the highest score.
+    """Search for the settings with the highest score.
 
     Attributes:
         trials: Number of combinations of values to try.
-        metric: Metric to average over the last tenth of a run's iterations as its score: `return` for the training
+        metric: Metric whose mean over the last tenth of a run's iterations is its score: `return` for the training
             return after adaptation, `evaluation`, or the name of any other metric.
         space: Values to try, keyed by setting, in the user's notation.
     """
@@ -94,7 +89,7 @@ class Search:
 
     @cached_property
     def dimensions(self) -> dict[str, Dimension]:
-        """Parsed dimensions of the search space, keyed by setting."""
+        """Ranges and choices parsed from `space`, keyed by setting."""
         return {key: _dimension(key, text) for key, text in self.space.items()}
 
     @property
@@ -103,7 +98,7 @@ class Search:
         return prod(dimension.size for dimension in self.dimensions.values())
 
     def values(self, settings: Mapping[str, str]) -> dict[str, float | str]:
-        """Return the parsed values of a trial, keyed by setting."""
+        """Return the values that a trial's settings represent, keyed by setting."""
         if settings.keys() != self.space.keys():
             raise ValueError(f"found settings {[*settings]}; required {[*self.space]}")
         return {key: dimension.value(settings[key]) for key, dimension in self.dimensions.items()}
@@ -116,7 +111,7 @@ class Search:
 
 
 def wanted_search(trials: int | None, space: Mapping[str, str], metric: str | None, grid: object) -> Search | None:
-    """Return the requested search, or None if `trials` is None."""
+    """Return the search that the options request, or None if `trials` is None."""
     if trials is None:
         for option in ["--search"] * bool(space) + ["--metric"] * bool(metric):
             raise UsageError(f"{option} requires --optuna with a number of trials, such as --optuna 20")
@@ -127,7 +122,7 @@ def wanted_search(trials: int | None, space: Mapping[str, str], metric: str | No
 
 
 def parse_space(assignments: Iterable[str]) -> dict[str, str]:
-    """Return the values to try, keyed by setting, from `KEY=LOW:HIGH[:log]` or `KEY=V1,V2,...`."""
+    """Parse `KEY=LOW:HIGH[:log]` and `KEY=V1,V2,...`; return the values to try, keyed by setting."""
     space: dict[str, str] = {}
     for assignment in assignments:
         key, _, text = assignment.partition("=")
@@ -167,7 +162,7 @@ def _dimension(key: str, text: str) -> Dimension:
 
 
 def parse_grid(assignments: Iterable[str]) -> dict[str, list[str]]:
-    """Return lists of values keyed by setting, from `KEY=V1,V2,...`; see `split_values`."""
+    """Parse `KEY=V1,V2,...` with `split_values`; return the lists of values, keyed by setting."""
     grid: dict[str, list[str]] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
@@ -196,6 +191,6 @@ def split_values(text: str) -> list[str]:
 
 
 def require_optuna() -> None:
-    """Check that Optuna is installed, without importing it."""
+    """Raise ExtraMissing if Optuna is not installed. Does not import it."""
     if find_spec("optuna") is None:
         raise ExtraMissing("optuna")

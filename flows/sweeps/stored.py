@@ -1,6 +1,6 @@
-"""Sweeps: runs of a recipe over many seeds and settings, and the file that lists these runs.
+"""Sweeps, which are runs of a recipe over many seeds and settings, and the files that list these runs.
 
-The file `sweeps/NAME.json` in the runs folder only lists the runs; their progress is read from the runs themselves.
+A file `sweeps/NAME.json` in the runs folder only lists the runs; their progress is read from the runs themselves.
 """
 
 import hashlib
@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +33,9 @@ _FIELDS = ("recipe", "settings", "grid", "seeds", "runs", "search")
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run in a sweep.
+    """Run planned by a sweep, with the varied settings as text.
 
-    Attributes:
-        name: Run name, made from the settings.
-        settings: Values of the settings that the sweep varies, as text.
-        seed: Random seed of the run.
-        digest: SHA-256 of all the run's settings; empty for a search trial with invalid settings.
+    `digest` is the SHA-256 of all the run's settings; it is empty for a search trial with invalid settings.
     """
 
     name: str
@@ -51,10 +46,9 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep as described by its file.
+    """Sweep as described by its file.
 
     Attributes:
-        name: Name of the sweep.
         root: Runs folder.
         recipe: Recipe name, or path of a settings file.
         settings: Settings shared by all runs, as KEY=VALUE.
@@ -89,11 +83,10 @@ class Sweep:
         return tuple(self.grid if self.search is None else self.search.space)
 
     def folder(self, run: PlannedRun) -> Path:
-        """Return the folder of one of the sweep's runs."""
         return self.root / run.name
 
     def config(self, run: PlannedRun) -> RunConfig:
-        """Return the configuration of one of the sweep's runs."""
+        """Return the configuration of one of the sweep's runs; raise UsageError if the recipe has changed."""
         option = "--grid" if self.search is None else "--search"
         config = config_of(self.recipe, self.settings, run.settings, run.seed, option)
         if (found := digest_of(config)) != run.digest:
@@ -105,12 +98,12 @@ class Sweep:
         return config
 
     def configs(self) -> list[RunConfig]:
-        """Return the configurations of all runs, without reading the runs."""
+        """Return the configurations of all runs without reading the runs. Requires trust."""
         self.require_trust()
         return [self.config(run) for run in self.runs]
 
     def require_trust(self) -> None:
-        """Reject a sweep file that names modules, unless a command of this user wrote it."""
+        """Raise an error if the sweep's file names modules, unless a command of this user wrote it."""
         self._named().require_trust()
 
     def document(self) -> dict[str, Any]:
@@ -120,15 +113,21 @@ class Sweep:
 
     def _named(self) -> StoredSettings:
         """Return the settings that may name modules. They are parsed first, since YAML can escape a colon."""
-        document, given = self.document(), [*self.settings]
+        document, pairs = self.document(), [assignment.partition("=")[::2] for assignment in self.settings]
         if self.search is not None:
             del document["runs"]  # a search adds runs one by one, with values from its space
             spaces = self.search.dimensions.items()
-            given += [f"{key}={text}" for key, space in spaces if isinstance(space, Choice) for text in space.texts]
+            pairs += [(key, text) for key, space in spaces if isinstance(space, Choice) for text in space.texts]
         text = json.dumps(document, sort_keys=True)
-        given += [f"{key}={value}" for key, values in self.grid.items() for value in values]
-        given += [f"{key}={value}" for run in self.runs for key, value in run.settings.items()]
-        names = {*names_in([self.recipe, *map(_meant, given)])}
+        pairs += [(key, value) for key, values in self.grid.items() for value in values]
+        pairs += [pair for run in self.runs for pair in run.settings.items()]
+        named: list[object] = [self.recipe]
+        for key, value in pairs:
+            try:
+                named.append((key, parse(value)))
+            except ValueError:  # reported when the setting is used
+                named.append((key, value))
+        names = {*names_in(named)}
         if recipes.is_settings_file(self.recipe):
             if Path(self.recipe).exists() and not Path(self.recipe).is_file():  # reading a pipe may never end
                 raise UsageError(f"{self.file}: found {self.recipe}, a pipe or a device; required a settings file")
@@ -146,7 +145,7 @@ class Sweep:
 
 
 def find_sweep(name: str) -> Sweep | None:
-    """Return the sweep with this name in the runs folder, or None if there is none."""
+    """Return the sweep with this name in the runs folder, or None if it does not exist."""
     root = runs_root()
     if url_of(root) is not None:
         return None
@@ -164,7 +163,7 @@ def find_sweep(name: str) -> Sweep | None:
 
 
 def require_sweep(name: str) -> Sweep:
-    """Return the sweep with this name in the runs folder, or raise UsageError."""
+    """Return the sweep with this name in the runs folder, or raise UsageError if it does not exist."""
     found = find_sweep(name)
     if found is None:
         names = ", ".join(sorted(file.stem for file in (runs_root() / "sweeps").glob("*.json"))) or "none"
@@ -174,7 +173,7 @@ def require_sweep(name: str) -> Sweep:
 
 @contextmanager
 def held(sweep: Sweep) -> Iterator[None]:
-    """Lock a sweep against other processes on this machine during the block; the lock also ends with the process."""
+    """Within the block, lock a sweep against other processes on this machine. A killed process releases the lock."""
     sweep.file.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(sweep.file.with_name(f".{sweep.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -193,19 +192,14 @@ def _file(root: Path, name: str) -> Path:
     return root / "sweeps" / f"{name}.json"
 
 
-@cache
-def _plain() -> TypeAdapter[Sweep]:
-    return TypeAdapter(Sweep)
-
-
 def _parsed(text: bytes, root: Path, name: str) -> Sweep:
-    """Return the sweep described by a file's content, which may come from anyone."""
+    """Parse the content of a sweep's file, which may come from anyone."""
     document: Any = from_json(text)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError("another format")
     own = {field: value for field, value in document.items() if field in _FIELDS} | {"name": "", "root": ""}
     # The folder is added later, since its name need not be UTF-8.
-    sweep = replace(_plain().validate_json(json.dumps(own), strict=True), name=name, root=root)
+    sweep = replace(TypeAdapter(Sweep).validate_json(json.dumps(own), strict=True), name=name, root=root)
     for run in sweep.runs:  # a run's name must not lead outside the runs folder
         check_run_name(run.name)
     if len({run.name for run in sweep.runs}) < len(sweep.runs):
@@ -213,10 +207,9 @@ def _parsed(text: bytes, root: Path, name: str) -> Sweep:
     if sweep.search is None:
         return sweep
     # The runs must belong to trials of the search, and each trial must have all seeds.
-    each = len(sweep.seeds)
     if sweep.search.trials < 1 or not sweep.search.dimensions:
         raise ValueError("an empty search")
-    if not each or len(sweep.runs) % each or len(sweep.runs) > sweep.num_runs:
+    if not (each := len(sweep.seeds)) or len(sweep.runs) % each or len(sweep.runs) > sweep.num_runs:
         raise ValueError("an incomplete trial")
     for first in range(0, len(sweep.runs), each):
         runs = sweep.runs[first : first + each]
@@ -226,17 +219,8 @@ def _parsed(text: bytes, root: Path, name: str) -> Sweep:
     return sweep
 
 
-def _meant(assignment: str) -> tuple[str, object]:
-    """Parse KEY=VALUE. An invalid value is returned as text, and reported when it is used."""
-    key, _, text = assignment.partition("=")
-    try:
-        return key, parse(text)
-    except ValueError:
-        return key, text
-
-
 def config_of(recipe: str, settings: Sequence[str], point: Mapping[str, str], seed: int, option: str) -> RunConfig:
-    """Return the configuration of a recipe's run at a point of a sweep."""
+    """Return a recipe's configuration with the given settings, the values at a point of the sweep, and a seed."""
     words = [*settings, *(f"{key}={text}" for key, text in point.items()), f"seed={seed}"]
     try:
         return recipes.new_config(recipe, words)

@@ -1,4 +1,4 @@
-"""Suggestions for settings from Optuna. Requires the extra `optuna`."""
+"""Optuna suggestions for settings. Requires the extra `optuna`."""
 
 from collections.abc import Mapping, Sequence
 from itertools import count
@@ -6,28 +6,20 @@ from itertools import count
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import TrialState, create_trial
 
 from metaloom.flows.sweeps.space import Dimension, Range, Search
 from metaloom.pipeline.seeding import seed_for
 
 Scored = tuple[Mapping[str, str], float | None]
-"""A trial's settings and its score, which is None if the trial failed."""
+"""Settings and score of a trial; the score is None if the trial failed."""
 
 
 def suggest(search: Search, earlier: Sequence[Scored], run_seed: int) -> dict[str, str]:
-    """Return new settings for the next trial, suggested by the tree-structured Parzen estimator.
+    """Return settings for the next trial, as text keyed by setting, suggested by a tree-structured Parzen estimator.
 
-    Bergstra et al. 2011. The study is rebuilt from the earlier trials and the sampler is seeded with the trial's
-    number, so suggestions do not depend on the process.
-
-    Args:
-        search: Search with the space and the number of trials.
-        earlier: All earlier trials, in order. Failed trials rank below all others.
-        run_seed: Seed for the sampler, combined with the trial's number.
-
-    Returns:
-        Suggested values as text, keyed by setting.
+    Bergstra et al. 2011. The study is rebuilt from all earlier trials, in order; failed trials rank below all others.
+    The sampler is seeded with `run_seed` and the trial's number, so suggestions do not depend on the process.
     """
     distributions = {key: _distribution(dimension) for key, dimension in search.dimensions.items()}
     tried = [dict(settings) for settings, _ in earlier]
@@ -35,14 +27,14 @@ def suggest(search: Search, earlier: Sequence[Scored], run_seed: int) -> dict[st
         # Optuna draws from NumPy's RandomState, whose seed has 32 bits.
         seed = seed_for(run_seed, "search", len(earlier), attempt) % 2**32
         sampler = TPESampler(seed=seed) if attempt == 0 else RandomSampler(seed=seed)
-        values = _asked(search, earlier, distributions, sampler)
+        values = _ask(search, earlier, distributions, sampler)
         settings = {key: dimension.text(values[key]) for key, dimension in search.dimensions.items()}
         if settings not in tried:
             return settings
     raise AssertionError("unreachable: a space has more combinations than trials")
 
 
-def _asked(
+def _ask(
     search: Search, earlier: Sequence[Scored], distributions: dict[str, BaseDistribution], sampler: BaseSampler
 ) -> dict[str, float | str]:
     # Silence Optuna's logging of studies and trials, and restore its level afterwards.
@@ -50,17 +42,13 @@ def _asked(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         study = optuna.create_study(direction="maximize", sampler=sampler)
-        study.add_trials([_finished_trial(search, scored, distributions) for scored in earlier])
+        for settings, score in earlier:
+            # A pruned trial without values ranks below all complete trials; a failed trial would be ignored.
+            state, values = TrialState.PRUNED if score is None else TrialState.COMPLETE, search.values(settings)
+            study.add_trial(create_trial(state=state, value=score, params=values, distributions=distributions))
         return study.ask(distributions).params
     finally:
         optuna.logging.set_verbosity(before)
-
-
-def _finished_trial(search: Search, scored: Scored, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
-    settings, score = scored
-    # A pruned trial without values ranks below all complete trials; a failed trial would be ignored.
-    state = TrialState.PRUNED if score is None else TrialState.COMPLETE
-    return create_trial(state=state, value=score, params=search.values(settings), distributions=distributions)
 
 
 def _distribution(dimension: Dimension) -> BaseDistribution:

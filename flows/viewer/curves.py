@@ -1,4 +1,4 @@
-"""Data for a run's curves on the page, read incrementally."""
+"""Curves of a run for the page, read incrementally."""
 
 from threading import Lock
 from typing import Any
@@ -11,30 +11,26 @@ from metaloom.pipeline.types import Evaluation
 from metaloom.storage import Run, StoreError
 
 MOST_POINTS = 2000
-"""Maximum number of points per curve; of longer runs, only every second, fourth, ... iteration is shown."""
+"""Maximum number of points per curve; longer runs are shown at every second, fourth, ... iteration."""
 MOST_PROBLEMS = 20
 SPARK_POINTS = 60
 
 
 class Curves:
-    """A run's history as read so far. Unreadable iterations are skipped and reported with the reason."""
+    """Learning curves of a run, as read so far. Unreadable iterations are skipped and reported with the reason."""
 
     def __init__(self, run: Run) -> None:
-        self._run = run
-        self._lock = Lock()
+        self._run, self._lock = run, Lock()
         self._history: RunHistory | None = None
         self._problems: dict[int, str] = {}
         self._evaluations: dict[int, tuple[float, Evaluation]] = {}
-        self._next = 0
-        self._every = 1
+        self._next, self._every = 0, 1
 
     def data(self) -> dict[str, Any]:
-        """Return the current curves of the run.
+        """Return the current curves of the run as JSON data.
 
-        Returns:
-            `iterations` and `env_steps`, one entry per point, the latter None if not counted; `every`, the interval
-            between shown iterations; `charts`, see `chart_data`; `metrics`, all values keyed by name; `problems`,
-            one per skipped iteration.
+        `every` is the interval between shown iterations; `env_steps` is None if the steps are not counted; `charts` are
+        results of `chart_data`; `problems` contains the reason for each skipped iteration.
         """
         with self._lock:
             if (remote := self._run.files.remote) is not None:
@@ -99,7 +95,7 @@ class Curves:
 
 
 def spark(run: Run) -> list[float | None]:
-    """Return the learning curve after adaptation, as at most `SPARK_POINTS` evenly spaced points."""
+    """Return the learning curve after adaptation at up to `SPARK_POINTS` evenly spaced iterations."""
     done = len(run.iterations)
     if not done:
         return []

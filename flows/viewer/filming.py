@@ -21,7 +21,7 @@ from metaloom.pipeline.shown import printable
 from metaloom.storage import Run
 
 MOST_FRAMES = 120
-"""Maximum number of frames per sheet; of longer episodes, only every second, third, ... step is shown."""
+"""Maximum number of frames per sheet; longer episodes are shown at every second, third, ... step."""
 KEPT = 12
 SECONDS = 300
 _COLUMNS = 10
@@ -30,10 +30,10 @@ _SIZE = "320x240"
 
 
 def sheet(run: Run, iteration: int, step: int, task: int, episode: int, length: int) -> tuple[bytes, Mapping[str, str]]:
-    """Return an episode's frames as one WebP image, row by row, and headers that describe the image.
+    """Return an episode's frames as one WebP image, row by row, and HTTP headers that describe the image.
 
-    The headers give the number of frames, frames per row and steps between frames, and the command's report on the
-    agreement with the stored observations. Videos are made one at a time, and recent ones are cached.
+    The headers contain the number of frames, frames per row, steps between frames, and the command's statement on the
+    agreement with stored observations. Videos are made one at a time, and recent ones are cached.
     """
     chosen = ("--task", str(task), "--episode", str(episode), "--step", str(step))
     with _ONE_AT_A_TIME:

@@ -1,4 +1,4 @@
-"""Access control for a local server: it rejects requests from other pages in the same browser."""
+"""Access control for a local server, which rejects requests from other pages in the same browser."""
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -11,36 +11,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 HOSTS = ("127.0.0.1", "localhost")
 """Host names of this machine in browser requests. Any port is accepted, since tunnels change it."""
 REQUIRED_HOST = f"required the host {' or '.join(HOSTS)}"
-
-
-def names_this_machine(hosts: Sequence[str]) -> bool:
-    """Return True if a request is addressed to this machine.
-
-    A page from another host whose name resolves to this machine (DNS rebinding) still sends that name.
-
-    Args:
-        hosts: Values of the request's `Host` header; there must be exactly one.
-    """
-    if len(hosts) != 1:
-        return False
-    try:
-        return urlsplit(f"//{hosts[0]}").hostname in HOSTS
-    except ValueError:
-        return False
-
-
-POLICY = "; ".join(
-    [
-        "default-src 'none'",
-        "script-src 'self'",
-        # plotly.js writes styles into the page.
-        "style-src 'self' 'unsafe-inline'",
-        "img-src 'self' data: blob:",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    ]
+# Inline styles are allowed because plotly.js writes styles into the page.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 KEPT_TO_ITSELF: Mapping[str, str] = {
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -55,17 +29,24 @@ HEADERS: Mapping[str, str] = {"Content-Security-Policy": POLICY, **KEPT_TO_ITSEL
 OTHER_PAGE = 403, "required a request from the page itself"
 
 Refusal = tuple[int, str]
-"""HTTP status and reason for a rejection."""
+"""HTTP status and reason of a rejection."""
+
+
+def names_this_machine(hosts: Sequence[str]) -> bool:
+    """Return True if a request is addressed to this machine by exactly one `Host` header.
+
+    A page from another host whose name resolves to this machine (DNS rebinding) still sends that name.
+    """
+    if len(hosts) != 1:
+        return False
+    try:
+        return urlsplit(f"//{hosts[0]}").hostname in HOSTS
+    except ValueError:
+        return False
 
 
 class Gate:
-    """ASGI middleware that rejects requests and websockets.
-
-    Args:
-        app: Guarded application.
-        refusal: Function that returns the status and reason for rejecting a request, or None.
-        headers: Headers of every response.
-    """
+    """ASGI middleware that rejects requests and websockets for which `refusal` returns a status and reason."""
 
     def __init__(
         self, app: ASGIApp, refusal: Callable[[Scope], Refusal | None], headers: Mapping[str, str] = KEPT_TO_ITSELF
@@ -74,7 +55,6 @@ class Gate:
         self._headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
         refusal = None if scope["type"] == "lifespan" else self._refusal(scope)
         if refusal is not None and scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": refusal[1]})
@@ -90,7 +70,7 @@ class Gate:
 
 
 def token_gate(app: ASGIApp, token: str) -> Gate:
-    """Return a gate that accepts only read requests whose address contains the token."""
+    """Return a gate that accepts only read requests whose path contains the token."""
 
     def refusal(scope: Scope) -> Refusal | None:
         if found := refusal_of_other_pages(scope):
@@ -107,12 +87,10 @@ def token_gate(app: ASGIApp, token: str) -> Gate:
 
 
 def refusal_of_other_pages(scope: Scope, *, any_host: bool = False) -> Refusal | None:
-    """Return the refusal of a request that another page in the user's browser made, otherwise None.
+    """Return the status and reason for refusing a request from another page in the user's browser, otherwise None.
 
-    Args:
-        scope: The request.
-        any_host: True to accept any host name. A page whose name resolves to this machine (DNS rebinding) then passes,
-            so the application must require a password that browsers do not send automatically.
+    With `any_host`, any host name is accepted. A page whose name resolves to this machine (DNS rebinding) then passes,
+    so the application must require a password that browsers do not send automatically.
     """
     headers = Headers(scope=scope)
     if not any_host and not names_this_machine(headers.getlist("host")):

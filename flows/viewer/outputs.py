@@ -1,7 +1,8 @@
-"""Data about a run for the page: the run, its iterations, and its stage outputs."""
+"""Data for the pages about a run, its iterations and its stage outputs."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -33,34 +34,29 @@ from metaloom.storage.read.info import mapping
 MOST_TASKS, MOST_EPISODES = 40, 3
 """Maximum number of tasks, and of episodes per task, whose paths are shown."""
 _PLANE = ("x", "y")
+_LONGEST_LINE = 30
+"""Maximum number of characters per line in a box of the graph."""
 
 
 def adaptation_page(run: Run, iteration: int) -> dict[str, Any]:
-    """Return JSON data of an iteration: `ways` (paths before and after adaptation), `policies` (projected parameters).
+    """Return `ways` (paths before and after adaptation) and `policies` (projected parameters) of an iteration.
 
-    Each is null if there is no data. An unreadable part is replaced by the reason, under `problem`.
+    Each is None if there is no data. A part that cannot be read is replaced by the reason, under `problem`.
     """
     ways, policies = either(lambda: _ways(run, iteration)), either(lambda: _policies(run, iteration))
     return {"iteration": iteration, "ways": ways, "policies": policies}
 
 
 def either(read: Callable[[], Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
-    """Return the result of `read`, or the reason why the data cannot be read, under `problem`."""
+    """Return the result of `read`; if the data cannot be read, return the reason under `problem`."""
     try:
         return read()
     except StoreError as problem:
         return {"problem": error_text(problem)}
 
 
-def compared_steps(steps: Sequence[int]) -> dict[str, Any]:
-    """Return stored inner steps to compare: `shown`, with labels and colours, and `unshown`, a note on others."""
-    last = max(steps, default=0)
-    shown = [{"step": k, "label": adaptation_label(k, last), "color": color} for k, color in shown_steps(last).items()]
-    return {"shown": [step for step in shown if step["step"] in steps], "unshown": steps_note(last)}
-
-
 def _ways(run: Run, iteration: int) -> dict[str, Any] | None:
-    """Return positions over time, for environments whose observations have components `x` and `y`; otherwise None."""
+    """Return positions over time if observations have components `x` and `y`; otherwise None."""
     names = [*run.components("observation")]
     if not {*_PLANE} <= {*names}:
         return None
@@ -94,35 +90,36 @@ def _positions(
 ) -> list[list[list[list[float | None]]]]:
     """Return x and y over time, per task and episode, for the m-th of n equal shares of each task's episodes."""
     lengths = run.lengths(ref)
-    tasks = [*range(min(len(lengths), MOST_TASKS))]
-    place, shares = share
+    tasks, (place, shares) = [*range(min(len(lengths), MOST_TASKS))], share
     count = lengths.shape[1] // shares
-    first = place * count
-    group = run.stages.group_of(ref)
-    observations = run.files.read_arrays(run.record(ref), ("observations",), tasks)[group]["observations"][0]
-    return [
-        [
-            [numbers(observations[b, e, : lengths[b, e] + 1, column]) for column in columns]
-            for e in range(first, first + min(count, MOST_EPISODES))
-            if lengths[b, e]
-        ]
-        for b in tasks
-    ]
+    first, arrays = place * count, run.files.read_arrays(run.record(ref), ("observations",), tasks)
+    observations = arrays[run.stages.group_of(ref)]["observations"][0]
+
+    def path(b: int, e: int) -> list[list[float | None]]:
+        return [numbers(observations[b, e, : lengths[b, e] + 1, column]) for column in columns]
+
+    shown = range(first, first + min(count, MOST_EPISODES))
+    return [[path(b, e) for e in shown if lengths[b, e]] for b in tasks]
 
 
 def _policies(run: Run, iteration: int) -> dict[str, Any] | None:
     """Return each task's adapted parameters, projected onto their first two principal components.
 
-    It projects differences from the learner's parameters if these are adapted; otherwise (for example, for a posterior)
-    from the mean.
+    The projected vectors are differences from the learner's parameters if these are adapted, otherwise (for example,
+    for a posterior) from the mean.
     """
     stage = run.stages.named("adapted")
     refs = [ref for ref in run.refs_of([iteration]) if ref.stage == stage]
     if not refs:
         return None
-    adapted = [run.load(ref) for ref in refs]
+    adapted = map(run.load, refs)
     params = [without_normalization(value.params) for value in adapted if isinstance(value, TaskParams)]
-    start = _start(run, iteration, params[0])
+    start: Mapping[str, Array] | None = None
+    with suppress(StageMissing):
+        learner = run[iteration].learner().params
+        # Adaptation changes the learner's parameters if it returns arrays of the same shapes.
+        if all(name in learner and each.shape[1:] == learner[name].shape for name, each in params[0].items()):
+            start = learner
     rows = np.stack([_flat(of_step, start) for of_step in params])
     K, B, D = rows.shape
     moved = rows.reshape(K * B, D)
@@ -153,38 +150,22 @@ def principal_components(rows: Array) -> tuple[Array, Array]:
     return found * signs, shares
 
 
-def _start(run: Run, iteration: int, adapted: Mapping[str, Array]) -> Mapping[str, Array] | None:
-    """Return the learner's parameters if adaptation changes them; otherwise None."""
-    try:
-        params = run[iteration].learner().params
-    except StageMissing:
-        return None
-    fits = {*adapted} <= {*params} and all(adapted[name].shape[1:] == params[name].shape for name in adapted)
-    return params if fits else None
-
-
 def _flat(adapted: Mapping[str, Array], start: Mapping[str, Array] | None) -> Array:
     """Return each task's flattened parameters minus the initial ones, [B, D] float64."""
     parts = (np.asarray(adapted[name], np.float64) - (0 if start is None else start[name]) for name in sorted(adapted))
     return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
 
 
-_LONGEST_LINE = 30
-"""Maximum number of characters per line in a box of the graph."""
-
-
 def live(run: Run) -> dict[str, Any]:
     """Return a run's algorithm, environment, state, progress and newest output. Fast, since the page polls it."""
-    writer = storage.current_writer(run.path, run.files.remote)
-    done = len(run.iterations)
+    writer, done = storage.current_writer(run.path, run.files.remote), len(run.iterations)
     under_way, _ = _records(run, done)
     newest = under_way[-1].ref if under_way else None
-    settings = {name: mapping(run.config.get(name)).get("name") for name in ("algorithm", "env")}
     return {
         "path": run.location,
         "created": run.info["created"],
         "seed": run.config.get("seed"),
-        **settings,
+        **{name: mapping(run.config.get(name)).get("name") for name in ("algorithm", "env")},
         "state": state_of(run, writer),
         "writer": str(writer) if writer else None,
         "iterations_done": done,
@@ -194,16 +175,14 @@ def live(run: Run) -> dict[str, Any]:
 
 
 def run_page(run: Run) -> dict[str, Any]:
-    """Return data about a run: the JSON of `metaloom show`, settings for `--set`, stages, and useful commands."""
-    stages = [
-        {"name": s.name, "group": s.group, "output": s.output, "thinnable": s.thinnable} for s in run.stages.stages
-    ]
+    """Return the page data of a run: the JSON of `metaloom show`, settings for `--set`, stages, and useful commands."""
+    fields = ("name", "group", "output", "thinnable")
     return {
         "name": run.path.name,
         "path": run.location,
         "info": either(lambda: run_info(run)),
         "settings": [*dotted(run.config)],
-        "stages": stages,
+        "stages": [{field: getattr(stage, field) for field in fields} for stage in run.stages.stages],
         "thinned": either(lambda: {"spans": [[r.start, r.stop - 1] for r in ranges(run.thinned_iterations())]}),
         "packed": [[s.iterations.start, s.iterations.stop - 1] for s in run.files.segments.all(refresh=True)],
         "commands": [_command(name, run) for name in ("show", "watch", "report", "replay", "verify")],
@@ -211,7 +190,7 @@ def run_page(run: Run) -> dict[str, Any]:
 
 
 def iteration_page(run: Run, iteration: int) -> dict[str, Any]:
-    """Return an iteration's stages with their arrays, its graph, its tasks with returns, and its metrics.
+    """Return the page data of an iteration: stages with arrays, graph, tasks with returns, and metrics.
 
     A part that cannot be read is replaced by the reason.
     """
@@ -240,7 +219,7 @@ def iteration_page(run: Run, iteration: int) -> dict[str, Any]:
 
 
 def _records(run: Run, iteration: int) -> tuple[list[StageRecord], list[str]]:
-    """Return an iteration's records in the order they were written, and the problems of unreadable ones."""
+    """Return an iteration's records in the order they were written, and the errors for unreadable ones."""
     found, problems = list[StageRecord](), list[str]()
     for ref in run.refs_of([iteration]):
         try:
@@ -256,16 +235,15 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
     They come from its table, which thinning keeps, or for an incomplete iteration from stored rewards.
 
     Returns:
-        `tasks`: parameters keyed by name; `classes`: class of each task, or null; `colors`: color per class; `steps`:
-        returns and lengths per inner step, a list of episodes per task; `shown`: steps to compare, with labels and
-        colours; `unshown`: a note on the others; `trial`: episodes per trial.
+        `tasks`: parameters keyed by name; `classes`: class of each task, or None; `colors`: color per class; `steps`:
+        returns and lengths per inner step, a list of episodes per task; `shown`: inner steps to compare, with labels
+        and colours; `unshown`: a note on the others; `trial`: episodes per trial.
     """
-    columns: dict[str, Array] = {}
     if iteration in run.iterations:
         table = run.episodes(iteration)
-        columns |= {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
+        columns = {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
     else:
-        columns |= _episodes_under_way(run, iteration)
+        columns = _episodes_under_way(run, iteration)
     places = columns["task"]
     firsts = [int(np.flatnonzero(places == b)[0]) for b in range(int(places.max(initial=-1)) + 1)]
     params = {name: columns[name][firsts] for name in columns if name.startswith("task_") and name != "task_id"}
@@ -283,12 +261,15 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
             "returns": [numbers(columns["return"][of_task]) for of_task in rows],
             "lengths": [columns["length"][of_task].tolist() for of_task in rows],
         }
+    last = max(steps, default=0)
+    compared = ((k, color) for k, color in shown_steps(last).items() if k in steps)
     return {
         "tasks": {name.removeprefix("task_"): numbers(values) for name, values in params.items()},
         "classes": named,
         "colors": colors,
         "steps": steps,
-        **compared_steps([*steps]),
+        "shown": [{"step": k, "label": adaptation_label(k, last), "color": color} for k, color in compared],
+        "unshown": steps_note(last),
         "trial": trial_length(run.config),
     }
 
@@ -313,7 +294,7 @@ def _episodes_under_way(run: Run, iteration: int) -> dict[str, Array]:
 
 
 def output_page(run: Run, ref: StageRef) -> dict[str, Any]:
-    """Return data about a stage's output: its record, inputs, readers, and the command to replay it."""
+    """Return the page data of a stage's output: record, inputs, stages that read it, and the command to replay it."""
     record = run.record(ref)
     # Outputs are read in the same iteration; the learner is also read in the next one.
     near = (other for i in (ref.iteration, ref.iteration + 1) for other in _records(run, i)[0])
@@ -336,13 +317,12 @@ def output_page(run: Run, ref: StageRef) -> dict[str, Any]:
 
 
 def draw_graph(run: Run, records: Sequence[StageRecord]) -> str:
-    """Return an SVG of an iteration's stages and their inputs, with times, sizes and short digests."""
+    """Return an SVG of an iteration's stages and their inputs, with times, sizes and shortened digests."""
     places: dict[object, int] = {}
     boxes: list[Box] = []
 
     def place(key: object, box: Box) -> None:
-        if key not in places:
-            places[key] = len(boxes)
+        if places.setdefault(key, len(boxes)) == len(boxes):
             boxes.append(box)
 
     # Place inputs from earlier iterations first.
@@ -357,10 +337,9 @@ def draw_graph(run: Run, records: Sequence[StageRecord]) -> str:
             shown = stages if len(stages) <= _LONGEST_LINE else f"{stages[: _LONGEST_LINE - 1]}…"
             place(span, Box(plural(span.outputs, "output"), (shown, reach)))
     for record in records:
-        spent = (
-            f"{short_time(record.seconds)}  {'thinned' if run.is_thinned(record.ref) else size(record.stored_bytes)}"
-        )
-        place(record.ref, Box(stage_name(record.ref), (spent, record.digest[:12]), _link(run, record.ref)))
+        taken = "thinned" if run.is_thinned(record.ref) else size(record.stored_bytes)
+        words = (f"{short_time(record.seconds)}  {taken}", record.digest[:12])
+        place(record.ref, Box(stage_name(record.ref), words, _link(run, record.ref)))
     arrows = [
         Arrow(places[source], places[record.ref], dashed=source not in own)
         for record in records
@@ -379,8 +358,7 @@ def _link(run: Run, ref: StageRef) -> str:
 
 
 def _command(name: str, run: Run, iteration: int | None = None, ref: StageRef | None = None) -> str:
-    at = "" if iteration is None else f"@{iteration}"
-    words = [program("metaloom"), name, f"{run.location}{at}"]
+    words = [program("metaloom"), name, run.location if iteration is None else f"{run.location}@{iteration}"]
     if ref is not None:
         words += ["--stage", ref.stage, *(["--step", str(ref.step)] if run.stages[ref.stage].stepped else [])]
     return shlex.join(words)

@@ -1,4 +1,4 @@
-"""The read-only server of `metaloom view`: runs, routes and responses.
+"""Read-only server of `metaloom view`: runs, routes and responses.
 
 It listens only on this machine and requires a token. Errors are sent as responses.
 """
@@ -36,20 +36,24 @@ from metaloom.flows.views.run_info import list_run_row
 from metaloom.pipeline.shown import printable
 from metaloom.storage import Run, StageRef
 
+log: logging.Logger = logging.getLogger(__name__)
+
 REMOTE_SECONDS = 5.0
-"""Seconds between updates of runs at a URL."""
+"""Time in seconds between updates of runs at a URL."""
 _CHANGED_WITH = ("run.json", "_commits", "_sessions", "_thinned", "_segments")
-"""Files and folders of a run, at least one of which changes whenever the run changes."""
+"""Files and folders of a run, of which at least one changes whenever the run changes."""
+_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+FRESH = {"Cache-Control": "no-store"}
+Answer = Callable[[Request], Response]
+ADDRESS = "127.0.0.1"
 
 
 @dataclass
 class OpenRun:
-    """An open run and its cached data. Hold `lock` while using it, since a run's caches are not thread-safe.
+    """Open run with cached data. Hold `lock` while using `run`, since a run's caches are not thread-safe.
 
     Attributes:
-        run: Opened run.
         curves: Curves of the run, with a separate run and lock, so that other requests do not wait for them.
-        lock: Lock for `run`.
     """
 
     run: Run
@@ -58,7 +62,7 @@ class OpenRun:
 
 
 class Shelf:
-    """The runs in a folder or at a URL, or a single run.
+    """Collection of the runs in a folder or at a URL, or a single run.
 
     Attributes:
         place: Path or URL of a folder of runs, or of one run.
@@ -79,12 +83,12 @@ class Shelf:
         if self.only is not None:
             return {self.only: self.place}
         with self._lock:
-            if storage.url_of(self.place) is None or self._is_time("", REMOTE_SECONDS):
+            if storage.url_of(self.place) is None or self._is_time(""):
                 self._folders = {folder.name: folder for folder in storage.find_runs(self.place)}
             return self._folders
 
     def open(self, name: str) -> OpenRun:
-        """Return the open run with this name."""
+        """Return the run with this name, opening it if needed."""
         folder = self.folders().get(name)
         if folder is None:
             raise storage.RunNotFound(
@@ -98,22 +102,21 @@ class Shelf:
             identity = _changed(folder / "run.json")
             known = self._open.get(name)
             if known is None or known[0] != identity:
-                opened = OpenRun(storage.open_run(folder), Curves(storage.open_run(folder)))
-                self._open[name] = known = identity, opened
+                known = identity, OpenRun(storage.open_run(folder), Curves(storage.open_run(folder)))
+                self._open[name] = known
             opened = known[1]
             remote = opened.run.files.remote
-            is_old = remote is not None and self._is_time(name, REMOTE_SECONDS)
+            is_old = remote is not None and self._is_time(name)
         if remote is not None and is_old:
             with opened.lock:
                 remote.pull()
         return opened
 
-    def _is_time(self, what: str, seconds: float) -> bool:
+    def _is_time(self, what: str) -> bool:
         now = time.monotonic()
-        if now - self._looked.get(what, float("-inf")) < seconds:
-            return False
-        self._looked[what] = now
-        return True
+        if is_time := now - self._looked.get(what, float("-inf")) >= REMOTE_SECONDS:
+            self._looked[what] = now
+        return is_time
 
     def rows(self) -> list[Mapping[str, Any]]:
         """Return one row per run, as in `metaloom ls --json`."""
@@ -131,7 +134,7 @@ class Shelf:
 
 
 def _changed(path: Path) -> tuple[int, int, int] | None:
-    """Return a value that changes when a file or folder is replaced or written to; None if it is missing."""
+    """Return a value that changes whenever a file or folder is replaced or modified; None if it is missing."""
     try:
         status = path.stat()
     except OSError:
@@ -139,15 +142,8 @@ def _changed(path: Path) -> tuple[int, int, int] | None:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-log: logging.Logger = logging.getLogger(__name__)
-
-_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-FRESH = {"Cache-Control": "no-store"}
-Answer = Callable[[Request], Response]
-
-
 class Pages:
-    """Handlers of requests about the runs on a shelf."""
+    """Handlers of requests for the runs on a shelf."""
 
     def __init__(self, shelf: Shelf, plotly: Path) -> None:
         self._shelf = shelf
@@ -164,9 +160,7 @@ class Pages:
             f"/adaptation/{iteration}": lambda run, asked: adaptation_page(run, asked.path_params["iteration"]),
             f"/output/{output}": lambda run, asked: output_page(run, _ref(asked)),
             f"/array/{output}": _axes,
-            f"/episode/{output}": lambda run, asked: episode(
-                run, _ref(asked), _number(asked, "task"), _number(asked, "episode")
-            ),
+            f"/episode/{output}": lambda run, asked: episode(run, _ref(asked), *_task_and_episode(asked)),
         }
         run = "/api/run/{run}"
         answers: dict[str, Answer] = {
@@ -204,21 +198,17 @@ class Pages:
         return answer
 
     def _values(self, request: Request) -> Response:
-        """Return a slice of an array as [rows, columns] float64, little-endian."""
-        asked = request.query_params
+        """Respond with a slice of an array as [rows, columns] float64, little-endian."""
+        opened, asked = self._opened(request), request.query_params
         at = [int(index) for index in asked.get("at", "").split(",") if index]
-        rows = int(asked["rows"]) if "rows" in asked else None
-        opened = self._opened(request)
+        axes = int(asked["rows"]) if "rows" in asked else None, int(asked.get("columns", 0))
         with opened.lock:
-            values, every = slice_of(
-                opened.run, _ref(request), asked.get("array", ""), at, rows, int(asked.get("columns", 0))
-            )
+            values, every = slice_of(opened.run, _ref(request), asked.get("array", ""), at, *axes)
         about = {"X-Shape": ",".join(map(str, values.shape)), "X-Every": ",".join(map(str, every))}
         return Response(values.tobytes(), media_type="application/octet-stream", headers={**FRESH, **about})
 
     def _film(self, request: Request) -> Response:
-        opened, ref = self._opened(request), _ref(request)
-        task, index = _number(request, "task"), _number(request, "episode")
+        opened, ref, (task, index) = self._opened(request), _ref(request), _task_and_episode(request)
         with opened.lock:
             length = episode_length(opened.run, ref, task, index)
         # Without the lock, since rendering takes seconds.
@@ -230,7 +220,7 @@ class Pages:
 
 
 def _axes(run: storage.Run, request: Request) -> dict[str, Any]:
-    """Return the names of the entries along an array's axes."""
+    """Return the names of the entries along each axis of an array."""
     array, record = request.query_params.get("array", ""), run.record(_ref(request))
     if array not in [chunk.array for chunk in record.chunks]:
         raise ValueError(f"found the array {array!r}; required one of {record.ref}")
@@ -247,23 +237,21 @@ def _reporting_errors(answer: Answer) -> Answer:
     def handle(request: Request) -> Response:
         try:
             return answer(request)
-        except storage.StageThinned as problem:
-            return _problem(410, problem)
-        except (storage.StageMissing, storage.RunNotFound) as problem:
-            return _problem(404, problem)
         except Exception as problem:
-            if not isinstance(problem, ValueError | KeyError) and exit_code(problem) is None:
+            known, kind = exit_code(problem) is not None or isinstance(problem, ValueError), type(problem).__name__
+            if isinstance(problem, storage.StageThinned):
+                status = 410
+            elif isinstance(problem, storage.StageMissing | storage.RunNotFound):
+                status = 404
+            elif known or isinstance(problem, KeyError):
+                status = 422
+            else:
+                status = 500
                 log.exception("%s", printable(request.url.path.rpartition("/api/")[2]))
-                return _problem(500, problem)
-            return _problem(422, problem)
+            text = str(problem) if known else f"{kind}: {problem}"
+            return _json({"problem": printable(text), "kind": kind}, status)
 
     return handle
-
-
-def _problem(status: int, problem: Exception) -> Response:
-    known = exit_code(problem) is not None or isinstance(problem, ValueError)
-    text = str(problem) if known else f"{type(problem).__name__}: {problem}"
-    return _json({"problem": printable(text), "kind": type(problem).__name__}, status)
 
 
 def _json(data: Mapping[str, Any], status: int = 200) -> Response:
@@ -277,19 +265,16 @@ def _ref(request: Request) -> StageRef:
     return StageRef(found["iteration"], found["stage"], found["step"])
 
 
-def _number(request: Request, name: str) -> int:
-    text = request.query_params.get(name, "")
-    if not text.isdecimal() or len(text) > 9:
-        raise ValueError(f"found {name}={text!r}; required a whole number")
-    return int(text)
-
-
-ADDRESS = "127.0.0.1"
-_TOKEN_BYTES = 24
+def _task_and_episode(request: Request) -> tuple[int, int]:
+    texts = {name: request.query_params.get(name, "") for name in ("task", "episode")}
+    for name, text in texts.items():
+        if not text.isdecimal() or len(text) > 9:
+            raise ValueError(f"found {name}={text!r}; required a whole number")
+    return int(texts["task"]), int(texts["episode"])
 
 
 def viewer_app(shelf: Shelf, token: str) -> ASGIApp:
-    """Return the server application for the page."""
+    """Return the ASGI application that serves the page."""
     nothing = f'<!doctype html><p>There is no such page. <a href="/{token}/">All runs</a></p>\n'
     app = Starlette(
         routes=[Mount(f"/{token}", routes=Pages(shelf, plotly_file()).routes())],
@@ -299,8 +284,8 @@ def viewer_app(shelf: Shelf, token: str) -> ASGIApp:
 
 
 def serve(place: Path, port: int, announce: Callable[[str], None]) -> None:
-    """Serve the page until Ctrl-C."""
-    shelf, token = Shelf(place), secrets.token_urlsafe(_TOKEN_BYTES)
+    """Serve the page until Ctrl-C; `announce` receives its address."""
+    shelf, token = Shelf(place), secrets.token_urlsafe(24)
     app = viewer_app(shelf, token)
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,6 +1,7 @@
-"""Values of stored arrays for the page: slices of arrays, and episodes over time."""
+"""Values of stored arrays for the page: slices of arrays, and the course of episodes."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,27 +14,19 @@ from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.records import StoredFile
 
 MOST_NUMBERS = 2_000_000
-"""Maximum number of values shown; of larger slices, only every second, fourth, ... entry of the longer axis is."""
+"""Maximum number of values in a slice; larger slices contain every second, fourth, ... entry of the longer axis."""
 MOST_BYTES = 2**30
-"""Maximum size of an array to read in bytes, since a small file may decompress to gigabytes."""
+"""Maximum size in bytes of an array to read, since a small file may decompress to gigabytes."""
 _BY_STEP = (("task", "episode", "t"), ("task", "episode", "t_with_final"))
 
 
 def slice_of(
     run: Run, ref: StageRef, array: str, at: Sequence[int], rows: int | None, columns: int
 ) -> tuple[Array, tuple[int, int]]:
-    """Read a slice of a stored array.
+    """Return a slice of a stored array as [rows, columns] float64, NaN on padding, and its strides.
 
-    Args:
-        run: Run that contains the array.
-        ref: Output that the array belongs to.
-        array: Path below `data.zarr`, such as rollouts_0/rewards.
-        at: Index along each axis; ignored for the axes shown.
-        rows: Axis shown from top to bottom; None for a single row.
-        columns: Axis shown from left to right.
-
-    Returns:
-        [rows, columns] float64 with NaN on padding, and the stride along rows and columns.
+    `array` is a path below `data.zarr`, such as rollouts_0/rewards. `at` contains an index along each axis, which is
+    ignored for the axes shown: `rows` from top to bottom (None for a single row), and `columns` from left to right.
     """
     record = run.record(ref)
     chunk = next((chunk for chunk in record.chunks if chunk.array == array), None)
@@ -65,7 +58,7 @@ def slice_of(
 
 
 def episode(run: Run, ref: StageRef, task: int, index: int) -> dict[str, Any]:
-    """Return all stored values of an episode over time, including processed samples."""
+    """Return all stored values of an episode over time, including those of processed samples."""
     lengths = run.lengths(ref)
     B, E = lengths.shape
     if not (0 <= task < B and 0 <= index < E and lengths[task, index]):
@@ -86,7 +79,7 @@ def episode(run: Run, ref: StageRef, task: int, index: int) -> dict[str, Any]:
         "length": length,
         "return": numbers(np.array([returns]))[0],
         "tasks": B,
-        "episodes": [int((lengths[b] > 0).sum()) for b in range(B)],
+        "episodes": (lengths > 0).sum(axis=1).tolist(),
         "signals": signals,
         "problems": problems,
     }
@@ -108,13 +101,12 @@ def episode_length(run: Run, ref: StageRef, task: int, index: int) -> int:
 
 
 def names_along(run: Run, spec: ArraySpec) -> dict[str, list[str]]:
-    """Return the names and units of the entries along an array's axes, keyed by axis, if they have any."""
+    """Return the names and units of entries along an array's axes, keyed by axis; other axes are omitted."""
     found: dict[str, list[str]] = {}
     for dim, entries in zip(spec.dims[1:], spec.shape, strict=True):
         named: Mapping[str, str] = run.components(dim) if dim in ("observation", "action") else {}
         if len(named) != entries or not named:
-            listed = spec.attributes.get("names", ())
-            units = spec.attributes.get("units", ())
+            listed, units = spec.attributes.get("names", ()), spec.attributes.get("units", ())
             if dim not in ("task_field", "metric") or len(listed) != entries:
                 continue
             named = dict(zip(listed, units or ["1"] * entries, strict=True))
@@ -149,13 +141,18 @@ def _signals(run: Run, ref: StageRef, task: int, index: int, length: int) -> lis
 
 
 def _read(run: Run, ref: StageRef, chunk: StoredFile, task: int | None) -> Array:
-    """Read an array as float64, for one task or all, with NaN after the end of each episode."""
+    """Return an array as float64, for one task or all, with NaN after the end of each episode."""
     tasks = None if task is None else [task]
     spec = run.files.spec(chunk.array)
     _require_modest(spec, tasks)
     values = run.files.read_row(run.record(ref), chunk, tasks)[0].astype(np.float64)
     if spec.dims[1:4] in _BY_STEP:
-        lengths = _lengths(run, ref, tasks)
+        # Lengths are unknown if they were thinned or the run has no rollouts.
+        is_batch = run.stages[ref.stage].output == "EpisodeBatch"
+        rollouts = ref if is_batch else run.stages.in_group("rollouts", ref.iteration, ref.step)
+        lengths = None
+        with suppress(StageMissing):
+            lengths = None if rollouts is None else run.lengths(rollouts)[slice(None) if tasks is None else tasks]
         if lengths is not None and lengths.shape == values.shape[:2]:
             last = lengths[..., None] + (spec.dims[3] == "t_with_final") * (lengths[..., None] > 0)
             values[np.arange(values.shape[2]) >= last] = np.nan
@@ -163,23 +160,10 @@ def _read(run: Run, ref: StageRef, chunk: StoredFile, task: int | None) -> Array
 
 
 def _require_modest(spec: ArraySpec, tasks: Sequence[int] | None) -> None:
-    """Reject reads that would take too much memory. Of a sharded array, only the tasks' own parts are read."""
+    """Raise UsageError if a read would take too much memory. Only the requested tasks of a sharded array are read."""
     parts = 1 if tasks is None or not spec.sharded else spec.shape[0] // len(tasks)
     if spec.raw_bytes > MOST_BYTES * parts:
         raise UsageError(
             f"found an array of {spec.raw_bytes} bytes to read; the page reads at most {MOST_BYTES}. In Python, "
             "metaloom.open_run(...) reads it"
         )
-
-
-def _lengths(run: Run, ref: StageRef, tasks: Sequence[int] | None) -> Array | None:
-    """Return the lengths of an output's episodes; None if they were thinned or there are none."""
-    output = run.stages[ref.stage].output
-    of = ref if output == "EpisodeBatch" else run.stages.in_group("rollouts", ref.iteration, ref.step)
-    if of is None:
-        return None
-    try:
-        lengths = run.lengths(of)
-    except StageMissing:
-        return None
-    return lengths if tasks is None else lengths[[*tasks]]

@@ -1,4 +1,4 @@
-"""Charts of a run as matplotlib figures, drawn without a display."""
+"""Drawing of charts as matplotlib figures, without a display."""
 
 import base64
 import io
@@ -30,25 +30,19 @@ WIDE, NARROW = (8.6, 4.4), (6.4, 3.4)
 # Maximum number of points for markers on a line.
 MARKED_POINTS = 40
 MOST_COLUMNS, MOST_INSIDE = 4, 3
-BESIDE: dict[str, Any] = {
-    "frameon": False,
-    "fontsize": 8,
-    "labelcolor": INK,
-    "loc": "center left",
-    "bbox_to_anchor": (1, 0.5),
-}
-"""Placement of a legend to the right of its chart."""
+BESIDE: dict[str, Any] = dict(frameon=False, fontsize=8, labelcolor=INK, loc="center left", bbox_to_anchor=(1, 0.5))
+"""Arguments that place a legend to the right of its chart."""
 
 
 class Drawing(Figure):
-    """A figure that notebooks show with any backend."""
+    """Matplotlib figure that notebooks display regardless of the backend."""
 
     def _repr_png_(self) -> bytes:
         return rendered(self, "png")
 
 
 def draw(chart: Chart, *, titled_elsewhere: bool = False) -> Drawing:
-    """Draw a chart; omit its note if title and note are shown elsewhere.
+    """Draw a chart as a matplotlib figure, without its note if title and note are shown elsewhere.
 
     Large x values are shown in thousands or millions.
     """
@@ -88,7 +82,7 @@ def _lines(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> None
 
 
 def plot_lines(axes: Axes, x: Array, series: Sequence[Series]) -> None:
-    """Plot lines with their bands, with markers if there are few points."""
+    """Plot lines with their bands, and with markers if there are few points."""
     marker = "o" if len(x) <= MARKED_POINTS else ""
     for line in series:
         if line.band is not None:
@@ -117,9 +111,10 @@ def _points(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> Non
 
 
 def _panel_chart(chart: Chart) -> Drawing:
-    """Draw a chart with several panels that share their axes, up to four in a row."""
-    columns = min(len(chart.panels), MOST_COLUMNS)
-    rows = -(-len(chart.panels) // columns)
+    """Return a chart with several panels that share their axes, up to four in a row."""
+    count = len(chart.panels)
+    columns = min(count, MOST_COLUMNS)
+    rows = -(-count // columns)
     figure = Drawing(figsize=(max(2.5 * columns, 5.0), 2.3 * rows + 0.9), layout="constrained")
     cells = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
     x, unit = _scaled(chart.x)
@@ -127,29 +122,28 @@ def _panel_chart(chart: Chart) -> Drawing:
         plot_lines(axes, x, panel.series)
         axes.set_title(panel.title, fontsize=9.5, color=INK, parse_math=False)
         style(axes)
-    for axes in cells[len(chart.panels) :]:
+    for axes in cells[count:]:
         axes.set_visible(False)
     title = f"{chart.title}\n{_wrapped(chart.note, figure)}" if chart.note else chart.title
     figure.suptitle(title, fontsize=10, color=INK, parse_math=False)
-    for axes in cells[max(len(chart.panels) - columns, 0) : len(chart.panels)]:
+    for axes in cells[count - columns : count]:
         axes.set_xlabel(chart.x_label + unit, fontsize=8.5)
         axes.tick_params(labelbottom=True)
     figure.supylabel(chart.y_label, fontsize=9.5, color=INK)
     handles, labels = _legend(cells[0], chart.panels[0].series, chart.band)
-    look: dict[str, Any] = {"frameon": False, "fontsize": 9, "labelcolor": INK, "ncols": 3}
-    plain_legend(figure, handles, labels, loc="outside lower center", **look)
+    look = {"frameon": False, "fontsize": 9, "labelcolor": INK, "ncols": 3, "loc": "outside lower center"}
+    plain_legend(figure, handles, labels, **look)
     return figure
 
 
 def _layers(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> None:
-    """Draw stacked layers over iterations."""
+    """Plot stacked layers over iterations."""
     values = [np.nan_to_num(layer.values) for layer in series]
     colors = [layer.color for layer in series]
     if len(x) > 1:
         handles: list[Any] = axes.stackplot(x, *values, colors=colors, linewidth=0)
     else:
-        bottom = np.cumsum([np.zeros_like(values[0]), *values[:-1]], axis=0)
-        drawn = zip(colors, values, bottom, strict=True)
+        drawn = zip(colors, values, np.cumsum([np.zeros_like(values[0]), *values[:-1]], axis=0), strict=True)
         handles = [axes.bar(x, value, bottom=base, width=0.4, color=color) for color, value, base in drawn]
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(bottom=0)
@@ -159,8 +153,8 @@ def _layers(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> Non
 
 
 def _bars(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> None:
-    """Draw horizontal bars from top to bottom, each followed by its text."""
-    values, places = np.concatenate([bar.values for bar in series]), np.arange(len(series))
+    """Plot horizontal bars from top to bottom, each followed by its text."""
+    values, places = np.concatenate([bar.values for bar in series]), range(len(series))
     axes.barh(places, values, color=[bar.color for bar in series], height=0.66)
     look: dict[str, Any] = {"va": "center", "fontsize": 9, "color": INK}
     for place, value, text in zip(places, values, chart.texts, strict=True):
@@ -173,7 +167,7 @@ def _bars(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> None:
 
 
 def plain_legend(owner: Axes | Figure, handles: Sequence[Any], labels: Sequence[str], **look: Any) -> None:
-    """Add a legend that shows labels literally: "$" does not start mathematics, and a leading "_" hides nothing."""
+    """Add a legend that shows labels literally: "$" does not start math mode, and a leading "_" hides nothing."""
     legend = owner.legend(handles, [str(place) for place in range(len(labels))], **look)
     for text, label in zip(legend.get_texts(), labels, strict=True):
         text.set_parse_math(False)
@@ -192,7 +186,7 @@ def style(axes: Axes) -> None:
 
 
 def rendered(figure: Figure, kind: str, dpi: int = 160) -> bytes:
-    """Return a figure as PNG (sharp on high-resolution screens), SVG, or PDF with fonts that journals accept."""
+    """Return the bytes of a figure as PNG, SVG, or PDF with fonts that journals accept."""
     buffer = io.BytesIO()
     # Without a date and with fixed ids, the same run gives the same file.
     metadata: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {"Software": None})
@@ -207,7 +201,7 @@ def svg_data_uri(figure: Figure) -> str:
 
 
 def _wrapped(note: str, figure: Figure) -> str:
-    """Return a note broken into lines that fit above the figure's axes."""
+    """Return a note with line breaks, so that it fits above the figure's axes."""
     return textwrap.fill(note, int(14 * figure.get_figwidth()))
 
 
@@ -221,14 +215,13 @@ def _scaled(x: Array) -> tuple[Array, str]:
 
 
 def check_plot_file(path: Path) -> None:
-    """Check that a plot can be written to a file, before any work is done."""
+    """Raise UsageError if a plot cannot be written to this file."""
     if path.suffix not in (".png", ".svg", ".pdf") or not path.absolute().parent.is_dir() or path.is_dir():
         raise UsageError(f"found plot file {str(path)!r}; required a .png, .svg or .pdf file in a folder that exists")
 
 
 def write_plot(path: Path, figure: Figure) -> None:
-    """Write a figure as PNG, SVG or PDF, depending on the file's suffix."""
-    with system_errors(
-        path, required="free space and permission to write a plot", action="Free space, or choose another file"
-    ):
+    """Write a figure as PNG, SVG or PDF, depending on the suffix of the path."""
+    needed = "free space and permission to write a plot"
+    with system_errors(path, required=needed, action="Free space, or choose another file"):
         path.write_bytes(rendered(figure, path.suffix[1:]))

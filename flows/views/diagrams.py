@@ -1,28 +1,27 @@
-"""Diagrams of a graph's stages as text, as a Mermaid flowchart, or as an SVG of stacked boxes and arrows."""
+"""Diagrams of a graph's stages: text, a Mermaid flowchart, or an SVG of stacked boxes and arrows."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from metaloom.flows.graph.tables import graph_of
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.edges import Word
-from metaloom.pipeline.dataflow.graph import WITNESS, Graph
+from metaloom.pipeline.dataflow.graph import WITNESS
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.dataflow.stage import Stage
 
 _SIDE, _NARROW, _BOX, _GAP, _LINE = 330, 20, 170, 34, 15
+SAME, BEFORE, ALL_SO_FAR, LATEST = "", "iteration before", "all so far", "last iterations"
+_WHICH: Mapping[Word, str] = {
+    **{"this_step": SAME, "last_step": "step before", "every_step": "every step", "steps_so_far": "steps so far"},
+    **{"last_iteration": BEFORE, "last_iterations": LATEST, "since_start": ALL_SO_FAR},
+}
 
 
 @dataclass(frozen=True)
 class Box:
-    """A box in a drawing.
-
-    Attributes:
-        title: Title, shown in bold.
-        lines: Lines of text below the title.
-        link: URL that a click opens; empty for none.
-    """
+    """Box with a bold title above lines of text. Clicking it opens `link`, unless that is empty."""
 
     title: str
     lines: tuple[str, ...]
@@ -31,13 +30,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Arrow:
-    """An arrow between boxes, drawn on the right if it leads down and on the left if it leads up.
-
-    Attributes:
-        source, target: Indices of the boxes.
-        label: Text beside it.
-        dashed: True for a dashed line.
-    """
+    """Arrow between two boxes, given by their indices. It is drawn on the right if it points down, else on the left."""
 
     source: int
     target: int
@@ -46,12 +39,12 @@ class Arrow:
 
     @property
     def leads_down(self) -> bool:
-        """True if it leads to a later box."""
+        """True if the arrow points to a later box."""
         return self.source < self.target
 
 
 def draw(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> str:
-    """Return an SVG with the boxes from top to bottom, connected by the arrows."""
+    """Return an SVG of the boxes from top to bottom, connected by the arrows."""
     height = 10 + _LINE * (1 + max((len(box.lines) for box in boxes), default=0))
     left = _NARROW if all(arrow.leads_down for arrow in arrows) else _SIDE
     # Arrows without labels need room only for their apexes.
@@ -60,9 +53,7 @@ def draw(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> str:
     full = len(boxes) * (height + _GAP) + 20
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{full}" viewBox="0 0 {width} {full}" '
-        'font-family="sans-serif" font-size="11">'
-    )
-    marker = (
+        'font-family="sans-serif" font-size="11">\n'
         '<defs><marker id="head" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0 8 4 0 8z" fill="#57606a"/></marker></defs>'
     )
@@ -70,7 +61,7 @@ def draw(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> str:
     drawn = (_box(box, left, n * (height + _GAP) + 10, height) for n, box in enumerate(boxes))
     # Draw labels after the lines, so that no line crosses them.
     lines, labels = (line for line, _ in arcs), (label for _, label in arcs if label)
-    return "\n".join([head, marker, *lines, *labels, *drawn, "</svg>"]) + "\n"
+    return "\n".join([head, *lines, *labels, *drawn, "</svg>"]) + "\n"
 
 
 def _box(box: Box, x: int, y: int, height: int) -> str:
@@ -108,24 +99,13 @@ def _arc(arrow: Arrow, n: int, left: int, height: int) -> tuple[str, str]:
 
 
 def _reach(arrow: Arrow) -> int:
-    """Return the horizontal offset of the arrow's control points."""
+    """Return the horizontal offset of an arrow's control points."""
     return min(30 + 34 * abs(arrow.target - arrow.source), _SIDE - 100)
-
-
-SAME, BEFORE, EARLIER_STEP, ALL_SO_FAR = "", "iteration before", "step before", "all so far"
-EVERY_STEP, STEPS, LATEST = "every step", "steps so far", "last iterations"
 
 
 @dataclass(frozen=True)
 class DrawnEdge:
-    """An input of a stage, drawn as an arrow.
-
-    Attributes:
-        source: Stage that computes the input.
-        target: Stage that reads the input.
-        name: Argument name in the target.
-        which: Which of the source's outputs are read: one of the constants above.
-    """
+    """Input of a stage, drawn as an arrow: source, target, argument name, and which outputs of the source are read."""
 
     source: str
     target: str
@@ -133,31 +113,43 @@ class DrawnEdge:
     which: str
 
     @property
+    def is_earlier(self) -> bool:
+        return self.which in (BEFORE, ALL_SO_FAR, LATEST)
+
+    @property
     def label(self) -> str:
-        """Label in a diagram: the name, and which outputs are read."""
+        """Label of the arrow: the argument name, and which outputs are read."""
         return f"{self.name}, {self.which}" if self.which else self.name
 
 
 @dataclass(frozen=True)
 class Diagram:
-    """The stages of a run in data-flow order, and their inputs."""
+    """Stages of a run in data-flow order, and their inputs."""
 
     stages: tuple[Stage, ...]
     edges: tuple[DrawnEdge, ...]
 
 
 def diagram_of(config: RunConfig) -> Diagram:
-    """Return the diagram of a run with this configuration, without stages that the run never reaches."""
+    """Return the diagram of a run with this configuration, excluding stages that the run never reaches."""
     graph = graph_of(config)
     # The first two iterations and one with an evaluation include every stage.
     reached = {ref.stage for i in (0, 1, (config.evaluation.every or 1) - 1) for ref in graph.order(config, i)}
     stages = tuple(stage for stage in graph.stages if stage.name in reached)
-    edges = dict.fromkeys(edge for stage in stages for edge in _edges(graph, config, stage) if edge.source in reached)
-    return Diagram(stages, tuple(edges))
+    edges: dict[DrawnEdge, None] = {}
+    for stage in stages:
+        for name, edge in stage.edges.items():
+            sources = graph.sources(graph.edges[edge])
+            edges |= {DrawnEdge(source, stage.name, name, _WHICH[found.word]): None for source, found in sources}
+        for name in WITNESS if config.env.witness and stage.ends_iteration else ():
+            wanted = graph.inputs(config, stage.at(0)).get(name)
+            if isinstance(wanted, StageRef):
+                edges[DrawnEdge(wanted.stage, stage.name, name, SAME)] = None
+    return Diagram(stages, tuple(edge for edge in edges if edge.source in reached))
 
 
 def as_text(diagram: Diagram) -> str:
-    """Return a text table of the stages: frequency, inputs with their sources, and output."""
+    """Return a text table of the stages, with their frequency, inputs, sources of inputs, and output."""
     rows = [("stage", "", "reads", "gives")]
     for stage in diagram.stages:
         sources: dict[str, list[str]] = {}
@@ -168,7 +160,7 @@ def as_text(diagram: Diagram) -> str:
             name, words, output = ("", "", "") if n else (stage.name, stage.per.words, stage.output.__name__)
             rows.append((name, words, read, output))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
     return "\n".join(lines) + "\n"
 
 
@@ -177,40 +169,16 @@ def as_mermaid(diagram: Diagram) -> str:
     lines = ["flowchart TD"]
     lines += [f'    {stage.name}["{stage.name}<br/><small>{stage.per.words}</small>"]' for stage in diagram.stages]
     for edge in diagram.edges:
-        arrow = "-.->" if edge.which in (BEFORE, ALL_SO_FAR, LATEST) else "-->"
+        arrow = "-.->" if edge.is_earlier else "-->"
         lines.append(f'    {edge.source} {arrow}|"{edge.label}"| {edge.target}')
     return "\n".join(lines) + "\n"
 
 
 def as_svg(diagram: Diagram) -> str:
-    """Return an SVG of the stages from top to bottom. Arcs on the left lead up, from earlier iterations."""
+    """Return an SVG with the stages from top to bottom. Arcs on the left come from earlier iterations."""
     places = {stage.name: n for n, stage in enumerate(diagram.stages)}
-    arrows = [
-        Arrow(places[edge.source], places[edge.target], edge.label, dashed=edge.which in (BEFORE, ALL_SO_FAR, LATEST))
-        for edge in diagram.edges
-    ]
+    arrows = [Arrow(places[e.source], places[e.target], e.label, dashed=e.is_earlier) for e in diagram.edges]
     return draw([Box(stage.name, (stage.per.words,)) for stage in diagram.stages], arrows)
 
 
 FORMATS: Mapping[str, Callable[[Diagram], str]] = {"text": as_text, "mermaid": as_mermaid, "svg": as_svg}
-
-
-_WHICH: Mapping[Word, str] = {
-    "this_step": SAME,
-    "last_step": EARLIER_STEP,
-    "every_step": EVERY_STEP,
-    "steps_so_far": STEPS,
-    "last_iteration": BEFORE,
-    "last_iterations": LATEST,
-    "since_start": ALL_SO_FAR,
-}
-
-
-def _edges(graph: Graph, config: RunConfig, stage: Stage) -> Iterator[DrawnEdge]:
-    for name, edge in stage.edges.items():
-        for source, found in graph.sources(graph.edges[edge]):
-            yield DrawnEdge(source, stage.name, name, _WHICH[found.word])
-    for name in WITNESS if config.env.witness and stage.ends_iteration else ():
-        wanted = graph.inputs(config, stage.at(0)).get(name)
-        if isinstance(wanted, StageRef):
-            yield DrawnEdge(wanted.stage, stage.name, name, SAME)

@@ -1,4 +1,4 @@
-"""Per-iteration learning history of a run, as its charts show it. Does not import torch."""
+"""Per-iteration learning history of a run, for its charts. Does not import torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,23 +14,23 @@ from metaloom.storage import Run, StageRef, argument
 from metaloom.storage.progress import Progress, unseen
 
 _BLOCK = 200
-"""Number of iterations whose episode tables are in memory at once."""
+"""Number of iterations whose episode tables are in memory at the same time."""
 STEPS = "environment steps"
 _TOLD_EVERY = 1000
-"""Number of records between two progress reports."""
+"""Number of records between progress reports."""
 
 
 @dataclass(frozen=True)
 class RunHistory:
-    """Learning history of a run, one row per complete iteration.
+    """Learning history of a run, with one entry per complete iteration.
 
     Attributes:
         iterations: Iteration indices, [I].
         metrics: Metrics keyed by name, [I] float64 each; NaN if an iteration lacks a metric.
-        task_returns: Mean episode return per inner step and task, [I, K+1, B].
-        by_class: Per-class returns of each inner step, for each of the I iterations; empty without classes.
+        task_returns: Mean episode return per iteration, inner step and task, [I, K+1, B].
+        by_class: Per-class returns at each inner step, for each of the I iterations; empty without classes.
         task_classes: Class index of each task, [I, B]; None without classes.
-        classes: Task classes of the environment.
+        classes: Task classes of the environment; None if it declares none.
     """
 
     iterations: Array
@@ -42,12 +42,12 @@ class RunHistory:
 
     @property
     def env_steps(self) -> Array | None:
-        """Environment steps up to the end of each iteration, [I]; None if the stages do not count them."""
+        """Total environment steps at the end of each iteration, [I]; None if the stages do not count them."""
         return self.metrics.get("env_steps")
 
     @property
     def axis(self) -> tuple[Array, str]:
-        """Values of the charts' x axis, [I], and its label."""
+        """Values of the charts' x axis, [I], and its label: environment steps if counted, otherwise iterations."""
         return (self.iterations, "iteration") if self.env_steps is None else (self.env_steps, STEPS)
 
     @property
@@ -56,7 +56,7 @@ class RunHistory:
         return self.task_returns.shape[1] - 1
 
     def followed_by(self, newer: "RunHistory") -> "RunHistory":
-        """Return this history followed by that of later iterations."""
+        """Return this history extended by the history of later iterations."""
         both = [(history.metrics, np.full(len(history.iterations), np.nan)) for history in (self, newer)]
         names = {**self.metrics, **newer.metrics}
         return replace(
@@ -72,7 +72,7 @@ class RunHistory:
 
 
 def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progress: Progress = unseen) -> RunHistory:
-    """Read a run's learning history from its tables, for the given complete iterations (by default, all)."""
+    """Return a run's learning history for these complete iterations (by default, all), read from its tables."""
     # Read once, since a run may grow in the meantime.
     chosen = run.iterations if iterations is None else iterations
     if not chosen:
@@ -106,17 +106,16 @@ def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progre
 
 
 def evaluation_after(run: Run, iteration: int, env_steps: float | None = None) -> tuple[float, Evaluation] | None:
-    """Return the environment steps up to an iteration and the evaluation after it; None if there is no evaluation."""
+    """Return the environment steps at the end of an iteration and the evaluation after it; None if there is none."""
     ref = run.stages.in_group("evaluation", iteration)
     if ref is None or not run.contains(ref):
         return None
-    if env_steps is None:
-        env_steps = run[iteration].metrics().get("env_steps", float("nan"))
-    return env_steps, run[iteration].evaluation()
+    steps = run[iteration].metrics().get("env_steps", float("nan")) if env_steps is None else env_steps
+    return steps, run[iteration].evaluation()
 
 
 def stage_seconds(run: Run, num_iterations: int, on_progress: Progress = unseen) -> dict[StageRef, Array]:
-    """Return the wall seconds of each stage, [I] each, in execution order, keyed by its ref in iteration 0."""
+    """Return the wall seconds of each stage, [I] each, keyed by its ref in iteration 0, in execution order."""
     # The stage that initializes the learner is not part of an iteration.
     refs = [ref for ref in run.refs() if ref.stage != run.stages.first and ref.iteration < num_iterations]
     seconds: dict[StageRef, Array] = {}

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages of text, tables, and images or script-drawn charts."""
+"""Self-contained HTML pages with text, tables, and images or charts that a script draws."""
 
 import base64
 import gzip
@@ -16,18 +16,6 @@ from metaloom.flows.views.series import Chart, chart_data
 
 _VIEWER = Path(__file__).parents[1] / "viewer" / "static"
 _REPORT = Path(__file__).parent / "static" / "report.js"
-
-
-def plotly_file() -> Path:
-    """Return the path of plotly.min.js, without importing plotly."""
-    found = importlib.util.find_spec("plotly")
-    if found is not None and found.origin is not None:
-        file = Path(found.origin).parent / "package_data" / "plotly.min.js"
-        if file.exists():
-            return file
-    raise ExtraMissing("view", "plotly with its plotly.min.js")
-
-
 # Enforced by the browser: no network, no scripts, images only from the page itself.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
@@ -43,16 +31,19 @@ report RUN --static. </p>
 """.strip()
 
 
+def plotly_file() -> Path:
+    """Return the path of the installed plotly.min.js, without importing plotly."""
+    found = importlib.util.find_spec("plotly")
+    if found is not None and found.origin is not None:
+        file = Path(found.origin).parent / "package_data" / "plotly.min.js"
+        if file.exists():
+            return file
+    raise ExtraMissing("view", "plotly with its plotly.min.js")
+
+
 @dataclass(frozen=True)
 class Picture:
-    """An image with a text alternative.
-
-    Attributes:
-        source: Data URI of the image.
-        alternative: Text for screen readers.
-        caption: Caption; empty for none.
-        enlarged: True if the image fills the width of its container.
-    """
+    """Image in a page: data URI, text for screen readers, caption, and True to fill the width of the container."""
 
     source: str
     alternative: str
@@ -68,13 +59,11 @@ class Page:
     """Content of a page as plain text, which is escaped when the page is rendered.
 
     Attributes:
-        title: Heading and window title.
-        subtitle: Line below the title.
+        title, subtitle: Heading, which is also the window title, and the line below it.
         tiles: Names and values of the key figures at the top.
         main_figure: Figure that spans the page.
         sections: Headings and their figures, in order.
-        tables: Tables of names and values, keyed by heading; folded unless in `unfolded`.
-        unfolded: Headings of the tables that are shown open.
+        tables: Tables of names and values, keyed by heading; folded unless the heading is in `unfolded`.
         plotly: Source text of plotly.js, which draws the charts; empty for a page with images and no scripts.
     """
 
@@ -88,10 +77,9 @@ class Page:
     plotly: str = ""
 
     def html(self) -> str:
-        """Return the page as an HTML document."""
-        tiles = (
-            f'<div class="tile"><b>{escape(value)}</b><span>{escape(what)}</span></div>' for what, value in self.tiles
-        )
+        """Render the page as an HTML document."""
+        tile = '<div class="tile"><b>{}</b><span>{}</span></div>'
+        tiles = (tile.format(escape(value), escape(what)) for what, value in self.tiles)
         sections = (
             f'<h2>{escape(heading)}</h2>\n<div class="grid">{"".join(map(_figure, figures))}</div>'
             for heading, figures in self.sections

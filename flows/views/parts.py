@@ -23,18 +23,16 @@ _PROSE_WIDTH = 30
 
 
 class FittedTable(Table):
-    """A table that drops columns until it fits the width, so that no word is broken.
+    """Table that drops columns until it fits the width, so that no word is broken.
 
-    Attributes:
-        drop: Names of columns to drop, the least important first.
-        prose: Names of columns whose text wraps between words.
+    The columns in `drop` are dropped in order; the text of the columns in `prose` wraps between words.
     """
 
     drop: Sequence[str] = ()
     prose: Sequence[str] = ()
 
     def add_row(self, *cells: Any, style: Any = None, end_section: bool = False) -> None:
-        """Add a row of values, each converted to text."""
+        """Add a row of values, each of which is converted to text."""
         super().add_row(*map(as_text, cells), style=style, end_section=end_section)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -50,7 +48,7 @@ class FittedTable(Table):
         yield self._with_columns(kept, no_wrap=fits, max_width=None)
 
     def _with_columns(self, kept: Sequence[Column], *, no_wrap: bool, max_width: int | None) -> "FittedTable":
-        """Return a copy with only these columns; `max_width` is the width of prose columns, which always wrap."""
+        """Return a copy with only these columns; prose columns always wrap and have at most this width."""
         table = copy(self)
         table.drop, table.columns = (), []
         for n, column in enumerate(kept):
@@ -63,7 +61,7 @@ class FittedTable(Table):
 def new_table(
     *columns: str, rows: Iterable[Iterable[object]] = (), drop: Sequence[str] = (), prose: Sequence[str] = ()
 ) -> FittedTable:
-    """Return a table without a frame. Columns whose names start with ">" are right-aligned; see FittedTable."""
+    """Return a FittedTable without a frame. Columns whose names start with ">" are right-aligned."""
     table = FittedTable(box=_HEAD, pad_edge=False, title_justify="left", caption_justify="left")
     table.drop, table.prose = drop, prose
     for name in columns:
@@ -85,17 +83,17 @@ def fact_grid(rows: Iterable[tuple[str, object]]) -> Table:
 
 
 def heading(text: str) -> Text:
-    """Return a heading: an empty line and a bold line."""
+    """Return a bold heading below an empty line."""
     return Text(f"\n{printable(text)}", "bold")
 
 
 def optional(value: float | None) -> str:
-    """Format a number, or a dash for None."""
+    """Format a number, or return a dash for None."""
     return "-" if value is None else number(value)
 
 
 def as_text(value: object, style: str = "") -> Text:
-    """Convert a value to text, so that rich does not read [brackets] in a string as markup."""
+    """Convert a value to rich text, in which [brackets] are not read as markup."""
     if isinstance(value, Text):
         return Text.assemble(value, style=style) if style else value
     return Text(printable(value), style)

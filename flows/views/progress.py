@@ -1,4 +1,4 @@
-"""Progress of training: one line or JSON object per iteration, and a live panel in a terminal."""
+"""Progress of training: a line or JSON object per iteration, and a live panel in a terminal."""
 
 import json
 import math
@@ -49,7 +49,7 @@ SPARKS = "▁▂▃▄▅▆▇█"
 def progress(
     mode: ProgressMode = "auto", *, stop: Stop | None = None, out: TextIO | None = None
 ) -> Generator[Observer, None, None]:
-    """Yield an Observer that reports to `out` during the block.
+    """Within the block, provide an Observer that reports to `out`.
 
     Args:
         mode: auto: a short line per iteration above a live panel if `out` is a terminal, otherwise as plain; plain: one
@@ -81,7 +81,7 @@ def progress(
 
 
 class _PanelConsole(Console):
-    """A console that ignores a closed terminal, which would end rich's thread or the process."""
+    """Console that ignores a closed terminal, which would end rich's thread or the process."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -94,7 +94,7 @@ def is_live(console: Console) -> bool:
 
 @dataclass
 class Pace:
-    """Estimates the seconds per iteration and the remaining time.
+    """Estimator of the seconds per iteration and the remaining time.
 
     It uses the median of recent iterations, since the first one includes setup and times vary.
     """
@@ -103,38 +103,36 @@ class Pace:
     last_elapsed: float = 0.0
 
     def add(self, report: IterationReport) -> None:
-        """Count a completed iteration."""
         self.recent.append(report.elapsed_seconds - self.last_elapsed)
         self.last_elapsed = report.elapsed_seconds
 
     @property
     def seconds_per_iteration(self) -> float:
-        """Median wall seconds of recent iterations."""
+        """Median duration of recent iterations in seconds."""
         return median(self.recent)
 
     def seconds_left(self, report: IterationReport) -> float:
-        """Return the estimated wall seconds until the end of the run."""
+        """Return the estimated time until the end of the run in seconds."""
         return self.seconds_per_iteration * (report.iterations - report.iteration - 1)
 
 
 class TrainingPanel:
-    """Live panel, rendered repeatedly by rich while training runs in another thread."""
+    """Live panel that rich renders repeatedly while training runs in another thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+        self._clock, self._pace = clock, Pace()
         self._began: float | None = clock()
-        self._pace = Pace()
         self._stage: tuple[StageRef, float] | None = None
         self._report: IterationReport | None = None
         self._after: deque[float] = deque(maxlen=SPARKLINE_WIDTH)
         self._evaluation = ""
 
     def stage_started(self, ref: StageRef, seconds_ago: float = 0.0) -> None:
-        """Show a stage as the current one, with its elapsed seconds."""
+        """Show the stage that is running, which began `seconds_ago`."""
         self._stage = (ref, self._clock() - seconds_ago)
 
     def iteration_done(self, report: IterationReport) -> None:
-        """Show the iteration's returns and speed."""
+        """Show the returns and speed of a completed iteration."""
         self._pace.add(report)
         self._report = report
         if report.evaluation_returns:
@@ -145,18 +143,23 @@ class TrainingPanel:
             self._after.append(returns[-1])
 
     def __rich__(self) -> RenderableType:
-        """Render the panel."""
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", min_width=9)
         grid.add_column()
-        for name, content in self.rows():
-            grid.add_row(name, content)
+        for row in self.rows():
+            grid.add_row(*row)
         return grid
 
     def rows(self) -> Iterator[tuple[str, RenderableType]]:
-        """Yield the name and content of each row."""
+        """Yield the name and content of each row in the panel."""
         stage, report = self._stage, self._report
-        yield "iteration", self._iteration(stage, report)
+        if report is None:
+            yield "iteration", f"{stage[0].iteration} under way" if stage else "starting"
+        else:
+            done, total = report.iteration + 1, report.iterations
+            row = Table.grid(padding=(0, 2))
+            row.add_row(f"{done} of {total} done", ProgressBar(total, done, width=30), f"{100 * done / total:.0f} %")
+            yield "iteration", row
         if stage is not None and not _finished(report):
             yield "stage", f"{stage_name(stage[0])}  {self._clock() - stage[1]:.1f} s"
         if report is not None:
@@ -174,30 +177,18 @@ class TrainingPanel:
                 elapsed += f"   {duration(self._pace.seconds_left(report))} left"
             yield "time", elapsed
 
-    def _iteration(self, stage: tuple[StageRef, float] | None, report: IterationReport | None) -> RenderableType:
-        if report is None:
-            return f"{stage[0].iteration} under way" if stage else "starting"
-        done, total = report.iteration + 1, report.iterations
-        row = Table.grid(padding=(0, 2))
-        row.add_row(f"{done} of {total} done", ProgressBar(total, done, width=30), f"{100 * done / total:.0f} %")
-        return row
-
 
 class PlainLines:
-    """Formats iterations as lines of text."""
+    """Callable that formats each iteration as a line of text with the estimated remaining time."""
 
     def __init__(self) -> None:
         self._pace = Pace()
 
     def __call__(self, report: IterationReport) -> str:
-        """Return the line of an iteration."""
         self._pace.add(report)
-        parts = [
-            iteration_text(report).plain,
-            *([f"by class: {classes_text(report.class_returns)}"] if report.class_returns else []),
-            speed(report.steps_per_second),
-            f"{self._pace.recent[-1]:.2f} s",
-        ]
+        parts = [iteration_text(report).plain]
+        parts += [f"by class: {classes_text(report.class_returns)}"] if report.class_returns else []
+        parts += [speed(report.steps_per_second), f"{self._pace.recent[-1]:.2f} s"]
         if report.evaluation_returns:
             parts.append(f"evaluation {_evaluation_text(report.evaluation_returns)}")
         if not _finished(report):
@@ -206,7 +197,7 @@ class PlainLines:
 
 
 def sparkline(values: "deque[float]") -> str:
-    """Return values as a string of bars with eight heights; empty for fewer than two values."""
+    """Return a string of bars with eight heights, one per value; empty for fewer than two values."""
     if len(values) < 2:
         return ""
     low, high = min(values), max(values)
@@ -215,7 +206,7 @@ def sparkline(values: "deque[float]") -> str:
 
 
 def json_line(report: IterationReport) -> str:
-    """Format an iteration as one JSON object."""
+    """Format an iteration as a JSON object on one line."""
     return json.dumps(
         {
             **asdict(report),
@@ -235,7 +226,7 @@ def iteration_text(report: IterationReport) -> Text:
 
 
 def returns_text(report: IterationReport, prefix: str = "") -> Text:
-    """Format returns before and after adaptation, of a trial's first and last episodes, and success rates, if any."""
+    """Format the returns before and after adaptation, with trial returns and success rates if available."""
     returns = adaptation_returns(report.metrics)
     if not returns:
         return Text(f"{prefix}unknown")
@@ -259,17 +250,12 @@ def _finished(report: IterationReport | None) -> bool:
 def sweep_progress(
     num_runs: int, num_done: int, mode: ProgressMode = "auto", *, stop: Stop | None = None, out: TextIO | None = None
 ) -> Generator[SweepObserver, None, None]:
-    """Yield a SweepObserver that reports to `out` (standard output if None) during the block."""
+    """Within the block, provide a SweepObserver that reports to `out` (standard output if None)."""
     stream, stop = sys.stdout if out is None else out, stop or Stop()
     console = Console(file=stream, highlight=False)
     if mode == "auto" and is_live(console):
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        bars = Progress(*columns, TextColumn("{task.fields[last]}", markup=False), console=console)
+        name, last = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[last]"))
+        bars = Progress(name, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), last, console=console)
         with stop.drawn_in(console), Live(Group(bars, stop), console=console, refresh_per_second=10):
             shown = _Bars(bars, num_runs, num_done)
             yield SweepObserver(shown.begun, shown.iteration_done, shown.ended, stop)
@@ -279,7 +265,7 @@ def sweep_progress(
 
 
 class _Lines:
-    """Reports the runs of a sweep as lines of text or JSON."""
+    """Reporter of the runs in a sweep as lines of text or JSON."""
 
     def __init__(self, stream: TextIO, num_runs: int, num_done: int, *, as_json: bool) -> None:
         self._stream, self._as_json = stream, as_json
@@ -288,16 +274,13 @@ class _Lines:
         self._reports: dict[str, IterationReport] = {}
 
     def begun(self, run: PlannedRun) -> None:
-        """Report that a run begins."""
         self._began[run.name] = time.monotonic()
         self._write({"run": run.name, "state": "training"}, f"{run.name}  begins")
 
     def iteration_done(self, run: PlannedRun, report: IterationReport) -> None:
-        """Remember the newest iteration of a run."""
         self._reports[run.name] = report
 
     def ended(self, outcome: RunOutcome) -> None:
-        """Report how a run ended, and the number of complete runs."""
         name, report = outcome.run.name, self._reports.get(outcome.run.name)
         self._ended += outcome.ending == "complete"
         seconds = time.monotonic() - self._began[name]
@@ -316,7 +299,7 @@ class _Lines:
 
 
 class _Bars:
-    """Shows a progress bar for the sweep and one for each run in training."""
+    """Progress bars for the sweep and for each run in training."""
 
     def __init__(self, bars: Progress, num_runs: int, num_done: int) -> None:
         self._bars = bars
@@ -324,18 +307,15 @@ class _Bars:
         self._tasks: dict[str, TaskID] = {}
 
     def begun(self, run: PlannedRun) -> None:
-        """Show a bar for a run."""
         self._tasks[run.name] = self._bars.add_task(printable(run.name), total=None, last="")
 
     def iteration_done(self, run: PlannedRun, report: IterationReport) -> None:
-        """Advance the bar of a run."""
         returns = adaptation_returns(report.metrics)
         last = f"return {number(returns[-1])}" if returns else ""
         task = self._tasks[run.name]
         self._bars.update(task, total=report.iterations, completed=report.iteration + 1, last=last)
 
     def ended(self, outcome: RunOutcome) -> None:
-        """Remove the bar of a run."""
         self._bars.remove_task(self._tasks.pop(outcome.run.name))
         if outcome.ending == "complete":
             self._bars.advance(self._all)

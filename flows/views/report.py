@@ -1,4 +1,4 @@
-"""A run's report: the learning curve as an image, and a page of charts and settings."""
+"""Report of a run: the learning curve as an image, and a page of charts and settings."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ from metaloom.storage.progress import Progress, unseen
 FigureFormat = Literal["svg", "pdf"]
 CLASS_TABLE = "Returns of the last iteration by class of task, ± standard error over tasks"
 ABOUT_ENV = ("components", "task_classes")
-"""Names of recorded facts that describe the environment itself."""
+"""Names of the recorded facts that describe the environment."""
 
 
 @dataclass(frozen=True)
 class ReportFiles:
-    """Files of a report."""
+    """Paths of the files in a report."""
 
     png: Path
     html: Path
@@ -46,7 +46,7 @@ class ReportFiles:
 def write_report(
     run: Run, out: Path, *, static: bool = False, film: Picture | None = None, on_progress: Progress = unseen
 ) -> ReportFiles:
-    """Write learning_curve.png and report.html to a folder, creating it if needed; return their paths."""
+    """Write learning_curve.png and report.html to a folder, which is created if needed, and return their paths."""
     require_settings(run)
     # Progress counts one table of episodes per iteration, and one record per stage.
     tables, records = len(run.iterations), len(run.refs())
@@ -61,7 +61,7 @@ def write_report(
 
 
 def write_figures(run: Run, out: Path, kind: FigureFormat) -> list[Path]:
-    """Write each chart of a run to a folder as NAME.svg or NAME.pdf; return the files."""
+    """Write each chart of a run to a folder as NAME.svg or NAME.pdf, and return the paths."""
     require_settings(run)
     files = {out / f"{chart.name}.{kind}": charts.draw(chart) for chart in run_charts(run, load_history(run))}
     out.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def write_figures(run: Run, out: Path, kind: FigureFormat) -> list[Path]:
 
 
 def learning_curve(name: str, history: RunHistory) -> charts.Drawing:
-    """Draw average returns before and after adaptation over training."""
+    """Plot the average returns before and after adaptation over training."""
     return charts.draw(learning_chart(name, history))
 
 
@@ -83,7 +83,7 @@ def report_page(
     static: bool = False,
     film: Picture | None = None,
 ) -> Page:
-    """Return the report page of a run; `seconds` is as in `run_charts`, `static` and `film` as in `write_report`."""
+    """Return the report page of a run; the other arguments are as in `run_charts` and `write_report`."""
     seconds = stage_seconds(run, len(history.iterations)) if seconds is None else seconds
     shown = run_charts(run, history, seconds)
 
@@ -150,22 +150,18 @@ def _tiles(run: Run, history: RunHistory, stage_seconds: Mapping[StageRef, Array
     returns, statistic = headline_returns(drawn, history.by_class[-1] if history.by_class else ())
     compute = sum(float(np.nansum(seconds)) for seconds in stage_seconds.values())
     last = history.last_step
-    shown = (
-        {f"last return {adaptation_label(k, last)}, {statistic}": returns[k] for k in (0, last)}
-        if last
-        else {f"last return, {statistic}": returns[0]}
-    )
+    labels = {k: f"last return {adaptation_label(k, last)}" if last else "last return" for k in (0, last)}
     return [
         ("iterations done", f"{len(history.iterations):,} of {run.capacity:,}"),
         *([] if history.env_steps is None else [(STEPS, count(float(history.env_steps[-1])))]),
-        *((what, number(value)) for what, value in shown.items()),
+        *((f"{label}, {statistic}", number(returns[k])) for k, label in labels.items()),
         ("computing time (h:mm:ss)", duration(compute)),
         ("on disk", size(run.files.num_bytes())),
     ]
 
 
 class Plots:
-    """Draws the charts of `metaloom report` as matplotlib figures, which notebooks display.
+    """Charts of `metaloom report` as matplotlib figures, which notebooks display.
 
     Each chart has a method of the same name, such as `learning_curve()`. If the run does not have the chart, it raises
     a UsageError that lists the available charts.
@@ -178,11 +174,11 @@ class Plots:
         return f"Plots({self._run.location}: {', '.join(self.names())})"
 
     def names(self) -> list[str]:
-        """Return the names of the charts that the run has."""
+        """Return the names of the charts that are available for the run."""
         return [*self._charts()] if self._run.iterations else []
 
     def draw(self, name: str) -> charts.Drawing:
-        """Draw the chart with this name."""
+        """Plot the chart with this name."""
         known = self._charts()
         if name not in known:
             raise UsageError(f"{self._run.location}: found no chart {name!r}; required one of {', '.join(known)}")

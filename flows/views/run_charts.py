@@ -1,4 +1,4 @@
-"""All charts of a run as data, defined once for the report, the viewer, files and notebooks."""
+"""All charts of a run as data, for the report, the viewer, files and notebooks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -49,15 +49,15 @@ BALANCED_NOTE = "line: mean of the per-class means, with equal weights; band: ±
 INTERVAL_NOTE = "lines: averages over tasks of the mean test return; bands: 95 % bootstrap intervals"
 INTERVAL = "95 % bootstrap interval"
 MOST_ITERATIONS, MOST_POINTS = 100, 20_000
-"""Maximum number of iterations and of points in charts of single tasks."""
-SECTIONS = (
-    "Return", "Trials", "By class of task", "Tasks", "Success", "Evaluation", "Optimization", "Time",
-)  # fmt: skip
-"""Headings of the charts, in page order."""
+"""Maximum number of iterations, and of points, in charts of single tasks."""
+SECTIONS = ("Return", "Trials", "By class of task", "Tasks", "Success", "Evaluation", "Optimization", "Time")
+"""Headings of groups of charts, in page order."""
+COLORS = (AFTER, BEFORE, *BETWEEN, INK)
+MOST_PAIRS = 12
 
 
 def run_charts(run: Run, history: RunHistory, seconds: Mapping[StageRef, Array] | None = None) -> list[Chart]:
-    """Return all charts of a run, in page order; `seconds` is the result of `stage_seconds`, by default computed."""
+    """Return all charts of a run, in page order; `seconds` is the result of `stage_seconds`, computed if None."""
     steps = np.full(len(history.iterations), np.nan) if history.env_steps is None else history.env_steps
     each = zip(history.iterations.tolist(), steps.tolist(), strict=True)
     read = ((i, evaluation_after(run, i, env_steps)) for i, env_steps in each)
@@ -73,10 +73,7 @@ def run_charts(run: Run, history: RunHistory, seconds: Mapping[StageRef, Array] 
 def curves(name: str, history: RunHistory, evaluations: Mapping[int, tuple[float, Evaluation]]) -> list[Chart]:
     """Return the single-panel charts over training, in page order.
 
-    Args:
-        name: Name of the run.
-        history: Learning history of the run.
-        evaluations: Results of `evaluation_after`, keyed by the iteration that each evaluation follows.
+    `evaluations` are the results of `evaluation_after`, keyed by the iteration that each evaluation follows.
     """
     tests = evaluation_lines(name, evaluations, history.classes) if evaluations else ()
     charts = [learning_chart(name, history), *class_lines(history), *metric_lines(history), *tests]
@@ -95,7 +92,7 @@ def _over_training(
     *,
     wide: bool = False,
 ) -> Chart:
-    """Return a line chart over training, with `RunHistory.axis` as its x axis."""
+    """Return a line chart over training, whose x axis is `RunHistory.axis`."""
     x, x_label = history.axis
     about = (name, section, "lines", title, x_label, y_label, note, band, x)
     chart = Chart(*about, panels=panels, iterations=history.iterations, wide=wide)
@@ -127,7 +124,7 @@ def learning_chart(name: str, history: RunHistory) -> Chart:
 
 
 def class_lines(history: RunHistory) -> Iterator[Chart]:
-    """Yield the charts of the average episode return per task class: after adaptation, and before it."""
+    """Yield the charts of the average episode return per task class: after adaptation, then before it."""
     last, names = history.last_step, history.by_class[0][0].names if history.by_class else ()
     for k in sorted({last, 0}, reverse=True) if names else ():
         title = f"Return by class of task, {adaptation_label(k, last)}" if last else "Return by class of task"
@@ -157,7 +154,7 @@ def _class_panels(history: RunHistory) -> Iterator[Chart]:
 
 
 def _task_charts(history: RunHistory) -> Iterator[Chart]:
-    """Yield charts with a point per task: return after against before adaptation, and returns over training."""
+    """Yield the charts with a point per task: return after adaptation against before it, and returns over training."""
     last, num_tasks = history.last_step, history.task_returns.shape[2]
     if num_tasks == 1:
         return
@@ -167,13 +164,12 @@ def _task_charts(history: RunHistory) -> Iterator[Chart]:
         names, kinds = history.by_class[0][0].names, history.task_classes
     if last:
         before, after = history.task_returns[-1, 0], history.task_returns[-1, last]
-        note = (
-            f"one point per task of iteration {history.iterations[-1]}: mean return of its episodes before and after "
-            "adaptation; above the line, adaptation helped"
-        )
         yield Chart(
             "adaptation", "Tasks", "points", "What adaptation did for each task", "return before adaptation",
-            "return after adaptation", note, "", before, _by_kind(names, kinds[-1], after), diagonal=True,
+            "return after adaptation",
+            f"one point per task of iteration {history.iterations[-1]}: mean return of its episodes before and after "
+            "adaptation; above the line, adaptation helped",
+            "", before, _by_kind(names, kinds[-1], after), diagonal=True,
         )  # fmt: skip
     most = min(MOST_ITERATIONS, max(MOST_POINTS // num_tasks, 2))
     rows = evenly_spaced(len(history.iterations), most)
@@ -191,15 +187,12 @@ def _task_charts(history: RunHistory) -> Iterator[Chart]:
 
 def _by_kind(names: Sequence[str], kinds: Array, values: Array) -> tuple[Panel, ...]:
     colors = [AFTER] if len(names) == 1 else [class_color(c) for c in range(len(names))]
-    series = (
-        Series(name, color, np.where(kinds == c, values, np.nan))
-        for c, (name, color) in enumerate(zip(names, colors, strict=True))
-    )
-    return alone(series)
+    each = enumerate(zip(names, colors, strict=True))
+    return alone(Series(name, color, np.where(kinds == c, values, np.nan)) for c, (name, color) in each)
 
 
 def metric_lines(history: RunHistory) -> Iterator[Chart]:
-    """Yield the charts of the metrics that the run has, about trials, success and updates."""
+    """Yield the charts of metrics about trials, success and updates, as far as the run contains them."""
     metrics, last, shown = history.metrics, history.last_step, steps_note(history.last_step)
 
     def of_steps(metric: str) -> dict[str, tuple[str, str]]:
@@ -210,66 +203,36 @@ def metric_lines(history: RunHistory) -> Iterator[Chart]:
     if first is None or final is None or np.array_equal(first, final, equal_nan=True):
         ends = {}  # trials have one episode
     gained = "; the gap is what the update gained on them" if "loss_before" in metrics else ""
-    norm, noise = (
-        "Norm of the meta-gradient",
-        "To record how much of it is noise, set algorithm.gradient_noise=true.",
-    )
+    norm, noise = "Norm of the meta-gradient", "To record how much of it is noise, set algorithm.gradient_noise=true."
     if "meta_gradient_standard_error" in metrics:
         norm = "Signal and noise of the meta-gradient"
-        noise = (
-            "Where the norm is no larger than its standard error, other tasks would have given a different direction."
-        )
+        noise = "Where the norm is no larger than its standard error, other tasks would have given another direction."
     charts = (
-        (
-            *("Trials", "trial_returns", "First and last episode of a trial", "average episode return"),
-            ends,
-            "Over all trials of an iteration; the gap is what the policy gains by remembering earlier episodes.",
-        ),
-        (
-            *("Success", "success_rate", "Success rate", "share of episodes"),
-            of_steps("success_rate"),
-            f"Episodes with at least one step that the environment reported as success{shown}.",
-        ),
-        (
-            *("Optimization", "kl_divergence", "KL divergence of the update", "KL divergence (nats)"),
-            {"inner_kl": ("before adaptation (inner)", BEFORE), "outer_kl": ("after adaptation (outer)", AFTER)},
-            "How far an iteration's update moved the policy from the one that collected its episodes.",
-        ),
-        (
-            *("Optimization", "entropy", "Policy entropy", "entropy (nats)"),
-            of_steps("entropy"),
-            f"Falls as the policy becomes more certain of its actions{shown}.",
-        ),
-        (
-            *("Optimization", "loss", "Loss of the update", "surrogate loss"),
-            {"loss_before": ("before the update", BEFORE), "loss_after": ("after the update", AFTER)},
-            f"On the iteration's episodes{gained}.",
-        ),
-        (
-            *("Optimization", "meta_gradient", norm, "norm"),
-            {
-                "meta_gradient_norm": ("meta-gradient", AFTER),
-                "meta_gradient_standard_error": ("its standard error over tasks", BEFORE),
-            },
-            noise,
-        ),
-        (
-            *("Optimization", "gradient_norm", "Norm of the gradient", "norm"),
-            {"gradient_norm": ("of the loss", AFTER), "q_gradient_norm": ("of the value function's loss", BEFORE)},
-            "Gradient norms of an iteration's updates, before any clipping.",
-        ),
-        (
-            *("Optimization", "meta_gradient_agreement", "Agreement of two halves of the tasks"),
-            "cosine of their meta-gradients",
-            {"meta_gradient_split_cosine": ("cosine", AFTER)},
-            "1: both halves point the same way; around 0: the direction of the update is noise.",
-        ),
-        (
-            *("Optimization", "explained_variance", "Explained variance of the baseline", "share of variance"),
-            of_steps("explained_variance"),
-            f"1: the baseline predicts the returns exactly; 0: no better than their mean{shown}.",
-        ),
-    )
+        ("Trials", "trial_returns", "First and last episode of a trial", "average episode return", ends,
+         "Over all trials of an iteration; the gap is what the policy gains by remembering earlier episodes."),
+        ("Success", "success_rate", "Success rate", "share of episodes", of_steps("success_rate"),
+         f"Episodes with at least one step that the environment reported as success{shown}."),
+        ("Optimization", "kl_divergence", "KL divergence of the update", "KL divergence (nats)",
+         {"inner_kl": ("before adaptation (inner)", BEFORE), "outer_kl": ("after adaptation (outer)", AFTER)},
+         "How far an iteration's update moved the policy from the one that collected its episodes."),
+        ("Optimization", "entropy", "Policy entropy", "entropy (nats)", of_steps("entropy"),
+         f"Falls as the policy becomes more certain of its actions{shown}."),
+        ("Optimization", "loss", "Loss of the update", "surrogate loss",
+         {"loss_before": ("before the update", BEFORE), "loss_after": ("after the update", AFTER)},
+         f"On the iteration's episodes{gained}."),
+        ("Optimization", "meta_gradient", norm, "norm",
+         {"meta_gradient_norm": ("meta-gradient", AFTER),
+          "meta_gradient_standard_error": ("its standard error over tasks", BEFORE)}, noise),
+        ("Optimization", "gradient_norm", "Norm of the gradient", "norm",
+         {"gradient_norm": ("of the loss", AFTER), "q_gradient_norm": ("of the value function's loss", BEFORE)},
+         "Gradient norms of an iteration's updates, before any clipping."),
+        ("Optimization", "meta_gradient_agreement", "Agreement of two halves of the tasks",
+         "cosine of their meta-gradients", {"meta_gradient_split_cosine": ("cosine", AFTER)},
+         "1: both halves point the same way; around 0: the direction of the update is noise."),
+        ("Optimization", "explained_variance", "Explained variance of the baseline", "share of variance",
+         of_steps("explained_variance"),
+         f"1: the baseline predicts the returns exactly; 0: no better than their mean{shown}."),
+    )  # fmt: skip
     for section, chart, title, y_label, lines, note in charts:
         series = [Series(label, color, metrics[name]) for name, (label, color) in lines.items() if name in metrics]
         if series:
@@ -282,7 +245,7 @@ def evaluation_lines(
     """Yield the charts of test returns in evaluations during training; `evaluations` is as in `curves`.
 
     The first shows interquartile means after each number of adaptation steps. If the environment has classes, the
-    second shows the mean of each task class after the last step.
+    second shows the mean per task class after the last step.
     """
     env_steps, found = zip(*(evaluations[i] for i in sorted(evaluations)), strict=True)
     last, summaries, series = found[0].adaptation_steps, [*map(summarize_steps, found)], list[Series]()
@@ -295,10 +258,8 @@ def evaluation_lines(
     if np.isnan(x).any():  # the stages do not count steps
         x, x_label = iterations, "iteration"
     title, y_label = f"Evaluation of {name}", "return of test episodes"
-    note = INTERVAL_NOTE + steps_note(last)
-    averages = f"{y_label} (interquartile mean)"
-    about = ("evaluation", "Evaluation", "lines", title, x_label, averages, note, INTERVAL)
-    chart = Chart(*about, x, alone(series), iterations=iterations, wide=True)
+    labels = (title, x_label, f"{y_label} (interquartile mean)", INTERVAL_NOTE + steps_note(last), INTERVAL)
+    chart = Chart("evaluation", "Evaluation", "lines", *labels, x, alone(series), iterations=iterations, wide=True)
     yield chart
     if classes is None:
         return
@@ -307,34 +268,28 @@ def evaluation_lines(
         estimates_series(name, class_color(c), [of_classes.estimates[c] for of_classes in returns])
         for c, name in enumerate(returns[0].names)
     )
-    words = {"name": "evaluation_by_class", "title": f"{title} by class of task", "y_label": y_label}
-    words |= {"note": CLASS_NOTE, "band": ERROR_BAND}
-    yield explain_gaps(replace(chart, **words, panels=alone(by_class)))
+    words = {"title": f"{title} by class of task", "y_label": y_label, "note": CLASS_NOTE, "band": ERROR_BAND}
+    yield explain_gaps(replace(chart, name="evaluation_by_class", **words, panels=alone(by_class)))
 
 
 def interquartile_means(steps: list[AdaptationSummary]) -> tuple[Array, tuple[Array, Array]]:
-    """Return the interquartile means, and the ends of their intervals."""
-    low, high = np.array([s.iqm_low for s in steps]), np.array([s.iqm_high for s in steps])
-    return np.array([s.iqm_return for s in steps]), (low, high)
+    """Return the interquartile means and the bounds of their intervals."""
+    means, low, high = np.array([(s.iqm_return, s.iqm_low, s.iqm_high) for s in steps]).T
+    return means, (low, high)
 
 
 def per_shot_chart(title: str, evaluation: Evaluation) -> Chart:
-    """Return the chart of the test return against the number of adaptation episodes per task."""
-    steps, n = summarize_steps(evaluation), evaluation.episodes_per_step
-    note = f"an adaptation step after every {'episode' if n == 1 else f'{n} episodes'}; {INTERVAL_NOTE}"
+    """Return the chart of test returns against the number of adaptation episodes per task."""
+    steps, n, note = summarize_steps(evaluation), evaluation.episodes_per_step, INTERVAL_NOTE
+    if evaluation.adaptation_steps:
+        note = f"an adaptation step after every {'episode' if n == 1 else f'{n} episodes'}; {note}"
     series = (
         Series("interquartile mean", AFTER, *interquartile_means(steps)),
         Series("mean", BEFORE, np.array([step.average_return for step in steps])),
     )
     episodes = np.array([step.adaptation_episodes for step in steps], np.float64)
-    return Chart(
-        *("evaluation_adaptation", "Evaluation", "lines", title, "adaptation episodes per task"),
-        "return of test episodes",
-        note if evaluation.adaptation_steps else INTERVAL_NOTE,
-        INTERVAL,
-        episodes,
-        alone(series),
-    )
+    labels = (title, "adaptation episodes per task", "return of test episodes", note, INTERVAL)
+    return Chart("evaluation_adaptation", "Evaluation", "lines", *labels, episodes, alone(series))
 
 
 def _time_charts(run: Run, history: RunHistory, seconds: Mapping[StageRef, Array]) -> Iterator[Chart]:
@@ -342,13 +297,8 @@ def _time_charts(run: Run, history: RunHistory, seconds: Mapping[StageRef, Array
         return
     layers = [*_layers(seconds, run)]
     # Medians over iterations, but means for stages that only some iterations have.
-    missing = [np.isnan(layer.values) for layer in layers]
-    typical = np.array(
-        [
-            np.where(gaps, 0, layer.values).mean() if gaps.any() else np.median(layer.values)
-            for layer, gaps in zip(layers, missing, strict=True)
-        ]
-    )
+    each = (layer.values for layer in layers)
+    typical = np.array([np.nansum(v) / len(v) if np.isnan(v).any() else np.median(v) for v in each])
     shares = typical / max(float(typical.sum()), 1e-12)
     bars = (Series(layer.label, layer.color, np.array([value])) for layer, value in zip(layers, typical, strict=True))
     texts = (f"{short_time(value)}  ({100 * share:.0f} %)" for value, share in zip(typical, shares, strict=True))
@@ -366,11 +316,8 @@ def _time_charts(run: Run, history: RunHistory, seconds: Mapping[StageRef, Array
 
 def _layers(seconds: Mapping[StageRef, Array], run: Run) -> Iterator[Series]:
     """Yield a series per stage and inner step, or per stage if it has too many inner steps to distinguish."""
-    by_stage: dict[str, list[StageRef]] = {}
-    for ref in seconds:
-        by_stage.setdefault(ref.stage, []).append(ref)
     for ref, values in seconds.items():
-        refs = by_stage[ref.stage]
+        refs = [other for other in seconds if other.stage == ref.stage]
         color = stage_color(run.stages[ref.stage].group, ref.step)
         if len(refs) <= MOST_STEPS:
             yield Series(stage_name(ref), color, values)
@@ -379,16 +326,10 @@ def _layers(seconds: Mapping[StageRef, Array], run: Run) -> Iterator[Series]:
             yield Series(name, color, np.sum([seconds[each] for each in refs], axis=0))
 
 
-COLORS = (AFTER, BEFORE, *BETWEEN, INK)
-MOST_PAIRS = 12
-
-
 def comparison_figure(found: "Comparison") -> Figure:
-    """Draw interquartile means, curves over environment steps, profiles, and probabilities of improvement."""
-    figure = Figure(figsize=(11, 7.6), layout="constrained")
-    figure.suptitle(
-        f"{found.conditions}\n{found.intervals}", x=0.01, ha="left", fontsize=9, color="#57606a", parse_math=False
-    )
+    """Plot interquartile means, curves over environment steps, profiles, and probabilities of improvement."""
+    figure, title = Figure(figsize=(11, 7.6), layout="constrained"), f"{found.conditions}\n{found.intervals}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=9, color="#57606a", parse_math=False)
     (means, curves), (profiles, improvements) = figure.subplots(2, 2)
     names = [group.name for group in found.groups]
     colors = [COLORS[place % len(COLORS)] for place in range(len(names))]

@@ -1,7 +1,8 @@
-"""Facts about stored runs, as plain data for JSON and for `flows/views/tables.py`. Does not import torch."""
+"""Facts about stored runs as plain data, for JSON and for `flows/views/tables.py`. Does not import torch."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -59,7 +60,7 @@ def run_info(run: Run) -> dict[str, Any]:
 
 
 def _witness(run: Run) -> dict[str, int] | None:
-    """Return the numbers of replayed and reproduced witness episodes; None if there are none or they are unreadable."""
+    """Return the counts of replayed and reproduced witness episodes; None if there are none or they are unreadable."""
     if not (run.config["env"].get("witness") and run.iterations):
         return None
     try:
@@ -90,17 +91,17 @@ def changed_settings(config: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def session_changes(run: Run) -> list[dict[str, Any]]:
-    """Return the sessions whose code, plug-ins, kernels, devices or packages differ from those of the previous one."""
+    """Return the sessions whose code, plug-ins, kernels, devices or packages differ from the previous session's."""
     known = [(session, {**session.environment, "versions": session.versions}) for session in run.sessions()]
-    changes = (
-        {"session": session.number, "started": session.started, "changed": changed(before, after)}
+    return [
+        {"session": session.number, "started": session.started, "changed": changes}
         for (_, before), (session, after) in pairwise(known)
-    )
-    return [change for change in changes if change["changed"]]
+        if (changes := changed(before, after))
+    ]
 
 
 def iteration_info(run: Run, iteration: int) -> dict[str, Any]:
-    """Return an iteration's stored stages, in the order they were written, and its metrics if it is complete."""
+    """Return an iteration's stored stages in the order they were written, and its metrics if it is complete."""
     refs = run.refs_of([iteration])
     if not refs:
         run.record(run.last_ref(iteration))  # raises StageMissing, which names the stored stages
@@ -133,20 +134,14 @@ def stage_info(run: Run, record: storage.StageRecord) -> dict[str, Any]:
 
 
 def output_info(run: Run, ref: StageRef) -> dict[str, Any]:
-    """Return the `stage_info` of a stored output, with its type and arrays."""
+    """Return the `stage_info` of a stored output together with its type and arrays."""
     stage, record = run.stages[ref.stage], run.record(ref)
-    return {
-        "run": run.path.name,
-        "iteration": ref.iteration,
-        **stage_info(run, record),
-        "output": stage.output,
-        "description": stage.description,
-        "arrays": arrays_of(run, record),
-    }
+    about = {"output": stage.output, "description": stage.description, "arrays": arrays_of(run, record)}
+    return {"run": run.path.name, "iteration": ref.iteration, **stage_info(run, record), **about}
 
 
 def arrays_of(run: Run, record: storage.StageRecord) -> list[dict[str, Any]]:
-    """Return the name, axes, shape, dtype, unit and description of an output's arrays, or why one is unreadable."""
+    """Return the name, axes, shape, dtype, unit and description of each array in an output, or why it is unreadable."""
     found: list[dict[str, Any]] = []
     for chunk in record.chunks:
         group, _, name = chunk.array.partition("/")
@@ -168,43 +163,36 @@ def iteration_metrics(run: Run, iteration: int) -> dict[str, float | None]:
 
 
 def headline_return(run: Run) -> tuple[Sequence[float], str]:
-    """Return the mean return per inner step of a run's last complete iteration, and the name of the statistic.
+    """Return the mean return per inner step in a run's last complete iteration, and the name of the statistic.
 
     All views show the return at the last inner step as the run's return. If a table is damaged, the returns are the
     plain means from the metrics.
     """
     if not (iterations := run.iterations):
         return (), ""
-    last = iterations[-1]
-    try:
+    last, by_step = iterations[-1], ()
+    with suppress(storage.StoreError):
         by_step = returns_by_class(run, [last], classes_of(run)).get(last, ())
-    except storage.StoreError:
-        by_step = ()
     return headline_returns(adaptation_returns(run[last].metrics()), by_step)
 
 
 def class_returns_of(run: Run, iteration: int) -> list[dict[str, Any]]:
-    """Return JSON rows of a complete iteration's returns per inner step and task class; empty without classes."""
+    """Return JSON rows with a complete iteration's returns per inner step and task class; empty without classes."""
     if iteration not in run.iterations:
         return []
     return class_rows(returns_by_class(run, [iteration], classes_of(run)).get(iteration, ()))
 
 
 def bytes_by_group(run: Run) -> Counter[str]:
-    """Return the bytes of a run's files by content: rollouts, samples, learner, ..., tables, records."""
+    """Return the size of a run's files in bytes by content: rollouts, samples, learner, ..., tables, records."""
     sizes: Counter[str] = Counter()
+    folders = {"tables": "tables", "_quarantine": "quarantine", "_operator": "log"}
     for path, num_bytes in run.files.sizes().items():
         match path.split("/"):
             case ["data.zarr", group, _, *_] | ["_segments", _, "data.zarr", group, _, *_]:
                 sizes[group] += num_bytes
-            case ["tables", *_]:
-                sizes["tables"] += num_bytes
-            case ["_quarantine", *_]:
-                sizes["quarantine"] += num_bytes
-            case ["_operator", *_]:
-                sizes["log"] += num_bytes
-            case _:
-                sizes["records"] += num_bytes
+            case parts:
+                sizes[folders.get(parts[0], "records")] += num_bytes
     return Counter(dict(sorted(sizes.items())))
 
 
@@ -228,7 +216,7 @@ def _usage_of(run: Run, disk_bytes: int) -> dict[str, Any] | None:
 
 
 def list_run_row(folder: Path) -> dict[str, Any]:
-    """Return a run's row in `metaloom ls`; a run that cannot be read is listed with the reason."""
+    """Return the row of `metaloom ls` for a run; if the run is unreadable, the row contains the reason."""
     row: dict[str, Any] = {"name": folder.name, "path": storage.location(folder), "bytes": bytes_in(folder)}
     try:
         run = storage.open_run(folder)

@@ -15,19 +15,13 @@ BEFORE, AFTER = "#d55e00", "#0072b2"
 INK = "#24292f"
 BETWEEN = ("#cc79a7", "#009e73", "#e69f00", "#56b4e9")
 MOST_STEPS = 2 + len(BETWEEN)
-"""Number of inner steps that a chart can distinguish. PEARL has one per context episode."""
+"""Maximum number of inner steps in a chart. PEARL has one per context episode."""
 CLASS_COLORS = (*BETWEEN[1::-1], *BETWEEN[2:], "#8250a8", "#57606a")
 CLASS_NOTE = "line: mean over the tasks of a class; band: ± 1 standard error over tasks"
 ERROR_BAND = "± 1 standard error"
 STAGE_COLORS = {
-    "memory_fill": "#56b4e9",
-    "tasks": "#8c959f",
-    "rollouts_{step}": "#0072b2",
-    "samples_{step}": "#009e73",
-    "adapted_{step}": "#e69f00",
-    "minibatches": "#009e73",
-    "learner": "#8250a8",
-    "evaluation": "#cc79a7",
+    **{"tasks": "#8c959f", "rollouts_{step}": "#0072b2", "samples_{step}": "#009e73", "adapted_{step}": "#e69f00"},
+    **{"memory_fill": "#56b4e9", "minibatches": "#009e73", "learner": "#8250a8", "evaluation": "#cc79a7"},
 }
 """Colours of stages, keyed by the group that contains their output."""
 GAP_NOTE = "; no band where a class had only one task, and no line where it had none"
@@ -35,12 +29,11 @@ GAP_NOTE = "; no band where a class had only one task, and no line where it had 
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart.
+    """Line of a chart.
 
     Attributes:
-        label: Name in the legend.
         color: Color as #rrggbb.
-        values: One value per point of the chart's x axis, [n]; NaN leaves a gap.
+        values: Value at each point of the chart's x axis, [n]; NaN leaves a gap.
         band: Lower and upper edges of a shaded band around the line, [n] each.
     """
 
@@ -52,12 +45,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines drawn in the same axes.
-
-    Attributes:
-        title: Title above the lines; empty if a chart has one panel.
-        series: Lines of the panel.
-    """
+    """Lines that share their axes, with a title above them, which is empty if a chart has one panel."""
 
     title: str
     series: tuple[Series, ...]
@@ -65,14 +53,12 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart as data, independent of how it is drawn.
+    """Chart as data, independent of how it is drawn.
 
     Attributes:
         name: Name of the chart's file, and of the Python method that draws it.
-        section: Heading under which a page shows it.
+        section: Heading under which a page shows the chart.
         kind: Lines over x, points at x, stacked layers over x, or bars with one value per series.
-        title: Title of the chart.
-        x_label, y_label: Labels of its axes.
         note: Meaning of lines and bands, and what to look for.
         band: Name of the bands in the legend; empty for none.
         x: X coordinate of each point, shared by all series, [n].
@@ -105,20 +91,20 @@ def alone(series: Iterable[Series]) -> tuple[Panel, ...]:
 
 
 def estimates_series(label: str, color: str, estimates: Sequence[ClassEstimate]) -> Series:
-    """Return a series of the mean estimates with a band of ± 1 standard error."""
+    """Return a line through the mean estimates with a band of ± 1 standard error."""
     means, errors = (np.array(column) for column in zip(*estimates, strict=True))
     return Series(label, color, means, (means - errors, means + errors))
 
 
 def explain_gaps(chart: Chart) -> Chart:
-    """Return the chart with a note that explains the gaps in its bands, if there are any."""
+    """Return the chart, with a note about the gaps in its bands if there are any."""
     bands = [series.band[0] for panel in chart.panels for series in panel.series if series.band is not None]
     gaps = any(np.isnan(band).any() for band in bands)
     return replace(chart, note=chart.note + GAP_NOTE) if gaps else chart
 
 
 def chart_data(chart: Chart) -> dict[str, Any]:
-    """Return a chart as JSON data; null where a line has a gap."""
+    """Return a chart as JSON data; a gap in a line is null."""
     words = ("name", "section", "kind", "title", "x_label", "y_label", "note", "band", "diagonal", "wide", "texts")
     return {
         **{name: getattr(chart, name) for name in words},
@@ -137,17 +123,17 @@ def _series_data(series: Series) -> dict[str, Any]:
 
 
 def numbers(values: Array) -> list[float | None]:
-    """Convert values to JSON numbers with seven digits, enough for a curve; None if not finite."""
+    """Convert values to JSON numbers with seven digits, enough for a curve; values that are not finite become None."""
     return [finite(float(f"{value:.7g}")) for value in np.asarray(values, np.float64).tolist()]
 
 
 def evenly_spaced(count: int, most: int) -> Array:
-    """Return indices in a sequence of length `count`, [n]: all, or `most` evenly spaced ones, including both ends."""
+    """Return up to `most` evenly spaced indices into a sequence of length `count`, including both ends, [n]."""
     return np.linspace(0, count - 1, min(count, most)).round().astype(int)
 
 
 def shown_steps(last: int) -> dict[int, str]:
-    """Return the inner steps among 0 to `last` that charts show, with their colours.
+    """Return the inner steps from 0 to `last` that charts show, mapped to their colours.
 
     If there are more steps than colours, these are the first, the last and evenly spaced ones in between.
     """
@@ -156,13 +142,10 @@ def shown_steps(last: int) -> dict[int, str]:
 
 
 def steps_note(last: int) -> str:
-    """Return a note that some inner steps are not shown; "" if all are."""
-    between = MOST_STEPS - 2
-    return (
-        f"; of inner steps 0 to {last}, the first, the last and {between} in between are shown"
-        if last >= MOST_STEPS
-        else ""
-    )
+    """Return a note about inner steps that are not shown; "" if all are."""
+    if last < MOST_STEPS:
+        return ""
+    return f"; of inner steps 0 to {last}, the first, the last and {len(BETWEEN)} in between are shown"
 
 
 def class_color(c: int) -> str:
@@ -172,7 +155,7 @@ def class_color(c: int) -> str:
 
 
 def stage_color(group: str, step: int) -> str:
-    """Return the colour of a stage whose output is in this group; later inner steps are lighter."""
+    """Return the colour of a stage whose output is in this group; later inner steps have lighter colours."""
     color, white = STAGE_COLORS.get(group, INK), min(0.4 * step, 0.8)
     parts = (int(color[n : n + 2], 16) for n in (1, 3, 5))
     return "#" + "".join(f"{round(part + (255 - part) * white):02x}" for part in parts)

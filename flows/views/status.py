@@ -17,7 +17,7 @@ EVERY_SECONDS = 10.0
 
 
 class Status:
-    """Status of the running command; methods do nothing if no status is shown."""
+    """Status of the running command; its methods do nothing if no status is shown."""
 
     def __init__(self) -> None:
         self._what = self._how_far = ""
@@ -27,7 +27,7 @@ class Status:
 
     @contextmanager
     def shown(self, what: str, console: Console) -> Generator[None]:
-        """Show a status during the block: live on a terminal, else as a line on standard error every 10 seconds."""
+        """Within the block, show a status: live on a terminal, else as a line on standard error every 10 seconds."""
         self._what, self._how_far, self._began = what, "", time.monotonic()
         ended = self._ended = threading.Event()
         if console.is_terminal and not console.is_dumb_terminal:
@@ -46,11 +46,11 @@ class Status:
         self._how_far = how_far
 
     def counted(self, what: str) -> Callable[[int, int], None]:
-        """Return a progress callback that shows the number of items done of the total."""
+        """Return a progress callback that shows how many of the items are done."""
         return lambda done, total: self.far(f"{done:,} of {total:,} {what}")
 
     def end(self) -> None:
-        """Remove the status; call this before a question or other output."""
+        """Remove the status, as required before a question or other output."""
         self._ended.set()
         if self._live is not None:
             live, self._live = self._live, None
@@ -58,11 +58,10 @@ class Status:
 
     @property
     def console(self) -> Console | None:
-        """Console of the live status line, whose output appears above the line; None if there is none."""
+        """Console that prints above the live status line; None if there is none."""
         return None if self._live is None else self._live.console
 
     def __rich__(self) -> Text:
-        """Render the status."""
         return Text(self._line(), "dim", no_wrap=True, overflow="ellipsis")
 
     def _line(self) -> str:

@@ -7,7 +7,7 @@ from metaloom.storage import Run
 
 
 class StoredReports:
-    """Makes reports from a run's tables and records, which thinning keeps."""
+    """Builder of reports from a run's tables and records, which thinning keeps."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -15,7 +15,7 @@ class StoredReports:
         self._base: float | None = None
 
     def of(self, iteration: int) -> IterationReport:
-        """Return the report of a complete iteration. Elapsed time is counted from the first iteration requested."""
+        """Return the report of a complete iteration. Elapsed time starts at the first iteration requested."""
         run = self._run
         records = [run.record(ref) for ref in run.refs_of([iteration]) if ref.stage != run.stages.first]
         first = min(seconds_of(record.started, 0.0) for record in records)

@@ -1,4 +1,4 @@
-"""Output of `metaloom sweep`. Nothing here prints."""
+"""Output of `metaloom sweep`. This module prints nothing."""
 
 import re
 import shlex
@@ -23,7 +23,7 @@ Row = Mapping[str, Any]
 def sweep_rows(sweep: Sweep, trials: Sequence[Trial]) -> list[dict[str, Any]]:
     """Return one row per run: settings, progress, last return, and state (`waiting` before the run begins).
 
-    Rows of a search also have the trial's number and score.
+    In a search, rows also contain the trial's number and score.
     """
     rows: list[dict[str, Any]] = []
     by_run = {run.name: trial for trial in trials for run in trial.runs}
@@ -42,7 +42,7 @@ def sweep_rows(sweep: Sweep, trials: Sequence[Trial]) -> list[dict[str, Any]]:
 
 
 def sweep_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
-    """Return a table of a sweep's runs, with the number of runs in each state."""
+    """Return a table of a sweep's runs, captioned with the number of runs in each state."""
     scored = [] if sweep.search is None else [f">score: {sweep.search.metric}"]
     columns = ("run", *sweep.keys, ">seed", ">iterations", ">last return", *scored, "state")
     table = new_table(*columns, drop=("seed", "iterations", *sweep.keys), prose=("state",))
@@ -62,7 +62,7 @@ def sweep_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
 
 
 def counted(rows: Sequence[Row], unknown: int) -> str:
-    """Return the number of runs by state, such as "10 runs: 7 complete, 3 waiting". Future trials are waiting."""
+    """Format the number of runs by state, as in "10 runs: 7 complete, 3 waiting". Future trials are waiting."""
     states = Counter(row["state"] for row in rows) + Counter(waiting=unknown)
     return f"{plural(len(rows) + unknown, 'run')}: {', '.join(f'{n} {state}' for state, n in states.most_common())}"
 
@@ -77,7 +77,7 @@ def search_info(sweep: Sweep, trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 def best_lines(sweep: Sweep, trials: Sequence[Trial]) -> list[str]:
-    """Return lines that show a search's best trial and the command that tests it; none for a grid."""
+    """Return lines of text that show a search's best trial and the command to test it; empty for a grid."""
     if sweep.search is None:
         return []
     best = best_of(trials)
@@ -98,5 +98,5 @@ def _settings(trial: Trial) -> dict[str, str]:
 
 
 def _short(text: str) -> str:
-    """Round a long float of a trial to four digits; --json has all digits."""
+    """Return a number's text rounded to four digits if it is long; `--json` shows all digits."""
     return number(float(text)) if re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", text) and len(text) > 8 else text

@@ -1,4 +1,4 @@
-"""Output of commands, as rich renderables and as plain data for `--json`. Nothing here prints."""
+"""Output of commands, as rich renderables and as plain data for `--json`. This module prints nothing."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -25,9 +25,8 @@ from metaloom.flows.formatting import (
     stage_name,
     trial_length,
 )
-from metaloom.flows.results.class_returns import class_rows
+from metaloom.flows.results.class_returns import OFFICIAL, class_rows, success_rows
 from metaloom.flows.results.disk import DiskUsage, bytes_freed, bytes_together
-from metaloom.flows.results.success import OFFICIAL, success_rows
 from metaloom.flows.runs import require_settings
 from metaloom.flows.views.parts import as_text, fact_grid, heading, new_table, optional
 from metaloom.flows.views.run_info import changed_settings, iteration_info, run_info
@@ -40,10 +39,9 @@ if TYPE_CHECKING:
     # Listing runs must not wait for torch.
     from metaloom.flows.results.comparison import Comparison
     from metaloom.flows.results.counterfactual import Counterfactual
-    from metaloom.flows.results.diff import RunDiff
     from metaloom.flows.results.doctor import Check
     from metaloom.flows.results.evaluation import EvaluationOutcome
-    from metaloom.flows.results.replay import ArrayDifference, StageReplay
+    from metaloom.flows.results.replay import ArrayDifference, RunDiff, StageReplay
     from metaloom.flows.results.run_rows import Rows
     from metaloom.flows.results.verification import Verification
     from metaloom.storage import Fork
@@ -51,20 +49,15 @@ if TYPE_CHECKING:
 
 
 STATE_STYLES = {
-    "complete": "green",
-    "training": "cyan",
-    "stopped": "yellow",
-    "killed": "red",
-    "damaged": "red",
-    "unreadable": "red",
-    "waiting": "dim",
+    **{"complete": "green", "training": "cyan", "stopped": "yellow", "waiting": "dim"},
+    **dict.fromkeys(("killed", "damaged", "unreadable"), "red"),
 }
 CHECK_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 DIGEST_PREFIX = 12
 
 
 def runs_view(rows: "Rows") -> RenderableType:
-    """Return the output of `metaloom ls`: a table of runs, or why there are none."""
+    """Return the output of `metaloom ls`: a table of runs, or a message that explains why there are none."""
     if not rows:
         return as_text(rows.nothing)
     # A column for success, if any environment reports it.
@@ -86,9 +79,9 @@ def runs_view(rows: "Rows") -> RenderableType:
 
 
 def run_view(run: Run, *, path: str | None = None, everything: bool = False) -> RenderableType:
-    """Return the output of `metaloom show RUN`; `path` is the path to show if the run was opened elsewhere.
+    """Return the output of `metaloom show RUN`; `path` is shown instead of the location from which the run was opened.
 
-    Without `everything`, it shows only the settings that differ from the defaults, and only the total size.
+    Without `everything`, the output contains only the settings that differ from the defaults, and the total size.
     """
     require_settings(run)
     info = run_info(run)
@@ -162,9 +155,8 @@ def _sessions_table(sessions: Sequence[Mapping[str, Any]]) -> Table:
 def iteration_view(run: Run, iteration: int) -> RenderableType:
     """Return the output of `metaloom show RUN@ITERATION`."""
     info = iteration_info(run, iteration)
-    state = "" if info["complete"] else " (not complete)"
-    table = _stage_table(info["stages"], iteration)
-    parts: list[RenderableType] = [heading(f"{info['run']}, iteration {iteration}{state}"), table]
+    title = f"{info['run']}, iteration {iteration}{'' if info['complete'] else ' (not complete)'}"
+    parts: list[RenderableType] = [heading(title), _stage_table(info["stages"], iteration)]
     if info["metrics"]:
         parts += [heading("metrics"), _metrics_view(info["metrics"])]
     parts += _classes_view(info["class_returns"])
@@ -172,31 +164,25 @@ def iteration_view(run: Run, iteration: int) -> RenderableType:
 
 
 def _stage_table(stages: Sequence[Mapping[str, Any]], iteration: int) -> Table:
-    rows = (_stage_row(stage, iteration) for stage in stages)
-    return new_table("stage", ">seconds", ">on disk", "digest", "computed from", rows=rows)
-
-
-def _stage_row(stage: Mapping[str, Any], iteration: int) -> Sequence[str]:
-    inputs = [
-        stage_label(i["stage"], i["step"]) + (f" i={i['iteration']}" if i["iteration"] != iteration else "")
-        for i in stage["inputs"]
-    ]
-    for item in stage["spans"]:
-        iterations = f"{item['first']['iteration']}-{item['last']['iteration']}"
-        steps = f" with {plural(item['steps'], 'step')}" if item["steps"] else ""
-        outputs = f"{plural(item['outputs'], 'output')}{steps}"
-        inputs.append(f"all {' and '.join(item['stages'])} i={iterations} ({outputs})")
-    return (
-        stage_label(stage["stage"], stage["step"]),
-        f"{stage['seconds']:.3f}",
-        "thinned" if stage["thinned"] else size(stage["bytes"]),
-        stage["digest"][:DIGEST_PREFIX],
-        ", ".join(inputs),
-    )
+    table = new_table("stage", ">seconds", ">on disk", "digest", "computed from")
+    for stage in stages:
+        inputs = [
+            stage_label(i["stage"], i["step"]) + (f" i={i['iteration']}" if i["iteration"] != iteration else "")
+            for i in stage["inputs"]
+        ]
+        for item in stage["spans"]:
+            iterations = f"{item['first']['iteration']}-{item['last']['iteration']}"
+            steps = f" with {plural(item['steps'], 'step')}" if item["steps"] else ""
+            outputs = f"{plural(item['outputs'], 'output')}{steps}"
+            inputs.append(f"all {' and '.join(item['stages'])} i={iterations} ({outputs})")
+        taken = "thinned" if stage["thinned"] else size(stage["bytes"])
+        name, digest = stage_label(stage["stage"], stage["step"]), stage["digest"][:DIGEST_PREFIX]
+        table.add_row(name, f"{stage['seconds']:.3f}", taken, digest, ", ".join(inputs))
+    return table
 
 
 def output_view(info: Mapping[str, Any]) -> RenderableType:
-    """Return the output of `metaloom show RUN@ITERATION --stage STAGE`: a stage's inputs and arrays."""
+    """Return the output of `metaloom show RUN@ITERATION --stage STAGE`: the inputs and arrays of a stage."""
     table, arrays = _stage_table([info], info["iteration"]), new_table("array", "axes", "dtype", "unit", "meaning")
     for array in info["arrays"]:
         if "problem" in array:
@@ -209,7 +195,7 @@ def output_view(info: Mapping[str, Any]) -> RenderableType:
 
 
 def fork_view(fork: "Fork", parent: Path) -> RenderableType:
-    """Return the output of `metaloom fork`: what was shared and copied."""
+    """Return the output of `metaloom fork`: which files were shared or copied."""
     shared, place = f"{plural(fork.shared_files, 'file')}, {size(fork.shared_bytes)}", location(fork.path)
     facts = {
         "run": place,
@@ -223,18 +209,16 @@ def fork_view(fork: "Fork", parent: Path) -> RenderableType:
     return fact_grid([*facts.items(), ("continue with", f"metaloom resume {argument(fork.path)}")])
 
 
-_UNSEALED = (
-    "\nThe last session to write the run was killed, is still writing, or used an earlier version, so a loss of its "
-    "newest records would not be detected. The next session that ends seals them."
-)
-
-
 def verification_view(found: "Verification") -> RenderableType:
     """Return the output of `metaloom verify`: damage and remedies."""
     from metaloom.flows.results.verification import what_helps
 
     if found.intact:
-        return as_text(f"{location(found.path)}: every file is intact{'' if found.sealed else _UNSEALED}")
+        unsealed = (
+            "\nThe last session to write the run was killed, is still writing, or used an earlier version, so a loss "
+            "of its newest records would not be detected. The next session that ends seals them."
+        )
+        return as_text(f"{location(found.path)}: every file is intact{'' if found.sealed else unsealed}")
     table = new_table("file", ">iteration", "stage", "array", "problem")
     for damage in found.damages:
         stage = stage_label(damage.stage, damage.step or 0) if damage.stage else ""
@@ -244,14 +228,14 @@ def verification_view(found: "Verification") -> RenderableType:
 
 
 def export_view(done: "Export") -> RenderableType:
-    """Return the output of `metaloom export`: skipped iterations, and the result."""
+    """Return the output of `metaloom export`: skipped iterations, followed by the result."""
     lines = [f"iteration {i} skipped: {reason}" for i, reason in done.skipped]
     lines.append(f"{plural(done.iterations, 'iteration')}, {plural(done.rows, 'row')}  {done.path}")
     return as_text("\n".join(lines))
 
 
 def replay_line(outcome: "StageReplay") -> Text:
-    """Return the line of `metaloom replay` for one stage."""
+    """Return the output line of `metaloom replay` for one stage."""
     word, style = (outcome.proved, "green") if outcome.identical else ("different", "bold red")
     where = f"  iteration {outcome.ref.iteration}  {stage_name(outcome.ref)}"
     arrays = "" if outcome.identical else f"  ({plural(len(outcome.differences), 'array')})"
@@ -262,7 +246,7 @@ def replay_line(outcome: "StageReplay") -> Text:
 def difference_table(
     differences: Sequence["ArrayDifference"], sides: tuple[str, str] = ("stored", "replayed")
 ) -> Table:
-    """Return a table of arrays that differ between stored and replayed outputs, or between two named `sides`."""
+    """Return a table of the arrays that differ between the outputs of two `sides`, such as stored and replayed."""
     columns = (">iteration", "stage", "array", "first differs at", *sides, ">max abs", ">max ulp", ">elements")
     table = new_table(*columns, drop=("elements", "max ulp", *sides, "first differs at"))
     for difference in differences:
@@ -279,7 +263,7 @@ def difference_table(
 
 
 def recipe_rows() -> list[dict[str, Any]]:
-    """Return one row per recipe: name, environment, algorithm, sizes and summary, or its error."""
+    """Return one row per recipe: name, environment, algorithm, sizes and summary, or the error if it is broken."""
     from metaloom.flows.recipes import RECIPES, Recipe
 
     rows: list[dict[str, Any]] = []
@@ -309,7 +293,7 @@ def recipes_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def parameters_table(fitted: Mapping[str, Params]) -> Table:
-    """Return the table of `metaloom show RUN@N --stage process_samples`: baseline parameters over all tasks."""
+    """Return the table of `metaloom show RUN@N --stage process_samples`: statistics of the baselines' parameters."""
     rows = (
         (baseline, name, " x ".join(map(str, v.shape)), *map(number, (v.mean(), v.min(), v.max())))
         for baseline, params in fitted.items()
@@ -319,7 +303,7 @@ def parameters_table(fitted: Mapping[str, Params]) -> Table:
 
 
 def evaluation_table(outcome: "EvaluationOutcome") -> Table:
-    """Return the main table of `metaloom evaluate`: the returns after each number of adaptation steps."""
+    """Return the main table of `metaloom evaluate`: test returns per number of adaptation steps."""
     table = new_table(
         *(">adaptation steps", ">episodes", ">average return", "95 % interval"),
         *(">interquartile mean", "its 95 % interval", "middle half of tasks"),
@@ -336,22 +320,18 @@ def evaluation_table(outcome: "EvaluationOutcome") -> Table:
             interval(row.iqm_low, row.iqm_high),
             interval(row.lower_quartile, row.upper_quartile),
         )
-    test_episodes = outcome.evaluation.test_returns.shape[2]
-    notes = [
-        f"{plural(test_episodes, 'test episode')} per task and row; "
-        f"{plural(outcome.env_steps, 'environment step')}, not counted as training",
-        outcome.extrapolation,
-    ]
-    table.caption = "\n".join(filter(None, notes))
+    episodes = f"{plural(outcome.evaluation.test_returns.shape[2], 'test episode')} per task and row"
+    note = f"{episodes}; {plural(outcome.env_steps, 'environment step')}, not counted as training"
+    table.caption = "\n".join(filter(None, [note, outcome.extrapolation]))
     return table
 
 
 def evaluation_view(outcome: "EvaluationOutcome") -> RenderableType:
     """Return the output of `metaloom evaluate`: returns overall and per task class, facts and success rates."""
     rows = class_rows(outcome.by_class())
-    labels = [plural(k, "adaptation step") for k in range(outcome.evaluation.adaptation_steps + 1)]
-    success = success_view(success_rows(outcome.evaluation, outcome.classes))
     steps = outcome.summary()
+    labels = [plural(k, "adaptation step") for k in range(len(steps))]
+    success = success_view(success_rows(outcome.evaluation, outcome.classes))
     # The environment's facts for test episodes, with steps side by side.
     cells = ((name.replace("_", " "), *(number(step.facts[name]) for step in steps)) for name in steps[0].facts)
     facts = [new_table("of test episodes", *(f">{label}" for label in labels), rows=cells)] if steps[0].facts else []
@@ -359,16 +339,15 @@ def evaluation_view(outcome: "EvaluationOutcome") -> RenderableType:
 
 
 def success_view(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
-    """Return a table of `success_rows` after the last adaptation step, in a list; empty if there are none."""
+    """Return a list with a table of the `success_rows` after the last adaptation step; empty if there are none."""
     if not rows:
         return []
-    last = rows[-1]["adaptation_steps"]
-    table = new_table("class", ">tasks", ">success rate", *([">official success rate"] if OFFICIAL in rows[0] else []))
+    last, names = rows[-1]["adaptation_steps"], [name for name in ("success_rate", OFFICIAL) if name in rows[0]]
+    table = new_table("class", ">tasks", *(f">{name.replace('_', ' ')}" for name in names))
     for row in (row for row in rows if row["adaptation_steps"] == last):
         if row["class"] == BALANCED:
             table.add_section()
-        rates = [row[name] for name in ("success_rate", OFFICIAL) if name in row]
-        table.add_row(row["class"], row["num_tasks"], *map(number, rates))
+        table.add_row(row["class"], row["num_tasks"], *(number(row[name]) for name in names))
     if OFFICIAL in rows[0]:
         table.caption = (
             "success rate: over all test episodes; official: over the first three of a class to finish; it is biased "
@@ -379,16 +358,10 @@ def success_view(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
 
 def doctor_view(checks: Sequence["Check"]) -> RenderableType:
     """Return the output of `metaloom doctor`: a table, followed by failures at full width."""
-    rows = (
-        (
-            *(check.name, Text(check.status, CHECK_STYLES[check.status])),
-            *(check.found if check.ok else "see below", check.required, check.advice if check.ok else ""),
-        )
-        for check in checks
-    )
-    table = new_table("check", "", "found", "required", "what helps", rows=rows)
-    below: list[Text] = []
+    table, below = new_table("check", "", "found", "required", "what helps"), list[Text]()
     for check in checks:
+        found, advice = (check.found, check.advice) if check.ok else ("see below", "")
+        table.add_row(check.name, Text(check.status, CHECK_STYLES[check.status]), found, check.required, advice)
         if not check.ok:
             below.append(as_text(f"{check.name}: {check.found}", "bold"))
             below += [as_text(f"what helps: {check.advice}")] if check.advice else []
@@ -400,11 +373,8 @@ def _sizes(config: Mapping[str, Any]) -> str:
     each = plural(episodes, "episode")
     if (in_trial := trial_length(config)) > 1:
         each = f"{plural(episodes // in_trial, 'trial')} of {plural(in_trial, 'episode')}"
-    enough = [
-        plural(config[name], noun)
-        for name, noun in (("min_steps", "step"), ("min_rollouts", "episode"))
-        if config.get(name)
-    ]
+    minimum = (("min_steps", "step"), ("min_rollouts", "episode"))
+    enough = [plural(config[name], noun) for name, noun in minimum if config.get(name)]
     steps = plural(config["max_episode_steps"], "step")
     return (
         f"{plural(tasks, 'task')} x {'at most ' if enough else ''}{each} x {steps}"
@@ -441,7 +411,7 @@ def meaning(name: str, value: float | None) -> str:
 
 
 def _classes_view(rows: Sequence[Mapping[str, Any]], labels: Sequence[str] | None = None) -> list[RenderableType]:
-    """Return a table of per-class returns, with a labelled column per step, in a list; empty without classes."""
+    """Return a list with a table of per-class returns, with a labelled column per step; empty without classes."""
     if not rows:
         return []
     last = rows[-1]["step"]
@@ -487,7 +457,7 @@ def diff_view(diff: "RunDiff") -> RenderableType:
 
 
 def disk_view(usage: DiskUsage) -> RenderableType:
-    """Return the output of `metaloom du`: a row per run, and with `details` the contents of each."""
+    """Return the output of `metaloom du`: a row per run, and its contents if `details` is True."""
     uses, paths, leftovers = usage.uses, usage.paths, usage.leftovers
     if not uses and not leftovers:
         return "no runs"
@@ -506,15 +476,13 @@ def disk_view(usage: DiskUsage) -> RenderableType:
                 rows = ((name, size(num_bytes)) for name, num_bytes in sizes.items())
                 parts += [heading(f"{use.name}, by {what}"), new_table(what, ">size", rows=rows)]
     if leftovers:
-        left = plural(len(leftovers), "interrupted removal")
-        parts.append(
-            as_text(f"{left}, {size(bytes_together(leftovers))}: `metaloom rm` finishes the removal", "yellow")
-        )
+        left = f"{plural(len(leftovers), 'interrupted removal')}, {size(bytes_together(leftovers))}"
+        parts.append(as_text(f"{left}: `metaloom rm` finishes the removal", "yellow"))
     return Group(*parts)
 
 
 def counterfactual_table(result: "Counterfactual") -> Table:
-    """Return the output of `metaloom optimize`: both outcomes side by side."""
+    """Return the output of `metaloom optimize`, which shows both outcomes side by side."""
     table = new_table("", ">as in the run", ">changed", "")
     table.title = f"iteration {result.ref.iteration}, {stage_name(result.ref)}: {_settings(result)}"
     for name, (stored, changed) in result.quantities().items():
@@ -525,14 +493,13 @@ def counterfactual_table(result: "Counterfactual") -> Table:
         table.add_row(name, optional(stored), Text(optional(changed), style), note)
     table.add_row("time", short_time(result.stored.seconds), short_time(result.changed.seconds))
     distance = ", ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in result.distance().items())
-    same = "identical to what is stored" if result.changed.identical else f"apart: {distance}"
-    reach = ""
+    notes = ["identical to what is stored" if result.changed.identical else f"apart: {distance}"]
     if result.changed.settings and result.first_changed is not None:
-        reach = f"the first stage that changes is {stage_name(result.first_changed)}"
+        notes.append(f"the first stage that changes is {stage_name(result.first_changed)}")
     elif result.changed.settings:
         computed = ", ".join(map(stage_name, result.changed.digests))
-        reach = f"none of the recomputed stages ({computed}) is affected by the changed settings"
-    table.caption = "; ".join(filter(None, (same, reach, _stored_words(result))))
+        notes.append(f"none of the recomputed stages ({computed}) is affected by the changed settings")
+    table.caption = "; ".join([*notes, _stored_words(result)])
     return table
 
 
@@ -543,13 +510,10 @@ def grid_table(results: Sequence["Counterfactual"]) -> Table:
     names = [name for name in {**stored, **{n: None for row in rows for n in row}} if name != "seconds"]
     names = [name for name in names if len({row.get(name) for row in (stored, *rows)}) > 1]
     distances = [result.distance() for result in results]
-    table = new_table("settings", *(f">{name}" for name in names), *(f">{name}" for name in distances[0]), ">time")
-    ref = results[0].ref
-    table.title = f"iteration {ref.iteration}, {stage_name(ref)}"
-    blank = [""] * len(distances[0])
-    table.add_row(
-        "as in the run", *(optional(stored.get(n)) for n in names), *blank, short_time(results[0].stored.seconds)
-    )
+    table = new_table("settings", *(f">{name}" for name in (*names, *distances[0])), ">time")
+    table.title = f"iteration {results[0].ref.iteration}, {stage_name(results[0].ref)}"
+    as_stored = (*(optional(stored.get(name)) for name in names), *[""] * len(distances[0]))
+    table.add_row("as in the run", *as_stored, short_time(results[0].stored.seconds))
     for result, row, distance in zip(results, rows, distances, strict=True):
         values = (*(optional(row.get(name)) for name in names), *map(number, distance.values()))
         table.add_row(_settings(result), *values, short_time(result.changed.seconds))
@@ -567,11 +531,8 @@ def _settings(result: "Counterfactual") -> str:
     return " ".join(result.changed.settings) or "no change"
 
 
-_MOST_COMPONENTS = 4
-
-
 def minibatch_info(run: Run, iteration: int, update: int, rows: slice, *, context: bool) -> dict[str, Any]:
-    """Return selected transitions of a gradient step as plain data, each with its origin."""
+    """Return selected transitions of a gradient step as plain data, with the origin of each."""
     table = run[iteration].transitions(update, context=context, rows=rows)
     batches = run[iteration].minibatches()
     numbers = batches.context_rows if context else batches.rows
@@ -589,7 +550,7 @@ def minibatch_info(run: Run, iteration: int, update: int, rows: slice, *, contex
 
 
 def minibatch_view(info: Mapping[str, Any]) -> Table:
-    """Format the result of `minibatch_info` as a table."""
+    """Return the result of `minibatch_info` as a table."""
     table = new_table(
         *(">buffer", ">row", ">iteration", "stage", ">task", ">episode", ">t"),
         *("observation", "action", "reward", "next observation", "terminated"),
@@ -602,13 +563,12 @@ def minibatch_view(info: Mapping[str, Any]) -> Table:
             *(_numbers(row[name]) for name in ("observation", "action", "reward", "next_observation")),
             "yes" if row["terminated"] else "",
         )
-    kind = "context" if info["context"] else "minibatch"
-    all_rows = len(info["tasks"]) * info["rows_per_task"]
+    kind, num_tasks, each = "context" if info["context"] else "minibatch", len(info["tasks"]), info["rows_per_task"]
     table.title = (
         f"{info['run']}, iteration {info['iteration']}, {kind} of gradient step {info['update']} of "
-        f"{info['num_updates']}: {len(info['tasks'])} x {info['rows_per_task']} transitions"
+        f"{info['num_updates']}: {num_tasks} x {each} transitions"
     )
-    table.caption = f"{len(info['transitions'])} of {all_rows} transitions; --rows FROM:TO shows others"
+    table.caption = f"{len(info['transitions'])} of {num_tasks * each} transitions; --rows FROM:TO shows others"
     return table
 
 
@@ -616,34 +576,28 @@ def _numbers(value: Any) -> str:
     """Format a number, or the first components of a vector."""
     if not isinstance(value, list):
         return "-" if value is None else number(value)
-    shown = ", ".join(_numbers(component) for component in value[:_MOST_COMPONENTS])
-    return shown if len(value) <= _MOST_COMPONENTS else f"{shown}, ... ({len(value)})"
+    shown = ", ".join(_numbers(component) for component in value[:4])
+    return shown if len(value) <= 4 else f"{shown}, ... ({len(value)})"
 
 
 def comparison_view(found: "Comparison") -> RenderableType:
-    """Return the output of `metaloom compare`: groups, pairs, and conclusions about which are higher."""
-    parts: list[RenderableType] = [_groups_table(found)]
-    if found.pairs:
-        parts += [heading("pairs"), _pairs_table(found)]
-    parts += [heading("ranking"), *(as_text(line) for line in found.verdicts)]
-    if found.notes:
-        parts += [heading("notes"), *(as_text(line) for line in found.notes)]
-    return Group(*parts)
-
-
-def _groups_table(found: "Comparison") -> Table:
-    table = new_table(
-        *("group", ">runs", ">interquartile mean", "95 % interval", ">mean", "its 95 % interval"),
-        "lowest to highest run",
-        drop=("lowest to highest run", "its 95 % interval", "mean"),
-    )
+    """Return the output of `metaloom compare`: groups, pairs, and conclusions about the ranking."""
+    columns = ("group", ">runs", ">interquartile mean", "95 % interval", ">mean", "its 95 % interval")
+    dropped = ("lowest to highest run", "its 95 % interval", "mean")
+    table = new_table(*columns, "lowest to highest run", drop=dropped)
     for group in found.groups:
         means = group.scores.run_means
         estimates = (text for e in (group.iqm, group.mean) for text in (number(e.value), interval(e.low, e.high)))
         ends = f"{number(float(means.min()))} to {number(float(means.max()))}"
         table.add_row(group.name, len(group.scores), *estimates, ends)
     table.title, table.caption = as_text(found.conditions), as_text(found.intervals)
-    return table
+    parts: list[RenderableType] = [table]
+    if found.pairs:
+        parts += [heading("pairs"), _pairs_table(found)]
+    parts += [heading("ranking"), *map(as_text, found.verdicts)]
+    if found.notes:
+        parts += [heading("notes"), *map(as_text, found.notes)]
+    return Group(*parts)
 
 
 def _pairs_table(found: "Comparison") -> Table:

@@ -1,4 +1,4 @@
-"""Watching of a run that another process trains, through its store, lock and log."""
+"""Watching a run that another process trains, through its store, lock and log."""
 
 import sys
 import time
@@ -28,12 +28,7 @@ WARNINGS = 3
 
 @dataclass(frozen=True)
 class Ending:
-    """State of a run that is no longer being written.
-
-    Attributes:
-        how: complete, or whether the writer stopped, failed or was killed.
-        message: Description of the ending.
-    """
+    """State of a run that is no longer being written, with a message that describes it."""
 
     how: Literal["complete", "stopped", "failed", "killed"]
     message: str
@@ -45,10 +40,9 @@ class Ending:
 
 
 class Watch:
-    """Follows a run that another process writes.
+    """Follower of a run that another process writes.
 
     Attributes:
-        run: Run that is followed.
         writer: Process that is writing the run, or None.
         stage: Current stage and its start in seconds since 1970, if logged.
         workers: Description of the rollout backend, if logged.
@@ -70,7 +64,7 @@ class Watch:
         self._weighed = float("-inf")
 
     def look(self) -> list[IterationReport]:
-        """Read new outputs; return reports of newly completed iterations. The first call returns the last few."""
+        """Read new outputs; return reports of newly completed iterations, or of the last few in the first call."""
         if (remote := self.run.files.remote) is not None:
             remote.pull()
         # Check the writer first, so that its last outputs are read below if it has ended.
@@ -119,7 +113,7 @@ class WatchPanel(TrainingPanel):
         self.update([])
 
     def update(self, reports: Sequence[IterationReport]) -> None:
-        """Show new reports and the current state."""
+        """Update the panel with new reports and the current state."""
         for report in reports:
             self.iteration_done(report)
         watch, writer = self._watch, self._watch.writer
@@ -128,7 +122,6 @@ class WatchPanel(TrainingPanel):
         self._stored = watch.newest() if writer and self._stage is None else None
 
     def rows(self) -> Iterator[tuple[str, RenderableType]]:
-        """Yield the names and contents of the rows."""
         watch = self._watch
         yield "run", as_text(watch.run.location)
         yield from super().rows()
@@ -143,7 +136,7 @@ class WatchPanel(TrainingPanel):
 
 
 def watch_run(path: Path, *, mode: ProgressMode, out: TextIO | None = None, wait: Callable[[float], None]) -> Ending:
-    """Show a run until its training ends: as a live panel in a terminal, otherwise with a line per iteration."""
+    """Show a run until its training ends, as a live panel in a terminal, otherwise with a line per iteration."""
     watch, stream = Watch(path), sys.stdout if out is None else out
     console = Console(file=stream, highlight=False)
     pause = LOOK_SECONDS if watch.run.files.remote is None else REMOTE_LOOK_SECONDS

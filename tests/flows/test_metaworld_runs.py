@@ -14,8 +14,8 @@ from metaworld.policies import ENV_POLICY_MAP
 import metaloom
 from metaloom.flows import cli
 from metaloom.flows.films.painters import drawable, painter_of
+from metaloom.flows.results.class_returns import success_rows
 from metaloom.flows.results.evaluation import summarize_steps
-from metaloom.flows.results.success import success_rows
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.metaworld.names import BENCHMARKS, CLASSES
 from metaloom.pipeline.envs.metaworld.package import official_classes
