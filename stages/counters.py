@@ -117,6 +117,9 @@ def updated(
                 f"the update returned params[{name!r}] as {forms[0]}; required {forms[1]}, as it was before"
             )
     counters = {name: int(before.extra[name]) for name in (ENV_STEPS, ENV_STEPS_NOMINAL)}
+    for part in ("optimizer", "extra"):
+        if lost := getattr(before, part).keys() - getattr(after, part).keys() - counters.keys():
+            raise StageFault(f"the update returned no {part}[{min(lost)!r}], which the state before it has")
     for episodes in rounds:
         counters[ENV_STEPS] += episodes.num_steps
         counters[ENV_STEPS_NOMINAL] += int(episodes.real.sum()) * episodes.rewards.shape[2]

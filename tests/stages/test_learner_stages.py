@@ -169,6 +169,14 @@ def test_an_update_that_no_run_could_go_on_with_or_that_hides_metrics_is_refused
         updated(Odd(params, metrics), first(), tuple(step.episodes for step in steps), 0)
 
 
+@pytest.mark.parametrize("part", ["optimizer", "extra"])
+def test_an_update_that_loses_an_array_of_the_state_is_refused(steps, part):
+    before = first()
+    getattr(before.learner, part)["moment"] = np.ones(2)
+    with pytest.raises(StageFault, match=rf"the update returned no {part}\['moment'\], which the state before it has"):
+        learned(before, steps, 0)
+
+
 PER_TASK = TaskParams({"weight": np.zeros((B, 2), np.float32)})
 
 
