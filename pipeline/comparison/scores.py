@@ -16,18 +16,11 @@ from metaloom.pipeline.types import Array
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of R runs.
+    """Scores of R runs."""
 
-    Attributes:
-        runs: Scores [B_r] of each run, one per task; there is at least one run.
-        strata: Stratum of each run, which is its environment. Resampling preserves the number of runs per stratum, and
-            all strata have equal weight.
-        same_tasks: True if task b is the same task for all runs of a stratum.
-    """
-
-    runs: tuple[Array, ...]
-    strata: tuple[str, ...]
-    same_tasks: bool = False
+    runs: tuple[Array, ...]  # scores [B_r] of each run, one per task; there is at least one run
+    strata: tuple[str, ...]  # each run's environment; all have equal weight, and resamples keep their numbers of runs
+    same_tasks: bool = False  # True if task b is the same task for all runs of a stratum
 
     def __post_init__(self) -> None:
         if not self.runs or len(self.runs) != len(self.strata):

@@ -45,21 +45,13 @@ class GraphError(ConfigError):
 
 @dataclass(frozen=True)
 class At:
-    """Position at which a stage runs, which determines its random streams.
+    """Position at which a stage runs, which determines its random streams."""
 
-    Attributes:
-        run_seed: Seed of the run or of the evaluation.
-        iteration: Iteration number; 0 for adaptation after training.
-        step: Inner step k.
-        training: False for adaptation after training, as in evaluations and trained policies.
-        task: Task index, for stages over tasks.
-    """
-
-    run_seed: int
-    iteration: int
-    step: int = 0
-    training: bool = True
-    task: int = 0
+    run_seed: int  # seed of the run or of the evaluation
+    iteration: int  # iteration number; 0 for adaptation after training
+    step: int = 0  # inner step k
+    training: bool = True  # False for adaptation after training, as in evaluations and trained policies
+    task: int = 0  # task index, for stages over tasks
 
     def generator(self, name: str) -> np.random.Generator:
         """Return a generator for one of the stage's streams at this position; see `own_generator`.
@@ -77,17 +69,11 @@ class At:
 
 @dataclass(frozen=True)
 class Per:
-    """Frequency with which a stage runs.
+    """Frequency with which a stage runs."""
 
-    Attributes:
-        words: Text for diagrams, such as "per iteration".
-        steps: Function that maps a configuration and an iteration to the inner steps k in which the stage runs.
-        stepped: True if an iteration may have several steps.
-    """
-
-    words: str
-    steps: Callable[[RunConfig, int], Sequence[int]]
-    stepped: bool = False
+    words: str  # text for diagrams, such as "per iteration"
+    steps: Callable[[RunConfig, int], Sequence[int]]  # from a configuration and an iteration to the inner steps k
+    stepped: bool = False  # True if an iteration may have several steps
 
 
 ONCE = Per("once per run", lambda config, i: () if i else (0,))
