@@ -75,9 +75,7 @@ class Graph:
 
     def learner_ref(self, iteration: int) -> StageRef:
         """Return a reference to the output that holds the learner with which an iteration starts."""
-        learners = (
-            stage for stage in self.stages if stage.output is Update and stage.ends_iteration == (iteration > 0)
-        )
+        learners = (s for s in self.stages if s.output is Update and s.ends_iteration == (iteration > 0))
         return next(learners).at(max(iteration - 1, 0))
 
     def order(self, config: RunConfig, iteration: int) -> list[StageRef]:
