@@ -97,9 +97,7 @@ class Learner(ABC, Generic[Evidence, Experience]):
             seed: Seed for the baseline's random draws.
             parallel: Map over tasks; the result does not depend on it.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} does not define `process`, which process_samples calls; override it"
-        )
+        raise NotImplementedError(f"{type(self).__name__} has no `process`, which process_samples calls; define it")
 
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: Evidence, *, parallel: ParallelMap = map

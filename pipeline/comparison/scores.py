@@ -32,9 +32,7 @@ class Scores:
             if run.ndim != 1 or not len(run) or not np.isfinite(run).all():
                 raise ValueError(f"scores of run {place} are {run!r}; required finite numbers [B], at least one")
         if self.same_tasks and any(len({*map(len, self.of_stratum(name))}) > 1 for name in self.stratum_names):
-            raise ValueError(
-                "found runs with different numbers of scores; runs on the same tasks must have the same number"
-            )
+            raise ValueError("found runs with different numbers of scores; required equal numbers on the same tasks")
 
     @classmethod
     def of(cls, values: Sequence[Sequence[float]] | Array, *, same_tasks: bool = False) -> "Scores":

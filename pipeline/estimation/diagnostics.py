@@ -67,9 +67,7 @@ class Measures:
 def with_own(metrics: Metrics, own: Metrics) -> Metrics:
     """Return standard and custom metrics together; raise ConfigError if a custom metric has a standard one's name."""
     if taken := sorted(metrics.keys() & own.keys()):
-        raise ConfigError(
-            f"metrics: found {', '.join(taken)}, which every run has already; return it under another name"
-        )
+        raise ConfigError(f"metrics: found {', '.join(taken)}, which every run has already; use another name")
     return metrics | own
 
 
