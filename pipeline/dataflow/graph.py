@@ -312,10 +312,7 @@ class Graph:
         if len(self._by_name) < len(self.stages):
             names = [stage.name for stage in self.stages]
             twice = next(name for name in names if names.count(name) > 1)
-            yield (
-                f"two stages have the name {twice}; names must be unique: rename one with graph.rename or "
-                "Stage(name=...)"
-            )
+            yield f"two stages have the name {twice}; rename one with graph.rename or Stage(name=...)"
         for name, edge in self.edges.items():
             links = [edge]
             while isinstance(links[-1].first, Edge):

@@ -61,8 +61,8 @@ class Actor(ABC):
         self._taken = setup.taken
         # Actions so far, [T, B * E, ...].
         self.actions: Array = np.zeros((T, N), np.int64) if setup.spaces.num_actions else setup.taken
-        # Parameters of the behavior policy: at each step so far, [T, B * E, ...] float32; and those that are constant
-        # over steps, [B, ...] float32, or [B, E, ...] if episodes differ.
+        # Parameters of the behavior policy, float32: recorded at each step so far, [T, B * E, ...], or constant over
+        # steps, [B, ...], or [B, E, ...] if episodes differ.
         self.behavior_by_step: dict[str, Array] = {}
         self.behavior_by_task: dict[str, Array] = {}
 
