@@ -92,35 +92,24 @@ class EpisodeBatch(_OfTasks):
 
     A task may have fewer than E episodes if sampling stops early. Its last slots are then empty: they have length 0 and
     are neither terminated nor truncated.
-
-    Attributes:
-        observations: [B, E, T+1, O] float32, or the integer type of the environment; the entry at `lengths` is the
-            observation after the last step.
-        actions: [B, E, T, A] float32 as returned by the policy (before any rescaling), or [B, E, T] int64.
-        rewards: [B, E, T] float32.
-        terminated: [B, E] bool, True if the task ended the episode.
-        truncated: [B, E] bool, True if the step limit ended the episode.
-        lengths: [B, E] int32, steps of each episode; 0 for empty slots.
-        behavior: Parameters of the behavior policy's distributions, float32. Gaussian: `mean` [B, E, T, A], `log_std`
-            [B, A]. Discrete: `log_probs` [B, E, T, number of actions]. Tanh-Gaussian: `mean` and `log_stds` [B, E, T,
-            A] before the tanh, and `latent` [B, E, Z] if drawn from the task's posterior. Q-values: `action_values` [B,
-            E, T, number of actions] and `epsilon` [B]. Uniform: none. With inference within a trial, also
-            `posterior_mean` and `posterior_log_std` [B, E, T, Z].
-        reward_terms: Term -> [B, E, T] float32; the terms sum to `rewards`.
-        initial_state: [B, E, S] float64, the simulator's state after reset, for rendering.
-        facts: Name -> values reported by the environment, bool or float32: [B, E, T] per step or [B, E] per episode.
-            NaN only for optional facts.
     """
 
-    observations: Array
-    actions: Array
-    rewards: Array
-    terminated: Array = field(metadata=_each_episode(np.bool_))
-    truncated: Array = field(metadata=_each_episode(np.bool_))
-    lengths: Array = field(metadata=_each_episode(np.int32))
+    observations: Array  # [B, E, T+1, O] float32, or an integer type; the entry at `lengths` follows the last step
+    actions: Array  # [B, E, T, A] float32 as returned by the policy (before any rescaling), or [B, E, T] int64
+    rewards: Array  # [B, E, T] float32
+    terminated: Array = field(metadata=_each_episode(np.bool_))  # [B, E], True if the task ended the episode
+    truncated: Array = field(metadata=_each_episode(np.bool_))  # [B, E], True if the step limit ended the episode
+    lengths: Array = field(metadata=_each_episode(np.int32))  # [B, E], steps of each episode; 0 for empty slots
+    # Parameters of the behavior policy's distributions, float32. Gaussian: `mean` [B, E, T, A], `log_std` [B, A].
+    # Discrete: `log_probs` [B, E, T, number of actions]. Tanh-Gaussian: `mean` and `log_stds` [B, E, T, A] before the
+    # tanh, and `latent` [B, E, Z] if drawn from the task's posterior. Q-values: `action_values` [B, E, T, number of
+    # actions] and `epsilon` [B]. Uniform: none. With inference within a trial, also `posterior_mean` and
+    # `posterior_log_std` [B, E, T, Z].
     behavior: Mapping[str, Array]
-    reward_terms: Mapping[str, Array]
-    initial_state: Array
+    reward_terms: Mapping[str, Array]  # term -> [B, E, T] float32; the terms sum to `rewards`
+    initial_state: Array  # [B, E, S] float64, the simulator's state after reset, for rendering
+    # Values reported by the environment, bool or float32: [B, E, T] per step or [B, E] per episode. NaN only for
+    # optional facts.
     facts: Mapping[str, Array] = field(default_factory=dict[str, Array])
 
     def __post_init__(self) -> None:

@@ -234,9 +234,8 @@ class AlgorithmSettings(PluginSettings, Settings):
     def build(self, setup: Setup) -> Learner[Any, Any]:
         """Build the learner for a run.
 
-        Raises:
-            ConfigError: the algorithm does not support the environment or network, lacks the requested kernel, or its
-                learner is invalid.
+        Raises ConfigError if the algorithm does not support the environment or network, lacks the requested kernel, or
+        its learner is invalid.
         """
         # Loaded here because importing torch takes ten times as long as reading settings.
         if not self.learner:

@@ -147,8 +147,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         """Draw tasks from the task distribution, [B, P] float64. The default draws uniformly from `task_set`.
 
-        Raises:
-            EnvError: the environment has neither this method nor a `task_set`.
+        Raises EnvError if the environment has neither this method nor a `task_set`.
         """
         if self.task_set is None:
             raise EnvError(f"{type(self).__name__} has no task_set and no method sample_tasks; required one of them")
@@ -170,10 +169,8 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         """Convert dense rewards of real steps, in an array of any shape, to sparse rewards.
 
         For environments where task inference and evaluation use another reward than the learner, as in PEARL. Do not
-        pass padding, since a reward of 0 may mean that the goal is reached.
-
-        Raises:
-            EnvError: the environment has no sparse rewards.
+        pass padding, since a reward of 0 may mean that the goal is reached. Raises EnvError if the environment has no
+        sparse rewards.
         """
         raise EnvError(
             f"{type(self.unwrapped).__name__} has no sparse rewards; required an environment that has them, such as "
@@ -195,8 +192,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
     def row_batch(self, num_rows: int, num_threads: int) -> RowBatch:
         """Return a batch with N rows.
 
-        Raises:
-            EnvError: the environment does not define its rules for rows.
+        Raises EnvError if the environment does not define its rules for rows.
         """
         raise EnvError(
             f"{type(self).__name__} lacks step or reset, and has no row_batch; required `step` and `reset`, "

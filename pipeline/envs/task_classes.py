@@ -19,8 +19,7 @@ from metaloom.pipeline.types import Array
 class Classes:
     """A partition of tasks into C classes by some of the task fields; see `nearest` and `bins`.
 
-    Raises:
-        ValueError: the arguments are inconsistent.
+    Raises ValueError if the arguments are inconsistent.
     """
 
     fields: tuple[str, ...]  # names of the task fields that determine the class

@@ -89,8 +89,7 @@ class ActorCritic(LearningRate):
     def critic_like(self, policy: PolicyConfig) -> PolicyConfig:
         """Return the critic's network settings, which default to the policy's.
 
-        Raises:
-            ValueError: the critic's settings contradict each other.
+        Raises ValueError if the critic's settings contradict each other.
         """
         own: dict[str, JsonValue] = {"hidden_sizes": list(self.critic_hidden_sizes)}
         if self.critic_network is not None:
