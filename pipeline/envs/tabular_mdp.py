@@ -73,7 +73,9 @@ class TabularMDP(Drawn, MetaEnv):
         super().set_task(task)
         number = float(self.task[0])
         if not (0 <= number < 2**53 and number.is_integer()):
-            raise EnvError(f"{type(self).__name__}.set_task: found mdp {number}; required an integer, 0 to 2^53 - 1")
+            raise EnvError(
+                f"{type(self).__name__}.set_task: found mdp {number}; required a whole number from 0 to 2^53 - 1"
+            )
 
     def render(self) -> Any:
         """Return an image, [height, width, 3] uint8, of each action's mean reward and count in each state."""
