@@ -77,9 +77,7 @@ def arrays_in(value: object, name: str = "") -> Iterator[Row]:
     if isinstance(value, np.ndarray):
         yield name, str(list(value.shape)), str(value.dtype), size(value.nbytes)
     elif is_dataclass(value) or isinstance(value, Mapping):
-        members = (
-            value if isinstance(value, Mapping) else {each.name: getattr(value, each.name) for each in fields(value)}
-        )
+        members = value if isinstance(value, Mapping) else {f.name: getattr(value, f.name) for f in fields(value)}
         for key, member in members.items():
             yield from arrays_in(member, f"{name}.{key}" if name else str(key))
     elif isinstance(value, tuple) and any(map(is_dataclass, value)):

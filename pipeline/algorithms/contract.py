@@ -97,9 +97,7 @@ class Learner(ABC, Generic[Evidence, Experience]):
             seed: Seed for the baseline's random draws.
             parallel: Map over tasks; the result does not depend on it.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} does not define `process`, which process_samples calls; override it"
-        )
+        raise NotImplementedError(f"{type(self).__name__} has no `process`, which process_samples calls; define it")
 
     def adapt(
         self, state: LearnerState, params: TaskParams, evidence: Evidence, *, parallel: ParallelMap = map
@@ -236,9 +234,8 @@ class AlgorithmSettings(PluginSettings, Settings):
     def build(self, setup: Setup) -> Learner[Any, Any]:
         """Build the learner for a run.
 
-        Raises:
-            ConfigError: the algorithm does not support the environment or network, lacks the requested kernel, or its
-                learner is invalid.
+        Raises ConfigError if the algorithm does not support the environment or network, lacks the requested kernel, or
+        its learner is invalid.
         """
         # Loaded here because importing torch takes ten times as long as reading settings.
         if not self.learner:

@@ -31,8 +31,7 @@ def fused(definition: Callable[..., object]) -> Callable[..., Any]:
 def choose_kernel(asked: KernelChoice, *, blockers: Iterable[str], fused: str) -> Kernel:
     """Return the fused kernel if the setting allows it and there are no blockers, otherwise the torch definition.
 
-    Raises:
-        ConfigError: the fused kernel was requested but there are blockers.
+    Raises ConfigError if the fused kernel was requested but there are blockers.
     """
     if asked == "torch":
         return Kernel("torch", "requested")

@@ -23,18 +23,11 @@ _CLOSE = 1e-12
 
 @dataclass(frozen=True)
 class Permutations:
-    """Outcome of a permutation test.
+    """Outcome of a permutation test."""
 
-    Attributes:
-        p: The p-value: the probability of a difference at least this large if both groups had the same distribution.
-        exact: True if all divisions of the runs were enumerated.
-        smallest: Smallest attainable p-value for this number of runs. If it exceeds the significance level, no
-            difference can be significant.
-    """
-
-    p: float
-    exact: bool
-    smallest: float
+    p: float  # probability of a difference at least this large if both groups had the same distribution
+    exact: bool  # True if all divisions of the runs were enumerated
+    smallest: float  # smallest p-value attainable with this number of runs
 
 
 def permutation_test(x: Scores, y: Scores, rng: np.random.Generator) -> Permutations:

@@ -2,7 +2,7 @@
 
 import math
 from statistics import NormalDist
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,8 +11,6 @@ from metaloom.pipeline.types import Array
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
-
-Kind = Literal["student", "percentile"]
 
 
 class IntervalEnds(NamedTuple):

@@ -16,18 +16,11 @@ from metaloom.pipeline.types import Array
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of R runs.
+    """Scores of R runs."""
 
-    Attributes:
-        runs: Scores [B_r] of each run, one per task; there is at least one run.
-        strata: Stratum of each run, which is its environment. Resampling preserves the number of runs per stratum, and
-            all strata have equal weight.
-        same_tasks: True if task b is the same task for all runs of a stratum.
-    """
-
-    runs: tuple[Array, ...]
-    strata: tuple[str, ...]
-    same_tasks: bool = False
+    runs: tuple[Array, ...]  # scores [B_r] of each run, one per task; there is at least one run
+    strata: tuple[str, ...]  # each run's environment; all have equal weight, and resamples keep their numbers of runs
+    same_tasks: bool = False  # True if task b is the same task for all runs of a stratum
 
     def __post_init__(self) -> None:
         if not self.runs or len(self.runs) != len(self.strata):
@@ -39,9 +32,7 @@ class Scores:
             if run.ndim != 1 or not len(run) or not np.isfinite(run).all():
                 raise ValueError(f"scores of run {place} are {run!r}; required finite numbers [B], at least one")
         if self.same_tasks and any(len({*map(len, self.of_stratum(name))}) > 1 for name in self.stratum_names):
-            raise ValueError(
-                "found runs with different numbers of scores; runs on the same tasks must have the same number"
-            )
+            raise ValueError("found runs with different numbers of scores; required equal numbers on the same tasks")
 
     @classmethod
     def of(cls, values: Sequence[Sequence[float]] | Array, *, same_tasks: bool = False) -> "Scores":

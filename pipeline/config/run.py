@@ -109,10 +109,7 @@ class RunConfig(Settings):
                 f"use {WITHOUT_MEMORY}"
             )
         if self.policy.encoder is not None and self.algorithm.actor != "recurrent":
-            yield (
-                f"policy.encoder is {self.policy.encoder.name}, but the policy of {self.algorithm.name} has no memory; "
-                "remove it"
-            )
+            yield f"policy.encoder is {self.policy.encoder.name}, but {self.algorithm.name} has no memory; remove it"
         yield from self._idle_sizes()
         asked = {"policy.normalize_observations": self.policy, "processing.scale_rewards": self.processing}
         for name in (name for name, section in asked.items() if getattr(section, name.partition(".")[2])):

@@ -26,24 +26,18 @@ WITNESS = ("witness_tasks", "witness_episodes")
 class Graph:
     """A kind of run.
 
-    Attributes:
-        name: Name by which algorithm settings select the graph.
-        stages: Stages in data-flow order; consecutive per-step stages run step by step.
-        edges: Edges, keyed by the names that stages use.
-        shared: Caches that stages keep between iterations, such as a replay buffer: parameter name in stage functions
-            -> function that makes the object from tools. Results do not depend on the caches.
-        remembers_by_task: True if stored data refer to tasks by index, so the training set must not change.
-        check: Function that raises ConfigError or EnvError if the configuration and the environment are incompatible.
-
     Raises:
         GraphError: a stage reads a missing edge or takes an unknown tool, or an edge names an unknown stage.
     """
 
-    name: str
-    stages: tuple[Stage, ...]
-    edges: Mapping[str, Edge]
+    name: str  # by which algorithm settings select the graph
+    stages: tuple[Stage, ...]  # in data-flow order; consecutive per-step stages run step by step
+    edges: Mapping[str, Edge]  # keyed by the names that stages use
+    # Caches that stages keep between iterations, such as a replay buffer: parameter name in stage functions -> function
+    # that makes the object from tools. Results do not depend on the caches.
     shared: Mapping[str, Callable[..., object]] = field(default_factory=dict[str, Callable[..., object]])
-    remembers_by_task: bool = False
+    remembers_by_task: bool = False  # True if stored data refer to tasks by index, so the training set must not change
+    # Function that raises ConfigError or EnvError if the configuration and the environment are incompatible.
     check: Callable[[RunConfig, MetaEnv], None] = lambda config, env: None
 
     def __post_init__(self) -> None:
@@ -75,9 +69,7 @@ class Graph:
 
     def learner_ref(self, iteration: int) -> StageRef:
         """Return a reference to the output that holds the learner with which an iteration starts."""
-        learners = (
-            stage for stage in self.stages if stage.output is Update and stage.ends_iteration == (iteration > 0)
-        )
+        learners = (s for s in self.stages if s.output is Update and s.ends_iteration == (iteration > 0))
         return next(learners).at(max(iteration - 1, 0))
 
     def order(self, config: RunConfig, iteration: int) -> list[StageRef]:
@@ -95,9 +87,7 @@ class Graph:
         """Return a stage's inputs, keyed by argument name.
 
         If `env.witness` is set, the stage that ends an iteration also reads the tasks and one randomly drawn batch.
-
-        Raises:
-            GraphError: an input without a default has no output to read.
+        Raises GraphError if an input without a default has no output to read.
         """
         stage, found = self[ref.stage], dict[str, Input]()
         for name, edge in stage.edges.items():
@@ -135,10 +125,8 @@ class Graph:
     def adaptation(self) -> tuple[Stage, Stage] | None:
         """The stage that collects adaptation episodes, and the stage whose output tasks act with in the next step.
 
-        None for a graph without adaptation.
-
-        Raises:
-            GraphError: tasks act with an output that is computed before the episodes in the same step.
+        None for a graph without adaptation. Raises GraphError if tasks act with an output that is computed before the
+        episodes in the same step.
         """
         for stage in self.stages:
             for edge in map(self.edges.__getitem__, stage.edges.values() if self._collects(stage) else ()):
@@ -177,9 +165,7 @@ class Graph:
         """Return a stage's inputs in adaptation step k after training.
 
         References use iteration 0, in which every stage has every step. None stands for the output that tasks act with.
-
-        Raises:
-            GraphError: the stage reads an output that exists only during training.
+        Raises GraphError if the stage reads an output that exists only during training.
         """
         assert self.adaptation is not None, "only such a graph has stages that adapt"
         collecting, adapted = self.adaptation
@@ -314,10 +300,7 @@ class Graph:
         if len(self._by_name) < len(self.stages):
             names = [stage.name for stage in self.stages]
             twice = next(name for name in names if names.count(name) > 1)
-            yield (
-                f"two stages have the name {twice}; names must be unique: rename one with graph.rename or "
-                "Stage(name=...)"
-            )
+            yield f"two stages have the name {twice}; rename one with graph.rename or Stage(name=...)"
         for name, edge in self.edges.items():
             links = [edge]
             while isinstance(links[-1].first, Edge):

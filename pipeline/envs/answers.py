@@ -164,9 +164,7 @@ def declared_facts(env: gymnasium.Env[Any, Any]) -> tuple[Fact, ...]:
         if fact.kind not in ("flag", "number") or fact.per not in ("step", "episode"):
             raise EnvError(f'{where}: found {fact}; required kind "flag" or "number", and per "step" or "episode"')
         if fact.kind == "flag" and fact.optional:
-            raise EnvError(
-                f"{where}: found the optional flag {fact.name}; required a number, since a flag cannot be NaN"
-            )
+            raise EnvError(f"{where}: found the optional flag {fact.name}; required a number; a flag cannot be NaN")
         if fact.kind == "number" and fact.name in _TAKEN:
             raise EnvError(
                 f"{where}: found the number {fact.name}, but every run already has the metric average_{fact.name}; "

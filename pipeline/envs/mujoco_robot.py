@@ -313,9 +313,7 @@ class MujocoBatch(RowBatch):
         self._robot = robot
         contact_forces = CONTACT_FORCES in robot.derived
         if contact_forces and type(robot).write_models is not MujocoRobot.write_models:
-            raise EnvError(
-                f"{type(robot).__name__} has contact forces and a model per row; a batch supports only one of them"
-            )
+            raise EnvError(f"{type(robot).__name__} has contact forces and a model per row; required only one of them")
         self._batch = physics_batch(robot.model, num_rows, num_threads, contact_forces=contact_forces)
         self._qpos, self._qvel, self._ctrl = (self._batch.bind(name) for name in ("qpos", "qvel", "ctrl"))
         self._derived = {name: self._batch.bind(name) for name in robot.derived}

@@ -23,8 +23,7 @@ from metaloom.pipeline.schema import ConfigError, suggestion
 def make_env(config: EnvConfig) -> MetaEnv:
     """Return an environment that accepts the policy's actions.
 
-    Raises:
-        EnvError: the name, an option or the action space is not supported.
+    Raises EnvError if the name, an option or the action space is not supported.
     """
     # Imported here, so that reading ENVS stays cheap.
     from metaloom.pipeline.envs.outer_wrappers import in_wrappers

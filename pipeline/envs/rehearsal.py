@@ -284,9 +284,7 @@ def main(steps: int, thorough: bool, timeout_seconds: float) -> dict[str, Any]:
             rehearsal = Rehearsal(config, steps, timeout_seconds)
             found |= rehearsal.find() if thorough else {"alone": [digest(rehearsal.alone(n)) for n in range(ROWS)]}
         except BaseException as problem:
-            found["notes"] = [
-                f"the rehearsal failed ({last_line(problem)}); environment copies are reused across episodes"
-            ]
+            found["notes"] = [f"the rehearsal failed ({last_line(problem)}); copies are reused across episodes"]
     return found
 
 

@@ -37,8 +37,7 @@ class FixedTasks:
     ) -> tuple[tuple[float, ...], ...]:
         """Set training and test tasks, drawn by `draw` or the next class's `sample_tasks`; return the training tasks.
 
-        Raises:
-            EnvError: one of the sets would be empty.
+        Raises EnvError if one of the sets would be empty.
         """
         for name, number in (("num_train_tasks", num_train_tasks), ("num_test_tasks", num_test_tasks)):
             if not isinstance(number, int) or number < 1:  # pyright: ignore[reportUnnecessaryIsInstance]

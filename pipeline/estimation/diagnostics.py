@@ -35,8 +35,7 @@ class Measures:
     def named(cls, names: Iterable[str], *, diagnostics: Callable[[EpisodeBatch], Numbers] | None = None) -> "Measures":
         """Look up functions by name, without calling them, and add an environment's diagnostics.
 
-        Raises:
-            ConfigError: a name does not refer to such a function.
+        Raises ConfigError if a name does not refer to such a function.
         """
         found = {name: _find(name) for name in names}
         of_episodes = {name: function for name, (of, function) in found.items() if of is EpisodeBatch}
@@ -67,9 +66,7 @@ class Measures:
 def with_own(metrics: Metrics, own: Metrics) -> Metrics:
     """Return standard and custom metrics together; raise ConfigError if a custom metric has a standard one's name."""
     if taken := sorted(metrics.keys() & own.keys()):
-        raise ConfigError(
-            f"metrics: found {', '.join(taken)}, which every run has already; return it under another name"
-        )
+        raise ConfigError(f"metrics: found {', '.join(taken)}, which every run has already; use another name")
     return metrics | own
 
 
@@ -176,10 +173,8 @@ def names_of_metrics(
 ) -> frozenset[str] | None:
     """Return the names of a run's metrics, without the prefix `step_k.`, by computing them on synthetic episodes.
 
-    Return None if a function fails, as it may on such episodes.
-
-    Raises:
-        ConfigError: a function uses the name of a standard metric, or does not return numbers keyed by name.
+    Return None if a function fails, as it may on such episodes. Raises ConfigError if a function uses the name of a
+    standard metric, or does not return numbers keyed by name.
     """
     step = _made_up(sizes, facts)
     with np.errstate(all="ignore"):

@@ -1,11 +1,12 @@
 """Processing of rewards: returns, advantages and, for DiCE, adjusted rewards."""
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from metaloom.pipeline.baselines import Baseline, BaselineError
+from metaloom.pipeline.baselines.contract import by_task
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.estimation.returns import discounted_returns, discounted_rewards, gae, normalize, shift_positive
 from metaloom.pipeline.types import Array, EpisodeBatch, ParallelMap, Params, Samples
@@ -29,19 +30,16 @@ def process_samples(
     rewards = episodes.rewards * mask
     returns = discounted_returns(rewards, processing.discount)
     values = _fit_predict(_of_returns(baseline, processing), episodes, returns, seed, parallel)
-    samples = Samples(
-        returns=returns.astype(np.float32),
-        values=values.astype(np.float32),
-        advantages=_by_task(task_advantages, (rewards, values, mask), processing, parallel),
-        mask=mask,
-    )
+    advantages = by_task(partial(task_advantages, processing=processing), rewards, values, mask, parallel)
+    samples = Samples(*(part.astype(np.float32) for part in (returns, values, advantages)), mask=mask)
     if processing.name == "advantages":
         return samples
-    discounted = discounted_rewards(episodes.rewards * samples.mask, processing.discount)
+    discounted = discounted_rewards(rewards, processing.discount)
     predicted = _fit_predict(baseline, episodes, discounted, seed, parallel)
-    adjusted = _by_task(task_adjusted_rewards, (discounted, predicted, samples.mask), processing, parallel)
+    adjusted = by_task(partial(task_adjusted_rewards, processing=processing), discounted, predicted, mask, parallel)
     # If statistics include padding, padding is not zero; losses mask it anyway.
-    return replace(samples, advantages=samples.advantages * samples.mask, adjusted_rewards=adjusted * samples.mask)
+    adjusted_rewards = adjusted.astype(np.float32) * mask
+    return replace(samples, advantages=samples.advantages * mask, adjusted_rewards=adjusted_rewards)
 
 
 def baseline_parameters(
@@ -101,16 +99,3 @@ def _fit_predict(baseline: Baseline, episodes: EpisodeBatch, targets: Array, see
         return baseline.fit_predict(_seen(episodes), targets, episodes.mask, seed=seed, parallel=parallel)
     except BaselineError as error:
         raise BaselineError(f"process_samples, {error}") from error
-
-
-def _by_task(
-    process_task: Callable[[Array, Array, Array, ProcessingConfig], Array],
-    arrays: tuple[Array, Array, Array],
-    processing: ProcessingConfig,
-    parallel: ParallelMap,
-) -> Array:
-    def work(b: int) -> Array:
-        first, second, mask = (array[b] for array in arrays)
-        return process_task(first, second, mask, processing)
-
-    return np.stack(list(parallel(work, range(len(arrays[0]))))).astype(np.float32)

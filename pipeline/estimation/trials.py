@@ -15,15 +15,6 @@ class Trials:
 
     Of a task's E = n·M episodes, the first M are the first episodes of its M trials, and the next M are their second
     episodes. Trial m of task b is sequence b·M + m.
-
-    Attributes:
-        mask: Mask of real steps, [N, L] bool.
-        inputs: Inputs to a policy with memory, [N, L, O + A + 2]: the observation and the previous step's action
-            (one-hot if discrete), reward and end-of-episode flag, which are zero in a trial's first step.
-        actions: Actions, [N, L, A] float32 or [N, L] int64.
-        taken: Actions as float32, one-hot if discrete, [N, L, A].
-        rewards: Rewards, [N, L], zero on padding.
-        behavior: Parameters of the behavior policy's distributions, [N, L, ...], keyed by name.
     """
 
     def __init__(self, episodes: EpisodeBatch, episodes_per_trial: int, num_actions: int) -> None:
@@ -34,20 +25,22 @@ class Trials:
         if not mask.all():
             # Real steps first, in order.
             self._order = np.argsort(~mask, axis=1, kind="stable")[:, : int(mask.sum(1).max())]
-        self.mask: Array = self.along(episodes.mask != 0)
-        self.actions: Array = self.along(episodes.actions)
-        self.rewards: Array = self.along(episodes.rewards) * self.mask
+        self.mask: Array = self.along(episodes.mask != 0)  # [N, L] bool, True for real steps
+        self.actions: Array = self.along(episodes.actions)  # [N, L, A] float32 or [N, L] int64
+        self.rewards: Array = self.along(episodes.rewards) * self.mask  # [N, L]
         observations = self.along(episodes.observations[:, :, :-1])
         self._episodes = episodes
+        # Actions as float32, one-hot if discrete, [N, L, A].
         self.taken: Array = np.eye(num_actions, dtype=np.float32)[self.actions] if num_actions else self.actions
         ends = self.along((np.arange(self._shape[2]) + 1 == episodes.lengths[..., None]).astype(np.float32))
         seen = np.concatenate([self.taken, self.rewards[..., None], ends[..., None]], axis=-1)
         before = np.zeros_like(seen)
         before[:, 1:] = seen[:, :-1]
+        # A policy's inputs: the observation, and the previous action, reward and end of episode, [N, L, O + A + 2].
         self.inputs: Array = np.concatenate([observations, before], axis=-1, dtype=np.float32)
         num_trials, length = self.mask.shape
         of_tasks = np.arange(num_trials) // (num_trials // self._shape[0])
-        self.behavior: dict[str, Array] = {
+        self.behavior: dict[str, Array] = {  # name -> [N, L, ...]
             name: self.along(value)
             if value.shape[1:3] == self._shape[1:] and value.ndim > 3
             else np.repeat(value[of_tasks][:, None], length, axis=1)

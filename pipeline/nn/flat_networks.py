@@ -148,7 +148,7 @@ class FlatNetwork:
             sums = np.matmul(self._activations[-1], kernel, out=outputs[:, : kernel.shape[1]])
             if bias is not None:
                 sums += bias
-            self._activate(outputs, out=outputs)
+            self._activate(outputs)
             self._activations.append(outputs)
         kernel, bias = self._layers[-1]
         outputs = self._activations[-1] @ kernel
@@ -205,21 +205,15 @@ class _Buffer:
         return self._buffer[:n]
 
 
-def _relu(values: Array, out: Array) -> None:
-    np.maximum(values, 0, out=out)
-
-
-def _times_tanh_slope(errors: Array, outputs: Array) -> None:
-    errors *= 1 - np.square(outputs)
-
-
-def _times_relu_slope(errors: Array, outputs: Array) -> None:
-    errors *= outputs > 0
-
-
-_ACTIVATIONS: dict[Activation, tuple[Callable[..., object], Callable[[Array, Array], None]]] = {
-    "tanh": (np.tanh, _times_tanh_slope),
-    "relu": (_relu, _times_relu_slope),
+_ACTIVATIONS: dict[Activation, tuple[Callable[[Array], object], Callable[[Array, Array], object]]] = {
+    "tanh": (
+        lambda values: np.tanh(values, out=values),
+        lambda errors, outputs: np.multiply(errors, 1 - np.square(outputs), out=errors),
+    ),
+    "relu": (
+        lambda values: np.maximum(values, 0, out=values),
+        lambda errors, outputs: np.multiply(errors, outputs > 0, out=errors),
+    ),
 }
 """In-place activation, and in-place multiplication of errors by its slope, computed from its outputs."""
 

@@ -17,23 +17,16 @@ from metaloom.pipeline.types import Array, Params
 
 
 class FlatTensors:
-    """Named parameters that are differentiated by autograd and updated in place by an optimizer; see `optimize`.
-
-    Attributes:
-        params: Name -> parameter, an autograd leaf that shares the memory of `vector`.
-        vector: All parameters in the order of the mapping, [D].
-        gradient: Vector into which autograd accumulates gradients, [D]; zero for fixed parameters.
-        learned: Mask [D] bool, False for entries of fixed parameters.
-    """
+    """Named parameters that are differentiated by autograd and updated in place by an optimizer; see `optimize`."""
 
     def __init__(
         self, params: Mapping[str, Array], device: torch.device | str = "cpu", learned: Collection[str] | None = None
     ) -> None:
         flat = np.concatenate([np.ravel(value) for value in params.values()])
-        self.vector: Tensor = torch.from_numpy(flat).to(device)
-        self.gradient: Tensor = torch.zeros_like(self.vector)
-        self.learned: Array = np.zeros(len(self.vector), bool)
-        self.params: dict[str, Tensor] = {}
+        self.vector: Tensor = torch.from_numpy(flat).to(device)  # all parameters in order, [D]
+        self.gradient: Tensor = torch.zeros_like(self.vector)  # [D]; zero for fixed parameters
+        self.learned: Array = np.zeros(len(self.vector), bool)  # [D], False for fixed parameters
+        self.params: dict[str, Tensor] = {}  # autograd leaves that share the memory of `vector`
         offset = 0
         for name, value in params.items():
             entries = slice(offset, offset + value.size)

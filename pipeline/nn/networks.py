@@ -76,13 +76,7 @@ class _InPlaceTanh(torch.autograd.Function):
 
 
 class Network(Protocol):
-    """Network as a function of explicit parameters.
-
-    Attributes:
-        prefix: Prefix of the network's parameter names.
-        spec: Specification of the network.
-        shapes: Parameter name -> shape, in order.
-    """
+    """Network as a function of explicit parameters, whose names begin with a prefix."""
 
     @property
     def prefix(self) -> str: ...
@@ -91,7 +85,7 @@ class Network(Protocol):
     def spec(self) -> NetworkSpec: ...
 
     @property
-    def shapes(self) -> Shapes: ...
+    def shapes(self) -> Shapes: ...  # parameter name -> shape, in order
 
     def initialize(self, rng: np.random.Generator) -> Params:
         """Draw initial float32 parameters: name -> array, in order."""

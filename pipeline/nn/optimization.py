@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, JsonValue, Tag, field_validator, model_validator
 
@@ -65,6 +65,32 @@ LrSchedule = Annotated[
 """Learning-rate schedule. The bare name of a torch scheduler selects it with default options."""
 
 
+S = TypeVar("S", bound="LearningRate | ScheduledSteps")
+
+
+def _with_schedule(settings: S) -> S:
+    """Return settings whose learning-rate schedule has what it needs and nothing else, or raise ValueError."""
+    schedule, decay, horizon = settings.lr_schedule, settings.lr_decay, settings.lr_horizon
+    name = schedule.name if isinstance(schedule, TorchScheduler) else schedule
+    if name == "linear" and horizon is None:
+        raise ValueError(
+            "lr_schedule is linear but lr_horizon is not set; set algorithm.lr_horizon to the iteration at which step "
+            "sizes reach zero"
+        )
+    if horizon is not None and name != "linear":
+        raise ValueError(
+            f"lr_horizon is {horizon} but lr_schedule is {name}; set algorithm.lr_schedule=linear or remove lr_horizon"
+        )
+    if decay != 1 and name != "exponential":
+        raise ValueError(f"lr_decay is {decay} but lr_schedule is {name}; remove lr_decay")
+    if decay == 1 and name == "exponential":
+        raise ValueError(
+            f"lr_schedule is exponential but lr_decay is {decay}, which changes nothing; set lr_decay below 1 or "
+            "remove lr_schedule"
+        )
+    return settings
+
+
 class LearningRate(BaseModel):
     """Settings for algorithms with a single learning rate and a schedule."""
 
@@ -77,10 +103,7 @@ class LearningRate(BaseModel):
     lr_horizon: int | None = Field(default=None, ge=1)
     """With lr_schedule=linear: iteration at which the learning rate reaches zero."""
 
-    @model_validator(mode="after")
-    def _schedule_has_what_it_needs(self) -> LearningRate:
-        _check_schedule(self)
-        return self
+    _schedule_has_what_it_needs = model_validator(mode="after")(_with_schedule)
 
 
 class ScheduledSteps(BaseModel):
@@ -93,10 +116,7 @@ class ScheduledSteps(BaseModel):
     lr_horizon: int | None = later(None, ge=1)
     """With lr_schedule=linear: iteration at which learning rates reach zero."""
 
-    @model_validator(mode="after")
-    def _schedule_has_what_it_needs(self) -> ScheduledSteps:
-        _check_schedule(self)
-        return self
+    _schedule_has_what_it_needs = model_validator(mode="after")(_with_schedule)
 
 
 class NaturalSteps(BaseModel):
@@ -117,27 +137,6 @@ class NaturalSteps(BaseModel):
     """Maximum number of line-search trials; the first is the full step."""
     accept_violation: bool = later(False)
     """If no trial lowers the loss within the bound, accept the last trial anyway, as garage's option does."""
-
-
-def _check_schedule(settings: LearningRate | ScheduledSteps) -> None:
-    schedule, decay, horizon = settings.lr_schedule, settings.lr_decay, settings.lr_horizon
-    name = schedule.name if isinstance(schedule, TorchScheduler) else schedule
-    if name == "linear" and horizon is None:
-        raise ValueError(
-            "lr_schedule is linear but lr_horizon is not set; set algorithm.lr_horizon to the iteration at which step "
-            "sizes reach zero"
-        )
-    if horizon is not None and name != "linear":
-        raise ValueError(
-            f"lr_horizon is {horizon} but lr_schedule is {name}; set algorithm.lr_schedule=linear or remove lr_horizon"
-        )
-    if decay != 1 and name != "exponential":
-        raise ValueError(f"lr_decay is {decay} but lr_schedule is {name}; remove lr_decay")
-    if decay == 1 and name == "exponential":
-        raise ValueError(
-            f"lr_schedule is exponential but lr_decay is {decay}, which changes nothing; set lr_decay below 1 or "
-            "remove lr_schedule"
-        )
 
 
 class OptimizerConfig(Settings):

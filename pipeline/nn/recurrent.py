@@ -80,26 +80,19 @@ class LinearAttention(BuiltInCell):
 
 
 class Cell(Protocol):
-    """Recurrent network as a function of explicit parameters.
-
-    Attributes:
-        spec: Specification of the network.
-        shapes: Parameter name -> shape, in order.
-        state_size: Size S of the state, which is zero at the beginning of a sequence.
-        feature_size: Number F of features per input.
-    """
+    """Recurrent network as a function of explicit parameters."""
 
     @property
     def spec(self) -> CellSpec: ...
 
     @property
-    def shapes(self) -> Shapes: ...
+    def shapes(self) -> Shapes: ...  # parameter name -> shape, in order
 
     @property
-    def state_size(self) -> int: ...
+    def state_size(self) -> int: ...  # S; the state is zero at the beginning of a sequence
 
     @property
-    def feature_size(self) -> int: ...
+    def feature_size(self) -> int: ...  # number F of features per input
 
     def initialize(self, rng: np.random.Generator) -> Params:
         """Draw initial float32 parameters: name -> array, in order."""

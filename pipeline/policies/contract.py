@@ -19,13 +19,9 @@ if TYPE_CHECKING:
 
 
 class Policy(ABC):
-    """Base class of policies, which are functions of explicit parameters.
+    """Base class of policies, which are functions of explicit parameters."""
 
-    Attributes:
-        network: Network whose outputs parameterize the distributions.
-    """
-
-    network: Network
+    network: Network  # network whose outputs parameterize the distributions
 
     @abstractmethod
     def __init__(self, spaces: Spaces, config: PolicyConfig) -> None: ...

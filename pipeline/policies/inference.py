@@ -20,14 +20,10 @@ class Inference(Protocol):
     The bits of a row in a float32 matrix product depend on the number of rows, but not on the contents of other rows.
     So a task's product always has all E rows, including ended episodes, and a task's actions do not depend on other
     tasks or on when episodes end.
-
-    Attributes:
-        inputs: [B, E, in] float32, to which callers write observations.
-        output_size: Number of outputs.
     """
 
-    inputs: Array
-    output_size: int
+    inputs: Array  # [B, E, in] float32, to which callers write observations
+    output_size: int  # number of outputs
 
     def outputs(self) -> Array:
         """Return outputs [B, E, out] float32 for the current `inputs`. The next call may overwrite the array."""

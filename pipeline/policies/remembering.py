@@ -18,16 +18,10 @@ TRIAL_STATE, TRIAL_LAST = "trial.state", "trial.last"
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory for B tasks x E rows.
+    """Memory for B tasks x E rows."""
 
-    Attributes:
-        state: [B, E, S], recurrent state of the network; zero at the beginning of a trial.
-        last: [B, E, A + 2], the last action (one-hot if discrete), reward and end of episode (1 or 0); zero at the
-            beginning of a trial.
-    """
-
-    state: Array
-    last: Array
+    state: Array  # [B, E, S], recurrent state of the network; zero in a new trial
+    last: Array  # [B, E, A + 2], last action (one-hot if discrete), reward and end of episode; zero in a new trial
 
     def of_task(self) -> Params:
         """Return the memory as task parameters [B, ...], for a single row per task."""

@@ -122,8 +122,7 @@ class ReplayBuffer:
     def minibatches(self, drawn: Minibatches, read: ReadRound) -> Iterator[Minibatch]:
         """Yield one minibatch per gradient step. The buffer must not grow in the meantime.
 
-        Raises:
-            ReplayError: a row is not in the buffer, a batch does not have the appended length, or the buffer grew.
+        Raises ReplayError if a row is not in the buffer, a batch does not have the appended length, or the buffer grew.
         """
         rows, N = drawn.rows[: drawn.num_updates], drawn.rows.shape[2]
         if drawn.context_rows is not None:

@@ -221,10 +221,8 @@ class TaskIndex:
     def append(self, iteration: int, task_ids: Sequence[int] | Array, lengths: Array, *, in_context: bool) -> None:
         """Append the next rollout batch, from which tasks may be inferred if `in_context`.
 
-        The iteration is -1 for the initial fill. The lengths [B, E] are in steps, 0 for empty slots.
-
-        Raises:
-            ReplayError: the last batch is from a later iteration, this one has no steps, or the shapes differ.
+        The iteration is -1 for the initial fill. The lengths [B, E] are in steps, 0 for empty slots. Raises ReplayError
+        if the last batch is from a later iteration, this one has no steps, or the shapes differ.
         """
         _require_lengths(lengths)
         if len(task_ids) != len(lengths):

@@ -113,7 +113,7 @@ def test_a_worker_gives_the_digests_of_this_process(tmp_path, digests):
         (("rl2-bandit", "policy.encoder=gru"), "policy.encoder: found gru; required cnn, mlp, or module:Class"),
         (
             ("ppo", "env=pixels:Catch", "policy.network=cnn", "policy.encoder=cnn"),
-            "policy.encoder is cnn, but the policy of ppo has no memory; remove it",
+            "policy.encoder is cnn, but ppo has no memory; remove it",
         ),
         (
             ("varibad", "env=pixels:Catch", "policy.network=cnn"),

@@ -251,7 +251,7 @@ def test_a_scale_that_nobody_asked_for_is_left_out_where_actions_are_discrete(tm
         ("Endless", "ended with status 1"),
         ("Sleepy", "ended with status 1"),
         ("Nowhere", ""),
-        ("Buggy", "Buggy.reset raised ValueError: my own bug); environment copies are reused"),
+        ("Buggy", "Buggy.reset raised ValueError: my own bug); copies are reused"),
     ],
 )
 def test_an_environment_that_cannot_be_rehearsed_is_left_as_it_is_and_the_reason_is_given(

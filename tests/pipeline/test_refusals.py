@@ -233,7 +233,7 @@ def test_text_is_cut_in_the_middle_and_only_beyond_its_most() -> None:
 
 
 def test_what_a_class_does_not_define_is_named_with_the_class() -> None:
-    with pytest.raises(NotImplementedError, match="Short does not define `process`, which process_samples calls"):
+    with pytest.raises(NotImplementedError, match="Short has no `process`, which process_samples calls"):
         Short().process(Mock(), Mock(), seed=0)
     with pytest.raises(NotImplementedError, match=r"Idle keeps no memory \(\(2, 3\)\)"):
         Idle.__new__(Idle).recall(Mock(state=np.zeros((2, 3))))

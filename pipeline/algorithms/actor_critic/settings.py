@@ -89,8 +89,7 @@ class ActorCritic(LearningRate):
     def critic_like(self, policy: PolicyConfig) -> PolicyConfig:
         """Return the critic's network settings, which default to the policy's.
 
-        Raises:
-            ValueError: the critic's settings contradict each other.
+        Raises ValueError if the critic's settings contradict each other.
         """
         own: dict[str, JsonValue] = {"hidden_sizes": list(self.critic_hidden_sizes)}
         if self.critic_network is not None:
@@ -122,7 +121,24 @@ class ActorCritic(LearningRate):
                 yield f"the critic's network: {problem['msg'].removeprefix('Value error, ')}"
 
 
-class A2C(ActorCritic, AlgorithmSettings):
+class JointLoss(ActorCritic):
+    """Settings for gradient steps that policy and critic share."""
+
+    batch_size: int = Field(default=32, ge=1)
+    """Maximum number of environment steps per gradient step; an epoch's steps are split evenly."""
+    entropy_coeff: float = Field(default=1e-3, ge=0)
+    """Weight of the policy's entropy, which is maximized."""
+    value_target: ValueTarget = "empirical"
+    """Critic targets: its own values plus advantages, or the observed discounted returns."""
+    value_coeff: float = Field(default=0.5, gt=0)
+    """Weight of the critic's loss."""
+
+    @property
+    def critic_weight(self) -> float:
+        return self.value_coeff
+
+
+class A2C(JointLoss, AlgorithmSettings):
     """Advantage actor-critic: one pass of policy gradient and critic regression over an iteration's steps.
 
     The synchronous form of Mnih et al. 2016, arXiv:1602.01783, optimized with RMSprop.
@@ -132,20 +148,8 @@ class A2C(ActorCritic, AlgorithmSettings):
 
     num_epochs: Literal[1] = 1
     """Always 1: without a likelihood ratio, a second pass over the same steps would be off-policy."""
-    batch_size: int = Field(default=32, ge=1)
-    """Maximum number of environment steps per gradient step; an epoch's steps are split evenly."""
-    entropy_coeff: float = Field(default=1e-3, ge=0)
-    """Weight of the policy's entropy, which is maximized."""
-    value_target: ValueTarget = "empirical"
-    """Critic targets: its own values plus advantages, or the observed discounted returns."""
-    value_coeff: float = Field(default=0.5, gt=0)
-    """Weight of the critic's loss."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="rmsprop"))
     """Optimizer for the policy and, with separate state, the critic. adam and rmsprop use ε = 1e-5 unless set."""
-
-    @property
-    def critic_weight(self) -> float:
-        return self.value_coeff
 
 
 class PPO(ActorCritic, AlgorithmSettings):
@@ -174,23 +178,15 @@ class PPO(ActorCritic, AlgorithmSettings):
         return self.clip_eps
 
 
-class PPO2(ActorCritic, AlgorithmSettings):
+class PPO2(JointLoss, AlgorithmSettings):
     """PPO with a joint policy and critic loss, and clipped value changes, as in OpenAI Baselines."""
 
     name: Literal["ppo2"] = "ppo2"
 
     num_epochs: int = Field(default=3, ge=1)
     """Passes over the samples of an iteration."""
-    batch_size: int = Field(default=32, ge=1)
-    """Maximum number of environment steps per gradient step; an epoch's steps are split evenly."""
-    entropy_coeff: float = Field(default=1e-3, ge=0)
-    """Weight of the policy's entropy, which is maximized."""
-    value_target: ValueTarget = "empirical"
-    """Critic targets: its own values plus advantages, or the observed discounted returns."""
     clip_eps: float = Field(default=0.1, gt=0)
     """Clipping range ε of the likelihood ratio and of value changes."""
-    value_coeff: float = Field(default=0.5, gt=0)
-    """Weight of the critic's loss."""
 
     @property
     def policy_clip(self) -> float:
@@ -199,10 +195,6 @@ class PPO2(ActorCritic, AlgorithmSettings):
     @property
     def value_clip(self) -> float:
         return self.clip_eps
-
-    @property
-    def critic_weight(self) -> float:
-        return self.value_coeff
 
 
 ActorCriticSettings = A2C | PPO | PPO2
@@ -238,9 +230,7 @@ class SVPG(AlgorithmSettings):
         if self.particle.advantage_scaling == "running":
             raise ValueError("particle.advantage_scaling is running, but particles do not share time steps; use batch")
         if self.particle.kernel != "auto":
-            raise ValueError(
-                f"particle.kernel is {self.particle.kernel}; set algorithm.kernel, which applies to all particles"
-            )
+            raise ValueError(f"particle.kernel is {self.particle.kernel}; set algorithm.kernel, for all particles")
         return self
 
     @property

@@ -74,6 +74,8 @@ class MetaLearner(Learner[Step, Steps]):
         self.settings: MetaSettings = settings
         self._setup, self._inner_loss = setup, inner_loss
         self._device = use_device(setup.device)
+        of_all = {"tasks_per_chunk": settings.tasks_per_chunk, "device": self._device, "recorded": self.policy.recorded}
+        self.chunks: Callable[..., Sequence[Chunk]] = partial(build_chunks, **of_all)
         if isinstance(settings, MetaAdam):
             self._lr_factor = lr_factor(settings, settings.outer_lr)
         reason = "requested" if settings.kernel == "torch" else "the whole update is differentiated by torch"
@@ -184,7 +186,7 @@ class MetaLearner(Learner[Step, Steps]):
                 rng = draws(epoch)
                 parts = zip(*(minibatches(step.samples, settings.num_minibatches, rng) for step in steps), strict=True)
             for rows in parts:
-                chunks = everything if rows is None else self.chunks(steps, rows, parallel=parallel)
+                chunks = everything if rows is None else self.chunks(steps, rows=rows, parallel=parallel)
                 noise = settings.gradient_noise and not before
                 gradients, values, measured = meta_gradient(
                     problem, meta_params, chunks, noise=noise, parallel=parallel
@@ -201,18 +203,6 @@ class MetaLearner(Learner[Step, Steps]):
         if settings.lr_schedule != "constant":
             metrics["outer_lr"] = rate
         return MetaUpdate(meta_params, optimizer_state, before, after or evaluate(meta_params), metrics)
-
-    def chunks(
-        self,
-        steps: Steps,
-        rows: Sequence[Array] | None = None,
-        *,
-        dtype: torch.dtype = torch.float32,
-        parallel: ParallelMap = map,
-    ) -> Sequence[Chunk]:
-        """Return the rows of all tasks in chunks; see build_chunks."""
-        size, recorded = self.settings.tasks_per_chunk, self.policy.recorded
-        return build_chunks(steps, size, rows, dtype=dtype, device=self._device, recorded=recorded, parallel=parallel)
 
     def problem(self, state: LearnerState, steps: Steps) -> MetaProblem:
         """Return the meta-learning problem of this iteration: the adaptation and the meta-loss."""

@@ -60,10 +60,7 @@ class GradientBased(BaseModel):
     def problems(self, run: RunSettings) -> Iterator[str]:
         name = run.algorithm.name
         if run.samples_until_enough:
-            yield (
-                f"min_steps or min_rollouts is set, but {name} needs the same number of episodes for every task; "
-                "remove both"
-            )
+            yield f"min_steps or min_rollouts is set but {name} needs the same number of episodes per task; remove both"
         if self.gradient_noise and run.num_tasks < 2:
             yield (
                 "algorithm.gradient_noise is on but num_tasks is 1, and the noise is estimated from differences "

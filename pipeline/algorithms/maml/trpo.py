@@ -212,7 +212,7 @@ class TrustRegionLearner(MetaLearner):
             rows = [share_of_rows(mask, share, rng) for mask in masks]
         if rows is not None or hvp == "finite_difference":
             dtype = torch.float64 if hvp == "finite_difference" else torch.float32
-            at = replace(at, chunks=self.chunks(steps, rows, dtype=dtype, parallel=at.parallel))
+            at = replace(at, chunks=self.chunks(steps, rows=rows, dtype=dtype, parallel=at.parallel))
         if hvp == "gauss_newton":
             return self._gauss_newton_product(at)
         constraint = partial(bounded_kl, new_old=self._settings.kl_order == "new_old")

@@ -80,10 +80,7 @@ class OffPolicySettings(BaseModel):
                     "processing.discount applies; remove it"
                 )
         if run.processing.name != "advantages":
-            yield (
-                f"processing.name is {run.processing.name} but {name} learns from single transitions; remove "
-                "processing.name"
-            )
+            yield f"processing.name is {run.processing.name} but {name} learns from single transitions; remove it"
         if run.policy.name is not None:
             yield f"policy.name is {run.policy.name} but {name} has its own distributions; remove it"
         if options := run.policy.std_options:
@@ -186,9 +183,7 @@ class DQL(ReplaySettings, AlgorithmSettings):
     @model_validator(mode="after")
     def _epsilon_does_not_rise(self) -> DQL:
         if self.eps_final > self.eps_init:
-            raise ValueError(
-                f"eps_final is {self.eps_final} but eps_init is {self.eps_init}; use eps_final <= eps_init"
-            )
+            raise ValueError(f"eps_final is {self.eps_final} but eps_init is {self.eps_init}; lower eps_final")
         return self
 
     @property

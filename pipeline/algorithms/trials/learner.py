@@ -11,7 +11,7 @@ from torch import Tensor
 
 from metaloom.pipeline.algorithms.actor_critic.gradient_steps import clip_fraction, policy_loss
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Learner, Setup, require_finite_params
-from metaloom.pipeline.algorithms.trials.losses import Batch, Sequences, TrialPolicy, Weights, sequence_loss
+from metaloom.pipeline.algorithms.trials.losses import Batch, Sequences, TrialPolicy, sequence_loss
 from metaloom.pipeline.algorithms.trials.settings import TrialSettings, TrialSteps
 from metaloom.pipeline.estimation.processing import scale
 from metaloom.pipeline.estimation.returns import discounted_returns
@@ -133,7 +133,7 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
         """Run epochs of gradient steps on minibatches of trials; return the next state and metrics."""
         settings, num_updates = self.settings, int(state.extra[NUM_UPDATES])
         assert isinstance(settings, TrialSteps), "other settings override update"
-        weights = Weights(settings.policy_clip, settings.value_coeff, settings.entropy_coeff)
+        clip_eps, value, entropy = settings.policy_clip, settings.value_coeff, settings.entropy_coeff
         rate = settings.learning_rate * self.lr_factor(num_updates)
         params = {name: value for name, value in state.params.items() if name not in self.inferring}
         critic = {name: state.extra[name] for name in self.critic}
@@ -145,7 +145,8 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
             order = generator(run_seed, "minibatches", iteration, epoch).permutation(len(batch))
             for rows in np.array_split(order, -(-len(batch) // settings.trials_per_minibatch)):
                 of = batch.sequences(rows)
-                loss = sequence_loss(*self.policy.judged(flat.params, of), of, weights)
+                judged = self.policy.judged(flat.params, of)
+                loss = sequence_loss(*judged, of, clip_eps=clip_eps, value=value, entropy=entropy)
                 norms.append(flat.down(loss, rate, settings.max_grad_norm))
         after = flat.copies()
         params, critic = ({name: after[name] for name in of} for of in (params, critic))

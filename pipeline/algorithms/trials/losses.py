@@ -30,8 +30,7 @@ class Sequences:
 
     def rows(self, features: Tensor) -> Tensor:
         """Return the rows [n, F] of features [L, N, F] at real steps."""
-        flat = features.flatten(0, 1)
-        return flat if self.real is None else flat[self.real]
+        return _rows(features, self.real)
 
 
 class TrialPolicy(Protocol):
@@ -58,25 +57,18 @@ class TrialPolicy(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Weights:
-    """Clipping range of the likelihood ratio, and weights of the loss terms."""
-
-    clip_eps: float | None
-    value: float
-    entropy: float
-
-
-def sequence_loss(now: Distribution, values: Tensor, of: Sequences, weights: Weights) -> Tensor:
+def sequence_loss(
+    now: Distribution, values: Tensor, of: Sequences, *, clip_eps: float | None, value: float, entropy: float
+) -> Tensor:
     """Return -mean min(r A, clip(r, 1 ± ε) A) + c_v ½ mean (v - R̂)² - c_e mean H, over the real steps of all trials.
 
     Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9, where r = π(a|h) / π_old(a|h) and v depend on the history h of
     the trial. If h is the state of a trained network, the gradient flows back through all earlier steps. Without
     clipping, the first term is -mean A log π(a|h), the policy-gradient loss.
     """
-    loss = policy_loss(now.log_prob(of.actions), of.old_log_prob, of.advantages, weights.clip_eps)
-    loss = loss + weights.value * 0.5 * (values - of.targets).square().mean()
-    return loss - weights.entropy * now.entropy().mean() if weights.entropy else loss
+    loss = policy_loss(now.log_prob(of.actions), of.old_log_prob, of.advantages, clip_eps)
+    loss = loss + value * 0.5 * (values - of.targets).square().mean()
+    return loss - entropy * now.entropy().mean() if entropy else loss
 
 
 _SMALLEST_STD = 1e-4

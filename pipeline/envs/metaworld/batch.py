@@ -132,20 +132,12 @@ _MAX_JOINTS = 35
 
 
 class MetaWorldBatch(RowBatch):
-    """Batch of N rows of a benchmark. A reset may assign a different class to each row.
-
-    Args:
-        official: Function that makes the class with a given number; called once per class.
-        one_hot: Class number -> index in the one-hot vector at the end of observations; empty for no such vector.
-        num_rows: Number of rows N.
-        num_threads: Number of simulator threads.
-        computation: Implementation that computes the rows.
-    """
+    """Batch of N rows of a benchmark. A reset may assign a different class to each row."""
 
     def __init__(
         self,
-        official: Callable[[int], OfficialClass],
-        one_hot: Mapping[int, int],
+        official: Callable[[int], OfficialClass],  # makes the class with a given number; called once per class
+        one_hot: Mapping[int, int],  # class number -> index in observations' one-hot vector; empty for no such vector
         num_rows: int,
         num_threads: int,
         computation: Computation,

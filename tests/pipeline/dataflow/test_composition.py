@@ -186,7 +186,7 @@ REFUSED = {
     ),
     "one name": (
         lambda: ON_POLICY.rename("adapt", "evaluate"),
-        "two stages have the name evaluate; names must be unique: rename one with graph.rename",
+        "two stages have the name evaluate; rename one with graph.rename",
     ),
     "no stage": (lambda: ON_POLICY.insert(smooth, after="adapt"), "among its stages; required Stage(function, per)"),
     "text": (

@@ -8,7 +8,7 @@ import torch
 from small_setups import small_setup
 
 from metaloom.pipeline.algorithms.rl2.learner import CRITIC_BIAS
-from metaloom.pipeline.algorithms.trials.losses import Weights, sequence_loss
+from metaloom.pipeline.algorithms.trials.losses import sequence_loss
 from metaloom.pipeline.algorithms.trials.settings import RL2, RecurrentA2C, RecurrentPPO
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.policies.config import PolicyConfig
@@ -60,7 +60,7 @@ def test_a2cs_loss_is_that_of_the_policy_gradient(episodes):
     tensors = {name: torch.tensor(value) for name, value in params.items()}
     now, values = learner.policy.judged(tensors, of)
     expected = -(of.advantages * now.log_prob(of.actions)).mean() + 0.3 * 0.5 * (values - of.targets).square().mean()
-    found = sequence_loss(now, values, of, Weights(clip_eps=None, value=0.3, entropy=0.0))
+    found = sequence_loss(now, values, of, clip_eps=None, value=0.3, entropy=0.0)
     torch.testing.assert_close(found, expected)
 
 

@@ -7,7 +7,7 @@ from cell_steps import OPTIONS, STEPS
 from small_setups import A, O
 
 from metaloom.pipeline.algorithms.actor_critic.gradient_steps import clip_fraction
-from metaloom.pipeline.algorithms.trials.losses import Sequences, Weights, sequence_loss
+from metaloom.pipeline.algorithms.trials.losses import Sequences, sequence_loss
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.build import RecurrentPolicy
 from metaloom.pipeline.policies.config import PolicyConfig
@@ -15,7 +15,7 @@ from metaloom.pipeline.policies.config import PolicyConfig
 CONTINUOUS = Spaces((O,), 1.0, A, 0)
 DISCRETE = Spaces((O,), 1.0, 0, 4)
 LENGTHS = (5, 2, 4)
-WEIGHTS = Weights(clip_eps=0.2, value=0.7, entropy=0.3)
+WEIGHTS = {"clip_eps": 0.2, "value": 0.7, "entropy": 0.3}
 
 
 def toy(network, spaces):
@@ -65,7 +65,7 @@ def unrolled_loss(params, of, spaces, step, state_size):
 def test_the_gradient_is_that_of_the_loss_written_out_step_by_step(network, spaces):
     policy, params, of = toy(network, spaces)
     rows = of.rows(policy.features(params, of.inputs))
-    loss = sequence_loss(policy.distribution(params, rows), rows @ params["critic"], of, WEIGHTS)
+    loss = sequence_loss(policy.distribution(params, rows), rows @ params["critic"], of, **WEIGHTS)
     expected = unrolled_loss(params, of, spaces, STEPS[network], policy.cell.state_size)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
     found, wanted = (torch.autograd.grad(value, [*params.values()]) for value in (loss, expected))
