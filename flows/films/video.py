@@ -142,19 +142,13 @@ def _mp4_writer() -> Any:
 
 @dataclass(frozen=True)
 class StoredEpisode:
-    """Stored episode, with everything needed to simulate it again.
-
-    Attributes:
-        position: Position of the rollout in the run, which determines its seeds.
-        when: Label, such as "before adaptation".
-        b, e: Indices of the task and the episode in the batch `episodes`.
-    """
+    """Stored episode, with everything needed to simulate it again."""
 
     config: RunConfig
-    position: RolloutPosition
-    when: str
-    b: int
-    e: int
+    position: RolloutPosition  # determines the seeds
+    when: str  # label, such as "before adaptation"
+    b: int  # index of the task in the batch `episodes`
+    e: int  # index of the episode in the batch
     tasks: TaskBatch
     episodes: EpisodeBatch
 
@@ -195,20 +189,14 @@ def _difference(observation: Any, stored: Array) -> float:
 
 @dataclass(frozen=True)
 class Film:
-    """Result of writing a video.
-
-    Attributes:
-        episodes, returns: Index within the task and return of each episode, keyed by its label, such as "before
-            adaptation".
-        largest_difference: Largest difference between a simulated observation and the stored one.
-    """
+    """Result of writing a video."""
 
     path: Path
     frames: int
     task: int
-    episodes: Mapping[str, int]
-    returns: Mapping[str, float]
-    largest_difference: float
+    episodes: Mapping[str, int]  # index within the task, keyed by label, such as "before adaptation"
+    returns: Mapping[str, float]  # keyed by label
+    largest_difference: float  # between a simulated observation and the stored one
 
     def __str__(self) -> str:
         returns = (f"{value:.2f} {when} (episode {self.episodes[when]})" for when, value in self.returns.items())

@@ -25,33 +25,20 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class AdaptationSummary:
-    """Test returns after k adaptation steps, averaged over tasks.
+    """Test returns after k adaptation steps, averaged over tasks."""
 
-    Attributes:
-        adaptation_steps: Number of adaptation steps (gradient steps or task inferences), k.
-        adaptation_episodes: Episodes per task used for adaptation, over all k steps.
-        adaptation_env_steps: Mean number of environment steps per task in these episodes.
-        average_return: Mean of the per-task mean returns.
-        iqm_return: Interquartile mean of the per-task mean returns.
-        average_low, average_high, iqm_low, iqm_high: Bounds of the 95 % bootstrap intervals; NaN for a single episode
-            of a single task.
-        lower_quartile, upper_quartile: Quartiles of the per-task mean returns.
-        facts: Means of the environment's facts over test episodes, such as `success_rate`; see `fact_means`. For
-            Meta-World also `official_success_rate`; see `official_success`.
-    """
-
-    adaptation_steps: int
-    adaptation_episodes: int
-    adaptation_env_steps: float
-    average_return: float
-    average_low: float
+    adaptation_steps: int  # number of gradient steps or task inferences, k
+    adaptation_episodes: int  # per task, over all k steps
+    adaptation_env_steps: float  # mean number per task in these episodes
+    average_return: float  # mean of the per-task mean returns
+    average_low: float  # 95 % bootstrap interval; NaN for a single episode of a single task
     average_high: float
-    iqm_return: float
-    iqm_low: float
+    iqm_return: float  # interquartile mean of the per-task mean returns
+    iqm_low: float  # likewise
     iqm_high: float
-    lower_quartile: float
+    lower_quartile: float  # of the per-task mean returns
     upper_quartile: float
-    facts: Mapping[str, float] = field(default_factory=dict[str, float])
+    facts: Mapping[str, float] = field(default_factory=dict[str, float])  # see `fact_means`, `official_success`
 
     @property
     def columns(self) -> dict[str, float]:
@@ -135,22 +122,14 @@ def _steps_before(evaluation: Evaluation, k: int) -> Array:
 
 @dataclass(frozen=True, repr=False)
 class EvaluationOutcome(Shown):
-    """Result of evaluating a learner.
-
-    Attributes:
-        updates: Number of updates before the evaluation.
-        config: Configuration of the run, with the requested evaluation settings.
-        tasks_are_new: True if no evaluation task occurs in training.
-        drawn_from: Size of the task set; None if tasks come from a distribution.
-        draw: Function that draws the returns.
-    """
+    """Result of evaluating a learner."""
 
     run: str
-    updates: int
-    config: RunConfig
+    updates: int  # number before the evaluation
+    config: RunConfig  # of the run, with the requested evaluation settings
     evaluation: Evaluation
-    tasks_are_new: bool
-    drawn_from: int | None
+    tasks_are_new: bool  # whether no evaluation task occurs in training
+    drawn_from: int | None  # size of the task set; None if tasks come from a distribution
     classes: Classes | None
     draw: "Callable[[EvaluationOutcome], Figure]" = field(compare=False)
 

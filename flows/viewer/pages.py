@@ -50,28 +50,19 @@ ADDRESS = "127.0.0.1"
 
 @dataclass
 class OpenRun:
-    """Open run with cached data. Hold `lock` while using `run`, since a run's caches are not thread-safe.
-
-    Attributes:
-        curves: Curves of the run, with a separate run and lock, so that other requests do not wait for them.
-    """
+    """Open run with cached data. Hold `lock` while using `run`, since a run's caches are not thread-safe."""
 
     run: Run
-    curves: Curves
+    curves: Curves  # with a separate run and lock, so that other requests do not wait for them
     lock: RLock = field(default_factory=RLock)
 
 
 class Shelf:
-    """Collection of the runs in a folder or at a URL, or a single run.
-
-    Attributes:
-        place: Path or URL of a folder of runs, or of one run.
-        only: Name of the run if `place` is a single run; otherwise None.
-    """
+    """Collection of the runs in a folder or at a URL, or a single run."""
 
     def __init__(self, place: Path) -> None:
-        self.place = place
-        self.only: str | None = place.resolve().name if storage.run_exists(place) else None
+        self.place = place  # path or URL of a folder of runs, or of one run
+        self.only: str | None = place.resolve().name if storage.run_exists(place) else None  # name of a single run
         self._open: dict[str, tuple[object, OpenRun]] = {}
         self._looked: dict[str, float] = {}
         self._folders: dict[str, Path] = {}
