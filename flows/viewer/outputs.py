@@ -31,11 +31,9 @@ from metaloom.storage import Run, StageMissing, StageRecord, StageRef, StoreErro
 from metaloom.storage.format.segments import ranges
 from metaloom.storage.read.info import mapping
 
-MOST_TASKS, MOST_EPISODES = 40, 3
-"""Maximum number of tasks, and of episodes per task, whose paths are shown."""
+MOST_TASKS, MOST_EPISODES = 40, 3  # maximum number of tasks, and of episodes per task, whose paths are shown
 _PLANE = ("x", "y")
-_LONGEST_LINE = 30
-"""Maximum number of characters per line in a box of the graph."""
+_LONGEST_LINE = 30  # maximum number of characters per line in a box of the graph
 
 
 def adaptation_page(run: Run, iteration: int) -> dict[str, Any]:

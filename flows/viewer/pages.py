@@ -38,8 +38,7 @@ from metaloom.storage import Run, StageRef
 
 log: logging.Logger = logging.getLogger(__name__)
 
-REMOTE_SECONDS = 5.0
-"""Time in seconds between updates of runs at a URL."""
+REMOTE_SECONDS = 5.0  # time in seconds between updates of runs at a URL
 _CHANGED_WITH = ("run.json", "_commits", "_sessions", "_thinned", "_segments")
 """Files and folders of a run, of which at least one changes whenever the run changes."""
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}

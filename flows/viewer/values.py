@@ -15,8 +15,7 @@ from metaloom.storage.format.records import StoredFile
 
 MOST_NUMBERS = 2_000_000
 """Maximum number of values in a slice; larger slices contain every second, fourth, ... entry of the longer axis."""
-MOST_BYTES = 2**30
-"""Maximum size in bytes of an array to read, since a small file may decompress to gigabytes."""
+MOST_BYTES = 2**30  # maximum size in bytes of an array to read, since a small file may decompress to gigabytes
 _BY_STEP = (("task", "episode", "t"), ("task", "episode", "t_with_final"))
 
 

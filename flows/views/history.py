@@ -13,11 +13,9 @@ from metaloom.pipeline.types import Array, Evaluation
 from metaloom.storage import Run, StageRef, argument
 from metaloom.storage.progress import Progress, unseen
 
-_BLOCK = 200
-"""Number of iterations whose episode tables are in memory at the same time."""
+_BLOCK = 200  # number of iterations whose episode tables are in memory at the same time
 STEPS = "environment steps"
-_TOLD_EVERY = 1000
-"""Number of records between progress reports."""
+_TOLD_EVERY = 1000  # number of records between progress reports
 
 
 @dataclass(frozen=True)

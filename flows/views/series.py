@@ -14,8 +14,7 @@ from metaloom.pipeline.types import Array
 BEFORE, AFTER = "#d55e00", "#0072b2"
 INK = "#24292f"
 BETWEEN = ("#cc79a7", "#009e73", "#e69f00", "#56b4e9")
-MOST_STEPS = 2 + len(BETWEEN)
-"""Maximum number of inner steps in a chart. PEARL has one per context episode."""
+MOST_STEPS = 2 + len(BETWEEN)  # maximum number of inner steps in a chart; PEARL has one per context episode
 CLASS_COLORS = (*BETWEEN[1::-1], *BETWEEN[2:], "#8250a8", "#57606a")
 CLASS_NOTE = "line: mean over the tasks of a class; band: ± 1 standard error over tasks"
 ERROR_BAND = "± 1 standard error"
@@ -85,9 +84,8 @@ def explain_gaps(chart: Chart) -> Chart:
 
 def chart_data(chart: Chart) -> dict[str, Any]:
     """Return a chart as JSON data; a gap in a line is null."""
-    words = ("name", "section", "kind", "title", "x_label", "y_label", "note", "band", "diagonal", "wide", "texts")
     return {
-        **{name: getattr(chart, name) for name in words},
+        **vars(chart),
         "x": numbers(chart.x),
         "iterations": None if chart.iterations is None else chart.iterations.tolist(),
         "panels": [
