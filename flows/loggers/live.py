@@ -66,13 +66,9 @@ def log_folder(run: Path) -> Path:
 def logging_to(
     names: Sequence[str], folder: Path, observer: Observer, *, film_every: int | None = None
 ) -> Iterator[Observer]:
-    """Within the block, provide an observer that also logs iterations.
+    """Within the block, provide an observer that also logs iterations to loggers, or to paths module:function.
 
-    Args:
-        names: Names of loggers, or paths module:function; if empty, `observer` itself is yielded.
-        folder: Folder of the run, which need not exist yet.
-        observer: Observer that also receives all events.
-        film_every: Interval in iterations between videos; the last iteration is always filmed.
+    The run need not exist yet. Videos are logged every `film_every` iterations, and of the last one in any case.
     """
     check_loggers(names, film_every)
     if not names:

@@ -22,19 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class History:
-    """Score of a run over training.
-
-    `iterations` are the iterations with a score, `steps` the environment steps at their ends, and `values` the mean
-    scores, [n] each.
-    """
+    """Score of a run over training."""
 
     path: Path
     name: str
     seed: int
     environment: str
-    iterations: Array
-    steps: Array
-    values: Array
+    iterations: Array  # those with a score, [n]
+    steps: Array  # environment steps at their ends, [n]
+    values: Array  # mean scores, [n]
 
     def at(self, steps: Array) -> Array:
         """Return the latest score at each environment step count in `steps`, [m]."""

@@ -40,15 +40,12 @@ class Outcome:
 
 @dataclass(frozen=True, repr=False)
 class Counterfactual(Shown):
-    """Comparison of a stage recomputed with its run's settings and with changed settings.
-
-    `start` contains the parameters before an update, keyed by name; it is empty for other stages.
-    """
+    """Comparison of a stage recomputed with its run's settings and with changed settings."""
 
     ref: StageRef
     stored: Outcome
     changed: Outcome
-    start: Mapping[str, Array]
+    start: Mapping[str, Array]  # parameters before an update, keyed by name; empty for other stages
 
     def shown(self) -> tuple[str, list[Row]]:
         pairs = self.quantities().items()

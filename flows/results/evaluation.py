@@ -19,8 +19,7 @@ from metaloom.pipeline.types import Array, Evaluation, TaskBatch
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Seed of the resampling, so that repeated evaluations have the same intervals.
-_SEED = 0
+_SEED = 0  # of the resampling, so that repeated evaluations have the same intervals
 
 
 @dataclass(frozen=True)
@@ -55,23 +54,10 @@ def summarize_steps(evaluation: Evaluation, classes: Classes | None = None) -> l
         rng = np.random.default_rng([_SEED, k])
         average, iqm = (bootstrap(returns, statistic, rng) for statistic in (mean, interquartile_mean))
         lower, upper = np.quantile(returns.mean(axis=1), [0.25, 0.75])
-        summaries.append(
-            AdaptationSummary(
-                adaptation_steps=k,
-                adaptation_episodes=k * evaluation.episodes_per_step,
-                adaptation_env_steps=float(_steps_before(evaluation, k).mean()),
-                average_return=average.estimate,
-                average_low=average.low,
-                average_high=average.high,
-                iqm_return=iqm.estimate,
-                iqm_low=iqm.low,
-                iqm_high=iqm.high,
-                lower_quartile=float(lower),
-                upper_quartile=float(upper),
-                facts=fact_means({name: values[:, k] for name, values in evaluation.test_facts.items()})
-                | official_success(evaluation, k, classes),
-            )
-        )
+        facts = fact_means({name: values[:, k] for name, values in evaluation.test_facts.items()})
+        facts |= official_success(evaluation, k, classes)
+        used = k, k * evaluation.episodes_per_step, float(_steps_before(evaluation, k).mean())
+        summaries.append(AdaptationSummary(*used, *average, *iqm, float(lower), float(upper), facts))
     return summaries
 
 
