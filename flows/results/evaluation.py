@@ -37,7 +37,7 @@ class AdaptationSummary:
     iqm_high: float
     lower_quartile: float  # of the per-task mean returns
     upper_quartile: float
-    facts: Mapping[str, float] = field(default_factory=dict[str, float])  # see `fact_means`, `official_success`
+    facts: Mapping[str, float]  # means of the facts over test episodes; see `fact_means` and `official_success`
 
     @property
     def columns(self) -> dict[str, float]:

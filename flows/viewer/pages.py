@@ -135,9 +135,8 @@ def _changed(path: Path) -> tuple[int, int, int] | None:
 class Pages:
     """Handlers of requests for the runs on a shelf."""
 
-    def __init__(self, shelf: Shelf, plotly: Path) -> None:
+    def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
-        self._plotly = plotly
 
     def routes(self) -> list[Route]:
         """Return all routes, relative to the token in the address."""
@@ -163,7 +162,7 @@ class Pages:
         }
         # The only files served.
         static = (file for file in (Path(__file__).parent / "static").iterdir() if file.suffix in _KINDS)
-        files = {**{f"/{file.name}": file for file in static}, "/plotly.min.js": self._plotly}
+        files = {**{f"/{file.name}": file for file in static}, "/plotly.min.js": plotly_file()}
         return [
             *(Route(path, _reporting_errors(answer)) for path, answer in answers.items()),
             *(Route(path, _file(file)) for path, file in {"/": files["/index.html"], **files}.items()),
@@ -267,7 +266,7 @@ def viewer_app(shelf: Shelf, token: str) -> ASGIApp:
     """Return the ASGI application that serves the page."""
     nothing = f'<!doctype html><p>There is no such page. <a href="/{token}/">All runs</a></p>\n'
     app = Starlette(
-        routes=[Mount(f"/{token}", routes=Pages(shelf, plotly_file()).routes())],
+        routes=[Mount(f"/{token}", routes=Pages(shelf).routes())],
         exception_handlers={404: lambda request, problem: HTMLResponse(nothing, 404)},
     )
     return token_gate(app, token)

@@ -71,12 +71,10 @@ def episode(run: Run, ref: StageRef, task: int, index: int) -> dict[str, Any]:
             signals += _signals(run, part, task, index, length)
         except (StageMissing, UsageError) as problem:
             problems.append(str(problem))
-    returns = next(
-        (float(np.nansum(np.array(s["values"], np.float64))) for s in signals if s["name"] == "rewards"), float("nan")
-    )
+    returns = [np.nansum(np.array(s["values"], np.float64)) for s in signals if s["name"] == "rewards"]
     return {
         "length": length,
-        "return": numbers(np.array([returns]))[0],
+        "return": next(iter(numbers(np.array(returns))), None),
         "tasks": B,
         "episodes": (lengths > 0).sum(axis=1).tolist(),
         "signals": signals,
