@@ -19,29 +19,23 @@ from metaloom.pipeline.shown import error_text
 from metaloom.pipeline.types import Array
 
 _SKY, _GROUND, _LINE = (214, 228, 240), (176, 190, 176), (150, 165, 150)
-_GOAL = np.array([60, 160, 75, 255], np.float32) / 255
-"""Color of goals, which is also used for point robots."""
-_SMOOTH = 2
-"""Supersampling factor, which smooths edges."""
-_FAR = 25
-"""Maximum distance from the camera of lines on the ground, in meters."""
+_GOAL = np.array([60, 160, 75, 255], np.float32) / 255  # color of goals, which is also used for point robots
+_SMOOTH = 2  # supersampling factor, which smooths edges
+_FAR = 25  # maximum distance from the camera of lines on the ground, in meters
 _CORNERS = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], np.float64)
 _FACES = ((0, 1, 3, 2), (4, 5, 7, 6), (0, 1, 5, 4), (2, 3, 7, 6), (0, 2, 6, 4), (1, 3, 7, 5))
 
 _WIDEST, _LOWEST = 18.0, 3.0
 """Maximum width and minimum height of the visible area in meters. On longer paths, the camera follows the robot."""
-_AROUND = 1.0
-"""Margin in meters around a robot's path."""
-_ABOVE = 0.6
-"""Height of a goal above the robot, in meters."""
+_AROUND = 1.0  # margin in meters around a robot's path
+_ABOVE = 0.6  # height of a goal above the robot, in meters
 
 Point = tuple[float, float]
-Goal = Callable[[], Array]
-"""Function that returns the current position of a goal in meters, [3]."""
+Goal = Callable[[], Array]  # function that returns the current position of a goal in meters, [3]
 
 
 class Painter(Protocol):
-    """Renderer of the current state of an environment."""
+    """Renderer of the current state of an environment. Subclasses without resources may omit `close`."""
 
     def draw(self) -> Array:
         """Return a picture of the current state, [height, width, 3] uint8."""
@@ -49,7 +43,6 @@ class Painter(Protocol):
 
     def close(self) -> None:
         """Release the renderer's resources."""
-        ...
 
 
 def drawable(config: EnvConfig) -> MetaEnv:
@@ -215,7 +208,7 @@ class _Scene:
             self._shown = None
 
 
-class _Own:
+class _Own(Painter):
     """Painter for an environment with its own `render`."""
 
     def __init__(self, env: MetaEnv) -> None:
@@ -233,9 +226,6 @@ class _Own:
                 "[height, width, 3] uint8"
             )
         return found
-
-    def close(self) -> None:
-        pass
 
 
 class _View:
@@ -261,7 +251,7 @@ class _View:
         return [(float(x), float(y)) for x, y in places.T]
 
 
-class FlatPainter:
+class FlatPainter(Painter):
     """Painter of a MuJoCo scene as flat shapes, projected by its camera.
 
     It draws capsules, cylinders, spheres, ellipsoids and boxes; a mesh is drawn as its bounding box.
@@ -287,9 +277,6 @@ class FlatPainter:
                 _draw_geom(canvas, view, geom)
         width, height = (side // _SMOOTH for side in self._size)
         return np.asarray(image.resize((width, height), Image.Resampling.LANCZOS))
-
-    def close(self) -> None:
-        pass
 
     def _draw_ground(self, canvas: ImageDraw.ImageDraw, view: _View) -> None:
         width, height = self._size

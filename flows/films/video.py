@@ -32,14 +32,11 @@ from metaloom.storage import Run
 from metaloom.storage.errors import system_errors
 from metaloom.storage.unfinished import unfinished_folder
 
-FORMATS = (".gif", ".webp", ".mp4", ".png")
-"""Suffixes of video formats; .png contains only the last frame."""
+FORMATS = (".gif", ".webp", ".mp4", ".png")  # suffixes of video formats; .png contains only the last frame
 _INK, _PAPER, _BAR = (30, 30, 30), (255, 255, 255), 26
-_NARROWEST = 400
-"""Minimum frame width in pixels, so that captions fit."""
+_NARROWEST = 400  # minimum frame width in pixels, so that captions fit
 WhichTask = int | Literal["best", "worst"]
-AGREES = 1e-5
-"""Maximum difference between simulated and stored observations in a faithful video."""
+AGREES = 1e-5  # maximum difference between simulated and stored observations in a faithful video
 
 
 @dataclass(frozen=True)
@@ -142,19 +139,13 @@ def _mp4_writer() -> Any:
 
 @dataclass(frozen=True)
 class StoredEpisode:
-    """Stored episode, with everything needed to simulate it again.
-
-    Attributes:
-        position: Position of the rollout in the run, which determines its seeds.
-        when: Label, such as "before adaptation".
-        b, e: Indices of the task and the episode in the batch `episodes`.
-    """
+    """Stored episode, with everything needed to simulate it again."""
 
     config: RunConfig
-    position: RolloutPosition
-    when: str
-    b: int
-    e: int
+    position: RolloutPosition  # determines the seeds
+    when: str  # label, such as "before adaptation"
+    b: int  # index of the task in the batch `episodes`
+    e: int  # index of the episode in the batch
     tasks: TaskBatch
     episodes: EpisodeBatch
 
@@ -195,20 +186,14 @@ def _difference(observation: Any, stored: Array) -> float:
 
 @dataclass(frozen=True)
 class Film:
-    """Result of writing a video.
-
-    Attributes:
-        episodes, returns: Index within the task and return of each episode, keyed by its label, such as "before
-            adaptation".
-        largest_difference: Largest difference between a simulated observation and the stored one.
-    """
+    """Result of writing a video."""
 
     path: Path
     frames: int
     task: int
-    episodes: Mapping[str, int]
-    returns: Mapping[str, float]
-    largest_difference: float
+    episodes: Mapping[str, int]  # index within the task, keyed by label, such as "before adaptation"
+    returns: Mapping[str, float]  # keyed by label
+    largest_difference: float  # between a simulated observation and the stored one
 
     def __str__(self) -> str:
         returns = (f"{value:.2f} {when} (episode {self.episodes[when]})" for when, value in self.returns.items())
@@ -272,49 +257,40 @@ def film_of(
         # The environments are now at the end of their episodes, so a moving goal is at its final position.
         goals = [goal_of(env, way) if len(way) else None for env in envs]
         seen = np.array([*way, *(goal() for goal in goals if goal is not None)])
-        panels: list[_Panels] = []
+        panels, differences = list[Iterator[FramePanel]](), list[float]()
         for recording, env, goal in zip(recordings, envs, goals, strict=True):
-            painter = painter_of(env, size, renderer, seen if len(seen) else None, goal)
-            panels.append(_Panels(recording, env, stack.enter_context(closing(painter))))
+            painter = stack.enter_context(closing(painter_of(env, size, renderer, seen if len(seen) else None, goal)))
+            panels.append(_panels(recording, env, painter, every, differences))
         fps = min(float(envs[0].metadata.get("render_fps") or 20) / every, 50.0)
-        write_film(_frames(panels, every), out, fps, caption)
+        write_film(_frames(panels), out, fps, caption)
     # The first frame shows the reset, and the last one the last step.
     frames = 1 + max(-(-recording.length // every) for recording in recordings)
-    difference = max(panel.largest_difference for panel in panels)
     returns = {recording.when: float(recording.rewards.sum(dtype=np.float64)) for recording in recordings}
     episodes = {recording.when: recording.e for recording in recordings}
-    return Film(out, frames, recordings[0].b, episodes, returns, difference)
+    return Film(out, frames, recordings[0].b, episodes, returns, max(0.0, *differences))
 
 
-@dataclass
-class _Panels:
-    """Renderer of the panels of one episode."""
-
-    recording: StoredEpisode
-    env: MetaEnv
-    painter: Painter
-    largest_difference: float = 0.0
-
-    def pictures(self, every: int) -> Iterator[FramePanel]:
-        recording, position_now = self.recording, position_of(self.env)
-        sums = np.concatenate([[0.0], np.cumsum(recording.rewards, dtype=np.float64)])
-        above = f"{recording.when}: return {sums[-1]:.2f}"
-        start, moved = None, ""
-        for t, difference in enumerate(recording.simulate(self.env)):
-            self.largest_difference = max(self.largest_difference, difference)
-            if position_now is not None:
-                position = position_now()
-                start = position if start is None else start
-                moved = f"x {round(position[0] - start[0], 1) + 0.0:+.1f} m   "  # adding 0.0 avoids -0.0
-            if t % every == 0 or t == recording.length:
-                below = f"step {t}   {moved}{recording.facts_text(self.env, t)}reward so far {sums[t]:.2f}"
-                yield FramePanel(self.painter.draw(), above, below)
+def _panels(
+    recording: StoredEpisode, env: MetaEnv, painter: Painter, every: int, differences: list[float]
+) -> Iterator[FramePanel]:
+    """Yield the panels of an episode; append its deviations from the stored observations to `differences`."""
+    position_now, start, moved = position_of(env), None, ""
+    sums = np.concatenate([[0.0], np.cumsum(recording.rewards, dtype=np.float64)])
+    for t, difference in enumerate(recording.simulate(env)):
+        differences.append(difference)
+        if position_now is not None:
+            position = position_now()
+            start = position if start is None else start
+            moved = f"x {round(position[0] - start[0], 1) + 0.0:+.1f} m   "  # adding 0.0 avoids -0.0
+        if t % every == 0 or t == recording.length:
+            below = f"step {t}   {moved}{recording.facts_text(env, t)}reward so far {sums[t]:.2f}"
+            yield FramePanel(painter.draw(), f"{recording.when}: return {sums[-1]:.2f}", below)
 
 
-def _frames(panels: Sequence[_Panels], every: int) -> Iterator[list[FramePanel]]:
+def _frames(panels: Sequence[Iterator[FramePanel]]) -> Iterator[list[FramePanel]]:
     """Yield frames until the longest episode ends; shorter episodes keep their last frame."""
     shown: list[FramePanel | None] = [None] * len(panels)
-    for together in zip_longest(*(panel.pictures(every) for panel in panels)):
+    for together in zip_longest(*panels):
         shown = [new or old for new, old in zip(together, shown, strict=True)]
         yield [panel for panel in shown if panel is not None]
 

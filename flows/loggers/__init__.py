@@ -14,8 +14,7 @@ from metaloom.flows.errors import ExtraMissing, UsageError
 if TYPE_CHECKING:
     from metaloom.flows.opened import FinishedIteration
 
-MODULES = ("mlflow", "tensorboard", "wandb")
-"""Built-in loggers; each requires the package of the same name."""
+MODULES = ("mlflow", "tensorboard", "wandb")  # built-in loggers; each requires the package of the same name
 
 
 def check_loggers(names: Sequence[str], film_every: int | None) -> None:

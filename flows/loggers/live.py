@@ -28,19 +28,16 @@ _ACCESS = re.compile(r"//[^/\s]+@")
 
 
 class RunLogger(Protocol):
-    """Logger of a single run."""
+    """Logger of a single run. Subclasses may omit `film` and `close`."""
 
     def iteration(self, report: IterationReport, ended: float) -> None:
         """Log an iteration that ended at `ended`, in seconds since 1970."""
-        ...
 
     def film(self, file: Path, report: IterationReport) -> None:
         """Log a GIF of an iteration's episodes; the file is deleted afterwards."""
-        ...
 
     def close(self, failed: bool) -> None:
         """Finish logging; `failed` is True if an error ended the training."""
-        ...
 
 
 def opener(name: str) -> _Open:
@@ -50,7 +47,7 @@ def opener(name: str) -> _Open:
     return partial(_Function, function_named(name))
 
 
-class _Function:
+class _Function(RunLogger):
     """Logger that calls a function with each finished iteration."""
 
     def __init__(self, function: Callable[[FinishedIteration], object], run: Run, folder: Path) -> None:
@@ -58,12 +55,6 @@ class _Function:
 
     def iteration(self, report: IterationReport, ended: float) -> None:
         self._function(FinishedIteration(self._run, report.iteration, report))
-
-    def film(self, file: Path, report: IterationReport) -> None:
-        pass
-
-    def close(self, failed: bool) -> None:
-        pass
 
 
 def log_folder(run: Path) -> Path:
@@ -75,13 +66,9 @@ def log_folder(run: Path) -> Path:
 def logging_to(
     names: Sequence[str], folder: Path, observer: Observer, *, film_every: int | None = None
 ) -> Iterator[Observer]:
-    """Within the block, provide an observer that also logs iterations.
+    """Within the block, provide an observer that also logs iterations to loggers, or to paths module:function.
 
-    Args:
-        names: Names of loggers, or paths module:function; if empty, `observer` itself is yielded.
-        folder: Folder of the run, which need not exist yet.
-        observer: Observer that also receives all events.
-        film_every: Interval in iterations between videos; the last iteration is always filmed.
+    The run need not exist yet. Videos are logged every `film_every` iterations, and of the last one in any case.
     """
     check_loggers(names, film_every)
     if not names:

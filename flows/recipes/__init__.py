@@ -74,12 +74,7 @@ class Recipes(Mapping[str, "Callable[[], RunConfig]"]):
     plugins: Plugins = Plugins("recipe", "metaloom.recipes", {})
 
     def __getitem__(self, name: str) -> "Callable[[], RunConfig]":
-        """Return the recipe with this name.
-
-        Raises:
-            KeyError: the recipe does not exist.
-            ConfigError: the recipe's package is broken.
-        """
+        """Return the recipe with this name; raises KeyError if it is unknown, ConfigError if its package is broken."""
         if name in _entries():
             return Recipe.named(name)
         try:
@@ -101,9 +96,7 @@ RECIPES = Recipes()
 def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConfig":
     """Build the configuration of a new run from a recipe or settings file and KEY=VALUE assignments.
 
-    Raises:
-        ConfigError: a setting is invalid.
-        EnvError: the environment does not exist.
+    Raises ConfigError if a setting is invalid, or EnvError if the environment does not exist.
     """
     recipe, assignments = load_settings(recipe_or_file), [*assignments]
     last = {key: value for key, _, value in (assignment.partition("=") for assignment in assignments)}
@@ -141,11 +134,7 @@ def is_settings_file(recipe_or_file: str) -> bool:
 
 
 def load_settings(recipe_or_file: str) -> dict[str, Any]:
-    """Return the settings of a recipe, or of a YAML, JSON or TOML file.
-
-    Raises:
-        ConfigError: the recipe does not exist, or the file cannot be read.
-    """
+    """Return the settings of a recipe, or of a YAML, JSON or TOML file; raises ConfigError if it cannot be read."""
     if is_settings_file(recipe_or_file):
         return load_config(Path(recipe_or_file))
     try:

@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     from metaloom.pipeline.envs.task_classes import Classes
 
 SUCCESS, OFFICIAL = "success", "official_success_rate"
-ByStep = Sequence[ClassReturns]
-"""Per-class returns at each inner step of an iteration."""
-_RARE = 0.01
-"""Maximum expected fraction of iterations without tasks of some class for class-balanced returns."""
+ByStep = Sequence[ClassReturns]  # per-class returns at each inner step of an iteration
+_RARE = 0.01  # maximum expected fraction of iterations without tasks of some class for class-balanced returns
 
 
 def headline_returns(drawn: Sequence[float], by_step: ByStep) -> tuple[Sequence[float], str]:

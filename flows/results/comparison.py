@@ -22,19 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class History:
-    """Score of a run over training.
-
-    `iterations` are the iterations with a score, `steps` the environment steps at their ends, and `values` the mean
-    scores, [n] each.
-    """
+    """Score of a run over training."""
 
     path: Path
     name: str
     seed: int
     environment: str
-    iterations: Array
-    steps: Array
-    values: Array
+    iterations: Array  # those with a score, [n]
+    steps: Array  # environment steps at their ends, [n]
+    values: Array  # mean scores, [n]
 
     def at(self, steps: Array) -> Array:
         """Return the latest score at each environment step count in `steps`, [m]."""
@@ -47,23 +43,16 @@ class History:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ only in their seed, and their scores.
+    """Runs that differ only in their seed, and their scores."""
 
-    Attributes:
-        name, settings: Settings that distinguish the group from others, as text and keyed by name.
-        mean, iqm: Mean and interquartile mean of the scores.
-        profile: Fraction of scores above each of the comparison's thresholds.
-        curve: Interquartile mean over the runs' mean scores at the comparison's environment steps.
-    """
-
-    name: str
-    settings: Mapping[str, str]
+    name: str  # settings that distinguish the group from others, as text
+    settings: Mapping[str, str]  # the same, keyed by name
     histories: tuple[History, ...]
     scores: Scores
     mean: Estimate
-    iqm: Estimate
-    profile: Band
-    curve: Band
+    iqm: Estimate  # interquartile mean of the scores
+    profile: Band  # fraction of scores above each of the comparison's thresholds
+    curve: Band  # interquartile mean over the runs' mean scores at the comparison's `curve_steps`
 
     @property
     def seeds(self) -> list[int]:
@@ -72,30 +61,18 @@ class Group:
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Shown):
-    """Comparison of groups of runs. Tables are Arrow tables, which `.to_pandas()` converts.
-
-    Attributes:
-        about: Description of the compared metric.
-        env_steps: Number of environment steps after which runs are compared: the maximum that all have reached.
-        groups: Groups, in order of decreasing interquartile mean.
-        pairs: All pairs of groups.
-        thresholds: Scores at which profiles were evaluated, [m].
-        curve_steps: Environment steps at which curves were evaluated, [n].
-        notes: Remarks for the reader.
-        seed, resamples: Seed and number of resamples of the bootstrap.
-        draw: Function that draws the comparison.
-    """
+    """Comparison of groups of runs. Tables are Arrow tables, which `.to_pandas()` converts."""
 
     metric: str
-    about: str
-    env_steps: int
-    groups: tuple[Group, ...]
-    pairs: tuple[Pair, ...]
-    thresholds: Array
-    curve_steps: Array
-    notes: tuple[str, ...]
-    seed: int
-    resamples: int
+    about: str  # description of the metric
+    env_steps: int  # number after which runs are compared: the maximum that all have reached
+    groups: tuple[Group, ...]  # in order of decreasing interquartile mean
+    pairs: tuple[Pair, ...]  # all pairs of groups
+    thresholds: Array  # scores at which profiles were evaluated, [m]
+    curve_steps: Array  # environment steps at which curves were evaluated, [n]
+    notes: tuple[str, ...]  # remarks for the reader
+    seed: int  # of the bootstrap
+    resamples: int  # of the bootstrap
     draw: "Callable[[Comparison], Figure]" = field(compare=False)
 
     def shown(self) -> tuple[str, list[Row]]:

@@ -19,20 +19,14 @@ from metaloom.storage.format.codec import Value, flatten
 
 @dataclass(frozen=True)
 class Outcome:
-    """Output of a recomputed stage, with the settings used.
+    """Output of a recomputed stage, with the settings used."""
 
-    Attributes:
-        settings: Changed settings, as for `--set`; empty for the run's settings.
-        identical: True if the output is bitwise identical to the stored one.
-        digests: Digests of all recomputed stages, this one last.
-    """
-
-    settings: tuple[str, ...]
+    settings: tuple[str, ...]  # changed settings, as for `--set`; empty for the run's settings
     config: RunConfig = field(repr=False)
     value: Value
     seconds: float
-    identical: bool
-    digests: Mapping[StageRef, str] = field(repr=False)
+    identical: bool  # bitwise, to the stored output
+    digests: Mapping[StageRef, str] = field(repr=False)  # of all recomputed stages, this one last
 
     @property
     def learner(self) -> LearnerState:
@@ -46,15 +40,12 @@ class Outcome:
 
 @dataclass(frozen=True, repr=False)
 class Counterfactual(Shown):
-    """Comparison of a stage recomputed with its run's settings and with changed settings.
-
-    `start` contains the parameters before an update, keyed by name; it is empty for other stages.
-    """
+    """Comparison of a stage recomputed with its run's settings and with changed settings."""
 
     ref: StageRef
     stored: Outcome
     changed: Outcome
-    start: Mapping[str, Array]
+    start: Mapping[str, Array]  # parameters before an update, keyed by name; empty for other stages
 
     def shown(self) -> tuple[str, list[Row]]:
         pairs = self.quantities().items()

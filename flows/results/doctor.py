@@ -8,13 +8,10 @@ from metaloom.pipeline.shown import Row, Shown
 
 @dataclass(frozen=True)
 class Check:
-    """Result of a check, with the actual and the required state, and a remedy.
-
-    The status is fail if training does not work, warn if it works with limitations, otherwise ok.
-    """
+    """Result of a check, with the actual and the required state, and a remedy."""
 
     name: str
-    status: Literal["ok", "warn", "fail"]
+    status: Literal["ok", "warn", "fail"]  # warn: training works with limitations; fail: it does not
     found: str
     required: str
     advice: str = ""

@@ -19,39 +19,25 @@ from metaloom.pipeline.types import Array, Evaluation, TaskBatch
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Seed of the resampling, so that repeated evaluations have the same intervals.
-_SEED = 0
+_SEED = 0  # of the resampling, so that repeated evaluations have the same intervals
 
 
 @dataclass(frozen=True)
 class AdaptationSummary:
-    """Test returns after k adaptation steps, averaged over tasks.
+    """Test returns after k adaptation steps, averaged over tasks."""
 
-    Attributes:
-        adaptation_steps: Number of adaptation steps (gradient steps or task inferences), k.
-        adaptation_episodes: Episodes per task used for adaptation, over all k steps.
-        adaptation_env_steps: Mean number of environment steps per task in these episodes.
-        average_return: Mean of the per-task mean returns.
-        iqm_return: Interquartile mean of the per-task mean returns.
-        average_low, average_high, iqm_low, iqm_high: Bounds of the 95 % bootstrap intervals; NaN for a single episode
-            of a single task.
-        lower_quartile, upper_quartile: Quartiles of the per-task mean returns.
-        facts: Means of the environment's facts over test episodes, such as `success_rate`; see `fact_means`. For
-            Meta-World also `official_success_rate`; see `official_success`.
-    """
-
-    adaptation_steps: int
-    adaptation_episodes: int
-    adaptation_env_steps: float
-    average_return: float
-    average_low: float
+    adaptation_steps: int  # number of gradient steps or task inferences, k
+    adaptation_episodes: int  # per task, over all k steps
+    adaptation_env_steps: float  # mean number per task in these episodes
+    average_return: float  # mean of the per-task mean returns
+    average_low: float  # 95 % bootstrap interval; NaN for a single episode of a single task
     average_high: float
-    iqm_return: float
-    iqm_low: float
+    iqm_return: float  # interquartile mean of the per-task mean returns
+    iqm_low: float  # likewise
     iqm_high: float
-    lower_quartile: float
+    lower_quartile: float  # of the per-task mean returns
     upper_quartile: float
-    facts: Mapping[str, float] = field(default_factory=dict[str, float])
+    facts: Mapping[str, float]  # means of the facts over test episodes; see `fact_means` and `official_success`
 
     @property
     def columns(self) -> dict[str, float]:
@@ -68,23 +54,10 @@ def summarize_steps(evaluation: Evaluation, classes: Classes | None = None) -> l
         rng = np.random.default_rng([_SEED, k])
         average, iqm = (bootstrap(returns, statistic, rng) for statistic in (mean, interquartile_mean))
         lower, upper = np.quantile(returns.mean(axis=1), [0.25, 0.75])
-        summaries.append(
-            AdaptationSummary(
-                adaptation_steps=k,
-                adaptation_episodes=k * evaluation.episodes_per_step,
-                adaptation_env_steps=float(_steps_before(evaluation, k).mean()),
-                average_return=average.estimate,
-                average_low=average.low,
-                average_high=average.high,
-                iqm_return=iqm.estimate,
-                iqm_low=iqm.low,
-                iqm_high=iqm.high,
-                lower_quartile=float(lower),
-                upper_quartile=float(upper),
-                facts=fact_means({name: values[:, k] for name, values in evaluation.test_facts.items()})
-                | official_success(evaluation, k, classes),
-            )
-        )
+        facts = fact_means({name: values[:, k] for name, values in evaluation.test_facts.items()})
+        facts |= official_success(evaluation, k, classes)
+        used = k, k * evaluation.episodes_per_step, float(_steps_before(evaluation, k).mean())
+        summaries.append(AdaptationSummary(*used, *average, *iqm, float(lower), float(upper), facts))
     return summaries
 
 
@@ -135,22 +108,14 @@ def _steps_before(evaluation: Evaluation, k: int) -> Array:
 
 @dataclass(frozen=True, repr=False)
 class EvaluationOutcome(Shown):
-    """Result of evaluating a learner.
-
-    Attributes:
-        updates: Number of updates before the evaluation.
-        config: Configuration of the run, with the requested evaluation settings.
-        tasks_are_new: True if no evaluation task occurs in training.
-        drawn_from: Size of the task set; None if tasks come from a distribution.
-        draw: Function that draws the returns.
-    """
+    """Result of evaluating a learner."""
 
     run: str
-    updates: int
-    config: RunConfig
+    updates: int  # number before the evaluation
+    config: RunConfig  # of the run, with the requested evaluation settings
     evaluation: Evaluation
-    tasks_are_new: bool
-    drawn_from: int | None
+    tasks_are_new: bool  # whether no evaluation task occurs in training
+    drawn_from: int | None  # size of the task set; None if tasks come from a distribution
     classes: Classes | None
     draw: "Callable[[EvaluationOutcome], Figure]" = field(compare=False)
 

@@ -12,14 +12,11 @@ from metaloom.storage import Damage, argument
 
 @dataclass(frozen=True, repr=False)
 class Verification(Shown):
-    """Result of checking the files of a run.
-
-    `sealed` is True if the newest session sealed its records, so that a missing record would be detected. This is not
-    checked if files are damaged.
-    """
+    """Result of checking the files of a run."""
 
     path: Path
     damages: tuple[Damage, ...]
+    # Whether the newest session sealed its records, so that a missing one would be detected; not checked after damage.
     sealed: bool = True
 
     def shown(self) -> tuple[str, list[Row]]:

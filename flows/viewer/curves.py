@@ -10,8 +10,7 @@ from metaloom.pipeline.shown import error_text
 from metaloom.pipeline.types import Evaluation
 from metaloom.storage import Run, StoreError
 
-MOST_POINTS = 2000
-"""Maximum number of points per curve; longer runs are shown at every second, fourth, ... iteration."""
+MOST_POINTS = 2000  # maximum number of points per curve; longer runs are shown at every second, fourth, ... iteration
 MOST_PROBLEMS = 20
 SPARK_POINTS = 60
 

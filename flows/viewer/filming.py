@@ -20,8 +20,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.pipeline.shown import printable
 from metaloom.storage import Run
 
-MOST_FRAMES = 120
-"""Maximum number of frames per sheet; longer episodes are shown at every second, third, ... step."""
+MOST_FRAMES = 120  # maximum number of frames per sheet; longer episodes are shown at every second, third, ... step
 KEPT = 12
 SECONDS = 300
 _COLUMNS = 10

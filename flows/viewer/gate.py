@@ -28,8 +28,7 @@ HEADERS: Mapping[str, str] = {"Content-Security-Policy": POLICY, **KEPT_TO_ITSEL
 """Headers of every response from the page."""
 OTHER_PAGE = 403, "required a request from the page itself"
 
-Refusal = tuple[int, str]
-"""HTTP status and reason of a rejection."""
+Refusal = tuple[int, str]  # HTTP status and reason of a rejection
 
 
 def names_this_machine(hosts: Sequence[str]) -> bool:

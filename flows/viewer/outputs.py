@@ -8,7 +8,6 @@ from urllib.parse import quote
 
 import numpy as np
 
-from metaloom import storage
 from metaloom.flows.formatting import (
     adaptation_label,
     dotted,
@@ -22,7 +21,14 @@ from metaloom.flows.formatting import (
 from metaloom.flows.results.class_returns import classes_of
 from metaloom.flows.runs import require_iteration
 from metaloom.flows.views.diagrams import Arrow, Box, draw
-from metaloom.flows.views.run_info import arrays_of, class_returns_of, iteration_metrics, run_info, stage_info, state_of
+from metaloom.flows.views.run_info import (
+    arrays_of,
+    class_returns_of,
+    iteration_metrics,
+    progress_info,
+    run_info,
+    stage_info,
+)
 from metaloom.flows.views.series import class_color, numbers, shown_steps, steps_note
 from metaloom.pipeline.estimation.normalization import without_normalization
 from metaloom.pipeline.shown import error_text
@@ -30,12 +36,11 @@ from metaloom.pipeline.types import Array, TaskParams
 from metaloom.storage import Run, StageMissing, StageRecord, StageRef, StoreError
 from metaloom.storage.format.segments import ranges
 from metaloom.storage.read.info import mapping
+from metaloom.storage.read.tables import episode_columns, episode_rows
 
-MOST_TASKS, MOST_EPISODES = 40, 3
-"""Maximum number of tasks, and of episodes per task, whose paths are shown."""
+MOST_TASKS, MOST_EPISODES = 40, 3  # maximum number of tasks, and of episodes per task, whose paths are shown
 _PLANE = ("x", "y")
-_LONGEST_LINE = 30
-"""Maximum number of characters per line in a box of the graph."""
+_LONGEST_LINE = 30  # maximum number of characters per line in a box of the graph
 
 
 def adaptation_page(run: Run, iteration: int) -> dict[str, Any]:
@@ -158,18 +163,14 @@ def _flat(adapted: Mapping[str, Array], start: Mapping[str, Array] | None) -> Ar
 
 def live(run: Run) -> dict[str, Any]:
     """Return a run's algorithm, environment, state, progress and newest output. Fast, since the page polls it."""
-    writer, done = storage.current_writer(run.path, run.files.remote), len(run.iterations)
-    under_way, _ = _records(run, done)
+    under_way, _ = _records(run, len(run.iterations))
     newest = under_way[-1].ref if under_way else None
     return {
         "path": run.location,
         "created": run.info["created"],
         "seed": run.config.get("seed"),
         **{name: mapping(run.config.get(name)).get("name") for name in ("algorithm", "env")},
-        "state": state_of(run, writer),
-        "writer": str(writer) if writer else None,
-        "iterations_done": done,
-        "iterations": run.capacity,
+        **progress_info(run),
         "newest": None if newest is None else {"iteration": newest.iteration, "label": stage_name(newest)},
     }
 
@@ -275,22 +276,15 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
 
 
 def _episodes_under_way(run: Run, iteration: int) -> dict[str, Array]:
-    parts: dict[str, list[Array]] = {name: [np.empty(0, np.int64)] for name in ("step", "task", "return", "length")}
+    drawn = run.stages.in_group("tasks", iteration)
+    tasks = run[iteration].tasks() if drawn is not None and run.contains(drawn) else None
+    parts = [{name: np.empty(0, np.int64) for name in ("step", "task", "return", "length")}]
     for ref in run.refs_of([iteration]):
         if ref.stage == run.stages.named("rollouts"):
-            arrays = run.files.read_arrays(run.record(ref), ("rewards", "lengths"))[run.stages.group_of(ref)]
-            rewards, lengths = arrays["rewards"][0], arrays["lengths"][0]
-            real = np.arange(rewards.shape[2]) < lengths[..., None]
-            b, e = np.nonzero(lengths > 0)
-            returns = np.where(real, rewards, 0).sum(-1, dtype=np.float64)[b, e]
-            for name, values in zip(parts, (np.full(len(b), ref.step), b, returns, lengths[b, e]), strict=True):
-                parts[name].append(values)
-    columns = {name: np.concatenate(values) for name, values in parts.items()}
-    drawn = run.stages.in_group("tasks", iteration)
-    if drawn is not None and run.contains(drawn):
-        batch = run[iteration].tasks()
-        columns |= {f"task_{name}": batch.params[columns["task"], n] for n, name in enumerate(batch.names)}
-    return columns
+            stored = run.files.read_arrays(run.record(ref), ("rewards", "lengths"))[run.stages.group_of(ref)]
+            columns = episode_columns({name: array[0] for name, array in stored.items()})
+            parts.append(episode_rows(iteration, ref.step, columns, tasks))
+    return {name: np.concatenate([part[name] for part in parts if name in part]) for name in parts[-1]}
 
 
 def output_page(run: Run, ref: StageRef) -> dict[str, Any]:

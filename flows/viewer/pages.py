@@ -38,8 +38,7 @@ from metaloom.storage import Run, StageRef
 
 log: logging.Logger = logging.getLogger(__name__)
 
-REMOTE_SECONDS = 5.0
-"""Time in seconds between updates of runs at a URL."""
+REMOTE_SECONDS = 5.0  # time in seconds between updates of runs at a URL
 _CHANGED_WITH = ("run.json", "_commits", "_sessions", "_thinned", "_segments")
 """Files and folders of a run, of which at least one changes whenever the run changes."""
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
@@ -50,28 +49,19 @@ ADDRESS = "127.0.0.1"
 
 @dataclass
 class OpenRun:
-    """Open run with cached data. Hold `lock` while using `run`, since a run's caches are not thread-safe.
-
-    Attributes:
-        curves: Curves of the run, with a separate run and lock, so that other requests do not wait for them.
-    """
+    """Open run with cached data. Hold `lock` while using `run`, since a run's caches are not thread-safe."""
 
     run: Run
-    curves: Curves
+    curves: Curves  # with a separate run and lock, so that other requests do not wait for them
     lock: RLock = field(default_factory=RLock)
 
 
 class Shelf:
-    """Collection of the runs in a folder or at a URL, or a single run.
-
-    Attributes:
-        place: Path or URL of a folder of runs, or of one run.
-        only: Name of the run if `place` is a single run; otherwise None.
-    """
+    """Collection of the runs in a folder or at a URL, or a single run."""
 
     def __init__(self, place: Path) -> None:
-        self.place = place
-        self.only: str | None = place.resolve().name if storage.run_exists(place) else None
+        self.place = place  # path or URL of a folder of runs, or of one run
+        self.only: str | None = place.resolve().name if storage.run_exists(place) else None  # name of a single run
         self._open: dict[str, tuple[object, OpenRun]] = {}
         self._looked: dict[str, float] = {}
         self._folders: dict[str, Path] = {}
@@ -145,9 +135,8 @@ def _changed(path: Path) -> tuple[int, int, int] | None:
 class Pages:
     """Handlers of requests for the runs on a shelf."""
 
-    def __init__(self, shelf: Shelf, plotly: Path) -> None:
+    def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
-        self._plotly = plotly
 
     def routes(self) -> list[Route]:
         """Return all routes, relative to the token in the address."""
@@ -173,7 +162,7 @@ class Pages:
         }
         # The only files served.
         static = (file for file in (Path(__file__).parent / "static").iterdir() if file.suffix in _KINDS)
-        files = {**{f"/{file.name}": file for file in static}, "/plotly.min.js": self._plotly}
+        files = {**{f"/{file.name}": file for file in static}, "/plotly.min.js": plotly_file()}
         return [
             *(Route(path, _reporting_errors(answer)) for path, answer in answers.items()),
             *(Route(path, _file(file)) for path, file in {"/": files["/index.html"], **files}.items()),
@@ -277,7 +266,7 @@ def viewer_app(shelf: Shelf, token: str) -> ASGIApp:
     """Return the ASGI application that serves the page."""
     nothing = f'<!doctype html><p>There is no such page. <a href="/{token}/">All runs</a></p>\n'
     app = Starlette(
-        routes=[Mount(f"/{token}", routes=Pages(shelf, plotly_file()).routes())],
+        routes=[Mount(f"/{token}", routes=Pages(shelf).routes())],
         exception_handlers={404: lambda request, problem: HTMLResponse(nothing, 404)},
     )
     return token_gate(app, token)

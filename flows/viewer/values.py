@@ -15,8 +15,7 @@ from metaloom.storage.format.records import StoredFile
 
 MOST_NUMBERS = 2_000_000
 """Maximum number of values in a slice; larger slices contain every second, fourth, ... entry of the longer axis."""
-MOST_BYTES = 2**30
-"""Maximum size in bytes of an array to read, since a small file may decompress to gigabytes."""
+MOST_BYTES = 2**30  # maximum size in bytes of an array to read, since a small file may decompress to gigabytes
 _BY_STEP = (("task", "episode", "t"), ("task", "episode", "t_with_final"))
 
 
@@ -72,12 +71,10 @@ def episode(run: Run, ref: StageRef, task: int, index: int) -> dict[str, Any]:
             signals += _signals(run, part, task, index, length)
         except (StageMissing, UsageError) as problem:
             problems.append(str(problem))
-    returns = next(
-        (float(np.nansum(np.array(s["values"], np.float64))) for s in signals if s["name"] == "rewards"), float("nan")
-    )
+    returns = [np.nansum(np.array(s["values"], np.float64)) for s in signals if s["name"] == "rewards"]
     return {
         "length": length,
-        "return": numbers(np.array([returns]))[0],
+        "return": next(iter(numbers(np.array(returns))), None),
         "tasks": B,
         "episodes": (lengths > 0).sum(axis=1).tolist(),
         "signals": signals,

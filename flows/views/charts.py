@@ -26,9 +26,7 @@ if mpl.matplotlib_fname() == "matplotlibrc":
 
 GRID = "#e6e8eb"
 WIDE, NARROW = (8.6, 4.4), (6.4, 3.4)
-
-# Maximum number of points for markers on a line.
-MARKED_POINTS = 40
+MARKED_POINTS = 40  # maximum number for markers on a line
 MOST_COLUMNS, MOST_INSIDE = 4, 3
 BESIDE: dict[str, Any] = dict(frameon=False, fontsize=8, labelcolor=INK, loc="center left", bbox_to_anchor=(1, 0.5))
 """Arguments that place a legend to the right of its chart."""

@@ -13,31 +13,20 @@ from metaloom.pipeline.types import Array, Evaluation
 from metaloom.storage import Run, StageRef, argument
 from metaloom.storage.progress import Progress, unseen
 
-_BLOCK = 200
-"""Number of iterations whose episode tables are in memory at the same time."""
+_BLOCK = 200  # number of iterations whose episode tables are in memory at the same time
 STEPS = "environment steps"
-_TOLD_EVERY = 1000
-"""Number of records between progress reports."""
+_TOLD_EVERY = 1000  # number of records between progress reports
 
 
 @dataclass(frozen=True)
 class RunHistory:
-    """Learning history of a run, with one entry per complete iteration.
+    """Learning history of a run, with one entry per complete iteration."""
 
-    Attributes:
-        iterations: Iteration indices, [I].
-        metrics: Metrics keyed by name, [I] float64 each; NaN if an iteration lacks a metric.
-        task_returns: Mean episode return per iteration, inner step and task, [I, K+1, B].
-        by_class: Per-class returns at each inner step, for each of the I iterations; empty without classes.
-        task_classes: Class index of each task, [I, B]; None without classes.
-        classes: Task classes of the environment; None if it declares none.
-    """
-
-    iterations: Array
-    metrics: Mapping[str, Array]
-    task_returns: Array
-    by_class: Sequence[ByStep] = ()
-    task_classes: Array | None = None
+    iterations: Array  # indices, [I]
+    metrics: Mapping[str, Array]  # keyed by name, [I] float64 each; NaN where an iteration lacks it
+    task_returns: Array  # mean episode return per iteration, inner step and task, [I, K+1, B]
+    by_class: Sequence[ByStep] = ()  # per iteration, per-class returns at each inner step; empty without classes
+    task_classes: Array | None = None  # class index of each task, [I, B]; None without classes
     classes: Classes | None = None
 
     @property

@@ -56,25 +56,16 @@ Figure = Picture | Chart
 
 @dataclass(frozen=True)
 class Page:
-    """Content of a page as plain text, which is escaped when the page is rendered.
+    """Content of a page as plain text, which is escaped when the page is rendered."""
 
-    Attributes:
-        title, subtitle: Heading, which is also the window title, and the line below it.
-        tiles: Names and values of the key figures at the top.
-        main_figure: Figure that spans the page.
-        sections: Headings and their figures, in order.
-        tables: Tables of names and values, keyed by heading; folded unless the heading is in `unfolded`.
-        plotly: Source text of plotly.js, which draws the charts; empty for a page with images and no scripts.
-    """
-
-    title: str
-    subtitle: str
-    tiles: Sequence[tuple[str, str]]
-    main_figure: Figure
-    sections: Sequence[tuple[str, Sequence[Figure]]]
-    tables: Mapping[str, Sequence[tuple[str, str]]]
-    unfolded: Sequence[str] = ()
-    plotly: str = ""
+    title: str  # heading, which is also the window title
+    subtitle: str  # line below the heading
+    tiles: Sequence[tuple[str, str]]  # names and values of the key figures at the top
+    main_figure: Figure  # spans the page
+    sections: Sequence[tuple[str, Sequence[Figure]]]  # headings and their figures, in order
+    tables: Mapping[str, Sequence[tuple[str, str]]]  # names and values, keyed by heading
+    unfolded: Sequence[str] = ()  # headings of the tables that are not folded
+    plotly: str = ""  # text of plotly.js, which draws the charts; empty for images and no scripts
 
     def html(self) -> str:
         """Render the page as an HTML document."""

@@ -16,10 +16,7 @@ from metaloom.pipeline.shown import printable
 
 _HEAD = box.Box("    \n    \n -- \n" + "    \n" * 5, ascii=True)
 """Table style with a line below the header and no frame, in ASCII."""
-
-
-_PROSE_WIDTH = 30
-"""Maximum line length of prose columns."""
+_PROSE_WIDTH = 30  # maximum line length of prose columns
 
 
 class FittedTable(Table):

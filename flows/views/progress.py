@@ -40,8 +40,7 @@ from metaloom.storage import StageRef
 
 ProgressMode = Literal["auto", "plain", "json"]
 
-# Enough for a trend, and still fits into 80 columns.
-SPARKLINE_WIDTH = 24
+SPARKLINE_WIDTH = 24  # enough for a trend, and still fits into 80 columns
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -49,13 +48,10 @@ SPARKS = "▁▂▃▄▅▆▇█"
 def progress(
     mode: ProgressMode = "auto", *, stop: Stop | None = None, out: TextIO | None = None
 ) -> Generator[Observer, None, None]:
-    """Within the block, provide an Observer that reports to `out`.
+    """Within the block, provide an Observer that reports to `out` (standard output if None).
 
-    Args:
-        mode: auto: a short line per iteration above a live panel if `out` is a terminal, otherwise as plain; plain: one
-            line per iteration; json: one JSON object per iteration, each on a line.
-        stop: Stop requests, checked before every stage and shown in the live panel; None to accept none.
-        out: Output stream; standard output if None.
+    With the mode auto, a terminal shows a short line per iteration above a live panel; elsewhere, auto equals plain: a
+    line per iteration. json: a JSON object per line. `stop` is checked before every stage and shown in the panel.
     """
     stream, stop = sys.stdout if out is None else out, stop or Stop()
     console = _PanelConsole(file=stream, highlight=False)
@@ -127,9 +123,9 @@ class TrainingPanel:
         self._after: deque[float] = deque(maxlen=SPARKLINE_WIDTH)
         self._evaluation = ""
 
-    def stage_started(self, ref: StageRef, seconds_ago: float = 0.0) -> None:
-        """Show the stage that is running, which began `seconds_ago`."""
-        self._stage = (ref, self._clock() - seconds_ago)
+    def stage_started(self, ref: StageRef) -> None:
+        """Show the stage that is running."""
+        self._stage = (ref, self._clock())
 
     def iteration_done(self, report: IterationReport) -> None:
         """Show the returns and speed of a completed iteration."""

@@ -23,8 +23,7 @@ from metaloom.storage.progress import Progress, unseen
 
 FigureFormat = Literal["svg", "pdf"]
 CLASS_TABLE = "Returns of the last iteration by class of task, ± standard error over tasks"
-ABOUT_ENV = ("components", "task_classes")
-"""Names of the recorded facts that describe the environment."""
+ABOUT_ENV = ("components", "task_classes")  # names of the recorded facts that describe the environment
 
 
 @dataclass(frozen=True)

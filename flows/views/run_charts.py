@@ -48,8 +48,7 @@ BAND = "middle half of the tasks"
 BALANCED_NOTE = "line: mean of the per-class means, with equal weights; band: ± 1 standard error over tasks"
 INTERVAL_NOTE = "lines: averages over tasks of the mean test return; bands: 95 % bootstrap intervals"
 INTERVAL = "95 % bootstrap interval"
-MOST_ITERATIONS, MOST_POINTS = 100, 20_000
-"""Maximum number of iterations, and of points, in charts of single tasks."""
+MOST_ITERATIONS, MOST_POINTS = 100, 20_000  # maximum number of iterations, and of points, in charts of single tasks
 SECTIONS = ("Return", "Trials", "By class of task", "Tasks", "Success", "Evaluation", "Optimization", "Time")
 """Headings of groups of charts, in page order."""
 COLORS = (AFTER, BEFORE, *BETWEEN, INK)

@@ -24,14 +24,10 @@ State = Literal["complete", "training", "stopped", "killed", "damaged", "unreada
 def run_info(run: Run) -> dict[str, Any]:
     """Return a run's settings, progress, last metrics and disk usage as plain data."""
     done, sizes = len(run.iterations), bytes_by_group(run)
-    writer = storage.current_writer(run.path, run.files.remote)
     return {
         "name": run.path.name,
         "path": run.location,
-        "state": state_of(run, writer),
-        "writer": str(writer) if writer else None,
-        "iterations_done": done,
-        "iterations": run.capacity,
+        **progress_info(run),
         "config": dict(run.config),
         "environment": dict(run.info["environment"]),
         "versions": dict(run.info["versions"]),
@@ -222,17 +218,13 @@ def list_run_row(folder: Path) -> dict[str, Any]:
         run = storage.open_run(folder)
         require_settings(run)
         row["bytes"] = run.files.num_bytes()
-        writer = storage.current_writer(folder, run.files.remote)
         metrics: dict[str, Any] = {**iteration_metrics(run, len(run.iterations) - 1)}
         (returns, statistic), success = headline_return(run), by_inner_step(metrics, "success_rate")
         return row | {
-            "state": state_of(run, writer),
-            "writer": str(writer) if writer else None,
+            **progress_info(run),
             "started": run.info["created"],
             "env": run.config["env"]["name"],
             "algorithm": run.config["algorithm"]["name"],
-            "iterations_done": len(run.iterations),
-            "iterations": run.capacity,
             "last_return": finite(returns[-1]) if returns else None,
             "last_return_is": statistic if returns else None,
             **({"last_success_rate": success[-1]} if success else {}),
@@ -240,6 +232,13 @@ def list_run_row(folder: Path) -> dict[str, Any]:
     except (storage.StoreError, OSError, ValueError, KeyError, TypeError) as error:
         state = "unreadable" if isinstance(error, storage.StorageFailed | PermissionError) else "damaged"
         return row | {"state": state, "problem": error_text(error)}
+
+
+def progress_info(run: Run) -> dict[str, Any]:
+    """Return a run's state, writer and number of iterations as plain data."""
+    writer = storage.current_writer(run.path, run.files.remote)
+    done = {"iterations_done": len(run.iterations), "iterations": run.capacity}
+    return {"state": state_of(run, writer), "writer": str(writer) if writer else None, **done}
 
 
 def state_of(run: Run, writer: storage.Writer | None) -> State:

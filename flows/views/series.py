@@ -14,8 +14,7 @@ from metaloom.pipeline.types import Array
 BEFORE, AFTER = "#d55e00", "#0072b2"
 INK = "#24292f"
 BETWEEN = ("#cc79a7", "#009e73", "#e69f00", "#56b4e9")
-MOST_STEPS = 2 + len(BETWEEN)
-"""Maximum number of inner steps in a chart. PEARL has one per context episode."""
+MOST_STEPS = 2 + len(BETWEEN)  # maximum number of inner steps in a chart; PEARL has one per context episode
 CLASS_COLORS = (*BETWEEN[1::-1], *BETWEEN[2:], "#8250a8", "#57606a")
 CLASS_NOTE = "line: mean over the tasks of a class; band: ± 1 standard error over tasks"
 ERROR_BAND = "± 1 standard error"
@@ -29,18 +28,12 @@ GAP_NOTE = "; no band where a class had only one task, and no line where it had 
 
 @dataclass(frozen=True)
 class Series:
-    """Line of a chart.
-
-    Attributes:
-        color: Color as #rrggbb.
-        values: Value at each point of the chart's x axis, [n]; NaN leaves a gap.
-        band: Lower and upper edges of a shaded band around the line, [n] each.
-    """
+    """Line of a chart."""
 
     label: str
-    color: str
-    values: Array
-    band: tuple[Array, Array] | None = None
+    color: str  # as #rrggbb
+    values: Array  # at each point of the chart's x axis, [n]; NaN leaves a gap
+    band: tuple[Array, Array] | None = None  # lower and upper edges of a shaded band, [n] each
 
 
 @dataclass(frozen=True)
@@ -53,36 +46,22 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """Chart as data, independent of how it is drawn.
+    """Chart as data, independent of how it is drawn."""
 
-    Attributes:
-        name: Name of the chart's file, and of the Python method that draws it.
-        section: Heading under which a page shows the chart.
-        kind: Lines over x, points at x, stacked layers over x, or bars with one value per series.
-        note: Meaning of lines and bands, and what to look for.
-        band: Name of the bands in the legend; empty for none.
-        x: X coordinate of each point, shared by all series, [n].
-        panels: Panels, which share their axes.
-        iterations: Iteration of each point, [n]; None if points have no iteration.
-        texts: Text after each bar.
-        diagonal: True to draw the line y = x for comparison.
-        wide: True if the chart spans the page.
-    """
-
-    name: str
-    section: str
-    kind: Literal["lines", "points", "layers", "bars"]
+    name: str  # name of its file, and of the Python method that draws it
+    section: str  # heading under which a page shows it
+    kind: Literal["lines", "points", "layers", "bars"]  # layers are stacked; bars have one value per series
     title: str
     x_label: str
     y_label: str
-    note: str
-    band: str
-    x: Array
+    note: str  # meaning of lines and bands, and what to look for
+    band: str  # name of the bands in the legend; empty for none
+    x: Array  # of each point, shared by all series, [n]
     panels: tuple[Panel, ...]
-    iterations: Array | None = None
-    texts: tuple[str, ...] = ()
-    diagonal: bool = False
-    wide: bool = False
+    iterations: Array | None = None  # of each point, [n]; None if points have no iteration
+    texts: tuple[str, ...] = ()  # after each bar
+    diagonal: bool = False  # whether to draw the line y = x for comparison
+    wide: bool = False  # whether it spans the page
 
 
 def alone(series: Iterable[Series]) -> tuple[Panel, ...]:
@@ -105,9 +84,8 @@ def explain_gaps(chart: Chart) -> Chart:
 
 def chart_data(chart: Chart) -> dict[str, Any]:
     """Return a chart as JSON data; a gap in a line is null."""
-    words = ("name", "section", "kind", "title", "x_label", "y_label", "note", "band", "diagonal", "wide", "texts")
     return {
-        **{name: getattr(chart, name) for name in words},
+        **vars(chart),
         "x": numbers(chart.x),
         "iterations": None if chart.iterations is None else chart.iterations.tolist(),
         "panels": [

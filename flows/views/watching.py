@@ -40,23 +40,15 @@ class Ending:
 
 
 class Watch:
-    """Follower of a run that another process writes.
-
-    Attributes:
-        writer: Process that is writing the run, or None.
-        stage: Current stage and its start in seconds since 1970, if logged.
-        workers: Description of the rollout backend, if logged.
-        warnings: Newest warnings of the session.
-        num_bytes: Size of the run's files when last measured.
-    """
+    """Follower of a run that another process writes."""
 
     def __init__(self, path: Path) -> None:
         self.run: storage.Run = storage.open_run(path)
-        self.writer: storage.Writer | None = None
-        self.stage: tuple[StageRef, float] | None = None
-        self.workers: str = ""
-        self.warnings: deque[LogLine] = deque(maxlen=WARNINGS)
-        self.num_bytes: int = 0
+        self.writer: storage.Writer | None = None  # process that is writing the run
+        self.stage: tuple[StageRef, float] | None = None  # current stage and its start in seconds since 1970, if logged
+        self.workers: str = ""  # description of the rollout backend, if logged
+        self.warnings: deque[LogLine] = deque(maxlen=WARNINGS)  # newest of the session
+        self.num_bytes: int = 0  # size of the run's files when last measured
         self._error = ""
         self._log = LogReader(path)
         self._next = max(0, len(self.run.iterations) - SPARKLINE_WIDTH)

@@ -35,7 +35,7 @@ def iteration_tables(
         numbers = {"iteration": np.full(len(tasks), iteration, np.int32), "task": np.arange(len(tasks), dtype=np.int32)}
         files["tasks"] = _parquet({**numbers, "id": tasks.ids, **_task_columns(tasks)}, units)
     if by_step:
-        parts = [_episode_rows(iteration, k, episodes, tasks) for k, episodes in by_step.items()]
+        parts = [episode_rows(iteration, k, episodes, tasks) for k, episodes in by_step.items()]
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         files["episodes"] = _parquet(columns, units | {"length": "steps"})
     return files
@@ -74,7 +74,8 @@ def _task_units(tasks: TaskBatch) -> dict[str, str]:
     return {f"task_{name}": unit for name, unit in zip(tasks.names, tasks.units, strict=True)}
 
 
-def _episode_rows(iteration: int, k: int, episodes: Columns, tasks: TaskBatch | None) -> dict[str, Array]:
+def episode_rows(iteration: int, k: int, episodes: Columns, tasks: TaskBatch | None) -> dict[str, Array]:
+    """Return the rows of the episodes table for one batch, with the parameters of each episode's task."""
     B, E = episodes["return"].shape
     repeated = {name: np.repeat(column, E) for name, column in _task_columns(tasks).items()} if tasks else {}
     rows = {
