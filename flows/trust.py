@@ -39,21 +39,13 @@ class UntrustedRun(ConfigError):
 
 @dataclass(frozen=True)
 class StoredSettings:
-    """Stored settings of a run or a policy, which may name modules.
+    """Stored settings of a run or a policy, which may name modules."""
 
-    Attributes:
-        where: Location of the settings, for messages.
-        sha256: Hash of the stored document.
-        names: Names in the settings that may refer to modules.
-        remedy: Advice on how to trust the names.
-        starts: Warm starts (`init_from.run`) from outside the run's runs folder.
-    """
-
-    where: str
-    sha256: str
-    names: list[str]
-    remedy: str
-    starts: tuple[str, ...] = ()
+    where: str  # location of the settings, for messages
+    sha256: str  # hash of the stored document
+    names: list[str]  # names in the settings that may refer to modules
+    remedy: str  # advice on how to trust the names
+    starts: tuple[str, ...] = ()  # warm starts (`init_from.run`) from outside the run's runs folder
 
     @classmethod
     def of_run(cls, run: Run) -> "StoredSettings":

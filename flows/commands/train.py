@@ -58,23 +58,15 @@ StageCall = Callable[[StageRef, Sequence[StageRef], Callable[[], StageRef]], Sta
 
 @dataclass(frozen=True)
 class TrainResult:
-    """State of a run after training.
-
-    Attributes:
-        stopped: True if a request stopped it before its last iteration.
-        computed: Number of outputs computed and stored.
-        repaired: One line for each damaged file that was repaired before training.
-        damage: Findings of the verification after a repair; None without a repair, or if it was stopped.
-        enough: `stop` criteria that ended it before its last iteration.
-    """
+    """State of a run after training."""
 
     path: Path
     iterations_done: int
-    stopped: bool
-    computed: int = 0
-    repaired: Sequence[str] = ()
-    damage: Sequence[storage.Damage] | None = None
-    enough: Sequence[str] = ()
+    stopped: bool  # True if a request stopped it before its last iteration
+    computed: int = 0  # number of outputs computed and stored
+    repaired: Sequence[str] = ()  # one line for each damaged file that was repaired before training
+    damage: Sequence[storage.Damage] | None = None  # found after a repair; None without one, or if it was stopped
+    enough: Sequence[str] = ()  # `stop` criteria that ended it before its last iteration
 
 
 def direct(ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], StageRef]) -> StageRef:
