@@ -136,19 +136,23 @@ def _starts_elsewhere(run: Run) -> Iterator[str]:
 
 
 def names_in(settings: object) -> Iterator[str]:
-    """Yield all strings in the settings that contain a colon, since they may name an object in a module.
+    """Return all strings in the settings that contain a colon, since they may name an object in a module.
 
     Only the named classes know which strings are imported. A warm start from a URL also needs trust.
     """
-    if isinstance(settings, str) and ":" in settings:
+    return (text for text in strings_in(settings) if ":" in text)
+
+
+def strings_in(settings: object) -> Iterator[str]:
+    """Yield all strings in nested settings, including names."""
+    if isinstance(settings, str):
         yield settings
     elif isinstance(settings, Mapping):
-        for name, value in cast(Mapping[object, object], settings).items():
-            yield from names_in(name)
-            yield from names_in(value)
+        for pair in cast(Mapping[object, object], settings).items():
+            yield from strings_in(pair)
     elif isinstance(settings, list | tuple):
         for value in cast(list[object], settings):
-            yield from names_in(value)
+            yield from strings_in(value)
 
 
 def _places(names: list[str]) -> Places:

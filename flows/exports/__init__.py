@@ -8,7 +8,6 @@ A user-defined format is module:FORMAT, or an entry point in the group `metaloom
 parameters of its function; other command options are rejected.
 """
 
-import difflib
 import inspect
 import pkgutil
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from typing import Any, Literal
 from metaloom.flows.errors import UsageError, explained
 from metaloom.pipeline.lazy import installed
 from metaloom.pipeline.plugins import load, path_of
-from metaloom.pipeline.shown import ConfigError
+from metaloom.pipeline.shown import ConfigError, suggestion
 from metaloom.storage import Run, argument
 from metaloom.storage.export import Export, export_folder
 from metaloom.storage.progress import Progress, unseen
@@ -86,9 +85,7 @@ def format_of(name: str) -> ExportFormat:
     """Return the format with this name or module:FORMAT."""
     path = _paths().get(name, name)
     if ":" not in path:
-        names = format_names()
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f". Did you mean {close[0]}?" if close else ""
+        hint = suggestion(name, names := format_names())
         if name in _OF_POLICIES:
             hint = f". `metaloom policy RUN --out policy.{name}` writes the trained policy"
         raise UsageError(f"found --to {name}; required one of {', '.join(names)}, or module:FORMAT{hint}")

@@ -285,7 +285,7 @@ def test_a_format_that_does_not_exist_is_refused_with_those_that_do(stored, tmp_
     assert cli.run(["export", str(stored.path), "--to", "parket", "--out", str(tmp_path / "out")]) == 2
     told = capsys.readouterr().err
     assert (
-        "required one of delta, histories, minari, parquet, tensorboard, or module:FORMAT. Did you mean parquet?"
+        "required one of delta, histories, minari, parquet, tensorboard, or module:FORMAT; did you mean parquet?"
         in told
     )
     assert cli.run(["export", str(stored.path), "--to", "onnx", "--out", str(tmp_path / "out")]) == 2
