@@ -73,11 +73,7 @@ class StoredSettings:
         try:
             remember(self.sha256, self.where, places)
         except OSError as error:
-            log.warning(
-                "%s: cannot record that its modules are trusted: %s; the next command needs --trust again",
-                self.where,
-                error,
-            )
+            log.warning("%s: cannot record that you trust it: %s; the next command needs --trust", self.where, error)
 
     def require_trust(self) -> None:
         """Raise UntrustedRun if the settings name modules or foreign runs, unless the user trusts them."""

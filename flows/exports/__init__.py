@@ -96,9 +96,7 @@ def format_of(name: str) -> ExportFormat:
             raise explained(missing) from None
         raise
     if not isinstance(found, ExportFormat):
-        raise UsageError(
-            f"found --to {name}, an object of {path_of(type(found))}; required module:FORMAT with an ExportFormat"
-        )
+        raise UsageError(f"found --to {name}, a {path_of(type(found))}; required module:FORMAT with an ExportFormat")
     return found
 
 
@@ -124,9 +122,7 @@ def export(
         raise UsageError(f"{run.path}: found no complete iteration to export; required at least one")
     stored = dict.fromkeys(ref.step for ref in run.refs() if ref.stage == run.stages.named("rollouts"))
     if wrong := [step for step in steps if step not in stored]:
-        raise UsageError(
-            f"found --step {wrong[0]}; required one of {', '.join(map(str, stored))}: the inner steps of this run"
-        )
+        raise UsageError(f"found --step {wrong[0]}; required an inner step of the run: {', '.join(map(str, stored))}")
     if form.holds_episodes and next(Export(out).available(run, iterations, steps or None), None) is None:
         raise UsageError(
             f"{run.path}: found no iteration whose episodes are stored; required at least one. "

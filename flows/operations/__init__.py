@@ -57,10 +57,7 @@ class Operation:
 
     def broken(self, problem: BaseException) -> str:
         """Return a message that explains why an installed operation cannot be used."""
-        return (
-            f"the operation {self.name!r} of an installed package ({self.run}) cannot be used: "
-            f"{type(problem).__name__}: {problem}"
-        )
+        return f"the installed operation {self.name!r} ({self.run}) cannot be used: {type(problem).__name__}: {problem}"
 
     def succeeded(self, result: Any) -> bool:
         """Return True if a command with this result ends with exit code 0."""

@@ -28,7 +28,7 @@ from prefect.states import Cancelled, Completed, Failed
 from pydantic import Field
 
 from metaloom import storage
-from metaloom.flows.commands.train import Observer, StageCall, config_of, resume, train
+from metaloom.flows.commands.train import Observer, StageCall, config_of, recorded, resume, train
 from metaloom.flows.formatting import plural
 from metaloom.flows.graph.tables import stage_names
 from metaloom.flows.graph.warm_start import as_pinned
@@ -48,7 +48,6 @@ from metaloom.flows.streams import quiet
 from metaloom.flows.trust import names_in, names_of_run, trust_run
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
-from metaloom.pipeline.envs.registry import with_all_options
 from metaloom.storage import StageRef
 from metaloom.storage.format.settings import changed
 
@@ -315,9 +314,7 @@ def settings_for(folder: Path, stored: RunConfig | None, asked: Asked) -> RunCon
     if stored is None:
         return wanted
     # A stored run lists all environment options explicitly and has a pinned warm start.
-    stored, wanted = (
-        c.model_copy(update={"env": with_all_options(c.env)}) for c in (stored, as_pinned(wanted, stored))
-    )
+    stored, wanted = recorded(stored), recorded(as_pinned(wanted, stored))
     before, after = (c.model_dump(mode="json", exclude={"iterations"}) for c in (stored, wanted))
     if not (differing := changed(before, after).items()):
         return wanted

@@ -273,9 +273,7 @@ def _left_out(folder: str, names: Sequence[str]) -> set[str]:
     for name in {*names} - left_out:
         mode = os.lstat(place := Path(folder) / name).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise UsageError(
-                f"{place}: found neither a file nor a folder; required a folder with nothing but a run: move it away"
-            )
+            raise UsageError(f"{place}: found neither a file nor a folder; required nothing but a run: move it away")
     return left_out
 
 

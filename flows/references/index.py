@@ -112,9 +112,8 @@ def find(folder: Path, name: str) -> Reference:
     """Return the reference with this name, or raise UsageError if there is none."""
     known = {reference.name: reference for reference in read_index(folder)}
     if name not in known:
-        raise UsageError(
-            f"found no reference {name!r} in {folder}; `metaloom reference ls` lists all{suggestion(name, [*known])}"
-        )
+        hint = suggestion(name, known)
+        raise UsageError(f"found no reference {name!r} in {folder}; `metaloom reference ls` lists all{hint}")
     return known[name]
 
 

@@ -161,9 +161,7 @@ def parse_grid(assignments: Iterable[str]) -> dict[str, list[str]]:
         key, equals, text = assignment.partition("=")
         values = split_values(text)
         if not equals or not key or not all(values) or key in grid:
-            raise UsageError(
-                f"--grid {assignment}: required KEY=V1,V2,... once per KEY, as in algorithm.clip_eps=0.1,0.2"
-            )
+            raise UsageError(f"--grid {assignment}: required KEY=V1,V2,... once per KEY: algorithm.clip_eps=0.1,0.2")
         grid[key] = values
     return grid
 

@@ -79,7 +79,7 @@ class PolicyFile:
             raise
         except (KeyError, TypeError, ValueError, RecursionError) as problem:
             raise UsageError(
-                f"{path}: the description of the policy is damaged ({problem}); save the policy again"
+                f"{path}: the policy's description is damaged ({problem}); save the policy again"
             ) from None
         state = LearnerState(**{part: renamed(arrays, f"{part}.", "") for part in _PARTS})
         try:

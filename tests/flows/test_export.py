@@ -262,7 +262,7 @@ def test_a_users_format_writes_and_refuses_the_options_it_does_not_take(csv_form
     [
         ("no_such_module:CSV", "No module named 'no_such_module'"),
         ("json:CSV", "of a graph or export format module:NAME)"),
-        ("json:dumps", "an object of builtins:function; required module:FORMAT with an ExportFormat"),
+        ("json:dumps", "a builtins:function; required module:FORMAT with an ExportFormat"),
     ],
 )
 def test_a_users_format_that_is_none_is_refused_before_anything_is_written(name, message, stored, tmp_path, capsys):
