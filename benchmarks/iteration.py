@@ -181,11 +181,11 @@ def _as_flow(work: Callable[[StageCall], None]) -> Callable[[], Any]:
     # Imported now, when the environment names the server.
     from prefect import flow
 
-    from metaloom.flows.prefect_app.deployments import StageTasks
+    from metaloom.flows.prefect_app.deployments import stage_tasks
 
     @flow(name="benchmark", log_prints=False)
     def benchmark() -> None:
-        work(StageTasks())
+        work(stage_tasks())
 
     return benchmark
 

@@ -18,21 +18,13 @@ _NAMES = {"blas": "BLAS", "torch": "torch", "numpy": "NumPy"}
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Machine code of this process, compared with a run's.
+    """Machine code of this process, compared with a run's."""
 
-    Attributes:
-        used: Machine code that this process uses, keyed by library.
-        wanted: Machine code that computed the run, keyed by library.
-        unrecorded: Libraries whose code the run does not record; the default for the run's processor is assumed.
-        missed: Reason why the wanted code was not used, with a remedy, keyed by library.
-        mixed: True if different code computed some iterations; a process can only use the code of the last iteration.
-    """
-
-    used: Mapping[str, str]
-    wanted: Mapping[str, str]
-    unrecorded: tuple[str, ...]
-    missed: Mapping[str, str]
-    mixed: bool
+    used: Mapping[str, str]  # machine code that this process uses, keyed by library
+    wanted: Mapping[str, str]  # machine code that computed the run, keyed by library
+    unrecorded: tuple[str, ...]  # libraries whose code the run does not record; its processor's default is assumed
+    missed: Mapping[str, str]  # reason why the wanted code was not used, with a remedy, keyed by library
+    mixed: bool  # True if other code computed some iterations; a process can only use the code of the last one
 
     def __str__(self) -> str:
         used = ", ".join(f"{name} {self.used[library]} ({self._origin(library)})" for library, name in _NAMES.items())

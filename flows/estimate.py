@@ -4,6 +4,7 @@ Only necessary arrays count, at their minimum size. `metaloom train RECIPE --dry
 """
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -102,10 +103,7 @@ def _refusal(config: RunConfig, least: Callable[[RunConfig], int], memory: int, 
     """Return the error message, which names the setting whose reduction would save the most memory."""
     numbers = {name: n for name, n in dotted(config.model_dump()) if type(n) is int and n > 1}
     path = min(numbers, key=lambda path: least(_with(config, path, 1)))
-    fits, too_large = 0, numbers[path]
-    while too_large - fits > 1:
-        middle = (fits + too_large) // 2
-        fits, too_large = (middle, too_large) if least(_with(config, path, middle)) <= memory else (fits, middle)
+    fits = bisect_right(range(1, numbers[path]), memory, key=lambda n: least(_with(config, path, n)))
     required = f"at most {fits}" if fits else "a smaller value, and other smaller sizes"
     return (
         f"{path}: found {numbers[path]}, with which {what} take at least {size(least(config))} of memory, but "

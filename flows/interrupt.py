@@ -47,15 +47,10 @@ def abandonable() -> Generator[None, None, None]:
 
 @dataclass
 class Stop:
-    """State of a stop request. A call returns True after a request, and a live panel can render it.
+    """State of a stop request. A call returns True after a request, and a live panel can render it."""
 
-    Attributes:
-        how: What happens to the current stage, in words; empty before a request.
-        panel: Console of the live panel; nothing else may write while the panel is shown.
-    """
-
-    how: str = ""
-    panel: Console | None = None
+    how: str = ""  # what happens to the current stage, in words; empty before a request
+    panel: Console | None = None  # console of the live panel; nothing else may write while the panel is shown
 
     def __call__(self) -> bool:
         return bool(self.how)

@@ -13,52 +13,30 @@ from metaloom.storage import StageRef
 
 @dataclass(frozen=True)
 class IterationReport:
-    """Report about a completed iteration, for progress displays.
+    """Report about a completed iteration, for progress displays."""
 
-    Attributes:
-        iteration: Index of the completed iteration, from 0.
-        iterations: Target number of iterations in the run.
-        metrics: Metrics of the iteration, as stored.
-        stage_seconds: Duration of each stage in seconds, keyed for example by collect_rollouts.1; stages that were
-            already stored are missing.
-        elapsed_seconds: Time since this process began training, in seconds.
-        steps_per_second: Environment steps in the iteration, divided by the time since the previous one; None if the
-            rollouts were already stored.
-        evaluation_returns: Mean test returns by number of adaptation steps, if this iteration was evaluated.
-        class_returns: Returns by task class, one item per inner step; empty if there are no classes or the episodes
-            were not available.
-        task_returns: Per-task mean returns, [B] for each inner step; empty if the episodes were not available.
-        steps: Number of environment steps that this process sampled for the iteration.
-        traffic: Traffic with worker processes since this process began; None without workers.
-    """
-
-    iteration: int
-    iterations: int
-    metrics: Mapping[str, float]
-    stage_seconds: Mapping[str, float]
-    elapsed_seconds: float
-    steps_per_second: float | None
-    evaluation_returns: Sequence[float] = ()
+    iteration: int  # index of the completed iteration, from 0
+    iterations: int  # target number of iterations in the run
+    metrics: Mapping[str, float]  # metrics of the iteration, as stored
+    stage_seconds: Mapping[str, float]  # keyed for example by collect_rollouts.1; without stages that were stored
+    elapsed_seconds: float  # time since this process began training, in seconds
+    steps_per_second: float | None  # over the time since the previous iteration; None if the rollouts were stored
+    evaluation_returns: Sequence[float] = ()  # mean test returns by number of adaptation steps, if evaluated
+    # Returns by task class and per-task mean returns [B], one item per inner step; empty without classes or episodes.
     class_returns: Sequence[ClassReturns] = ()
     task_returns: Sequence[Array] = ()
-    steps: int = 0
-    traffic: Traffic | None = None
+    steps: int = 0  # number of environment steps that this process sampled for the iteration
+    traffic: Traffic | None = None  # traffic with worker processes since this process began; None without workers
 
 
 @dataclass(frozen=True)
 class Observer:
-    """Callbacks during the training of a run. The defaults do nothing and never stop the training.
+    """Callbacks during the training of a run. The defaults do nothing and never stop the training."""
 
-    Attributes:
-        stage_started, iteration_done: Functions called before each stage and after each iteration.
-        should_stop: Function called before each stage; training stops if it returns True.
-        reads: True if `iteration_done` reads the run; training then waits until the iteration is stored.
-    """
-
-    stage_started: Callable[[StageRef], None] = lambda ref: None
-    iteration_done: Callable[[IterationReport], None] = lambda report: None
-    should_stop: Callable[[], bool] = lambda: False
-    reads: bool = False
+    stage_started: Callable[[StageRef], None] = lambda ref: None  # called before each stage
+    iteration_done: Callable[[IterationReport], None] = lambda report: None  # called after each iteration
+    should_stop: Callable[[], bool] = lambda: False  # called before each stage; training stops if it returns True
+    reads: bool = False  # True if `iteration_done` reads the run; training then waits until the iteration is stored
 
 
 def strict(observer: Observer) -> Observer:

@@ -186,9 +186,7 @@ def open_runs(pattern: str | Path) -> Runs:
         storage.StoreError: a run cannot be read.
     """
     if "://" in str(pattern):
-        raise UsageError(
-            f"found the URL {pattern}; required a pattern of names or paths. `open_run` opens one run by URL"
-        )
+        raise UsageError(f"found the URL {pattern}; required a pattern of names or paths. `open_run` opens a URL")
     root = Path() if isinstance(pattern, Path) or "/" in pattern else runs_root()
     pattern = Path(pattern).expanduser()
     folders = (root / path for path in glob(f"{pattern}/", root_dir=root, recursive=True))

@@ -88,9 +88,8 @@ def grouped(runs: Sequence[Run], by: Sequence[str], *, mixed: bool) -> dict[str,
     known = {name: None for found in settings.values() for name in found}
     for key in by:
         if key not in known:
-            raise UsageError(
-                f"found --group {key}; required a setting such as algorithm.inner_lr{suggestion(key, known)}"
-            )
+            hint = suggestion(key, known)
+            raise UsageError(f"found --group {key}; required a setting such as algorithm.inner_lr{hint}")
     keys = [*by] or [name for name in known if section(name) not in BESIDE and not (mixed and _of_environment(name))]
     found: dict[tuple[str, ...], list[Run]] = {}
     for run in sorted(runs, key=lambda run: (int(run.config["seed"]), run.name)):

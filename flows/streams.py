@@ -1,9 +1,11 @@
-"""Standard streams that work with a full disk, a closed terminal or a closed file descriptor."""
+"""Standard streams that work with a full disk, a closed terminal or a closed file descriptor, and quiet loggers."""
 
 import io
+import logging
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TextIO, cast
 
@@ -31,6 +33,19 @@ def print_to_errors() -> None:
     os.dup2(2, 1)
     sys.stdout = _stream(_Errors(1, "w", closefd=False), sys.stdout, line_buffering=True)
     sys.stderr = _stream(_Errors(2, "w", closefd=False), sys.stderr, line_buffering=True)
+
+
+@contextmanager
+def quiet(level: int, *names: str) -> Iterator[None]:
+    """Within the block, drop records below a level from the named loggers."""
+    before = {logger: logger.level for logger in map(logging.getLogger, names)}
+    for logger in before:
+        logger.setLevel(level)
+    try:
+        yield
+    finally:
+        for logger, earlier in before.items():
+            logger.setLevel(earlier)
 
 
 class _Output(io.FileIO):

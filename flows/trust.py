@@ -39,21 +39,13 @@ class UntrustedRun(ConfigError):
 
 @dataclass(frozen=True)
 class StoredSettings:
-    """Stored settings of a run or a policy, which may name modules.
+    """Stored settings of a run or a policy, which may name modules."""
 
-    Attributes:
-        where: Location of the settings, for messages.
-        sha256: Hash of the stored document.
-        names: Names in the settings that may refer to modules.
-        remedy: Advice on how to trust the names.
-        starts: Warm starts (`init_from.run`) from outside the run's runs folder.
-    """
-
-    where: str
-    sha256: str
-    names: list[str]
-    remedy: str
-    starts: tuple[str, ...] = ()
+    where: str  # location of the settings, for messages
+    sha256: str  # hash of the stored document
+    names: list[str]  # names in the settings that may refer to modules
+    remedy: str  # advice on how to trust the names
+    starts: tuple[str, ...] = ()  # warm starts (`init_from.run`) from outside the run's runs folder
 
     @classmethod
     def of_run(cls, run: Run) -> "StoredSettings":
@@ -81,11 +73,7 @@ class StoredSettings:
         try:
             remember(self.sha256, self.where, places)
         except OSError as error:
-            log.warning(
-                "%s: cannot record that its modules are trusted: %s; the next command needs --trust again",
-                self.where,
-                error,
-            )
+            log.warning("%s: cannot record that you trust it: %s; the next command needs --trust", self.where, error)
 
     def require_trust(self) -> None:
         """Raise UntrustedRun if the settings name modules or foreign runs, unless the user trusts them."""
@@ -144,19 +132,23 @@ def _starts_elsewhere(run: Run) -> Iterator[str]:
 
 
 def names_in(settings: object) -> Iterator[str]:
-    """Yield all strings in the settings that contain a colon, since they may name an object in a module.
+    """Return all strings in the settings that contain a colon, since they may name an object in a module.
 
     Only the named classes know which strings are imported. A warm start from a URL also needs trust.
     """
-    if isinstance(settings, str) and ":" in settings:
+    return (text for text in strings_in(settings) if ":" in text)
+
+
+def strings_in(settings: object) -> Iterator[str]:
+    """Yield all strings in nested settings, including names."""
+    if isinstance(settings, str):
         yield settings
     elif isinstance(settings, Mapping):
-        for name, value in cast(Mapping[object, object], settings).items():
-            yield from names_in(name)
-            yield from names_in(value)
+        for pair in cast(Mapping[object, object], settings).items():
+            yield from strings_in(pair)
     elif isinstance(settings, list | tuple):
         for value in cast(list[object], settings):
-            yield from names_in(value)
+            yield from strings_in(value)
 
 
 def _places(names: list[str]) -> Places:

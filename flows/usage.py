@@ -28,22 +28,14 @@ _RECORDS_PACKED = 6
 
 @dataclass(frozen=True)
 class Sample:
-    """Measurements from the first iterations of a run.
+    """Measurements from the first iterations of a run."""
 
-    Attributes:
-        iterations: Number of measured iterations.
-        memory_bytes: Peak memory of the process.
-        first_seconds: Duration of the first iteration in seconds, including imports and setup.
-        iteration_seconds: Median duration of the other iterations in seconds.
-        start_bytes: Number of bytes stored once per run.
-        array_bytes, table_bytes, record_bytes, log_bytes: Number of bytes stored per iteration.
-    """
-
-    iterations: int
-    memory_bytes: int
-    first_seconds: float
-    iteration_seconds: float
-    start_bytes: int
+    iterations: int  # number of measured iterations
+    memory_bytes: int  # peak memory of the process
+    first_seconds: float  # duration of the first iteration in seconds, including imports and setup
+    iteration_seconds: float  # median duration of the other iterations in seconds
+    start_bytes: int  # number of bytes stored once per run
+    # Bytes stored per iteration:
     array_bytes: int
     table_bytes: int
     record_bytes: int

@@ -16,10 +16,10 @@ from metaloom.flows.cli.generated import Call, show_result
 from metaloom.flows.cli.output import OutputClosed, answer, console, print_json, say
 from metaloom.flows.errors import FAILURE, UsageError
 from metaloom.flows.films.opengl import choose_renderer
-from metaloom.flows.formatting import plural, size, stage_label
+from metaloom.flows.formatting import plural, size, stage_name
 from metaloom.flows.operations import late, operations
 from metaloom.flows.operations.options import Overrides, agree, complete_recipes, refuse_with, refuse_without
-from metaloom.flows.operations.replay import materialise
+from metaloom.flows.operations.replay import materialise as restore
 from metaloom.flows.operations.rm import check_removable, dependents
 from metaloom.flows.operations.show import found
 from metaloom.flows.results.disk import bytes_freed
@@ -250,9 +250,8 @@ def replay(
     if quarantine or pdb:
         STATUS.end()  # the debugger uses the terminal
         usual = asdict(Backend(workers=0, threads=backend.threads if backend.workers == 0 else 1))
-        elsewhere = {
-            name.removesuffix("_seconds"): value for name, value in asdict(backend).items() if value != usual[name]
-        }
+        given = {name: value for name, value in asdict(backend).items() if value != usual[name]}
+        elsewhere = {name.removesuffix("_seconds"): value for name, value in given.items()}
         option = "--quarantine" if quarantine else "--pdb"
         refuse_with(option, until_diff=until_diff, materialise=materialise, json=as_json, **elsewhere)
     at = RunAt.parse(call["run"])
@@ -277,7 +276,10 @@ def replay(
     if materialise:
         if stage is not None or step is not None or until_diff:
             raise UsageError("found --materialise with --stage, --step or --until-diff; it restores whole iterations")
-        return _restore(at, backend, as_json=as_json)
+        refs = restore(at.path, at.iteration, backend=backend)
+        lines = [f"{ref.iteration} {stage_name(ref)}: stored again with the same digest" for ref in refs]
+        answer(as_json, lambda: [asdict(ref) for ref in refs], lambda: "\n".join(lines) or "no outputs are thinned")
+        return 0
     return _replay(call, as_recorded=as_recorded, as_json=as_json)
 
 
@@ -296,9 +298,7 @@ def _replay(call: "Call[Replay]", *, as_recorded: bool, as_json: bool) -> int:
     if as_json:
         print_json([outcome.as_dict() for outcome in outcomes])
     elif different:
-        console().print(
-            late.difference_table([difference for outcome in different for difference in outcome.differences])
-        )
+        console().print(late.difference_table([array for outcome in different for array in outcome.differences]))
         changed = dict.fromkeys(change for outcome in different for change in outcome.changed)
         changes = "; ".join(changed) or "nothing that is recorded"
         console().print(as_text(f"Changed since it was computed: {changes}"))
@@ -315,22 +315,11 @@ def _replay(call: "Call[Replay]", *, as_recorded: bool, as_json: bool) -> int:
 
 def _debug(at: RunAt, stage: str | None, step: int | None, backend: Backend) -> int:
     if at.iteration is None or stage is None:
-        raise UsageError(
-            f"{at.path}: --pdb requires one stage; name it, as in: metaloom replay {argument(at.path)}@0 --stage adapt "
-            "--pdb"
-        )
-    outcome = late.debug_stage(
-        at.path, at.iteration, stage, step or 0, backend=backend, say=lambda words: console().out(words)
-    )
+        example = f"metaloom replay {argument(at.path)}@0 --stage adapt --pdb"
+        raise UsageError(f"{at.path}: --pdb requires one stage; name it, as in: {example}")
+    outcome = late.debug_stage(at.path, at.iteration, stage, step or 0, backend=backend, say=console().out)
     console().print(str(outcome))
     return 1 if outcome.fault else 0
-
-
-def _restore(at: RunAt, backend: Backend, *, as_json: bool) -> int:
-    refs = materialise(at.path, at.iteration, backend=backend)
-    lines = [f"{ref.iteration} {stage_label(ref.stage, ref.step)}: stored again with the same digest" for ref in refs]
-    answer(as_json, lambda: [asdict(ref) for ref in refs], lambda: "\n".join(lines) or "no outputs are thinned")
-    return 0
 
 
 def evaluate(

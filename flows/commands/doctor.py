@@ -230,9 +230,8 @@ def _fsync_bytes_per_second(folder: Path) -> float:
 
 def _unreadable_settings(error: ValueError) -> tuple[str, str, str]:
     """Return the problem with Prefect's settings, what is required, and a remedy."""
-    profiles = os.environ.get("PREFECT_PROFILES_PATH") or Path(
-        os.environ.get("PREFECT_HOME") or "~/.prefect", "profiles.toml"
-    )
+    home = os.environ.get("PREFECT_HOME") or "~/.prefect"
+    profiles = os.environ.get("PREFECT_PROFILES_PATH") or f"{home}/profiles.toml"
     for file in (Path("prefect.toml"), Path("pyproject.toml"), Path(profiles).expanduser()):
         try:
             tomllib.loads(file.read_text(encoding="utf-8"))

@@ -29,38 +29,24 @@ _ENOUGH_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Probe:
-    """Measured cost of a run's first iterations: ten, or as few as two if they take more than 20 seconds.
+    """Measured cost of a run's first iterations: ten, or as few as two if they take more than 20 seconds."""
 
-    Attributes:
-        trainer_bytes: Peak memory of this process so far.
-        worker_bytes: Peak memory of the largest worker process; 0 without workers.
-        sample: Measurements of the iterations; None if two iterations took more than two minutes.
-    """
-
-    trainer_bytes: int
-    worker_bytes: int
-    sample: Sample | None
+    trainer_bytes: int  # peak memory of this process so far
+    worker_bytes: int  # peak memory of the largest worker process; 0 without workers
+    sample: Sample | None  # measurements of the iterations; None if two iterations took more than two minutes
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """Estimated cost of a run, and the resources of this machine.
-
-    Attributes:
-        workers: Number of sampling processes on this machine.
-        steps: Environment steps per iteration if no episode ends early.
-        machine_memory_bytes: Memory available to processes.
-        free_disk_bytes: Free space on the disk that will hold the run.
-        refusal: Reason why the run exceeds this machine's resources; None if it may fit.
-    """
+    """Estimated cost of a run, and the resources of this machine."""
 
     iterations: int
-    workers: int
-    steps: int
-    machine_memory_bytes: int
-    free_disk_bytes: int
+    workers: int  # number of sampling processes on this machine
+    steps: int  # environment steps per iteration if no episode ends early
+    machine_memory_bytes: int  # memory available to processes
+    free_disk_bytes: int  # free space on the disk that will hold the run
     probe: Probe | None = None
-    refusal: str | None = None
+    refusal: str | None = None  # reason why the run exceeds this machine's resources; None if it may fit
 
     def document(self) -> dict[str, Any]:
         """Return the estimate as JSON data, with the run's duration and its disk usage before thinning."""

@@ -56,9 +56,7 @@ def fork(
         problem = next(_misfits(run, iteration, old, stages), None)
         facts = environment(stages)
         if problem:
-            raise ConfigError(
-                f"{problem.rstrip('.')}. A fork continues the iterations of its parent; train a new run instead"
-            )
+            raise ConfigError(f"{problem.rstrip('.')}. A fork continues its parent's iterations; train a new run")
         if overrides:
             rehearse(stages)
     warn_changed_sources(run, run.learner_ref(iteration), facts.get("plugins", {}))

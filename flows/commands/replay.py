@@ -170,9 +170,8 @@ def _selected(
     run: Run, stages: RunStages, iteration: int | None, stage: str | None, step: int | None
 ) -> list[StageRef]:
     if iteration is None and not run.iterations:
-        raise UsageError(
-            f"{run.path}: no iteration is complete; name one, as in: metaloom replay {storage.argument(run.path)}@0"
-        )
+        where = storage.argument(run.path)
+        raise UsageError(f"{run.path}: no iteration is complete; name one, as in: metaloom replay {where}@0")
     if iteration is not None:
         if iteration < 0:
             (iteration,) = run.select(iteration)
@@ -190,9 +189,7 @@ def require_known(order: list[StageRef], stage: str | None, step: int | None) ->
     """Raise UsageError unless the iteration has this stage and this inner step."""
     names = list(dict.fromkeys(ref.stage for ref in order))
     if stage not in (None, *names):
-        raise UsageError(
-            f"no stage of iteration {order[0].iteration} is called {stage!r}; the stages are {', '.join(names)}"
-        )
+        raise UsageError(f"iteration {order[0].iteration} has no stage {stage!r}; its stages are {', '.join(names)}")
     steps = dict.fromkeys(ref.step for ref in order if stage in (None, ref.stage))
     if step not in (None, *steps):
         found = ", ".join(map(str, steps))

@@ -58,23 +58,15 @@ StageCall = Callable[[StageRef, Sequence[StageRef], Callable[[], StageRef]], Sta
 
 @dataclass(frozen=True)
 class TrainResult:
-    """State of a run after training.
-
-    Attributes:
-        stopped: True if a request stopped it before its last iteration.
-        computed: Number of outputs computed and stored.
-        repaired: One line for each damaged file that was repaired before training.
-        damage: Findings of the verification after a repair; None without a repair, or if it was stopped.
-        enough: `stop` criteria that ended it before its last iteration.
-    """
+    """State of a run after training."""
 
     path: Path
     iterations_done: int
-    stopped: bool
-    computed: int = 0
-    repaired: Sequence[str] = ()
-    damage: Sequence[storage.Damage] | None = None
-    enough: Sequence[str] = ()
+    stopped: bool  # True if a request stopped it before its last iteration
+    computed: int = 0  # number of outputs computed and stored
+    repaired: Sequence[str] = ()  # one line for each damaged file that was repaired before training
+    damage: Sequence[storage.Damage] | None = None  # found after a repair; None without one, or if it was stopped
+    enough: Sequence[str] = ()  # `stop` criteria that ended it before its last iteration
 
 
 def direct(ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], StageRef]) -> StageRef:
@@ -397,22 +389,15 @@ def _idle_iterations(config: RunConfig, run: storage.Run) -> Iterator[str]:
 def run_once(stages: Runner, writer: RunWriter, ref: StageRef, seconds: dict[str, float]) -> StageRef:
     """Compute a stage and store its output, unless it is already stored; return the stage."""
     if not writer.contains(ref):
-        started, began = time.time(), time.perf_counter()
-        with explained(writer.run.path, ref, stages.seed_position(ref)), abandonable():
+        started, began, position = time.time(), time.perf_counter(), stages.seed_position(ref)
+        with explained(writer.run.path, ref, position), abandonable():
             value = run_checked(stages, ref, stages.load_inputs(ref, writer))
             took, start = time.perf_counter() - began, writer.run.learner_ref(ref.iteration)
             # Check the first two iterations under these settings, since a learner may first have state in the second.
             if ref.iteration <= 1 or writer.run.config_of(start) != writer.run.config_of(ref):
                 require_sound(stages, ref, writer, value)
         seconds[f"{ref.stage}.{ref.step}"] = took
-        writer.put(
-            ref,
-            value,
-            inputs=stages.inputs(ref),
-            seed_position=stages.seed_position(ref),
-            started=started,
-            seconds=took,
-        )
+        writer.put(ref, value, inputs=stages.inputs(ref), seed_position=position, started=started, seconds=took)
     return ref
 
 

@@ -8,7 +8,6 @@ A user-defined format is module:FORMAT, or an entry point in the group `metaloom
 parameters of its function; other command options are rejected.
 """
 
-import difflib
 import inspect
 import pkgutil
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from typing import Any, Literal
 from metaloom.flows.errors import UsageError, explained
 from metaloom.pipeline.lazy import installed
 from metaloom.pipeline.plugins import load, path_of
-from metaloom.pipeline.shown import ConfigError
+from metaloom.pipeline.shown import ConfigError, suggestion
 from metaloom.storage import Run, argument
 from metaloom.storage.export import Export, export_folder
 from metaloom.storage.progress import Progress, unseen
@@ -86,9 +85,7 @@ def format_of(name: str) -> ExportFormat:
     """Return the format with this name or module:FORMAT."""
     path = _paths().get(name, name)
     if ":" not in path:
-        names = format_names()
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f". Did you mean {close[0]}?" if close else ""
+        hint = suggestion(name, names := format_names())
         if name in _OF_POLICIES:
             hint = f". `metaloom policy RUN --out policy.{name}` writes the trained policy"
         raise UsageError(f"found --to {name}; required one of {', '.join(names)}, or module:FORMAT{hint}")
@@ -99,9 +96,7 @@ def format_of(name: str) -> ExportFormat:
             raise explained(missing) from None
         raise
     if not isinstance(found, ExportFormat):
-        raise UsageError(
-            f"found --to {name}, an object of {path_of(type(found))}; required module:FORMAT with an ExportFormat"
-        )
+        raise UsageError(f"found --to {name}, a {path_of(type(found))}; required module:FORMAT with an ExportFormat")
     return found
 
 
@@ -127,9 +122,7 @@ def export(
         raise UsageError(f"{run.path}: found no complete iteration to export; required at least one")
     stored = dict.fromkeys(ref.step for ref in run.refs() if ref.stage == run.stages.named("rollouts"))
     if wrong := [step for step in steps if step not in stored]:
-        raise UsageError(
-            f"found --step {wrong[0]}; required one of {', '.join(map(str, stored))}: the inner steps of this run"
-        )
+        raise UsageError(f"found --step {wrong[0]}; required an inner step of the run: {', '.join(map(str, stored))}")
     if form.holds_episodes and next(Export(out).available(run, iterations, steps or None), None) is None:
         raise UsageError(
             f"{run.path}: found no iteration whose episodes are stored; required at least one. "

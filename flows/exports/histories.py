@@ -9,7 +9,7 @@ A history contains all episodes of one task. How tasks are identified depends on
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 
@@ -107,14 +107,14 @@ def _lists(values: Array, lengths: Array) -> pa.Array:
     return pa.ListArray.from_arrays(column(offsets), column(flat).cast(kind))
 
 
-@dataclass
-class _Files:
+class _Files(ExitStack):
     """Context manager for the Parquet files of histories; it assigns each episode its `order`."""
 
-    folder: Path
-    kind: str
-    writers: dict[int, pq.ParquetWriter] = field(default_factory=dict)
-    orders: Counter[int] = field(default_factory=Counter)
+    def __init__(self, folder: Path, kind: str) -> None:
+        super().__init__()
+        self.folder, self.kind = folder, kind
+        self.writers: dict[int, pq.ParquetWriter] = {}
+        self.orders = Counter[int]()
 
     def write(self, file: int, history: int, rows: pa.Table) -> int:
         """Append episodes to a history in the file with this number; return the number of episodes."""
@@ -125,16 +125,9 @@ class _Files:
         table = rows.add_column(0, "order", order).add_column(0, "history", number)
         if file not in self.writers:
             path = self.folder / f"{self.kind}-{file:08d}.parquet"
-            self.writers[file] = pq.ParquetWriter(path, table.schema, compression="zstd")
+            self.writers[file] = self.enter_context(pq.ParquetWriter(path, table.schema, compression="zstd"))
         self.writers[file].write_table(table)
         return rows.num_rows
-
-    def __enter__(self) -> "_Files":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for writer in self.writers.values():
-            writer.close()
 
 
 FORMAT = ExportFormat(export_histories, holds_episodes=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import gymnasium
 import h5py
@@ -46,11 +46,11 @@ def export_minari(
     observations, actions = _spaces(run)
     storage, num_steps = MinariStorage.new(data, observations, actions, data_format="hdf5"), 0
     # Minari itself makes every array resizable, which takes several times as long and 50 % more space.
-    with GroupWriter(data / "main_data.hdf5") as file:
+    with h5py.File(data / "main_data.hdf5", "w", libver=("v108", "v110")) as file:  # HDF5 1.10
         for number, (arrays, options) in enumerate(_episodes(run, done, iterations, steps, actions)):
             length = len(arrays["rewards"])
             about = {f"options/{name}": value for name, value in options.items()}
-            file.write(f"episode_{number}", arrays, {"id": number, **about, "total_steps": length})
+            _write_group(file, f"episode_{number}", arrays, {"id": number, **about, "total_steps": length})
             num_steps += length
     storage.update_metadata(
         {
@@ -127,33 +127,27 @@ _LARGEST_COMPACT = 60_000
 _MOST_ATTRIBUTES = 1000
 
 
-class GroupWriter:
-    """Context manager that writes groups of arrays and scalars to a new HDF5 (1.10) file, with fast low-level calls."""
+def _write_group(file: h5py.File, name: str, arrays: Mapping[str, Array], attributes: Mapping[str, float]) -> None:
+    """Write arrays and scalars as a group, with fast low-level calls."""
+    group = h5g.create(file.id, name.encode(), None, _group())
+    for key, value in attributes.items():
+        number = np.asarray(value)
+        kind = _type_of(number.dtype)
+        h5a.create(group, key.encode(), kind, _space_of(())).write(number, kind)
+    for key, array in arrays.items():
+        values = np.ascontiguousarray(array)
+        kind = _type_of(values.dtype)
+        layout = _layout(values.nbytes <= _LARGEST_COMPACT)
+        h5d.create(group, key.encode(), kind, _space_of(values.shape), layout).write(h5s.ALL, h5s.ALL, values, kind)
 
-    def __init__(self, path: Path) -> None:
-        self._file = h5py.File(path, "w", libver=("v108", "v110"))
-        self._group = h5p.create(h5p.GROUP_CREATE)
-        # For more than eight attributes, HDF5 would create an index that is larger than the attributes.
-        self._group.set_attr_phase_change(_MOST_ATTRIBUTES, 0)
-        self._group.set_obj_track_times(False)
 
-    def write(self, name: str, arrays: Mapping[str, Array], attributes: Mapping[str, float]) -> None:
-        group = h5g.create(self._file.id, name.encode(), None, self._group)
-        for key, value in attributes.items():
-            number = np.asarray(value)
-            kind = _type_of(number.dtype)
-            h5a.create(group, key.encode(), kind, _space_of(())).write(number, kind)
-        for key, array in arrays.items():
-            values = np.ascontiguousarray(array)
-            kind = _type_of(values.dtype)
-            layout = _layout(values.nbytes <= _LARGEST_COMPACT)
-            h5d.create(group, key.encode(), kind, _space_of(values.shape), layout).write(h5s.ALL, h5s.ALL, values, kind)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
+@cache
+def _group() -> Any:
+    group = h5p.create(h5p.GROUP_CREATE)
+    # For more than eight attributes, HDF5 would create an index that is larger than the attributes.
+    group.set_attr_phase_change(_MOST_ATTRIBUTES, 0)
+    group.set_obj_track_times(False)
+    return group
 
 
 @cache

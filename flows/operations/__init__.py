@@ -34,28 +34,19 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Operation:
-    """Entry in the table of operations. Functions are named "module:function".
-
-    Attributes:
-        group: Group of commands in `--help`.
-        run: Function that does the work.
-        view: Function that renders the result for a terminal; by default, the result is printed.
-        good: Attribute of the result that is True for exit code 0; without one, the exit code is always 0.
-        terminal: Function that prints or asks while the operation runs. Its first argument calls the operation; its
-            keyword arguments are command-only options.
-        has_json: True to offer `--json`, which prints the result as data.
-        command: App that contains a group of commands, instead of a function.
-        of_terminal: Command-only options, each with its Python equivalent or the reason why there is none.
-    """
+    """Entry in the table of operations. Functions are named "module:function"."""
 
     name: str
-    group: str
-    run: str = ""
-    view: str = ""
-    good: str = "ok"
+    group: str  # group of commands in `--help`
+    run: str = ""  # function that does the work
+    view: str = ""  # function that renders the result for a terminal; by default, the result is printed
+    good: str = "ok"  # attribute of the result that is True for exit code 0; without one, the exit code is always 0
+    # Function that prints or asks while the operation runs. Its first argument calls the operation; its keyword
+    # arguments are command-only options.
     terminal: str = ""
-    has_json: bool = True
-    command: str = ""
+    has_json: bool = True  # True to offer `--json`, which prints the result as data
+    command: str = ""  # App that contains a group of commands, instead of a function
+    # Command-only options, each with its Python equivalent or the reason why there is none.
     of_terminal: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
@@ -66,10 +57,7 @@ class Operation:
 
     def broken(self, problem: BaseException) -> str:
         """Return a message that explains why an installed operation cannot be used."""
-        return (
-            f"the operation {self.name!r} of an installed package ({self.run}) cannot be used: "
-            f"{type(problem).__name__}: {problem}"
-        )
+        return f"the installed operation {self.name!r} ({self.run}) cannot be used: {type(problem).__name__}: {problem}"
 
     def succeeded(self, result: Any) -> bool:
         """Return True if a command with this result ends with exit code 0."""

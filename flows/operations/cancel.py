@@ -64,9 +64,9 @@ def cancel(run: RunArgument, *, asked: Annotated[Callable[[Writer], None] | None
     if watch.writer is not None:
         return Cancelled(True, f"it stopped; {watch.writer} has since continued the run")
     ending = watch.ending()
-    return Cancelled(
-        writer is None or ending.went_well, f"{'no process is writing it: ' if writer is None else ''}{ending.message}"
-    )
+    if writer is None:
+        return Cancelled(True, f"no process is writing it: {ending.message}")
+    return Cancelled(ending.went_well, ending.message)
 
 
 def ask_to_stop(path: Path) -> Writer | None:

@@ -69,11 +69,8 @@ def in_ranges(iterations: Mapping[int, int]) -> dict[tuple[int, int], int]:
     """Return the bytes in each of at most RANGES ranges of iterations, all of equal length except the last."""
     count = max(iterations, default=-1) + 1
     width = max(1, -(-count // RANGES))
-    starts = range(0, count, width)
-    return {
-        (start, min(start + width, count) - 1): sum(iterations.get(i, 0) for i in range(start, start + width))
-        for start in starts
-    }
+    ranges = [range(start, min(start + width, count)) for start in range(0, count, width)]
+    return {(found[0], found[-1]): sum(iterations.get(i, 0) for i in found) for found in ranges}
 
 
 def _committed(run: Run, on_progress: Progress) -> tuple[Counter[str], Counter[int], list[str]]:

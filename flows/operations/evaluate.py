@@ -85,18 +85,9 @@ def evaluate(
     stored = storage.open_run(at.path)
     updates = updates_at(stored, at.iteration)
     learner = learner_after(stored, updates)
-    asked: dict[str, Any] = {
-        "tasks": tasks,
-        "num_tasks": num_tasks,
-        "evenly_by": evenly_by,
-        "task_sampling": task_sampling,
-        "adaptation_steps": adaptation_steps,
-        "episodes": episodes,
-        "test_episodes": test_episodes,
-        "deterministic": deterministic,
-        "remembered": remembered,
-        "seed": None if seed is None else check_seed(seed),
-    }
+    asked = dict[str, Any](tasks=tasks, num_tasks=num_tasks, evenly_by=evenly_by, task_sampling=task_sampling)
+    asked |= dict(adaptation_steps=adaptation_steps, episodes=episodes, test_episodes=test_episodes)
+    asked |= dict(deterministic=deterministic, remembered=remembered, seed=None if seed is None else check_seed(seed))
     trained = late.config_of(stored, stored.learner_ref(updates))
     if isinstance(tasks, str) and tasks not in ("held-out", "train"):
         with closing(late.make_env(trained.env)) as env:

@@ -42,6 +42,4 @@ def export(
     """
     chosen = None if iterations is None else parse_span("--iterations", iterations)
     far = STATUS.counted("iterations")
-    return export_run(
-        open_run(folder_of(run)), Path(out), to, iterations=chosen, steps=tuple(step), by=by, on_progress=far
-    )
+    return export_run(open_run(folder_of(run)), Path(out), to, iterations=chosen, steps=step, by=by, on_progress=far)

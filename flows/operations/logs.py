@@ -27,6 +27,5 @@ def logs(run: RunArgument, *, level: Level = "info") -> "LogLines":
         run: Run to read.
         level: Minimum level of the lines; debug includes every stage.
     """
-    return late.LogLines(
-        line for line in late.LogReader(open_run(folder_of(run)).path).new_lines() if line.is_at_least(level)
-    )
+    lines = late.LogReader(open_run(folder_of(run)).path).new_lines()
+    return late.LogLines(line for line in lines if line.is_at_least(level))

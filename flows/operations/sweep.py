@@ -115,9 +115,7 @@ def sweep(
     complete = [run for run in result.sweep.runs if late.is_complete(planned.folder(run))]
     if result.failed and (planned.search is None or not complete):
         failures = "; ".join(f"{outcome.run.name}: {outcome.message}" for outcome in result.failed)
-        raise UsageError(
-            f"sweep {planned.name}: {len(result.failed)} runs failed. {failures}. Repeat the call to try again"
-        )
+        raise UsageError(f"sweep {planned.name}: {len(result.failed)} runs failed. {failures}. Repeat it to try again")
     return late.Runs([late.Run.open(planned.folder(run)) for run in complete])
 
 
@@ -162,9 +160,7 @@ def _seeds(text: str) -> int | list[int]:
     if re.fullmatch(r"\d{1,9}", text):
         return int(text)
     if not re.fullmatch(r"\d{1,19}(,\d{1,19})*,?", text):
-        raise UsageError(
-            f"found --seeds {text}; required a number of seeds, such as 5, or a list of them, such as 1,2,7"
-        )
+        raise UsageError(f"found --seeds {text}; required a number of seeds, such as 5, or a list, such as 1,2,7")
     return [int(part) for part in text.removesuffix(",").split(",")]
 
 

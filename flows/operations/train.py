@@ -226,9 +226,8 @@ def new_settings(recipe: "str | RunConfig", overrides: Sequence[str], **short: A
     given = [*overrides, *late.assignments({name: value for name, value in short.items() if value is not None})]
     if isinstance(recipe, str):
         return late.new_config(recipe, given)
-    return late.build_config(
-        late.override(recipe.model_dump(mode="json", exclude={"env": recipe.env.left_open}), given)
-    )
+    before = recipe.model_dump(mode="json", exclude={"env": recipe.env.left_open})
+    return late.build_config(late.override(before, given))
 
 
 def new_folder(recipe: "str | RunConfig", run: str | Path | None, config: "RunConfig") -> Path:

@@ -28,7 +28,7 @@ from prefect.states import Cancelled, Completed, Failed
 from pydantic import Field
 
 from metaloom import storage
-from metaloom.flows.commands.train import Observer, config_of, resume, train
+from metaloom.flows.commands.train import Observer, StageCall, config_of, recorded, resume, train
 from metaloom.flows.formatting import plural
 from metaloom.flows.graph.tables import stage_names
 from metaloom.flows.graph.warm_start import as_pinned
@@ -37,17 +37,17 @@ from metaloom.flows.loggers.live import logging_to
 from metaloom.flows.operations import operations
 from metaloom.flows.prefect_app.artifacts import TrainingPage, publish_evaluation, publish_replay
 from metaloom.flows.prefect_app.flow_runs import STAGE_SECONDS
-from metaloom.flows.prefect_app.generated import make_flow, quiet_libraries
+from metaloom.flows.prefect_app.generated import QUIET, make_flow
 from metaloom.flows.recipes import RECIPES, load_settings
 from metaloom.flows.results.evaluation import EvaluationOutcome
 from metaloom.flows.results.replay import Replay
 from metaloom.flows.rollouts.backend import DEFAULT_RETRIES, DEFAULT_STEP_TIMEOUT_SECONDS, DEFAULT_WORKERS, Backend
 from metaloom.flows.rollouts.rehearsal import settled
 from metaloom.flows.runs import RunAt, run_folder
+from metaloom.flows.streams import quiet
 from metaloom.flows.trust import names_in, names_of_run, trust_run
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
-from metaloom.pipeline.envs.registry import with_all_options
 from metaloom.storage import StageRef
 from metaloom.storage.format.settings import changed
 
@@ -237,10 +237,10 @@ def _train(
     settings = settings_for(folder, stored, asked)
     page = TrainingPage(folder)
     page.open(partial(_tag_flow_run, settings))
-    with quiet_libraries(), finishing_the_stage() as (asked_to_end, break_off):
+    with quiet(*QUIET), finishing_the_stage() as (asked_to_end, break_off):
         shown = Observer(iteration_done=page.iteration_done, should_stop=asked_to_end.is_set)
         with logging_to(loggers, folder, shown, film_every=film_every) as observer:
-            how: dict[str, Any] = {"backend": backend, "call": StageTasks(), "observer": observer}
+            how: dict[str, Any] = {"backend": backend, "call": stage_tasks(), "observer": observer}
             if stored is None:
                 result = train(settings, folder, **how)
             else:
@@ -274,21 +274,18 @@ def _evaluated(run: str, outcome: EvaluationOutcome) -> State:
 evaluate: Flow[..., Any] = make_flow(operations()["evaluate"], _evaluated)
 
 
-class StageTasks:
-    """Callable that runs each stage as a Prefect task, linked to the tasks that computed its inputs."""
+def stage_tasks() -> StageCall:
+    """Return a function that runs each stage as a Prefect task, linked to the tasks that computed its inputs."""
+    # Prefect finds task results by object identity. Keep all of them, since another object could get the same address.
+    done: dict[StageRef, object] = {}
 
-    def __init__(self) -> None:
-        # Prefect looks up task results by object identity. Keep all of them, since another object could get the same
-        # address.
-        self._done: dict[StageRef, object] = {}
-
-    def __call__(self, ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], StageRef]) -> StageRef:
-        """Run one stage as a Prefect task; implements StageCall."""
+    def call(ref: StageRef, inputs: Sequence[StageRef], compute: Callable[[], StageRef]) -> StageRef:
         # Inputs that another flow run stored have no task here.
-        upstream = [self._done[i] for i in inputs if i in self._done]
-        name = f"{ref.stage} i={ref.iteration} k={ref.step}"
-        self._done[ref] = _stage_task(ref.stage)(name, upstream, compute)
+        upstream = [done[i] for i in inputs if i in done]
+        done[ref] = _stage_task(ref.stage)(f"{ref.stage} i={ref.iteration} k={ref.step}", upstream, compute)
         return ref
+
+    return call
 
 
 def stored_config(run: storage.Run, parameters: Mapping[str, Any], *, trust: bool) -> RunConfig:
@@ -317,9 +314,7 @@ def settings_for(folder: Path, stored: RunConfig | None, asked: Asked) -> RunCon
     if stored is None:
         return wanted
     # A stored run lists all environment options explicitly and has a pinned warm start.
-    stored, wanted = (
-        c.model_copy(update={"env": with_all_options(c.env)}) for c in (stored, as_pinned(wanted, stored))
-    )
+    stored, wanted = recorded(stored), recorded(as_pinned(wanted, stored))
     before, after = (c.model_dump(mode="json", exclude={"iterations"}) for c in (stored, wanted))
     if not (differing := changed(before, after).items()):
         return wanted

@@ -5,8 +5,7 @@ This module must not import annotations from __future__, because Prefect builds 
 
 import logging
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from inspect import Parameter as P
 from inspect import Signature, getdoc
 from types import UnionType
@@ -31,11 +30,16 @@ from metaloom.flows.operations.options import (
     text_type,
 )
 from metaloom.flows.rollouts.backend import Backend
+from metaloom.flows.streams import quiet
 
 _WORKERS = (
     "    workers: Number of Dask worker processes for rollouts on this machine; 0 samples in the flow's own process. "
     "The default is 0 for a replay, an evaluation or a run with one task, otherwise 2."
 )
+
+
+# Dask logs connections; Prefect logs successful stages, which the page shows.
+QUIET = (logging.WARNING, "prefect.task_runs", distributed.__name__)
 
 
 def __getattr__(name: str) -> Flow[..., Any]:
@@ -64,7 +68,7 @@ def make_flow(operation: Operation, ended: Callable[[Any, Any], State] | None = 
         given = form.bind(*args, **options).arguments
         if "workers" in given:
             given["backend"] = Backend(workers=given.pop("workers"))
-        with quiet_libraries():
+        with quiet(*QUIET):
             result = operation.function(**given)
         if ended is not None:
             return ended(given.get("run"), result)
@@ -100,17 +104,3 @@ def form_type(annotation: Any) -> Any:
     limits = [Field(ge=limit.gte, le=limit.lte) for mark in marks for limit in limits_of(mark)]
     kept = [*(mark for mark in marks if not isinstance(mark, Parameter)), *limits]
     return Annotated[form_type(plain), *kept] if kept else form_type(plain)
-
-
-@contextmanager
-def quiet_libraries() -> Iterator[None]:
-    """Within the block, silence log lines about Dask connections and about successful stages, which the page shows."""
-    loggers = [logging.getLogger(name) for name in ("prefect.task_runs", distributed.__name__)]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

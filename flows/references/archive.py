@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path, PurePosixPath
 from tempfile import gettempdir
-from typing import Any, cast
+from typing import Any
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from metaloom import storage
@@ -22,7 +22,7 @@ from metaloom.flows.formatting import plural
 from metaloom.flows.graph.run_stages import stages_of_run
 from metaloom.flows.references.index import INDEX, Reference, as_archive_damage, broken, read_index, write_index
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.trust import names_of_run
+from metaloom.flows.trust import names_of_run, strings_in
 from metaloom.flows.views.run_info import state_of
 from metaloom.storage import Run, argument
 from metaloom.storage.errors import damaged, system_errors
@@ -66,7 +66,7 @@ def require_repeatable(run: Run) -> None:
             f"{run.location}: found settings that name {', '.join(names)}; required a run of built-in parts only, "
             "since others could not recompute it"
         )
-    if paths := sorted({path for info in infos for path in _paths_in(info.get("config"))}):
+    if paths := sorted({text for info in infos for text in strings_in(info.get("config")) if _PATH.match(text)}):
         raise UsageError(
             f"{run.location}: found settings that name {', '.join(paths)}, a path of this machine; required a run of "
             "built-in parts only, since others could not recompute it"
@@ -78,16 +78,6 @@ def require_repeatable(run: Run) -> None:
                 f"{run.location}: found no {ref.stage} of iteration {ref.iteration}, which the settings request; "
                 f"required a complete run: metaloom resume {argument(run.path)}"
             )
-
-
-def _paths_in(settings: object) -> Iterator[str]:
-    if isinstance(settings, str) and _PATH.match(settings):
-        yield settings
-    elif isinstance(settings, Mapping):
-        yield from _paths_in([*cast(Mapping[object, object], settings).values()])
-    elif isinstance(settings, list | tuple):
-        for value in cast(list[object], settings):
-            yield from _paths_in(value)
 
 
 def pack(folder: Path, archive: Path) -> Path:
@@ -283,9 +273,7 @@ def _left_out(folder: str, names: Sequence[str]) -> set[str]:
     for name in {*names} - left_out:
         mode = os.lstat(place := Path(folder) / name).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise UsageError(
-                f"{place}: found neither a file nor a folder; required a folder with nothing but a run: move it away"
-            )
+            raise UsageError(f"{place}: found neither a file nor a folder; required nothing but a run: move it away")
     return left_out
 
 

@@ -48,32 +48,22 @@ def as_archive_damage(archive: Path, unpacked: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Reference:
-    """Index entry for a reference run.
-
-    Attributes:
-        learners: Interval N between stored learners: iterations 0, N, 2N, ... and the newest.
-        config_digest: Digest of the settings that affect results.
-        code: Digest of the code that computed the run.
-        versions: Versions of the packages that computed the run.
-        metrics: Metrics of the last iteration.
-        wall_seconds: Total wall-clock time of all stages, on the machine that computed the run.
-        archive, size, sha256: File name, size in bytes and SHA-256 of the archive.
-    """
+    """Index entry for a reference run."""
 
     name: str
     env: str
     algorithm: str
     seed: int
     iterations: int
-    learners: int
-    config_digest: str
-    code: str
-    versions: Mapping[str, str]
-    metrics: Mapping[str, float]
-    wall_seconds: float
-    archive: str
-    size: int
-    sha256: str
+    learners: int  # interval N between stored learners: iterations 0, N, 2N, ... and the newest
+    config_digest: str  # digest of the settings that affect results
+    code: str  # digest of the code that computed the run
+    versions: Mapping[str, str]  # versions of the packages that computed the run
+    metrics: Mapping[str, float]  # metrics of the last iteration
+    wall_seconds: float  # total wall-clock time of all stages, on the machine that computed the run
+    archive: str  # file name of the archive
+    size: int  # size of the archive in bytes
+    sha256: str  # SHA-256 of the archive
 
 
 def shipped() -> Path:
@@ -122,9 +112,8 @@ def find(folder: Path, name: str) -> Reference:
     """Return the reference with this name, or raise UsageError if there is none."""
     known = {reference.name: reference for reference in read_index(folder)}
     if name not in known:
-        raise UsageError(
-            f"found no reference {name!r} in {folder}; `metaloom reference ls` lists all{suggestion(name, [*known])}"
-        )
+        hint = suggestion(name, known)
+        raise UsageError(f"found no reference {name!r} in {folder}; `metaloom reference ls` lists all{hint}")
     return known[name]
 
 

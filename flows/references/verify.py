@@ -161,34 +161,21 @@ def _values(column: pa.ChunkedArray) -> list[object]:
 
 @dataclass(frozen=True)
 class Verified:
-    """Result of recomputing an iteration of a reference from the nearest stored learner.
-
-    Attributes:
-        start: First recomputed iteration, whose learner was stored.
-        stages: Number of compared stages in all iterations from `start` to `iteration`.
-        proved: Meaning of equality on this kind of device, in words.
-        first_difference: First stage whose output differs; None if all are equal.
-        differs: Versions and processor facts that have changed.
-        returns: Recorded and recomputed average return of the iteration, after adaptation if there is any.
-        false_tables: Tables that differ from the computed values. If an output differs, only the columns and units of
-            its tables are compared.
-        false_facts: Recorded facts about the environment that differ today, such as `facts` or `env.options.radius`.
-        false_records: Records that contradict the stages in inputs, positions in random streams, or missing outputs.
-        arithmetic: Machine code used and, if it is not the recorded code, the reason.
-    """
+    """Result of recomputing an iteration of a reference from the nearest stored learner."""
 
     name: str
     iteration: int
-    start: int
-    stages: int
-    proved: str
-    first_difference: StageRef | None = None
-    differs: tuple[str, ...] = ()
-    returns: tuple[float, float] | None = None
+    start: int  # first recomputed iteration, whose learner was stored
+    stages: int  # number of compared stages in all iterations from `start` to `iteration`
+    proved: str  # meaning of equality on this kind of device, in words
+    first_difference: StageRef | None = None  # first stage whose output differs; None if all are equal
+    differs: tuple[str, ...] = ()  # versions and processor facts that have changed
+    returns: tuple[float, float] | None = None  # recorded and recomputed average return, after any adaptation
+    # Tables that differ from the computed ones; if an output differs, only their columns and units are compared.
     false_tables: tuple[str, ...] = ()
-    false_facts: tuple[str, ...] = ()
-    false_records: tuple[str, ...] = ()
-    arithmetic: Arithmetic | None = None
+    false_facts: tuple[str, ...] = ()  # recorded facts about the environment that differ today, such as `facts`
+    false_records: tuple[str, ...] = ()  # records whose inputs, seed positions or existence contradict the stages
+    arithmetic: Arithmetic | None = None  # machine code used and, if it is not the recorded code, the reason
 
     @property
     def identical(self) -> bool:

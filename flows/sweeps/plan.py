@@ -145,9 +145,7 @@ def _place(recipe: str, name: str | None) -> tuple[Path, str]:
     """Return the runs folder and the sweep's name, which defaults to the recipe's name followed by `-sweep`."""
     root, name = runs_root(), name or f"{Path(recipe).stem}-sweep"
     if (url := url_of(root)) is not None:
-        raise UsageError(
-            f"found the runs folder {url}; required a folder on this machine for sweeps. Set METALOOM_RUNS"
-        )
+        raise UsageError(f"found the runs folder {url}; required a local folder for sweeps. Set METALOOM_RUNS")
     if len(check_run_name(name)) > _LONGEST_NAME:
         raise UsageError(f"found a sweep name of {len(name)} characters; required at most {_LONGEST_NAME}")
     if storage.run_exists(root / name):
@@ -166,9 +164,7 @@ def _check_keys(option: str, keys: Iterable[str], settings: Sequence[str]) -> No
 
 def _check_count(count: int, *, many: bool) -> None:
     if count > MOST_UNASKED and not many:
-        raise UsageError(
-            f"found a sweep of {count:,} runs; required at most {MOST_UNASKED:,}, or --yes (in Python: many=True)"
-        )
+        raise UsageError(f"found {count:,} runs; required at most {MOST_UNASKED:,}, or --yes (in Python: many=True)")
 
 
 def _seeds(seeds: int | Sequence[int], first: int) -> tuple[int, ...]:

@@ -74,18 +74,11 @@ Dimension: TypeAlias = Range | Choice
 
 @dataclass(frozen=True)
 class Search:
-    """Search for the settings with the highest score.
+    """Search for the settings with the highest score."""
 
-    Attributes:
-        trials: Number of combinations of values to try.
-        metric: Metric whose mean over the last tenth of a run's iterations is its score: `return` for the training
-            return after adaptation, `evaluation`, or the name of any other metric.
-        space: Values to try, keyed by setting, in the user's notation.
-    """
-
-    trials: int
-    metric: str
-    space: Mapping[str, str]
+    trials: int  # number of combinations of values to try
+    metric: str  # `return` after adaptation, `evaluation`, or any other; averaged over a run's last tenth
+    space: Mapping[str, str]  # values to try, keyed by setting, in the user's notation
 
     @cached_property
     def dimensions(self) -> dict[str, Dimension]:
@@ -168,9 +161,7 @@ def parse_grid(assignments: Iterable[str]) -> dict[str, list[str]]:
         key, equals, text = assignment.partition("=")
         values = split_values(text)
         if not equals or not key or not all(values) or key in grid:
-            raise UsageError(
-                f"--grid {assignment}: required KEY=V1,V2,... once per KEY, as in algorithm.clip_eps=0.1,0.2"
-            )
+            raise UsageError(f"--grid {assignment}: required KEY=V1,V2,... once per KEY: algorithm.clip_eps=0.1,0.2")
         grid[key] = values
     return grid
 

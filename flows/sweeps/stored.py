@@ -46,26 +46,16 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Sweep as described by its file.
-
-    Attributes:
-        root: Runs folder.
-        recipe: Recipe name, or path of a settings file.
-        settings: Settings shared by all runs, as KEY=VALUE.
-        grid: Values to try, keyed by setting.
-        seeds: Seeds for each combination of values.
-        runs: All runs; settings vary slowest, seeds fastest. For a search, only the runs suggested so far.
-        search: Search that replaces the grid, if any.
-    """
+    """Sweep as described by its file."""
 
     name: str
-    root: Path
-    recipe: str
-    settings: tuple[str, ...]
-    grid: Mapping[str, tuple[str, ...]]
-    seeds: tuple[int, ...]
-    runs: tuple[PlannedRun, ...]
-    search: Search | None = None
+    root: Path  # runs folder
+    recipe: str  # recipe name, or path of a settings file
+    settings: tuple[str, ...]  # settings shared by all runs, as KEY=VALUE
+    grid: Mapping[str, tuple[str, ...]]  # values to try, keyed by setting
+    seeds: tuple[int, ...]  # seeds for each combination of values
+    runs: tuple[PlannedRun, ...]  # settings vary slowest, seeds fastest; for a search, those suggested so far
+    search: Search | None = None  # search that replaces the grid, if any
 
     @property
     def file(self) -> Path:

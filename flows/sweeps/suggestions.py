@@ -1,5 +1,6 @@
 """Optuna suggestions for settings. Requires the extra `optuna`."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import count
 
@@ -8,6 +9,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import TrialState, create_trial
 
+from metaloom.flows.streams import quiet
 from metaloom.flows.sweeps.space import Dimension, Range, Search
 from metaloom.pipeline.seeding import seed_for
 
@@ -37,18 +39,13 @@ def suggest(search: Search, earlier: Sequence[Scored], run_seed: int) -> dict[st
 def _ask(
     search: Search, earlier: Sequence[Scored], distributions: dict[str, BaseDistribution], sampler: BaseSampler
 ) -> dict[str, float | str]:
-    # Silence Optuna's logging of studies and trials, and restore its level afterwards.
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
+    with quiet(logging.WARNING, "optuna"):  # it logs studies and trials
         study = optuna.create_study(direction="maximize", sampler=sampler)
         for settings, score in earlier:
             # A pruned trial without values ranks below all complete trials; a failed trial would be ignored.
             state, values = TrialState.PRUNED if score is None else TrialState.COMPLETE, search.values(settings)
             study.add_trial(create_trial(state=state, value=score, params=values, distributions=distributions))
         return study.ask(distributions).params
-    finally:
-        optuna.logging.set_verbosity(before)
 
 
 def _distribution(dimension: Dimension) -> BaseDistribution:

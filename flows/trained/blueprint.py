@@ -34,19 +34,13 @@ from metaloom.pipeline.nn.spec import Spaces
 
 @dataclass(frozen=True)
 class Blueprint:
-    """Settings of a run and spaces of its environment, from which its policy can be built.
-
-    Attributes:
-        spaces: Sizes of the policy's observations and actions.
-        actions: Action space of the environment, to which the policy's actions are mapped.
-        parts: Original observation space if observations are flattened; None in policies saved by earlier versions.
-        origin: The learner's run, iteration and digest, and the names and units of components; see `policy_of`.
-    """
+    """Settings of a run and spaces of its environment, from which its policy can be built."""
 
     config: RunConfig
-    spaces: Spaces
-    actions: ActionSpace
-    parts: gymnasium.Space[Any] | None = None
+    spaces: Spaces  # sizes of the policy's observations and actions
+    actions: ActionSpace  # action space of the environment, to which the policy's actions are mapped
+    parts: gymnasium.Space[Any] | None = None  # of flattened observations; None in policies of earlier versions
+    # The learner's run, iteration and digest, and the names and units of components; see `policy_of`.
     origin: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @classmethod

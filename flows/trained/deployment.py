@@ -7,8 +7,7 @@ import importlib.util
 import json
 import logging
 import warnings
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 import metaloom
 from metaloom.flows.errors import ExtraMissing, UsageError
+from metaloom.flows.streams import quiet
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.flows.trust import StoredSettings
 from metaloom.pipeline.envs.wrappers import ActionSpace, sizes_of
@@ -79,7 +79,7 @@ class PolicyFile:
             raise
         except (KeyError, TypeError, ValueError, RecursionError) as problem:
             raise UsageError(
-                f"{path}: the description of the policy is damaged ({problem}); save the policy again"
+                f"{path}: the policy's description is damaged ({problem}); save the policy again"
             ) from None
         state = LearnerState(**{part: renamed(arrays, f"{part}.", "") for part in _PARTS})
         try:
@@ -235,27 +235,15 @@ def save_onnx(policy: DeployedPolicy, path: Path, about: Mapping[str, str]) -> N
     """Write an ONNX model that maps `observations`, [N, ...] float32, to `actions`; see TrainedPolicy.save."""
     if importlib.util.find_spec("onnxscript") is None:
         raise ExtraMissing("onnx", "onnxscript")
-    with _quiet():
+    # The exporter warns about missing packages and its own use of torch.
+    with quiet(logging.ERROR, "torch.onnx"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         model = torch.onnx.export(
             _program(policy), input_names=["observations"], output_names=["actions"], dynamo=True, verbose=False
         )
     assert model is not None
     model.model.metadata_props.update({f"metaloom.{name}": value for name, value in about.items()})
     model.save(path)
-
-
-@contextmanager
-def _quiet() -> Generator[None]:
-    """Within the block, suppress the ONNX exporter's warnings about missing packages and its own use of torch."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def _program(policy: DeployedPolicy) -> torch.export.ExportedProgram:

@@ -213,9 +213,7 @@ class TrainedPolicy(Acting):
         if not config.algorithm.adapts:
             raise UsageError(f"found {config.algorithm.name}, which does not adapt; use the policy as it is")
         if self._adapted and not self._rounds:
-            raise UsageError(
-                "found a policy that was saved after it had adapted, without its episodes; use `policy.unadapted.adapt`"
-            )
+            raise UsageError("found a policy saved after adapting, without its episodes; use `policy.unadapted.adapt`")
         if isinstance(to, EpisodeBatch):
             if (episodes, steps, max_episode_steps) != (None, 1, None):
                 raise UsageError(
@@ -224,9 +222,7 @@ class TrainedPolicy(Acting):
                 )
             return self._adapted_to(to)
         if self.num_tasks != 1:
-            raise UsageError(
-                f"found a policy for {self.num_tasks} tasks to adapt to one environment; use `policy.task(b).adapt`"
-            )
+            raise UsageError(f"found {self.num_tasks} tasks and one environment; use `policy.task(b).adapt`")
         episodes = EvaluationPlan.of(config).episodes if episodes is None else episodes
         max_episode_steps = config.max_episode_steps if max_episode_steps is None else max_episode_steps
         for name, number in (("episodes", episodes), ("steps", steps), ("max_episode_steps", max_episode_steps)):
@@ -352,12 +348,7 @@ def load_policy(path: str | Path, *, trust: bool = False) -> TrainedPolicy:
 
 _FORMATS: dict[str, Callable[[TrainedPolicy, Path], None]] = {
     ".safetensors": lambda policy, path: PolicyFile(
-        blueprint=policy.blueprint,
-        state=policy.state,
-        params=TaskParams(dict(policy.params)),
-        adapted=policy.adapted,
-        seed=policy.seed,
-        particle=policy.particle,
+        policy.blueprint, policy.state, TaskParams(dict(policy.params)), policy.adapted, policy.seed, policy.particle
     ).write(path),
     ".onnx": lambda policy, path: save_onnx(
         policy.deployed(), path, {**policy.blueprint.origin, "adapted": str(policy.adapted).lower()}

@@ -262,7 +262,7 @@ def test_a_users_format_writes_and_refuses_the_options_it_does_not_take(csv_form
     [
         ("no_such_module:CSV", "No module named 'no_such_module'"),
         ("json:CSV", "of a graph or export format module:NAME)"),
-        ("json:dumps", "an object of builtins:function; required module:FORMAT with an ExportFormat"),
+        ("json:dumps", "a builtins:function; required module:FORMAT with an ExportFormat"),
     ],
 )
 def test_a_users_format_that_is_none_is_refused_before_anything_is_written(name, message, stored, tmp_path, capsys):
@@ -285,7 +285,7 @@ def test_a_format_that_does_not_exist_is_refused_with_those_that_do(stored, tmp_
     assert cli.run(["export", str(stored.path), "--to", "parket", "--out", str(tmp_path / "out")]) == 2
     told = capsys.readouterr().err
     assert (
-        "required one of delta, histories, minari, parquet, tensorboard, or module:FORMAT. Did you mean parquet?"
+        "required one of delta, histories, minari, parquet, tensorboard, or module:FORMAT; did you mean parquet?"
         in told
     )
     assert cli.run(["export", str(stored.path), "--to", "onnx", "--out", str(tmp_path / "out")]) == 2

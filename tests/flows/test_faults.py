@@ -185,7 +185,7 @@ def test_a_stage_that_does_not_fail_says_so_and_whether_it_gave_the_stored_bits(
         (["--stage", "adapt", "--until-diff"], "found --until-diff with --pdb"),
         (["--stage", "adapt", "--workers", "2"], "found --workers with --pdb"),
         ([], "--pdb requires one stage"),
-        (["--stage", "rollout"], "the stages are initialize, sample_tasks"),
+        (["--stage", "rollout"], "its stages are initialize, sample_tasks"),
         (["--stage", "adapt", "--step", "3"], "required one of 0"),
     ],
 )

@@ -1014,7 +1014,7 @@ def test_a_fork_to_a_graph_with_other_stages_is_refused(flow, tiny_config):
     train(tiny_config(iterations=1), Path("run"), backend=SERIAL)
     with pytest.raises(
         ConfigError,
-        match=r"has no stage halve, which the graph own requires\. A fork continues the iterations of its parent",
+        match=r"has no stage halve, which the graph own requires\. A fork continues its parent's iterations",
     ):
         fork(Path("run"), 1, Path("new"), ["algorithm=own_flow:Halved", "iterations=2"])
     assert not Path("new").exists()

@@ -203,7 +203,7 @@ def test_a_broken_operation_of_a_package_is_named_and_every_other_command_works(
     assert json.loads(done.stdout.splitlines()[-1]) == [[0, 0, 2, 0, 2], "metaloom.flows.opened"]
     shown = " ".join(done.stdout.split("- Installed -")[1].replace("|", "").split())
     for name, problem in {"boom": "no such library", "gone": "AttributeError", "seven": "TypeError"}.items():
-        assert f"{name} the operation {name!r} of an installed package" in shown
+        assert f"{name} the installed operation {name!r}" in shown
         assert problem in shown
     assert "(unspoken:spoken) cannot be used" in shown
     assert "(raising:boom) cannot be used: RuntimeError: no such library" in done.stderr

@@ -78,9 +78,9 @@ def test_an_iteration_that_is_not_stored_is_refused_with_what_there_is(stored):
 @pytest.mark.parametrize(
     ("iteration", "stage", "step", "message"),
     [
-        (0, "rollout", None, "the stages are initialize, sample_tasks, collect_rollouts"),
-        (None, "rollout", 5, "is called 'rollout'; the stages are initialize"),
-        (1, "initialize", None, "no stage of iteration 1 is called 'initialize'; the stages are sample_tasks"),
+        (0, "rollout", None, "its stages are initialize, sample_tasks, collect_rollouts"),
+        (None, "rollout", 5, "has no stage 'rollout'; its stages are initialize"),
+        (1, "initialize", None, "iteration 1 has no stage 'initialize'; its stages are sample_tasks"),
         (1, "adapt", 5, "found --step 5; required one of 0: the inner steps of adapt"),
         (1, "collect_rollouts", 5, "required one of 0, 1: the inner steps of collect_rollouts"),
         (None, None, 2, "required one of 0, 1: the inner steps of this run"),

@@ -354,7 +354,7 @@ def test_what_does_not_fit_is_refused_in_words(made, tmp_path):
         policy.adapt(Robot(), episodes=0)
     with pytest.raises(UsageError, match="together with a batch of episodes"):
         policy.adapt(run[0].rollouts(0), episodes=3)
-    with pytest.raises(UsageError, match="3 tasks to adapt to one environment"):
+    with pytest.raises(UsageError, match="found 3 tasks and one environment"):
         policy.adapt(run[0].rollouts(0)).adapt(Robot())
     with pytest.raises(ValueError, match="found episodes with observations of 4 values and discrete actions; req"):
         policy.adapt(made("ppo")[0].rollouts(0))
@@ -422,7 +422,7 @@ def test_a_file_that_is_no_policy_is_told_in_one_line(tmp_path):
         metadata, arrays = {"format": "metaloom-policy-1", "policy": policy}, {"a": np.zeros(1)}
         metadata["sha256"] = digest_of(metadata, arrays)
         safetensors.numpy.save_file(arrays, foreign, metadata)
-        with pytest.raises(UsageError, match="the description of the policy is damaged"):
+        with pytest.raises(UsageError, match="the policy's description is damaged"):
             metaloom.load_policy(foreign)
     with pytest.raises(UsageError, match="found no such file"):
         metaloom.load_policy(tmp_path / "nowhere.safetensors")

@@ -361,7 +361,7 @@ def test_a_configuration_folder_that_cannot_be_written_is_told_and_stops_nothing
     (user / "file").touch()
     monkeypatch.setenv("XDG_CONFIG_HOME", str(user / "file"))
     says("replay own@0 --stage adapt --trust", capsys)
-    assert "cannot record that its modules are trusted" in caplog.text
+    assert "cannot record that you trust it" in caplog.text
 
 
 @pytest.mark.usefixtures("own")
