@@ -104,6 +104,16 @@ def damaged(where: Path, found: str) -> DamagedRun:
     )
 
 
+def fenced_out(where: object, session: int | str) -> FencedOut:
+    """Return the error for a writer whose session a later one has ended."""
+    return FencedOut(
+        where,
+        found=f"session {session} of this process was ended by a later writer",
+        required="the newest session of the run",
+        action="Stop this process; the later writer continues from what was published",
+    )
+
+
 def linked(where: Path) -> DamagedRun:
     """Return the error for a symbolic link in a run, as created by DVC or git-annex."""
     return DamagedRun(

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Queue
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -75,8 +75,8 @@ class RunWriter:
         if retention.thins:
             complete = {ref.iteration for ref in history.digests if ref.stage == run.stages.last}
             self._whole = complete.difference(run.files.thinned_iterations())
-        held = run.files.num_bytes() if retention.max_bytes is not None else 0
-        self._budget = Budget(run.path, retention.max_bytes, held) if retention.max_bytes is not None else None
+        limit = retention.max_bytes
+        self._budget = None if limit is None else Budget(run.path, limit, run.files.num_bytes())
         self._lock = threading.Lock()
         self._pending: dict[StageRef, Value] = {}
         self._recent: OrderedDict[StageRef, tuple[Value, int]] = OrderedDict()
@@ -342,10 +342,7 @@ class BackgroundQueue:
 
     def __init__(self, work: Callable[[Output], None], depth: int) -> None:
         self._work = work
-        self._jobs: SimpleQueue[Output | None] = SimpleQueue()
-        self._slots = threading.Semaphore(depth + 1)  # plus the running job
-        self._idle = threading.Condition()
-        self._unfinished = 0
+        self._jobs: Queue[Output | None] = Queue(depth)
         self._error: BaseException | None = None
         # A daemon, so that a process that ends without closing does not hang; uncommitted outputs are recomputed.
         self._thread = threading.Thread(target=self._run, name="metaloom-store", daemon=True)
@@ -353,19 +350,12 @@ class BackgroundQueue:
 
     def submit(self, job: Output) -> None:
         """Queue a job, blocking while the queue is full; raises the first error of an earlier job."""
-        self._slots.acquire()
-        with self._idle:
-            if self._error is None:
-                self._unfinished += 1
-                self._jobs.put(job)
-                return
-        self._slots.release()
         self.check()
+        self._jobs.put(job)
 
     def wait(self) -> None:
         """Wait until all jobs are done; raises the first error."""
-        with self._idle:
-            self._idle.wait_for(lambda: self._unfinished == 0)
+        self._jobs.join()
         self.check()
 
     def check(self) -> None:
@@ -384,17 +374,15 @@ class BackgroundQueue:
         self._thread.join()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        for job in iter(self._jobs.get, None):
             if self._error is None:
                 try:
                     self._work(job)
                 except BaseException as error:
                     # Later jobs depend on this one: drop them, and raise the error at the next call.
                     self._error = error
-            self._slots.release()
-            with self._idle:
-                self._unfinished -= 1
-                self._idle.notify_all()
+            self._jobs.task_done()
+        self._jobs.task_done()
 
 
 _WARN_AT = 0.9
@@ -413,8 +401,7 @@ class Budget:
 
     def reserve(self, ref: StageRef, value: Value) -> None:
         """Reserve an output's maximum size; raises BudgetReached if the limit does not allow it."""
-        arrays = flatten(value).values()
-        need = sum(array.nbytes for array in arrays) + _BESIDES_ARRAYS
+        need = sum(array.nbytes for array in flatten(value).values()) + _BESIDES_ARRAYS
         if self._used + sum(self._reserved.values()) + need > self._limit:
             name = argument(self._root)
             raise BudgetReached(

@@ -91,17 +91,12 @@ class RunStages:
     """
 
     def __init__(
-        self,
-        run: Run,
-        backend: Backend,
-        stack: ExitStack,
-        config: RunConfig | None = None,
-        check: Callable[[], object] = lambda: None,
+        self, run: Run, backend: Backend, stack: ExitStack, config: RunConfig, check: Callable[[], object]
     ) -> None:
         self._run = run
         self._backend = backend
         self._stack = stack
-        self._own = config or config_of(run)
+        self._own = config
         self._check = check
         self._known: dict[str, Runner] = {}
         self._sources: dict[str, dict[str, str]] = {}
@@ -165,7 +160,7 @@ def stages_of_run(
 ) -> Iterator[RunStages]:
     """Yield the stages of a stored run; their workers end with the block."""
     with ExitStack() as stack:
-        yield RunStages(run, backend, stack, config, check)
+        yield RunStages(run, backend, stack, config or config_of(run), check)
 
 
 def config_of(run: Run, ref: StageRef | None = None) -> RunConfig:

@@ -103,17 +103,10 @@ IN_PROCESS = Backend(workers=0)
 
 @dataclass
 class Traffic:
-    """Traffic totals between a session and its workers.
+    """Traffic totals between a session and its workers."""
 
-    Attributes:
-        submitted: Number of shards sent to workers, including retries.
-        repeated: Number of shards sent again because their worker died.
-        sent_bytes, received_bytes: Size of the parameters and tasks sent, and of the episodes received, in bytes.
-        threads: Current total number of worker threads.
-    """
-
-    submitted: int = 0
-    repeated: int = 0
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    threads: int = 0
+    submitted: int = 0  # shards sent to workers, including retries
+    repeated: int = 0  # shards sent again because their worker died
+    sent_bytes: int = 0  # parameters and tasks
+    received_bytes: int = 0  # episodes
+    threads: int = 0  # current total of the workers

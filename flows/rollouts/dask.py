@@ -82,19 +82,13 @@ class ShardAttempt:
 
 @dataclass(frozen=True)
 class DaskSession:
-    """State shared by the rollout batches of a run.
-
-    Attributes:
-        watch: Supervision settings; each piece of work gets its own key.
-        elsewhere: True if workers may be on other machines.
-        costs: Seconds per task, as reported by workers, in the last rollout batch for each sampler specification.
-    """
+    """State shared by the rollout batches of a run."""
 
     connection: Connection
-    watch: Supervision
-    elsewhere: bool
+    watch: Supervision  # each piece of work gets a copy with its own key
+    elsewhere: bool  # workers may be on other machines
     traffic: Traffic = field(default_factory=Traffic)
-    costs: dict[str, float] = field(default_factory=dict[str, float])
+    costs: dict[str, float] = field(default_factory=dict[str, float])  # seconds per task, last time, by sampler spec
 
     def supervise(self) -> Supervision:
         """Return supervision settings with a new key, for a new piece of work."""

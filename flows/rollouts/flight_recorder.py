@@ -52,23 +52,14 @@ _POSITION, _SIZES = Header._fields.index("env_step"), Header._fields.index("step
 
 @dataclass(frozen=True)
 class Recording:
-    """Recorded progress of an attempt whose process ended.
-
-    Attributes:
-        at: Header with the process and the rollout's position.
-        actions: Actions, [T, N, A] float32, zero after `env_step`; empty if simulators were still being built.
-        timed_out: True if the guard ended the process.
-        stopped: True if the guard found the process suspended, for example by SIGSTOP.
-        closed: True if the process ended itself because file descriptors had been closed.
-        traceback: Traceback written by Python, if any.
-    """
+    """Recorded progress of an attempt whose process ended."""
 
     at: Header
-    actions: Array
-    timed_out: bool
-    stopped: bool
-    closed: bool
-    traceback: str
+    actions: Array  # [T, N, A] float32, zero after `env_step`; empty if simulators were still being built
+    timed_out: bool  # the guard ended the process
+    stopped: bool  # the guard found the process suspended, for example by SIGSTOP
+    closed: bool  # the process ended itself because file descriptors had been closed
+    traceback: str  # written by Python; may be empty
 
     @property
     def would_repeat(self) -> bool:

@@ -36,19 +36,12 @@ HEADER = struct.Struct("=12q2d")
 
 
 class Header(NamedTuple):
-    """Header of a recording, as written by `flight_recorder`: 12 integers and 2 times.
-
-    Attributes:
-        env_step: Current step, or NOT_YET or RESET.
-        row: Current row of the batch; -1 if all rows are stepped together.
-        born: Start time of the process, as `started` returns it. With the pid, it identifies the process.
-        deadline: Deadline for the current call, by the monotonic clock; 0 for none.
-    """
+    """Header of a recording, as written by `flight_recorder`: 12 integers and 2 times."""
 
     pid: int
     recorder: int
-    env_step: int
-    row: int
+    env_step: int  # or NOT_YET or RESET
+    row: int  # -1 if all rows are stepped together
     steps: int
     rows: int
     action_size: int
@@ -57,8 +50,8 @@ class Header(NamedTuple):
     iteration: int
     step: int
     episodes_per_task: int
-    born: float
-    deadline: float
+    born: float  # as `started` returns it; identifies the process together with the pid
+    deadline: float  # of the current call, by the monotonic clock; 0 for none
 
     @classmethod
     def read(cls, file: Path) -> "Header":

@@ -124,18 +124,12 @@ for _dask in (dask.sizeof, distributed.utils_comm):
 
 @dataclass(frozen=True)
 class Supervision:
-    """Settings for supervising a piece of work.
+    """Settings for supervising a piece of work."""
 
-    Attributes:
-        session, key: Name of the session, which identifies the folder of recordings, and of the work within it.
-        step_timeout_seconds: Time limit for a single environment call.
-        versions: Versions that the worker must have.
-    """
-
-    session: str
-    key: str
-    step_timeout_seconds: float
-    versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    session: str  # identifies the folder of recordings
+    key: str  # identifies the work within the session
+    step_timeout_seconds: float  # for a single environment call
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])  # that the worker must have
 
     def recordings(self) -> list[Recording]:
         """Return the recordings of earlier attempts on this machine."""

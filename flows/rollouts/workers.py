@@ -187,7 +187,20 @@ class _WarmSamplers(threading.local):
         if found is None:
             # A replayed episode was already watched when it was first sampled.
             watched = spec.actor != "recorded" and bool(own_paths(acting_paths(spec.env, spec.policy)))
-            found = _build(spec), GlobalRandomWatch(on=watched)
+            # More than one BLAS thread would make bits depend on the machine and occupy other workers' cores.
+            threadpool_limits(1)
+            sampler = Sampler(
+                spec.env,
+                spec.policy,
+                episodes_per_task=spec.episodes_at_once * spec.episodes_per_trial,
+                max_episode_steps=spec.max_episode_steps,
+                num_threads=spec.threads,
+                actor=spec.actor,
+                deterministic=spec.deterministic,
+                enough=spec.enough,
+                episodes_per_trial=spec.episodes_per_trial,
+            )
+            found = sampler, GlobalRandomWatch(on=watched)
         self._by_spec[key] = found
         while len(self._by_spec) > 4:
             sampler, _ = self._by_spec.pop(next(iter(self._by_spec)))
@@ -206,19 +219,3 @@ _warm = _WarmSamplers()
 def close_samplers() -> None:
     """Close this thread's cached samplers and their simulators."""
     _warm.close()
-
-
-def _build(spec: SamplerSpec) -> Sampler:
-    # More than one BLAS thread would make bits depend on the machine and occupy other workers' cores.
-    threadpool_limits(1)
-    return Sampler(
-        spec.env,
-        spec.policy,
-        episodes_per_task=spec.episodes_at_once * spec.episodes_per_trial,
-        max_episode_steps=spec.max_episode_steps,
-        num_threads=spec.threads,
-        actor=spec.actor,
-        deterministic=spec.deterministic,
-        enough=spec.enough,
-        episodes_per_trial=spec.episodes_per_trial,
-    )

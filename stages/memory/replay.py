@@ -21,14 +21,11 @@ BEFORE_ITERATIONS = -1
 
 
 class Collected(NamedTuple):
-    """Origin and use of a rollout batch. `task_ids` [B] contains the replay buffer index of each task's episodes.
+    """Origin and use of a rollout batch."""
 
-    `iteration` is BEFORE_ITERATIONS for the initial fill. If `in_context`, the batch may be used to infer tasks.
-    """
-
-    iteration: int
-    task_ids: Array
-    in_context: bool
+    iteration: int  # BEFORE_ITERATIONS for the initial fill
+    task_ids: Array  # [B], replay buffer index of each task's episodes
+    in_context: bool  # the batch may be used to infer tasks
 
 
 class StoredReplay:

@@ -25,17 +25,13 @@ class RolloutError(StageFault):
 
 @dataclass(frozen=True)
 class RolloutPosition:
-    """Position of a rollout in its run, which determines its random streams.
-
-    `step` is the inner step k. `first_task` is the index of a shard's first task in the meta-batch, and `first_episode`
-    the index of the first episode within its task.
-    """
+    """Position of a rollout in its run, which determines its random streams."""
 
     run_seed: int
     iteration: int
-    step: int
-    first_task: int = 0
-    first_episode: int = 0
+    step: int  # inner step k
+    first_task: int = 0  # index of a shard's first task in the meta-batch
+    first_episode: int = 0  # index of the first episode within its task
 
     def reset_seed(self, task: int, episode: int, bits: int) -> int:
         """Return the reset seed, with `bits` bits, of an episode of a task in the shard."""

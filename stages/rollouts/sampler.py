@@ -121,13 +121,8 @@ UNWATCHED = RolloutWatch()
 class Sampler:
     """Simulators for a run's rollouts, created on first use and reused. Not thread-safe.
 
-    Attributes:
-        episodes_per_task: Number of episodes per task, E, unless `enough` determines it.
-        max_episode_steps: Maximum number of steps in an episode, T.
-        num_threads: Number of simulator threads.
-        deterministic: True to take the most likely actions instead of sampling.
-        episodes_per_trial: Number of episodes collected in sequence with shared actor memory; the trials of a task are
-            collected in parallel. 1 for actors without memory across episodes.
+    The E episodes of a task form trials of `episodes_per_trial` episodes, which are collected in sequence with shared
+    actor memory. Trials are collected in parallel. The number is 1 for actors without memory across episodes.
     """
 
     _KEPT: ClassVar[int] = 4
@@ -135,11 +130,11 @@ class Sampler:
     env: EnvConfig
     policy: PolicyConfig
     _: KW_ONLY
-    episodes_per_task: int
-    max_episode_steps: int
+    episodes_per_task: int  # E, unless `enough` determines it
+    max_episode_steps: int  # T
     num_threads: int = 1
     actor: ActorKind = "policy"
-    deterministic: bool = False
+    deterministic: bool = False  # True takes the most likely actions instead of sampling
     enough: Enough | None = None
     episodes_per_trial: int = 1
     _batches: dict[int, BatchEnv] = field(init=False, repr=False, default_factory=dict[int, BatchEnv])

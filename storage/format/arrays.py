@@ -48,19 +48,15 @@ _COMPRESS_TO = 2**31 - 1  # blosc 1 stores sizes in 31 bits
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """Metadata of one array.
-
-    `rows` is the capacity and `shape` the shape of one row; `dims` names all axes, including the leading one. If
-    `sharded`, each row is a shard with one part per task.
-    """
+    """Metadata of one array."""
 
     path: str
-    rows: int
-    shape: tuple[int, ...]
+    rows: int  # capacity
+    shape: tuple[int, ...]  # of one row
     dtype: str
-    dims: tuple[str, ...]
+    dims: tuple[str, ...]  # names of all axes, including the leading one
     attributes: Mapping[str, Any]
-    sharded: bool = False
+    sharded: bool = False  # each row is a shard with one part per task
 
     @classmethod
     def of(cls, piece: Piece, rows: int, *, shards: bool) -> "ArraySpec":

@@ -55,17 +55,13 @@ _DESCRIBED: Mapping[type[Any], str] = {TaskBatch: "params", Evaluation: "task_pa
 
 @dataclass(frozen=True)
 class Piece:
-    """One row of one stored array.
+    """One row of one stored array."""
 
-    `path` is relative to `data.zarr`, `row` is the index on the leading axis, and `data` has no leading axis. All rows
-    of an array have the same `attributes`.
-    """
-
-    path: str
-    row: int
+    path: str  # relative to `data.zarr`
+    row: int  # index on the leading axis, which `data` lacks
     data: Array
     plan: ArrayPlan | None
-    attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])  # the same for all rows of the array
 
 
 def flatten(value: Value | LearnerState) -> dict[str, Array]:

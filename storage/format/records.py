@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from sys import intern
 from typing import Any
@@ -54,23 +54,17 @@ class SpanInput:
         return Span(self.stages, self.first.iteration, self.last.iteration)
 
     def as_dict(self) -> dict[str, Any]:
-        ends = {"first": self.first.document(), "last": self.last.document()}
-        about = {"outputs": self.outputs, "steps": self.steps, "digest": self.digest}
-        return {"stages": list(self.stages), **ends, **about}
+        return asdict(self) | {"stages": list(self.stages)}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """File that a record commits.
+    """File that a record commits."""
 
-    `path` is relative to the run's folder. `size` is 0 for the chunk of an array without entries, which has no file.
-    `crc32c` covers a table's bytes, or a chunk's bytes without its trailing checksum. `array` is "" for a table.
-    """
-
-    path: str
-    size: int
-    crc32c: int
-    array: str = ""
+    path: str  # relative to the run's folder
+    size: int  # 0 for the chunk of an array without entries, which has no file
+    crc32c: int  # of a table's bytes, or of a chunk's without its trailing checksum
+    array: str = ""  # "" for a table
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,39 +78,25 @@ class ArrayDigest:
 
 @dataclass(frozen=True)
 class StageRecord:
-    """Record of a stage's output: its inputs, time, author and checksums.
-
-    Attributes:
-        sequence: Index in the run's history, from 0; it alone defines the order.
-        session: Number of the writing session; `token` identifies it permanently.
-        inputs, spans: Outputs that it was computed from, with their digests; each span covers several outputs.
-        seed_position: Iteration, inner step, ... from which its random streams are derived.
-        config_digest: Digest of the settings that affect results.
-        chunks, tables: Files that contain the output, and tables derived from the iteration.
-        arrays: Digest of each array, keyed by its name in the value.
-        digest: Digest of `arrays`; equal digests mean equal outputs.
-        versions: Versions of Python and the libraries that computed it.
-        started, seconds: Start time (UTC, ISO 8601) and wall time of the computation.
-        previous, sha256: Hash of the previous record (or of run.json for the first), and of this record.
-    """
+    """Record of a stage's output: its inputs, time, author and checksums."""
 
     ref: StageRef
-    sequence: int
-    session: int
-    token: str
-    inputs: tuple[Input, ...]
-    seed_position: tuple[int, ...]
-    config_digest: str
-    chunks: tuple[StoredFile, ...]
-    tables: tuple[StoredFile, ...]
-    arrays: Mapping[str, ArrayDigest]
-    digest: str
-    versions: Mapping[str, str]
-    started: str
-    seconds: float
-    previous: str
-    sha256: str = ""
-    spans: tuple[SpanInput, ...] = ()
+    sequence: int  # index in the run's history, from 0; it alone defines the order
+    session: int  # number of the writing session
+    token: str  # identifies the session permanently
+    inputs: tuple[Input, ...]  # outputs that it was computed from
+    seed_position: tuple[int, ...]  # iteration, inner step, ... from which its random streams are derived
+    config_digest: str  # of the settings that affect results
+    chunks: tuple[StoredFile, ...]  # files that contain the output
+    tables: tuple[StoredFile, ...]  # files derived from the iteration
+    arrays: Mapping[str, ArrayDigest]  # keyed by name in the value
+    digest: str  # of `arrays`; equal digests mean equal outputs
+    versions: Mapping[str, str]  # of Python and the libraries that computed it
+    started: str  # UTC, ISO 8601
+    seconds: float  # wall time of the computation
+    previous: str  # hash of the previous record, or of run.json for the first
+    sha256: str = ""  # hash of this record
+    spans: tuple[SpanInput, ...] = ()  # inputs that cover several outputs each
 
     @property
     def stored_bytes(self) -> int:
@@ -140,12 +120,9 @@ class StageRecord:
                 "inputs": [{**item.ref.document(), "digest": item.digest} for item in self.inputs],
                 "seed_position": list(self.seed_position),
                 "config_digest": self.config_digest,
-                "chunks": [{**_file_document(file), "array": file.array} for file in self.chunks],
-                "tables": [_file_document(file) for file in self.tables],
-                "arrays": {
-                    name: {"sha256": a.sha256, "dtype": a.dtype, "shape": list(a.shape)}
-                    for name, a in self.arrays.items()
-                },
+                "chunks": [asdict(file) for file in self.chunks],
+                "tables": [{"path": file.path, "size": file.size, "crc32c": file.crc32c} for file in self.tables],
+                "arrays": {name: asdict(digest) for name, digest in self.arrays.items()},
                 "digest": self.digest,
                 "versions": dict(self.versions),
                 "started": self.started,
@@ -230,7 +207,3 @@ def _parse_files(documents: Sequence[Mapping[str, Any]]) -> tuple[StoredFile, ..
     return tuple(
         StoredFile(str(d["path"]), int(d["size"]), int(d["crc32c"]), intern(str(d.get("array", "")))) for d in documents
     )
-
-
-def _file_document(file: StoredFile) -> dict[str, Any]:
-    return {"path": file.path, "size": file.size, "crc32c": file.crc32c}

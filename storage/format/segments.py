@@ -34,15 +34,11 @@ _ABSENT = 2**64 - 1
 
 @dataclass(frozen=True)
 class Link:
-    """Sequence of consecutive records, each of which contains the hash of the one before it.
+    """Sequence of consecutive records, each of which contains the hash of the one before it."""
 
-    `first` is the position of the first record in the run's history, `previous` the hash before it, and `head` the last
-    record.
-    """
-
-    first: int
-    previous: str
-    head: Head
+    first: int  # position of the first record in the run's history
+    previous: str  # hash before the first record
+    head: Head  # the last record
 
     @classmethod
     def of(cls, record: StageRecord) -> "Link":
@@ -68,19 +64,14 @@ class PackedFile:
 
 @dataclass(frozen=True)
 class Seal:
-    """Contents of a segment.
-
-    `outputs` contains the iterations with stored outputs, keyed by stage and inner step. `links` are in order.
-    `sessions` contains the number and token of each session that wrote the records. `files` omits the seal and separate
-    chunks.
-    """
+    """Contents of a segment."""
 
     iterations: range
-    outputs: Mapping[tuple[str, int], tuple[range, ...]]
-    links: tuple[Link, ...]
-    sessions: frozenset[tuple[int, str]]
+    outputs: Mapping[tuple[str, int], tuple[range, ...]]  # iterations, keyed by stage and inner step
+    links: tuple[Link, ...]  # in order
+    sessions: frozenset[tuple[int, str]]  # number and token of each session that wrote the records
     arrays: Mapping[str, PackedArray]
-    files: Mapping[str, PackedFile]
+    files: Mapping[str, PackedFile]  # without the seal and separate chunks
 
     @classmethod
     def of(

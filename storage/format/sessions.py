@@ -82,17 +82,13 @@ class Head:
 
 @dataclass(frozen=True)
 class SessionFacts:
-    """State of the run's history as recorded by a session.
-
-    `lost` contains the positions of records that were missing when it started. `head` is the newest record at its end,
-    or at its start if it was interrupted; None before the first record, and in earlier versions.
-    """
+    """State of the run's history as recorded by a session."""
 
     number: int
     token: str
-    lost: frozenset[int]
+    lost: frozenset[int]  # positions of records that were missing when it started
     next_sequence: int
-    head: Head | None
+    head: Head | None  # newest record when it ended or, if interrupted, started; None if unknown
     sealed: bool
 
     @property

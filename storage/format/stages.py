@@ -26,19 +26,14 @@ _GROUP = re.compile(r"[a-z][a-z0-9_]{0,60}?(_\{step\})?")
 
 @dataclass(frozen=True)
 class StoredStage:
-    """Facts about a stage that the store needs.
-
-    The stage's output is in the `group` below `data.zarr`, in which "{step}" is replaced by the inner step. Thinning
-    may remove its arrays if `thinnable`. If `ends_iteration`, the output is the next learner and the metrics. Only
-    user-defined output classes have a `schema`.
-    """
+    """Facts about a stage that the store needs."""
 
     name: str
-    group: str
+    group: str  # location of the output below `data.zarr`; "{step}" stands for the inner step
     output: str
-    thinnable: bool = False
-    ends_iteration: bool = False
-    schema: OutputSchema | None = None
+    thinnable: bool = False  # thinning may remove the output's arrays
+    ends_iteration: bool = False  # the output is the next learner and the metrics
+    schema: OutputSchema | None = None  # only of user-defined output classes
 
     @property
     def stepped(self) -> bool:
@@ -188,16 +183,11 @@ EARLIER = {table.last: table for table in (ON_POLICY, OFF_POLICY)}
 
 @dataclass(frozen=True)
 class ArrayPlan:
-    """Layout and meaning of one kind of array.
+    """Layout and meaning of one kind of array."""
 
-    `pattern` is the array's name within its group; `*` matches a name or an index. `dims` names the axes after
-    `iteration`; `*` is replaced by the array's name. `unit` is "1" if dimensionless and "mixed" if each component has
-    its own.
-    """
-
-    pattern: str
-    dims: tuple[str, ...]
-    unit: str
+    pattern: str  # name within its group; `*` matches a name or an index
+    dims: tuple[str, ...]  # of the axes after `iteration`; `*` is replaced by the array's name
+    unit: str  # "1" if dimensionless, "mixed" if each component has its own
     description: str
 
 

@@ -4,7 +4,7 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from metaloom.storage.format.files import make_folder, make_folders, sync_file, 
 from metaloom.storage.format.places import check_path, folder_of, url_of
 from metaloom.storage.format.records import StageRecord, has_shards
 from metaloom.storage.format.segments import FOLDER as SEGMENTS
-from metaloom.storage.format.segments import Link, join, segment_name
+from metaloom.storage.format.segments import join, segment_name
 from metaloom.storage.format.sessions import Head, read_session, sessions_in
 from metaloom.storage.format.settings import changed
 from metaloom.storage.format.thinning import FOLDER as THINNED
@@ -81,10 +81,8 @@ def fork_run(
                 with _workshop(path) as folder:
                     follow(path)
                     check_free(path)
-                    links = _Links(parent.path, folder)
-                    shared = _SharedOutputs.of(parent, iteration)
-                    about = (config, config_digest, environment)
-                    _build(parent, shared, links, iteration, capacity, about, progress)
+                    sharing = _Sharing(parent, iteration, folder, progress)
+                    sharing.build(capacity, config, config_digest, environment)
                     _place(folder, path)
                     break
             except (FileNotFoundError, DamagedRun):
@@ -92,64 +90,193 @@ def fork_run(
                     raise
                 # Packed meanwhile: the files to link have moved.
                 parent.files.segments.all(refresh=True)
-    return Fork(path, iteration, *links.shared, *links.copied)
+    return Fork(path, iteration, *sharing.linked, *sharing.copied)
 
 
-@dataclass(frozen=True)
-class _SharedOutputs:
-    """Outputs of the parent that a fork shares.
+class _Sharing:
+    """Creation of a fork in a folder, with its parent's files as hard links if possible and as copies otherwise.
 
-    `records` are in no segment, or in the segment `cut`, which is only partly shared. `chain` contains all links, in
-    order.
+    Of the outputs that the fork shares, `_records` are in no segment, or in the segment `_cut`, which is only partly
+    shared.
     """
 
-    records: list[StageRecord]
-    segments: list[Segment]
-    cut: Segment | None
-    chain: Sequence[Link]
-
-    @classmethod
-    def of(cls, parent: Run, iteration: int) -> "_SharedOutputs":
+    def __init__(self, parent: Run, iteration: int, folder: Path, progress: Progress) -> None:
+        self._parent = parent
+        self._files = files = parent.files
+        self._iteration = iteration
+        self._folder = folder
+        self._progress = progress
+        self._made: set[Path] = set()
+        self.linked = (0, 0)
+        self.copied = (0, 0)
         start = parent.learner_ref(0)
-        refs = [ref for ref in parent.files.live_refs() if ref.iteration < iteration or ref == start]
-        segments = parent.files.segments.all(refresh=True)
-        whole = [segment for segment in segments if segment.iterations.stop <= iteration]
-        refs = [ref for ref in refs if not parent.files.segments.holding(ref)]
+        refs = [ref for ref in files.live_refs() if ref.iteration < iteration or ref == start]
+        segments = files.segments.all(refresh=True)
+        self._segments = whole = [segment for segment in segments if segment.iterations.stop <= iteration]
+        refs = [ref for ref in refs if not files.segments.holding(ref)]
         partly = (s for s in segments if s not in whole and (s.iterations.start < iteration or s.seal.holds(start)))
-        cut = next(partly, None)
-        if cut is not None:
-            refs += [ref for ref in cut.seal.refs() if ref.iteration < iteration or ref == start]
-        records = sorted((parent.record(ref) for ref in refs), key=lambda record: record.sequence)
-        return cls(records, whole, cut, join(sealed_links(whole, records)))
+        self._cut = next(partly, None)
+        if self._cut is not None:
+            refs += [ref for ref in self._cut.seal.refs() if ref.iteration < iteration or ref == start]
+        self._records = sorted((parent.record(ref) for ref in refs), key=lambda record: record.sequence)
 
-    @property
-    def newest(self) -> Head:
-        return self.chain[-1].head
+    def build(
+        self, capacity: int, config: Mapping[str, Any], config_digest: str, environment: Mapping[str, Any]
+    ) -> None:
+        chain = join(sealed_links(self._segments, self._records))
+        newest = chain[-1].head
+        self._share_sessions()
+        session = begin_session(self._folder, take_over=False)
+        try:
+            write_skeleton(self._folder, session, capacity)
+            self._share_outputs(session)
+            for folder in sorted(self._made, reverse=True):
+                sync_folder(folder)
+            origin = {**self._origin(newest, config), "first_session": session.number}
+            info = new_info(config, config_digest, environment, self._parent.stages, **origin)
+            publish_info(self._folder, session, info)
+            lost = missing_positions(self._parent.path, chain, newest.sequence)
+            session.describe({"lost": lost, "next_sequence": newest.sequence + 1})
+            session.seal(newest)
+        finally:
+            session.close()
 
+    def _origin(self, newest: Head, config: Mapping[str, Any]) -> dict[str, Any]:
+        parent = self._parent
+        return {
+            "parent": {
+                "id": parent.info["id"],
+                "name": parent.name,
+                "iteration": self._iteration,
+                "learner": parent.record(parent.learner_ref(self._iteration)).digest,
+                "newest_record": newest.sha256,
+                "changes": {name: [*values] for name, values in changed(parent.config, config).items()},
+            },
+            "ancestors": [*parent.info.get("ancestors", []), as_ancestor(parent.info)],
+            "first_sequence": newest.sequence + 1,
+            # Arrays keep the parent's format.
+            "format": parent.info["format"],
+        }
 
-def _build(
-    parent: Run,
-    shared: _SharedOutputs,
-    links: "_Links",
-    iteration: int,
-    capacity: int,
-    about: tuple[Mapping[str, Any], str, Mapping[str, Any]],
-    progress: Progress,
-) -> None:
-    folder, config = links.target, about[0]
-    _share_sessions(parent.path, links)
-    session = begin_session(folder, take_over=False)
-    try:
-        write_skeleton(folder, session, capacity)
-        _share_outputs(parent, shared, links, session, iteration, progress)
-        links.sync()
-        origin = {**_origin(parent, iteration, shared.newest, config), "first_session": session.number}
-        publish_info(folder, session, new_info(*about, parent.stages, **origin))
-        lost = missing_positions(parent.path, shared.chain, shared.newest.sequence)
-        session.describe({"lost": lost, "next_sequence": shared.newest.sequence + 1})
-        session.seal(shared.newest)
-    finally:
-        session.close()
+    def _share_sessions(self) -> None:
+        for session in sessions_in(self._parent.path):
+            try:
+                read_session(self._parent.path / "_sessions" / str(session))
+            except (FileNotFoundError, DamagedRun):  # interrupted before writing anything, or reported by `verify`
+                continue
+            name = f"{session._replace(closed=True)}/session.json"
+            try:
+                self._share(f"_sessions/{session}/session.json", f"_sessions/{name}")
+            except FileNotFoundError:  # it was closed meanwhile
+                self._share(f"_sessions/{name}")
+
+    def _share_outputs(self, session: Session) -> None:
+        parent, files, records = self._parent, self._files, self._records
+        live = [record for record in records if not files.segments.holding(record.ref)]
+        own = {r.ref.iteration for r in live if r.ref != parent.learner_ref(0)}
+        held = [*self._segments, *([self._cut] if self._cut else [])]
+        self._share_markers(own | {i for segment in held for i in segment.iterations if i < self._iteration})
+        arrays = {chunk.array for record in records for chunk in record.chunks}
+        arrays.update(*(segment.seal.arrays for segment in self._segments))
+        store = ArrayStore(CommittedFiles(self._folder, parent.stages), session, shards=has_shards(parent.info))
+        store.adopt([files.spec(path) for path in sorted(arrays)])
+        sizes = [sum(1 for _ in segment.seal.refs()) for segment in self._segments]
+        total = sum(sizes) + len(records)
+        for n, segment in enumerate(self._segments):
+            self._progress(sum(sizes[:n]), total)
+            self._share_segment(segment)
+        if self._cut is not None:
+            self._cut_segment(self._cut, [r for r in records if r not in live], session)
+        thinned = CommittedFiles(self._folder, parent.stages)
+        for n, record in enumerate(live):
+            self._progress(total - len(live) + n, total)
+            self._share(f"_commits/{record.ref.file_name}")
+            gone = thinned.is_thinned(record)
+            # The tables of an iteration belong to the record of its update.
+            for file in (*(chunk for chunk in record.chunks if chunk.size and not gone), *record.tables):
+                if not (parent.path / file.path).exists():
+                    files.bring(file.path)
+                try:
+                    self._share(file.path)
+                except FileNotFoundError:
+                    if not files.is_thinned(record):
+                        raise damaged(parent.path / file.path, "is missing") from None
+                    self._share_markers({record.ref.iteration})  # thinned meanwhile
+
+    def _share_segment(self, segment: Segment) -> None:
+        self._files.bring_all(self._logged(segment.folder))
+        for folder, _, names in os.walk(segment.folder):
+            for name in names:
+                self._share((Path(folder) / name).relative_to(self._parent.path).as_posix())
+        with suppress(FileNotFoundError):
+            self._share(packed_marker_path(Path(), segment.iterations).as_posix())
+        self._share_restored(segment)
+
+    def _share_restored(self, segment: Segment) -> None:
+        """Share outputs that were thinned and then restored after packing."""
+        for array in segment.seal.arrays:
+            folder = self._files.data / array
+            logged = (path.rpartition("/")[2] for path in self._logged(folder))
+            rows = {name: chunk_row(name) for name in {*os.listdir(folder), *logged}}
+            held = (name for name, row in rows.items() if row is not None and segment.holds_row(array, row))
+            restored = [f"data.zarr/{array}/{name}" for name in held]
+            self._files.bring_all(restored)
+            for path in restored:
+                self._share(path)
+
+    def _logged(self, folder: Path) -> list[str]:
+        """Return the paths of a folder's files in object storage, if the parent is stored there."""
+        remote, prefix = self._files.remote, folder.relative_to(self._parent.path).as_posix()
+        return [path for path in remote.files if path.startswith(f"{prefix}/")] if remote is not None else []
+
+    def _cut_segment(self, segment: Segment, records: list[StageRecord], session: Session) -> None:
+        """Write the fork's part of a segment; files outside of shards are shared."""
+        files = self._files
+        iterations = range(segment.iterations.start, max(self._iteration, segment.iterations.start + 1))
+        part = write_segment(files, session, iterations, records)
+        make_folder(self._folder / SEGMENTS)
+        target = self._folder / SEGMENTS / segment_name(iterations)
+        session.place_folder(part, target)
+        markers = {i: outputs for i, outputs in files.packed_markers(segment).items() if i < self._iteration}
+        if markers:
+            make_folder(self._folder / THINNED)
+            raw = render_packed_marker(iterations, markers)
+            session.replace(session.write_aside([(raw,)]), [packed_marker_path(self._folder, iterations)])
+        new = Segment(target)
+        self._share_restored(new)
+        rows: dict[str, str] = {}
+        for record in records:
+            for chunk in record.chunks:
+                if chunk.size and not new.seal.arrays[chunk.array].sharded and not files.is_thinned(record):
+                    spec, row = files.spec(chunk.array), files.row(record.ref, chunk.array)
+                    old, own = segment.chunk_path(spec, row), new.chunk_path(spec, row)
+                    rows[old.relative_to(self._parent.path).as_posix()] = own.relative_to(self._folder).as_posix()
+        files.bring_all(rows)
+        for path, new_path in rows.items():
+            with suppress(FileNotFoundError):  # it was restored elsewhere
+                self._share(path, new_path)
+
+    def _share_markers(self, iterations: Collection[int]) -> None:
+        for iteration in {*iterations}.intersection(self._files.live_markers()):
+            self._share(marker_path(Path(), iteration).as_posix())
+
+    def _share(self, name: str, new_name: str | None = None) -> None:
+        source, target = self._parent.path / name, self._folder / (new_name or name)
+        if target.parent not in self._made:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._made |= {folder for folder in target.parents if folder.is_relative_to(self._folder)}
+        target.unlink(missing_ok=True)
+        size = source.stat(follow_symlinks=False).st_size
+        try:
+            os.link(source, target, follow_symlinks=False)
+            self.linked = (self.linked[0] + 1, self.linked[1] + size)
+        except OSError as error:
+            if error.errno not in _CANNOT_SHARE:
+                raise
+            with open(source, "rb") as old, open(target, "xb") as new:
+                shutil.copyfileobj(old, new, 2**20)
+                sync_file(new)
+            self.copied = (self.copied[0] + 1, self.copied[1] + size)
 
 
 @contextmanager
@@ -169,168 +296,6 @@ def _workshop(path: Path) -> Generator[Path]:
         lock.path.unlink()  # a workshop cannot be taken over
         lock.release()
         outer.rmdir()
-
-
-def _origin(parent: Run, iteration: int, newest: Head, config: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "parent": {
-            "id": parent.info["id"],
-            "name": parent.name,
-            "iteration": iteration,
-            "learner": parent.record(parent.learner_ref(iteration)).digest,
-            "newest_record": newest.sha256,
-            "changes": {name: [*values] for name, values in changed(parent.config, config).items()},
-        },
-        "ancestors": [*parent.info.get("ancestors", []), as_ancestor(parent.info)],
-        "first_sequence": newest.sequence + 1,
-        # Arrays keep the parent's format.
-        "format": parent.info["format"],
-    }
-
-
-def _share_sessions(root: Path, links: "_Links") -> None:
-    for session in sessions_in(root):
-        try:
-            read_session(root / "_sessions" / str(session))
-        except (FileNotFoundError, DamagedRun):  # interrupted before writing anything, or reported by `verify`
-            continue
-        name = f"{session._replace(closed=True)}/session.json"
-        try:
-            links.share(f"_sessions/{session}/session.json", f"_sessions/{name}")
-        except FileNotFoundError:  # it was closed meanwhile
-            links.share(f"_sessions/{name}", f"_sessions/{name}")
-
-
-def _share_outputs(
-    parent: Run, shared: _SharedOutputs, links: "_Links", session: Session, iteration: int, progress: Progress
-) -> None:
-    live = [record for record in shared.records if not parent.files.segments.holding(record.ref)]
-    own = {r.ref.iteration for r in live if r.ref != parent.learner_ref(0)}
-    held = [*shared.segments, *([shared.cut] if shared.cut else [])]
-    packed = {i for segment in held for i in segment.iterations if i < iteration}
-    _share_markers(parent, own | packed, links)
-    arrays = {chunk.array for record in shared.records for chunk in record.chunks}
-    arrays.update(*(segment.seal.arrays for segment in shared.segments))
-    store = ArrayStore(CommittedFiles(session.root, parent.stages), session, shards=has_shards(parent.info))
-    store.adopt([parent.files.spec(path) for path in sorted(arrays)])
-    sizes = [sum(1 for _ in segment.seal.refs()) for segment in shared.segments]
-    total = sum(sizes) + len(shared.records)
-    for n, segment in enumerate(shared.segments):
-        progress(sum(sizes[:n]), total)
-        _share_segment(parent, segment, links)
-    if shared.cut is not None:
-        _cut_segment(parent, shared.cut, [r for r in shared.records if r not in live], links, session, iteration)
-    thinned = CommittedFiles(links.target, parent.stages)
-    for n, record in enumerate(live):
-        progress(total - len(live) + n, total)
-        links.share(f"_commits/{record.ref.file_name}")
-        gone = thinned.is_thinned(record)
-        # The tables of an iteration belong to the record of its update.
-        for file in (*(chunk for chunk in record.chunks if chunk.size and not gone), *record.tables):
-            if not (parent.path / file.path).exists():
-                parent.files.bring(file.path)
-            try:
-                links.share(file.path)
-            except FileNotFoundError:
-                if not parent.files.is_thinned(record):
-                    raise damaged(parent.path / file.path, "is missing") from None
-                _share_markers(parent, {record.ref.iteration}, links)  # thinned meanwhile
-
-
-def _share_segment(parent: Run, segment: Segment, links: "_Links") -> None:
-    parent.files.bring_all(_logged(parent, segment.folder))
-    for folder, _, names in os.walk(segment.folder):
-        for name in names:
-            links.share((Path(folder) / name).relative_to(parent.path).as_posix())
-    with suppress(FileNotFoundError):
-        links.share(packed_marker_path(Path(), segment.iterations).as_posix())
-    _share_restored(parent, segment, links)
-
-
-def _share_restored(parent: Run, segment: Segment, links: "_Links") -> None:
-    """Share outputs that were thinned and then restored after packing."""
-    for array in segment.seal.arrays:
-        folder = parent.files.data / array
-        logged = (path.rpartition("/")[2] for path in _logged(parent, folder))
-        rows = {name: chunk_row(name) for name in {*os.listdir(folder), *logged}}
-        held = (name for name, row in rows.items() if row is not None and segment.holds_row(array, row))
-        restored = [f"data.zarr/{array}/{name}" for name in held]
-        parent.files.bring_all(restored)
-        for path in restored:
-            links.share(path)
-
-
-def _logged(parent: Run, folder: Path) -> list[str]:
-    """Return the paths of a folder's files in object storage, if the parent is stored there."""
-    remote, prefix = parent.files.remote, folder.relative_to(parent.path).as_posix()
-    return [path for path in remote.files if path.startswith(f"{prefix}/")] if remote is not None else []
-
-
-def _cut_segment(
-    parent: Run, segment: Segment, records: list[StageRecord], links: "_Links", session: Session, iteration: int
-) -> None:
-    """Write the fork's part of a segment; files outside of shards are shared."""
-    iterations = range(segment.iterations.start, max(iteration, segment.iterations.start + 1))
-    part = write_segment(parent.files, session, iterations, records)
-    make_folder(links.target / SEGMENTS)
-    target = links.target / SEGMENTS / segment_name(iterations)
-    session.place_folder(part, target)
-    markers = {i: outputs for i, outputs in parent.files.packed_markers(segment).items() if i < iteration}
-    if markers:
-        make_folder(links.target / THINNED)
-        raw = render_packed_marker(iterations, markers)
-        session.replace(session.write_aside([(raw,)]), [packed_marker_path(links.target, iterations)])
-    new = Segment(target)
-    _share_restored(parent, new, links)
-    rows: dict[str, str] = {}
-    for record in records:
-        for chunk in record.chunks:
-            if chunk.size and not new.seal.arrays[chunk.array].sharded and not parent.files.is_thinned(record):
-                spec, row = parent.files.spec(chunk.array), parent.files.row(record.ref, chunk.array)
-                paths = (segment.chunk_path(spec, row), new.chunk_path(spec, row))
-                rows[paths[0].relative_to(parent.path).as_posix()] = paths[1].relative_to(links.target).as_posix()
-    parent.files.bring_all(rows)
-    for path, new_path in rows.items():
-        with suppress(FileNotFoundError):  # it was restored elsewhere
-            links.share(path, new_path)
-
-
-def _share_markers(parent: Run, iterations: Iterable[int], links: "_Links") -> None:
-    for iteration in {*iterations}.intersection(parent.files.live_markers()):
-        links.share(marker_path(Path(), iteration).as_posix())
-
-
-class _Links:
-    """Sharing of one run's files with another, as hard links if possible and as copies otherwise."""
-
-    def __init__(self, source: Path, target: Path) -> None:
-        self._source = source
-        self.target = target
-        self._folders: set[Path] = set()
-        self.shared = (0, 0)
-        self.copied = (0, 0)
-
-    def share(self, name: str, new_name: str | None = None) -> None:
-        source, target = self._source / name, self.target / (new_name or name)
-        if target.parent not in self._folders:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self._folders |= {folder for folder in target.parents if folder.is_relative_to(self.target)}
-        target.unlink(missing_ok=True)
-        size = source.stat(follow_symlinks=False).st_size
-        try:
-            os.link(source, target, follow_symlinks=False)
-            self.shared = (self.shared[0] + 1, self.shared[1] + size)
-        except OSError as error:
-            if error.errno not in _CANNOT_SHARE:
-                raise
-            with open(source, "rb") as old, open(target, "xb") as new:
-                shutil.copyfileobj(old, new, 2**20)
-                sync_file(new)
-            self.copied = (self.copied[0] + 1, self.copied[1] + size)
-
-    def sync(self) -> None:
-        for folder in sorted(self._folders, reverse=True):
-            sync_folder(folder)
 
 
 def _place(folder: Path, path: Path) -> None:

@@ -37,18 +37,14 @@ class Form:
 
 @dataclass(frozen=True)
 class Quarantined:
-    """Fault of a stage: its location, and the data to reproduce it.
-
-    `about` contains location and circumstances as plain data: array, task, episode, t, seed_position, ... `when` is the
-    time of the fault, UTC, ISO 8601; "" if the folder `path` cannot be read. `forms` is in the order of the files.
-    """
+    """Fault of a stage: its location, and the data to reproduce it."""
 
     ref: StageRef
     path: Path
     message: str
-    about: Mapping[str, Any]
-    when: str
-    forms: Mapping[str, Form]
+    about: Mapping[str, Any]  # location and circumstances as plain data: array, task, episode, t, seed_position, ...
+    when: str  # UTC, ISO 8601; "" if the folder `path` cannot be read
+    forms: Mapping[str, Form]  # in the order of the files
 
     def arrays(self) -> dict[str, Array]:
         """Read the arrays, keyed by name; raises DamagedRun if a file is missing or is not a numeric array."""

@@ -29,14 +29,11 @@ _SAMPLE_NAMES = {"returns": "return", "values": "value", "advantages": "advantag
 
 @dataclass(frozen=True)
 class _Source:
-    """Source of a column in the steps table: an array, or one component of its vectors.
-
-    `at_end` marks a per-episode flag, which is set only in the episode's last step.
-    """
+    """Source of a column in the steps table: an array, or one component of its vectors."""
 
     array: str
     kind: pa.DataType
-    at_end: bool = False
+    at_end: bool = False  # for a per-episode flag, which is set only in the episode's last step
     component: int | None = None
     about: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -346,16 +343,13 @@ def _step_rows(files: CommittedFiles, round: "_Rows", sources: dict[str, _Source
 
 @dataclass(frozen=True)
 class _Rows:
-    """Real steps of selected tasks and episodes of a batch, in the order task, episode, t.
-
-    `T` is the maximum number of steps in an episode; `lengths` are [tasks, episodes], empty until they are read.
-    """
+    """Real steps of selected tasks and episodes of a batch, in the order task, episode, t."""
 
     ref: StageRef
     tasks: Sequence[int]
     episodes: Sequence[int]
-    T: int
-    lengths: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))
+    T: int  # maximum number of steps in an episode
+    lengths: Array = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [tasks, episodes], once read
 
     @classmethod
     def of_round(cls, files: CommittedFiles, ref: StageRef, task: Places, episode: Places) -> "_Rows":

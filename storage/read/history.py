@@ -36,9 +36,7 @@ class Digests:
         for iteration in iterations:
             self._live.pop(iteration, None)
 
-    def __contains__(self, ref: object) -> bool:
-        if not isinstance(ref, StageRef):
-            return False
+    def __contains__(self, ref: StageRef) -> bool:
         return ref in self._live.get(ref.iteration, ()) or self._segments.holding(ref) is not None
 
     def __getitem__(self, ref: StageRef) -> str:
@@ -66,20 +64,15 @@ class Digests:
 
 @dataclass
 class RecordChain:
-    """Facts about existing records that a writer needs.
-
-    `last_hash` is the hash of the newest record, or of run.json if there is none. `lost` contains the positions of
-    missing records, whose outputs are recomputed; `newly_lost` those that the newest session did not know of.
-    `leftovers` are files of thinned outputs left by an interruption.
-    """
+    """Facts about existing records that a writer needs."""
 
     digests: Digests
     next_sequence: int
-    last_hash: str
+    last_hash: str  # of the newest record, or of run.json if there is none
     head: Head | None
-    lost: list[int] = field(default_factory=list[int])
-    newly_lost: list[int] = field(default_factory=list[int])
-    leftovers: list[Path] = field(default_factory=list[Path])
+    lost: list[int] = field(default_factory=list[int])  # positions of missing records, which are recomputed
+    newly_lost: list[int] = field(default_factory=list[int])  # those unknown to the newest session
+    leftovers: list[Path] = field(default_factory=list[Path])  # files of thinned outputs, left by an interruption
 
     def append(self, record: StageRecord) -> None:
         self.digests.add(record.ref, record.digest)

@@ -117,16 +117,12 @@ def contributors(info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 @dataclass(frozen=True)
 class ComputedWith:
-    """Facts about a session that affect results.
-
-    `token` identifies the session permanently; it is "" if it was not recorded. `started` is in UTC, ISO 8601.
-    `environment` contains what affects results besides the settings.
-    """
+    """Facts about a session that affect results."""
 
     number: int
-    token: str
-    started: str
-    environment: Mapping[str, Any]
+    token: str  # identifies the session permanently; "" if it was not recorded
+    started: str  # UTC, ISO 8601
+    environment: Mapping[str, Any]  # what affects results besides the settings
     versions: Mapping[str, Any]
 
 

@@ -20,15 +20,11 @@ from metaloom.storage.read.outputs import StoredOutputs
 
 @dataclass(frozen=True)
 class StoredRound:
-    """Rows of a stored batch of episodes, whose lengths are [B, E] int32.
-
-    `task_ids` is each task's index in a fixed set, [B] int64, -1 for tasks from a distribution; None for the initial
-    fill of the replay buffer, whose tasks are not stored.
-    """
+    """Rows of a stored batch of episodes."""
 
     ref: StageRef
-    task_ids: Array | None
-    lengths: Array
+    task_ids: Array | None  # [B] int64, -1 for tasks from a distribution; None for the initial fill
+    lengths: Array  # [B, E] int32
 
 
 def stored_rounds(run: StoredOutputs) -> Iterator[StoredRound]:

@@ -55,16 +55,13 @@ _FOREIGN, _LINK = "does not belong to the run", "is a symbolic link; a run consi
 
 @dataclass(frozen=True)
 class Damage:
-    """Damaged file of a run, with the output that it belongs to, unless it belongs to the whole run.
+    """Damaged file of a run, with the output that it belongs to, unless it belongs to the whole run."""
 
-    `file` is relative to the run's folder. `array` is the path of a stored array, or the name of an array in a value.
-    """
-
-    file: str
+    file: str  # relative to the run's folder
     iteration: int | None
     stage: str | None
     step: int | None
-    array: str | None
+    array: str | None  # path of a stored array, or the name of an array in a value
     problem: str
 
     @property

@@ -32,32 +32,25 @@ _KEY = re.compile(r"_objects/[0-9a-f]{16}/\d{8,}/(.*)", re.ASCII)
 
 @dataclass(frozen=True)
 class LoggedFile:
-    """File of the run as described by a log entry, which contains the text of small documents.
-
-    `key` is the key of the object with the content of other files; a moved file keeps its object.
-    """
+    """File of the run as described by a log entry, which contains the text of small documents."""
 
     size: int
     text: str | None = None
-    key: str = ""
+    key: str = ""  # of the object with the content of other files; a moved file keeps its object
     sha256: str = ""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Log entry: a writing session begins, commits files atomically, or ends.
-
-    `previous` is the hash of the previous entry, "" for the first. `about` describes a session that begins: host, pid,
-    since. `files` contains the new content of the run's files, and `removed` the paths of removed files.
-    """
+    """Log entry: a writing session begins, commits files atomically, or ends."""
 
     sequence: int
-    previous: str
+    previous: str  # hash of the previous entry, "" for the first
     kind: Kind
     session: str
-    about: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    files: Mapping[str, LoggedFile] = field(default_factory=dict[str, LoggedFile])
-    removed: Sequence[str] = ()
+    about: Mapping[str, Any] = field(default_factory=dict[str, Any])  # a begun session: host, pid, since
+    files: Mapping[str, LoggedFile] = field(default_factory=dict[str, LoggedFile])  # new content
+    removed: Sequence[str] = ()  # paths of removed files
     sha256: str = ""
 
     def content(self) -> bytes:

@@ -8,11 +8,11 @@ superseded session have no effect.
 import hashlib
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from metaloom.storage.errors import FencedOut, RunLocked, StorageFailed
+from metaloom.storage.errors import RunLocked, StorageFailed, fenced_out
 from metaloom.storage.format.files import read_file
 from metaloom.storage.format.places import argument
 from metaloom.storage.format.provenance import utc
@@ -89,12 +89,7 @@ class RemoteSession:
             files = {**self._upload({path: names[path] for path in present}), **moved}
             removed = [name for name in removed if name not in files]
             if not self._put("commit", files=files, removed=removed):
-                raise FencedOut(
-                    self._log.objects.url,
-                    found=f"session {self._token} of this process was ended by a later writer",
-                    required="the newest session of the run",
-                    action="Stop this process; the later writer continues from what was committed",
-                )
+                raise fenced_out(self._log.objects.url, self._token)
             # Remove unreferenced objects, but only after the entry is stored.
             named = {file.key for file in files.values()}
             self._log.objects.remove([file.key for file in before if file and file.key and file.key not in named])
@@ -141,19 +136,9 @@ class RemoteSession:
         self._log.objects.put_all(contents)
         return files
 
-    def _put(
-        self,
-        kind: Kind,
-        *,
-        about: Mapping[str, Any] | None = None,
-        files: Mapping[str, LoggedFile] | None = None,
-        removed: Iterable[str] = (),
-    ) -> bool:
-        """Append an entry; return True if its number was still free."""
-        entry = Entry(
-            self._next, self._previous, kind, self._token, about=about or {}, files=files or {}, removed=[*removed]
-        )
-        raw = entry.content()
+    def _put(self, kind: Kind, **parts: Any) -> bool:
+        """Append an entry with some of the parts `about`, `files` and `removed`; return True if its number was free."""
+        raw = Entry(self._next, self._previous, kind, self._token, **parts).content()
         entry = Entry.parse(raw)
         # If the response to a put is lost, the back end retries and finds its own entry.
         if not self._log.objects.put_new(entry_key(self._next), raw) and self._log.stored_entry(self._next) != raw:

@@ -31,20 +31,15 @@ _NO_WRITER = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
 
 @dataclass(frozen=True)
 class Writer:
-    """Process that holds a run's lock.
-
-    `token` identifies its session, which began at `since` (UTC, ISO 8601). `process_started` is in clock ticks since
-    the machine booted, and `boot` identifies that boot; None and "" if unknown. `listens` is False for writers of
-    earlier versions, which do not poll for stop requests.
-    """
+    """Process that holds a run's lock."""
 
     host: str
     pid: int
-    since: str
-    token: str
-    process_started: int | None = None
-    boot: str = ""
-    listens: bool = True
+    since: str  # UTC, ISO 8601
+    token: str  # of its session
+    process_started: int | None = None  # in clock ticks since the machine booted; None if unknown
+    boot: str = ""  # identifier of that boot; "" if unknown
+    listens: bool = True  # False for writers of earlier versions, which do not poll for stop requests
 
     @classmethod
     def parse(cls, owner: Mapping[str, Any], token: object) -> Self:

@@ -165,7 +165,7 @@ def _contents(
 ) -> Iterator[tuple[str, Content]]:
     """Yield a segment's files, the seal last, and add descriptions of the other files to `written`."""
     arrays = packed_arrays(files, records)
-    for name, content in _payload(files, files.thinned_in(iterations), records, arrays):
+    for name, content in _payload(files, iterations, records, arrays):
         digest = hashlib.sha256()
         for piece in content:
             digest.update(piece)
@@ -175,10 +175,7 @@ def _contents(
 
 
 def _payload(
-    files: CommittedFiles,
-    thinned: Mapping[StageRef, str],
-    records: Sequence[StageRecord],
-    arrays: Mapping[str, PackedArray],
+    files: CommittedFiles, iterations: range, records: Sequence[StageRecord], arrays: Mapping[str, PackedArray]
 ) -> Iterator[tuple[str, Content]]:
     from metaloom.storage.write.packed_tables import records_file, table_file
 
@@ -189,6 +186,7 @@ def _payload(
     for group in sorted({path.partition("/")[0] for path in arrays} | {""}):
         name = f"data.zarr/{group}/zarr.json" if group else "data.zarr/zarr.json"
         yield name, (render(group_document({}), indented=True),)
+    thinned = files.thinned_in(iterations)
     whole: dict[str, list[tuple[StageRecord, StoredFile]]] = {path: [] for path in arrays}
     for record in (record for record in records if thinned.get(record.ref) != record.sha256):
         for chunk in record.chunks:

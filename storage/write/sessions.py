@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from metaloom.storage.errors import DamagedRun, FencedOut
+from metaloom.storage.errors import DamagedRun, fenced_out
 from metaloom.storage.format.files import Content, flags, make_folder, render, sealed, sync_folder
 from metaloom.storage.format.provenance import utc, versions
 from metaloom.storage.format.records import MOST_SESSIONS
@@ -306,7 +306,7 @@ class Session:
 
     def explain(self, error: OSError) -> Exception:
         """Return FencedOut for a missing file if a later session has begun, otherwise the error."""
-        return error if self.folder.is_dir() else _fenced_out(self.root, self.number)
+        return error if self.folder.is_dir() else fenced_out(self.root, self.number)
 
 
 def begin_session(root: Path, *, take_over: bool) -> Session:
@@ -319,11 +319,10 @@ def begin_session(root: Path, *, take_over: bool) -> Session:
     lock = acquire_lock(root / "writer.lock", token, take_over=take_over)
     remote: RemoteSession | None = None
     try:
-        log = RemoteLog.of(root)
-        if log is not None:
+        if log := RemoteLog.of(root):
             remote = RemoteSession.begin(log, token, take_over=take_over)
         session = Session(root, _begin(root, token, lock), token, lock, remote)
-        if log is not None:
+        if log:
             session.follow(log)
     except BaseException:
         try:
@@ -355,7 +354,7 @@ def _begin(root: Path, token: str, lock: WriterLock) -> int:
         # The holder of the lock retries, since the later session may have given up.
         if not lock.is_held():
             break
-    raise _fenced_out(root, number)
+    raise fenced_out(root, number)
 
 
 def _claim(sessions: Path) -> int:
@@ -368,8 +367,7 @@ def _claim(sessions: Path) -> int:
         raise _too_far(sessions, f"session {number - 1}")
     while True:
         try:
-            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
-            os.close(os.open(sessions / f"{number:06d}.claim", flags, 0o666))
+            os.close(os.open(sessions / f"{number:06d}.claim", _CREATE, 0o666))
         except FileExistsError:
             number += 1
         else:
@@ -383,15 +381,6 @@ def _too_far(where: Path, found: str) -> DamagedRun:
         required=f"a number below {MOST_SESSIONS} that continues the sequence of earlier sessions",
         action="If `metaloom verify` reports that it does not belong to the run, it contains no data of the run: "
         "remove it",
-    )
-
-
-def _fenced_out(root: Path, number: int) -> FencedOut:
-    return FencedOut(
-        root,
-        found=f"session {number} of this process was ended by a later writer",
-        required="the newest session of the run",
-        action="Stop this process; the later writer continues from what was published",
     )
 
 

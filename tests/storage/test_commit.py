@@ -408,7 +408,7 @@ def test_who_goes_on_after_an_error_of_the_queue_gets_it_each_time():
                 queue.submit(job)
         told.append(True)
 
-    queue, told, job = BackgroundQueue(fail, depth=0), [], (StageRef(0, "adapt"), None)
+    queue, told, job = BackgroundQueue(fail, depth=1), [], (StageRef(0, "adapt"), None)
     queue.submit(job)
     thread = threading.Thread(target=go_on, daemon=True)
     thread.start()

@@ -179,7 +179,7 @@ def test_a_fork_takes_over_what_its_parent_had_thinned_as_thinned(make_run, fork
 
 def test_a_parent_that_is_thinned_while_it_is_forked_gives_a_whole_fork(make_run, fork, monkeypatch):
     parent = make_run(3)
-    share, count = forking._Links.share, iter(range(10**6))
+    share, count = forking._Sharing._share, iter(range(10**6))
 
     def thin_in_between(links, name, new_name=None):
         if next(count) == 60:
@@ -187,7 +187,7 @@ def test_a_parent_that_is_thinned_while_it_is_forked_gives_a_whole_fork(make_run
                 writer.thin([0, 1, 2])
         share(links, name, new_name)
 
-    monkeypatch.setattr(forking._Links, "share", thin_in_between)
+    monkeypatch.setattr(forking._Sharing, "_share", thin_in_between)
     made = fork(parent, 3)
     assert next(count) > 100
     assert storage.verify_run(made.path) == []
