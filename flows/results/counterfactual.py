@@ -19,14 +19,20 @@ from metaloom.storage.format.codec import Value, flatten
 
 @dataclass(frozen=True)
 class Outcome:
-    """Output of a recomputed stage, with the settings used."""
+    """Output of a recomputed stage, with the settings used.
 
-    settings: tuple[str, ...]  # changed settings, as for `--set`; empty for the run's settings
+    Attributes:
+        settings: Changed settings, as for `--set`; empty for the run's settings.
+        identical: True if the output is bitwise identical to the stored one.
+        digests: Digests of all recomputed stages, this one last.
+    """
+
+    settings: tuple[str, ...]
     config: RunConfig = field(repr=False)
     value: Value
     seconds: float
-    identical: bool  # bitwise, to the stored output
-    digests: Mapping[StageRef, str] = field(repr=False)  # of all recomputed stages, this one last
+    identical: bool
+    digests: Mapping[StageRef, str] = field(repr=False)
 
     @property
     def learner(self) -> LearnerState:

@@ -14,18 +14,30 @@ from metaloom.storage.read.committed import file_stats
 
 @dataclass(frozen=True)
 class DiskUse:
-    """Disk usage of a run. Sizes are in bytes."""
+    """Disk usage of a run. Sizes are in bytes.
+
+    Attributes:
+        name, path: Name and folder of the run.
+        num_bytes: Total size of its files.
+        only_remote: Size of files in object storage that are not cached.
+        shared: Size of files shared with other runs by hard links, which remain when one run is removed.
+        thinning: Size of the files that thinning all complete iterations would remove.
+        groups: Sizes keyed by kind of content.
+        stages: Sizes of committed files, keyed by stage and inner step.
+        ranges: Sizes of ranges of iterations, keyed by first and last iteration.
+        problem: Reason why the other sizes of a damaged run are unknown.
+    """
 
     name: str
     path: str
-    num_bytes: int  # all files
-    only_remote: int = 0  # files in object storage that are not cached
-    shared: int = 0  # shared with other runs by hard links, which remain when one run is removed
-    thinning: int = 0  # what thinning all complete iterations would remove
-    groups: Mapping[str, int] | None = None  # keyed by kind of content
-    stages: Mapping[str, int] | None = None  # committed files, keyed by stage and inner step
-    ranges: Mapping[tuple[int, int], int] | None = None  # keyed by first and last iteration
-    problem: str = ""  # why the other sizes of a damaged run are unknown
+    num_bytes: int
+    only_remote: int = 0
+    shared: int = 0
+    thinning: int = 0
+    groups: Mapping[str, int] | None = None
+    stages: Mapping[str, int] | None = None
+    ranges: Mapping[tuple[int, int], int] | None = None
+    problem: str = ""
 
 
 @dataclass(frozen=True, repr=False)

@@ -108,14 +108,22 @@ def _steps_before(evaluation: Evaluation, k: int) -> Array:
 
 @dataclass(frozen=True, repr=False)
 class EvaluationOutcome(Shown):
-    """Result of evaluating a learner."""
+    """Result of evaluating a learner.
+
+    Attributes:
+        updates: Number of updates before the evaluation.
+        config: Configuration of the run, with the requested evaluation settings.
+        tasks_are_new: True if no evaluation task occurs in training.
+        drawn_from: Size of the task set; None if tasks come from a distribution.
+        draw: Function that draws the returns.
+    """
 
     run: str
-    updates: int  # number before the evaluation
-    config: RunConfig  # of the run, with the requested evaluation settings
+    updates: int
+    config: RunConfig
     evaluation: Evaluation
-    tasks_are_new: bool  # whether no evaluation task occurs in training
-    drawn_from: int | None  # size of the task set; None if tasks come from a distribution
+    tasks_are_new: bool
+    drawn_from: int | None
     classes: Classes | None
     draw: "Callable[[EvaluationOutcome], Figure]" = field(compare=False)
 

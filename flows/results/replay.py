@@ -12,28 +12,44 @@ from metaloom.storage import StageRef
 
 @dataclass(frozen=True)
 class ArrayDifference:
-    """Difference between a replayed array and the stored one."""
+    """Difference between a replayed array and the stored one.
 
-    ref: StageRef  # stage whose output contains the array
+    Attributes:
+        ref: Stage whose output contains the array.
+        index: Index of the first element that differs; empty if shapes or dtypes differ.
+        stored, replayed: That element in each array, or each array's shape and dtype.
+        max_abs: Largest absolute difference.
+        max_ulp: Largest difference in units in the last place; None for integers and booleans.
+        count: Number of elements that differ.
+    """
+
+    ref: StageRef
     array: str
-    index: tuple[int, ...]  # of the first element that differs; empty if shapes or dtypes differ
-    stored: str  # that element, or the array's shape and dtype
-    replayed: str  # likewise
-    max_abs: float  # largest absolute difference
-    max_ulp: int | None  # in units in the last place; None for integers and booleans
-    count: int  # number of elements that differ
+    index: tuple[int, ...]
+    stored: str
+    replayed: str
+    max_abs: float
+    max_ulp: int | None
+    count: int
 
 
 @dataclass(frozen=True)
 class StageReplay:
-    """Result of replaying a stage."""
+    """Result of replaying a stage.
+
+    Attributes:
+        seconds_stored: Duration of the original computation.
+        equality: Kind of equality that a replay on this device can establish.
+        with_record: True if only record digests were available for comparison, because the output was thinned.
+        changed: Changes since the original computation that may explain differences; empty without differences.
+    """
 
     ref: StageRef
     differences: tuple[ArrayDifference, ...]
-    seconds_stored: float  # duration of the original computation
-    equality: EqualityClass = "bits"  # that a replay on this device can establish
-    with_record: bool = False  # compared only with digests in its record, since the output was thinned
-    changed: tuple[str, ...] = ()  # since the original computation, which may explain differences
+    seconds_stored: float
+    equality: EqualityClass = "bits"
+    with_record: bool = False
+    changed: tuple[str, ...] = ()
 
     @property
     def identical(self) -> bool:
@@ -88,18 +104,28 @@ class Difference:
 
 @dataclass(frozen=True, repr=False)
 class RunDiff(Shown):
-    """Differences between two runs."""
+    """Differences between two runs.
 
-    a: Path  # folder
-    b: Path  # folder
+    Attributes:
+        a, b: Folders of the runs.
+        environment: Differences in code digest, package versions and machine, which do not affect `equal`.
+        first: First output of both runs whose digests differ.
+        arrays: Arrays of that output that differ; only their names are known if the output was thinned.
+        compared: Number of outputs that both runs have.
+        different: Number of these outputs that differ.
+        only_a, only_b: Number of outputs that only one of the runs has.
+    """
+
+    a: Path
+    b: Path
     settings: tuple[Difference, ...]
-    environment: tuple[Difference, ...]  # code digest, package versions and machine, which do not affect `equal`
-    first: StageRef | None  # first output of both runs whose digests differ
-    arrays: tuple[ArrayDifference, ...]  # that differ in it; only their names are known if it was thinned
-    compared: int  # number of outputs that both runs have
-    different: int  # number of these that differ
-    only_a: int  # number of outputs that only this run has
-    only_b: int  # likewise
+    environment: tuple[Difference, ...]
+    first: StageRef | None
+    arrays: tuple[ArrayDifference, ...]
+    compared: int
+    different: int
+    only_a: int
+    only_b: int
 
     def shown(self) -> tuple[str, list[Row]]:
         found = f"first difference in {self.first}" if self.first else f"{plural(self.compared, 'output')} equal"

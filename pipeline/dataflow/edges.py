@@ -16,12 +16,19 @@ Word = Literal[
 
 @dataclass(frozen=True)
 class Edge:
-    """Rule that selects the outputs read as a stage's input."""
+    """Rule that selects the outputs read as a stage's input.
 
-    word: Word  # name of the rule, such as `this_step`
-    stages: tuple[str, ...]  # names of the stages that compute the outputs
-    first: "Edge | str | None" = None  # edge, or edge name, to use when there is no earlier step or iteration
-    among: Per | None = None  # inner steps to include; default: all steps of the stage
+    Attributes:
+        word: Name of the rule, such as `this_step`.
+        stages: Names of the stages that compute the outputs.
+        first: Edge, or edge name, to use when there is no earlier step or iteration.
+        among: Inner steps to include; default: all steps of the stage.
+    """
+
+    word: Word
+    stages: tuple[str, ...]
+    first: "Edge | str | None" = None
+    among: Per | None = None
 
     def __str__(self) -> str:
         first = f", first={self.first}" if self.first is not None else ""

@@ -26,18 +26,24 @@ WITNESS = ("witness_tasks", "witness_episodes")
 class Graph:
     """A kind of run.
 
+    Attributes:
+        name: Name by which algorithm settings select the graph.
+        stages: Stages in data-flow order; consecutive per-step stages run step by step.
+        edges: Edges, keyed by the names that stages use.
+        shared: Caches that stages keep between iterations, such as a replay buffer: parameter name in stage functions
+            -> function that makes the object from tools. Results do not depend on the caches.
+        remembers_by_task: True if stored data refer to tasks by index, so the training set must not change.
+        check: Function that raises ConfigError or EnvError if the configuration and the environment are incompatible.
+
     Raises:
         GraphError: a stage reads a missing edge or takes an unknown tool, or an edge names an unknown stage.
     """
 
-    name: str  # by which algorithm settings select the graph
-    stages: tuple[Stage, ...]  # in data-flow order; consecutive per-step stages run step by step
-    edges: Mapping[str, Edge]  # keyed by the names that stages use
-    # Caches that stages keep between iterations, such as a replay buffer: parameter name in stage functions -> function
-    # that makes the object from tools. Results do not depend on the caches.
+    name: str
+    stages: tuple[Stage, ...]
+    edges: Mapping[str, Edge]
     shared: Mapping[str, Callable[..., object]] = field(default_factory=dict[str, Callable[..., object]])
-    remembers_by_task: bool = False  # True if stored data refer to tasks by index, so the training set must not change
-    # Function that raises ConfigError or EnvError if the configuration and the environment are incompatible.
+    remembers_by_task: bool = False
     check: Callable[[RunConfig, MetaEnv], None] = lambda config, env: None
 
     def __post_init__(self) -> None:

@@ -45,13 +45,21 @@ class GraphError(ConfigError):
 
 @dataclass(frozen=True)
 class At:
-    """Position at which a stage runs, which determines its random streams."""
+    """Position at which a stage runs, which determines its random streams.
 
-    run_seed: int  # seed of the run or of the evaluation
-    iteration: int  # iteration number; 0 for adaptation after training
-    step: int = 0  # inner step k
-    training: bool = True  # False for adaptation after training, as in evaluations and trained policies
-    task: int = 0  # task index, for stages over tasks
+    Attributes:
+        run_seed: Seed of the run or of the evaluation.
+        iteration: Iteration number; 0 for adaptation after training.
+        step: Inner step k.
+        training: False for adaptation after training, as in evaluations and trained policies.
+        task: Task index, for stages over tasks.
+    """
+
+    run_seed: int
+    iteration: int
+    step: int = 0
+    training: bool = True
+    task: int = 0
 
     def generator(self, name: str) -> np.random.Generator:
         """Return a generator for one of the stage's streams at this position; see `own_generator`.
@@ -69,11 +77,17 @@ class At:
 
 @dataclass(frozen=True)
 class Per:
-    """Frequency with which a stage runs."""
+    """Frequency with which a stage runs.
 
-    words: str  # text for diagrams, such as "per iteration"
-    steps: Callable[[RunConfig, int], Sequence[int]]  # from a configuration and an iteration to the inner steps k
-    stepped: bool = False  # True if an iteration may have several steps
+    Attributes:
+        words: Text for diagrams, such as "per iteration".
+        steps: Function that maps a configuration and an iteration to the inner steps k in which the stage runs.
+        stepped: True if an iteration may have several steps.
+    """
+
+    words: str
+    steps: Callable[[RunConfig, int], Sequence[int]]
+    stepped: bool = False
 
 
 ONCE = Per("once per run", lambda config, i: () if i else (0,))
@@ -93,23 +107,35 @@ class Stage:
     Its function takes tools as positional parameters, named as in TOOLS, and inputs as keyword-only parameters. Inputs
     with a default may be missing, such as adapted parameters before the first inner step.
 
+    Attributes:
+        run: Function that computes the output.
+        per: How often the stage runs, such as ITERATION or INNER_STEP.
+        name: Stage name; default: the function's name.
+        reads: Input -> name of the graph's edge; default: the edge with the input's name.
+        output: Type of the output: one from `metaloom.pipeline.types`, or a frozen dataclass of arrays that declare
+            their axes, see `metaloom.pipeline.outputs`; default: the function's return annotation.
+        group: Stored group; "{step}" is replaced by the inner step; default: the stage's name.
+        over: `tasks` if the function handles each task separately: it is called once per task, in any order, with the
+            task's index in `at.task`.
+        samples: True if the stage runs environments, so it cannot be recomputed with other algorithm settings.
+        thinnable: True if thinning may remove the output's arrays, which can be recomputed.
+        ends_iteration: True if the output is the next learner.
+        seed_position: Function that returns the position of the stage's random draws.
+
     Raises:
         GraphError: the function does not declare its arguments and result.
     """
 
-    run: Callable[..., Any]  # computes the output
-    per: Per  # how often the stage runs, such as ITERATION or INNER_STEP
-    name: str = ""  # default: the function's name
-    reads: Mapping[str, str] | None = None  # input -> name of the graph's edge; default: the input's name
-    # Type from `metaloom.pipeline.types`, or a frozen dataclass of arrays that declare their axes, see
-    # `metaloom.pipeline.outputs`; default: the function's return annotation.
+    run: Callable[..., Any]
+    per: Per
+    name: str = ""
+    reads: Mapping[str, str] | None = None
     output: Any = None
-    group: str = ""  # stored group; "{step}" is replaced by the inner step; default: the stage's name
-    over: Literal["tasks"] | None = None  # tasks: called once per task, in any order, with its index in `at.task`
-    samples: bool = False  # True if the stage runs environments, so other algorithm settings cannot recompute it
-    thinnable: bool = False  # True if thinning may remove the output's arrays, which can be recomputed
-    ends_iteration: bool = False  # True if the output is the next learner
-    # Function that returns the position of the stage's random draws.
+    group: str = ""
+    over: Literal["tasks"] | None = None
+    samples: bool = False
+    thinnable: bool = False
+    ends_iteration: bool = False
     seed_position: Callable[[RunConfig, int, int], tuple[int, ...]] = lambda config, i, k: (config.seed, i, k)
 
     def __post_init__(self) -> None:

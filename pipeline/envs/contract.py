@@ -25,52 +25,84 @@ def require_count(env: gymnasium.Env[Any, Any], option: str, value: object, *, l
 
 @dataclass(frozen=True)
 class TaskField:
-    """Description of one task parameter."""
+    """Description of one task parameter.
 
-    name: str  # column name in snake_case
-    unit: str  # unit such as "m", "m/s" or "rad"; "1" for a dimensionless value
-    description: str  # what the value means
+    Attributes:
+        name: Column name in snake_case.
+        unit: Unit such as "m", "m/s" or "rad"; "1" for a dimensionless value.
+        description: What the value means.
+    """
+
+    name: str
+    unit: str
+    description: str
 
 
 class Component(NamedTuple):
-    """Description of one entry of an observation or action."""
+    """Description of one entry of an observation or action.
 
-    name: str  # short name, unique within the observation or action; it is a column name in tables
-    unit: str = "1"  # unit such as "m" or "rad/s"; "1" for a dimensionless value
+    Attributes:
+        name: Short name, unique within the observation or action; it is a column name in tables.
+        unit: Unit such as "m" or "rad/s"; "1" for a dimensionless value.
+    """
+
+    name: str
+    unit: str = "1"
 
 
 class Fact(NamedTuple):
-    """Description of a quantity that an environment reports in addition to observation and reward, such as success."""
+    """Description of a quantity that an environment reports in addition to observation and reward, such as success.
 
-    name: str  # short name, unique within the environment; tables have a column `fact_NAME`
-    kind: Literal["flag", "number"] = "number"  # true or false, or a number
-    per: Literal["step", "episode"] = "step"  # stored for every step, or only for the last one of an episode
-    unit: str = "1"  # unit such as "m" or "N"; "1" for a dimensionless value
-    optional: bool = False  # True if the number may be NaN, meaning that it is missing
+    Attributes:
+        name: Short name, unique within the environment; tables have a column `fact_NAME`.
+        kind: "flag" (true or false) or "number".
+        per: "step": stored for every step; "episode": stored only for the last step of an episode.
+        unit: Unit such as "m" or "N"; "1" for a dimensionless value.
+        optional: True if the number may be NaN, meaning that it is missing.
+    """
+
+    name: str
+    kind: Literal["flag", "number"] = "number"
+    per: Literal["step", "episode"] = "step"
+    unit: str = "1"
+    optional: bool = False
 
 
 NO_FACTS: Mapping[str, Array] = MappingProxyType({})
 
 
 class BatchStep(NamedTuple):
-    """Result of one control step in n rows."""
+    """Result of one control step in n rows.
 
-    observations: Array  # observations after the step, [n, O] float64
-    reward_terms: Mapping[str, Array]  # name -> [n] float64; the terms sum to the reward
-    terminated: Array  # [n] bool, True if the task ended the episode
-    truncated: Array  # [n] bool, True if the environment's own time limit ended the episode
-    facts: Mapping[str, Array] = NO_FACTS  # name -> [n] bool or float64; includes all declared facts at every step
+    Attributes:
+        observations: Observations after the step, [n, O] float64.
+        reward_terms: Name -> [n] float64; the terms sum to the reward.
+        terminated: [n] bool, True if the task ended the episode.
+        truncated: [n] bool, True if the environment's own time limit ended the episode.
+        facts: Name -> [n] bool or float64; includes all declared facts at every step.
+    """
+
+    observations: Array
+    reward_terms: Mapping[str, Array]
+    terminated: Array
+    truncated: Array
+    facts: Mapping[str, Array] = NO_FACTS
 
 
 class BatchEnv(Protocol):
     """Interface for N rows of an environment, each with its own task and episode, that are stepped together.
 
     A row's results depend only on its task, seed and actions, not on N, the row's index, other rows or threads.
+
+    Attributes:
+        num_rows: Number of rows N.
+        observation_size: Observation size O.
+        action_size: Action size A.
     """
 
-    num_rows: int  # number of rows N
-    observation_size: int  # observation size O
-    action_size: int  # action size A
+    num_rows: int
+    observation_size: int
+    action_size: int
 
     def reset(self, tasks: Array, seeds: Array) -> Array:
         """Start an episode in every row and return the first observations [N, O].
@@ -93,9 +125,13 @@ class BatchEnv(Protocol):
 
 
 class RowBatch(BatchEnv):
-    """Base class of batches for environments whose rules are defined for any number of rows."""
+    """Base class of batches for environments whose rules are defined for any number of rows.
 
-    tasks: Array  # task of each row, [N, P]
+    Attributes:
+        tasks: Task of each row, [N, P].
+    """
+
+    tasks: Array
 
     def take(self, tasks: Array) -> None:
         """Set the tasks of all rows, effective from the next `step`."""

@@ -19,16 +19,23 @@ from metaloom.pipeline.types import Array
 class Classes:
     """A partition of tasks into C classes by some of the task fields; see `nearest` and `bins`.
 
-    Raises ValueError if the arguments are inconsistent.
+    Attributes:
+        fields: Names of the task fields that determine the class.
+        names: Class names, in order.
+        centers: One point per class, with one value per field. A task belongs to the class with the nearest point, the
+            first one in a tie. Empty if `edges` is used.
+        edges: Increasing bounds of a single field: class c contains edges[c - 1] <= x < edges[c]; both ends are open.
+        held_out: Names of classes whose tasks are all held out.
+
+    Raises:
+        ValueError: the arguments are inconsistent.
     """
 
-    fields: tuple[str, ...]  # names of the task fields that determine the class
-    names: tuple[str, ...]  # of the classes, in order
-    # Either one point per class with a value per field, of which the nearest wins, or the first one in a tie;
+    fields: tuple[str, ...]
+    names: tuple[str, ...]
     centers: tuple[tuple[float, ...], ...] = ()
-    # or increasing bounds of a single field: class c contains edges[c - 1] <= x < edges[c]; both ends are open.
     edges: tuple[float, ...] = ()
-    held_out: tuple[str, ...] = ()  # names of classes whose tasks are all held out
+    held_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if problem := self._problem():

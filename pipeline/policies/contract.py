@@ -19,9 +19,13 @@ if TYPE_CHECKING:
 
 
 class Policy(ABC):
-    """Base class of policies, which are functions of explicit parameters."""
+    """Base class of policies, which are functions of explicit parameters.
 
-    network: Network  # network whose outputs parameterize the distributions
+    Attributes:
+        network: Network whose outputs parameterize the distributions.
+    """
+
+    network: Network
 
     @abstractmethod
     def __init__(self, spaces: Spaces, config: PolicyConfig) -> None: ...

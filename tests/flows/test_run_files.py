@@ -297,7 +297,7 @@ class TestList:
 
     @pytest.mark.usefixtures("several")
     def test_filters_and_orders(self, capsys):
-        today = datetime.now().strftime("%Y-%m-%d")
+        yesterday = (datetime.now() - timedelta(days=1)).strftime("%Y-%m-%d")  # the runs may be from before midnight
         tomorrow = (datetime.now(UTC) + timedelta(days=2)).strftime("%Y-%m-%dT%H:%M")
         expected = {
             "": ["second", "first", "third"],
@@ -312,7 +312,7 @@ class TestList:
             "--env point-corner --limit 1": ["second"],
             "--env ant-dir": [],
             "--since 30m --sort name": ["first", "second"],
-            f"--since {today} --sort name": ["first", "second"],
+            f"--since {yesterday} --sort name": ["first", "second"],
             f"--since {tomorrow}": [],
         }
         assert {words: self.names(words, capsys) for words in expected} == expected

@@ -54,6 +54,12 @@ class Actor(ABC):
 
     An actor draws each task's random numbers for all steps in advance, so that the end of one episode does not affect
     the others.
+
+    Attributes:
+        actions: [T, B * E, ...], actions so far.
+        behavior_by_step: Parameters of the behavior policy at each step so far: name -> [T, B * E, ...] float32.
+        behavior_by_task: Parameters of the behavior policy that are constant over steps: name -> [B, ...] float32, or
+            [B, E, ...] if episodes differ.
     """
 
     def __init__(self, setup: ActorSetup) -> None:
