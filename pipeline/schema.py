@@ -176,7 +176,7 @@ class ByName(Generic[S]):
             return self._findable(value)
         given = {"name": value} if isinstance(value, str) else value
         if not isinstance(given, Mapping) or not isinstance(name := given.get("name", self.default), str):
-            raise ConfigError(f"required the name of {a_or_an(self.plugins.kind)}, or a mapping that contains a name")
+            raise ConfigError(f"expected the name of {a_or_an(self.plugins.kind)}, or a mapping that contains a name")
         try:
             found = self.plugins.find(name, self.base)
             names = get_args(found.model_fields["name"].annotation)

@@ -138,7 +138,7 @@ class _Check:
         except ConfigError:
             raise
         except Exception as problem:
-            required = ON_DEVICE if asks_for_gpu(problem) else "required a result (the call used random parameters)"
+            required = ON_DEVICE if asks_for_gpu(problem) else "return a result (the call used random parameters)"
             raise ConfigError(
                 f"policy.name: `{what}` of {self._name} raised {type(problem).__name__}: {problem}; {required}"
             ) from problem
@@ -238,8 +238,8 @@ def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:
         raise ConfigError(f"policy.name: {problem}") from problem
     except Exception as problem:
         raise ConfigError(
-            f"policy.name: {config.name}(spaces, config) raised {type(problem).__name__}: {problem}; required a class "
-            "whose constructor takes the environment's Spaces and the PolicyConfig"
+            f"policy.name: {config.name}(spaces, config) raised {type(problem).__name__}: {problem}; its "
+            "constructor must take the environment's Spaces and the PolicyConfig"
         ) from problem
 
 

@@ -63,7 +63,7 @@ def fork_run(
     """Create a run that shares the iterations before `iteration` of another run and continues with a new configuration.
 
     Files are shared by hard links, so they survive thinning or deletion of the parent. Outputs thinned in the parent
-    are thinned in the fork. The parent may still be written. Other arguments and errors are as for `create_run`.
+    are thinned in the fork. The parent may still be written. Other arguments and errors are as in `create_run`.
 
     Raises:
         StageMissing: the parent has fewer complete iterations.
@@ -90,7 +90,7 @@ def fork_run(
             except (FileNotFoundError, DamagedRun):
                 if parent.files.segments.names() == known:
                     raise
-                # Packed meanwhile: the files to link have moved.
+                # Packed in the meantime: the files to link have moved.
                 parent.files.segments.all(refresh=True)
     return Fork(path, iteration, *links.shared, *links.copied)
 
@@ -197,7 +197,7 @@ def _share_sessions(root: Path, links: "_Links") -> None:
         name = f"{session._replace(closed=True)}/session.json"
         try:
             links.share(f"_sessions/{session}/session.json", f"_sessions/{name}")
-        except FileNotFoundError:  # it was closed meanwhile
+        except FileNotFoundError:  # it was closed in the meantime
             links.share(f"_sessions/{name}", f"_sessions/{name}")
 
 
@@ -234,7 +234,7 @@ def _share_outputs(
             except FileNotFoundError:
                 if not parent.files.is_thinned(record):
                     raise damaged(parent.path / file.path, "is missing") from None
-                _share_markers(parent, {record.ref.iteration}, links)  # thinned meanwhile
+                _share_markers(parent, {record.ref.iteration}, links)  # thinned in the meantime
 
 
 def _share_segment(parent: Run, segment: Segment, links: "_Links") -> None:

@@ -110,7 +110,7 @@ def test_classes_are_drawn_evenly_from_finitely_many_tasks_alone():
     assert evaluation_tasks(asked, Fixed(), 1).params.tolist() == [[1.0], [2.0], [3.0]]
     even = config(evaluation={"evenly_by": "velocity"})
     env = make_env(even.env)
-    with pytest.raises(EnvError, match="drawn from a distribution; required a finite set"):
+    with pytest.raises(EnvError, match="drawn from a distribution; it needs a finite set"):
         evaluation_tasks(even, env, 1)
 
 

@@ -96,7 +96,7 @@ def test_a_metric_that_no_batch_has_is_refused_with_those_that_it_has():
         stop.require_metric({"success_rate", "energy"})
     StoppingConfig(metric="step_0.energy", at_most=1).require_metric({"success_rate", "energy"})
     last = {"step_1.min_return": 1.0, "step_0.min_return": 0.0, "env_steps": 3.0}
-    with pytest.raises(ConfigError, match=r"required a metric of the run: step_0\.min_return, step_1\.min_return$"):
+    with pytest.raises(ConfigError, match=r"the run has step_0\.min_return, step_1\.min_return$"):
         stop.met([last])
 
 
