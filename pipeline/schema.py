@@ -197,7 +197,7 @@ class ByName(Generic[S]):
         found = self.plugins.find(name, self.base)
         if found is not type(value):
             raise ConfigError(
-                f"found an object of {path_of(type(value))} whose name is {name!r}, which stands for {path_of(found)}; "
+                f"the name of an object of {path_of(type(value))} is {name!r}, which stands for {path_of(found)}; "
                 "remove the field name from your class"
             )
         return value if given else value.model_copy(update={"name": name})

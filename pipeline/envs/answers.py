@@ -169,7 +169,7 @@ def declared_facts(env: gymnasium.Env[Any, Any]) -> tuple[Fact, ...]:
             )
         if fact.kind == "number" and fact.name in _TAKEN:
             raise EnvError(
-                f"{where}: found the number {fact.name}, but every run already has the metric average_{fact.name}; "
+                f"{where} has the number {fact.name}, but every run already has the metric average_{fact.name}; "
                 "choose another name"
             )
     return facts

@@ -127,9 +127,9 @@ class _Check:
         found = self._log_prob(rebuilt, actions, "log_prob of `recorded`")
         if not torch.allclose(found, log_prob, rtol=1e-3, atol=1e-3):
             self._refuse(
-                f"rebuilds distributions in `recorded` that differ from those it acted with: log_prob {found[0]:g} "
-                f"where it was {log_prob[0]:g}, so likelihood ratios would not start at 1",
-                "that recorded(distribution.parameters()) is the distribution",
+                f"rebuilds other distributions in `recorded` than it acted with (log_prob is {found[0]:g} but was "
+                f"{log_prob[0]:g}), so likelihood ratios would not start at 1",
+                "recorded(distribution.parameters()) equal to the distribution",
             )
 
     def _call(self, what: str, call: Callable[[], T]) -> T:

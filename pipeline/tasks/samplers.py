@@ -138,7 +138,7 @@ def balanced_draw(
             return np.stack(kept)
     rare = [classes.names[c] for c, missing in left.items() if missing]
     raise EnvError(
-        f"{source}: found too few tasks of the class {rare[0]!r} among {_BALANCED_ATTEMPTS * num_tasks} draws; "
+        f"{source}: too few tasks of the class {rare[0]!r} among {_BALANCED_ATTEMPTS * num_tasks} draws; "
         "every class must occur; otherwise, use task_sampling=uniform"
     )
 

@@ -175,7 +175,7 @@ def test_a_metric_stops_where_it_reaches_its_bound():
 
 def test_a_stop_by_a_metric_that_there_will_not_be_is_refused_before_the_run_begins(tmp_path):
     config = metaloom.build_config(settings(stop={"metric": "sucess_rate", "at_least": 0.9}))
-    with pytest.raises(ConfigError, match=r"found 'sucess_rate'.*did you mean success_rate\?"):
+    with pytest.raises(ConfigError, match=r"unknown metric 'sucess_rate'.*did you mean success_rate\?"):
         metaloom.train(config, tmp_path / "run", backend=HERE)
     assert not (tmp_path / "run").exists()
 

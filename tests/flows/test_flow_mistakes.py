@@ -694,7 +694,7 @@ STRUCTURAL = {
         r"parameter mean_\S+: found nothing; required \[B, 2, 8\]",
     ),
     "initialize of a wrong shape": (of("InitializesShorter"), r"parameter log_std: found \(1, 1\); required \[B, 2\]"),
-    "recorded that lies": ({"policy": "own_flow:Lying"}, "ratios would not start at 1; required that recorded"),
+    "recorded that lies": ({"policy": "own_flow:Lying"}, "ratios would not start at 1; required recorded"),
     "log_prob with an action axis": (
         {"policy": "own_flow:KeepsAxisPolicy"},
         r"for actions \(4, 2\); required \(4,\): sum ov",
@@ -722,7 +722,7 @@ STRUCTURAL = {
     ),
     "an unknown producer": (
         of("UnknownProducer"),
-        r"own is this_step\(adpat\), but there is no stage adpat; required one of",
+        r"own is this_step\(adpat\), but there is no stage adpat; use one of",
     ),
     "an input from the future": (
         of("NoSuchStep"),
@@ -736,7 +736,7 @@ STRUCTURAL = {
         of("Group"),
         "halve has the group 'samples_{step}', which holds process_samples; required a",
     ),
-    "an argument of another name": (of("ArgumentName"), "reads sample, but .*halve has .* samples; required the same"),
+    "an argument of another name": (of("ArgumentName"), "reads sample, but .*halve has .* samples; they must match"),
     "a stage that never runs": (
         {"algorithm": {"name": "own_flow:Beside", "inner_steps": 0}},
         r"halve runs k = 0 ... K-1, but own_flow:Beside.adaptation_steps, which is K, is 0, .*; required 1 or more, or",

@@ -107,7 +107,7 @@ def test_a_worker_gives_the_digests_of_this_process(tmp_path, digests):
         ),
         (
             ("rl2", "env=pixels:Catch", "policy.encoder=mlp"),
-            r"policy.encoder is mlp, but .* required policy.encoder=cnn",
+            r"policy.encoder is mlp, but .* use policy.encoder=cnn",
         ),
         (("rl2-bandit", "policy.encoder=cnn"), r"policy.encoder is cnn, but observations have the shape \(1,\)"),
         (("rl2-bandit", "policy.encoder=gru"), "policy.encoder: found gru; required cnn, mlp, or module:Class"),

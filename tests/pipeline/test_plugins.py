@@ -167,7 +167,7 @@ class OfATest(AlgorithmSettings):
         ),
         (
             "import nowhere",
-            "raised ModuleNotFoundError in .*broken_plugins.py, line 1: No module named 'nowhere'; requ",
+            "raised ModuleNotFoundError in .*broken_plugins.py, line 1: No module named 'nowhere'; the",
         ),
         ("def", r"raised SyntaxError: .*\(broken_plugins.py, line 1\); the module must be importable"),
         (
@@ -199,7 +199,7 @@ def test_an_object_that_no_other_process_would_find_is_refused(monkeypatch):
 def test_a_subclass_that_kept_a_built_in_name_would_be_replayed_as_another_and_is_refused():
     promp = load(ALGORITHMS.path("promp"))
     mine = type("Mine", (promp,), {"__module__": "own_plugins", "__annotations__": {"name": str}, "name": "promp"})
-    with pytest.raises(ConfigError, match=r"whose name is 'promp', which stands for .*:ProMP; remove the field name"):
+    with pytest.raises(ConfigError, match=r"is 'promp', which stands for .*:ProMP; remove the field name"):
         build_config(settings(algorithm=mine()))
 
 

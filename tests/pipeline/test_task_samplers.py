@@ -158,7 +158,7 @@ def test_a_balanced_draw_takes_draws_in_their_order_until_each_class_is_full():
 
 
 def test_a_class_that_never_comes_up_is_named():
-    with pytest.raises(EnvError, match=r"Env: found too few tasks of the class 'two' among 3000 draws"):
+    with pytest.raises(EnvError, match=r"Env: too few tasks of the class 'two' among 3000 draws"):
         balanced_draw(KINDS, FIELDS, 3, rng(), lambda n: np.array([[0, 0.1], [1, 0.2], [1, 0.3]]), "Env")
 
 

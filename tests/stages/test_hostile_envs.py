@@ -88,7 +88,7 @@ BEFORE_A_STEP = {
     "raise_in_reset": ("reset", "Hostile.reset raised ValueError: no start found"),
     "nan_in_reset": ("reset", "found nan at index 0 of the observation"),
     "reset_without_info": ("reset", "required numbers of shape (2,)"),
-    "new_space_per_task": ("reset", "required the same in all tasks"),
+    "new_space_per_task": ("reset", "must be the same in all tasks"),
 }
 
 

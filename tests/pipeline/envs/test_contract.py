@@ -391,7 +391,7 @@ def test_a_base_class_after_meta_env_keeps_its_rules_and_old_names_are_refused()
     assert (observation == plain.reset(seed=1)[0]).all()
     assert (env.step(1)[0] == plain.step(1)[0]).all()
     assert env.batch(2, 1) is None
-    with pytest.raises(EnvError, match="Late lists MetaEnv before PointRobot; required PointRobot first"):
+    with pytest.raises(EnvError, match="Late lists MetaEnv before PointRobot; list PointRobot first"):
         type("Late", (MetaEnv, PointRobot), {})
     with pytest.raises(EnvError, match="Varied defines vary_model, which is no longer called; override `prepare_mod"):
         type("Varied", (RandomDynamics,), {"vary_model": print})
