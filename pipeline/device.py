@@ -24,5 +24,5 @@ def asks_for_gpu(problem: Exception) -> bool:
     return any(words in str(problem) for words in ("CUDA", "cuda", "NVIDIA"))
 
 
-ON_DEVICE = "required tensors on the device of its inputs, as in torch.zeros(..., device=inputs.device)"
+ON_DEVICE = "create tensors on the device of its inputs, as in torch.zeros(..., device=inputs.device)"
 """Advice for networks and policies that request a GPU, although they act on the CPU."""

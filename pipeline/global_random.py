@@ -46,7 +46,7 @@ class Draw(NamedTuple):
         cure = "self.np_random, which reset(seed=...) seeds" if self.in_env else _CURE
         return (
             f"{self.where} drew from the global generator of {self.generator}, whose state is shared with all other "
-            f"code; required draws from {cure}{_CURE_OF_TORCH if self.generator == 'torch' else ''}"
+            f"code; draw from {cure}{_CURE_OF_TORCH if self.generator == 'torch' else ''}"
         )
 
 

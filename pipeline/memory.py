@@ -23,9 +23,9 @@ def require_room(shapes: Mapping[str, tuple[int, ...]], *, setting: str) -> None
     if needed > (memory := machine_memory()):
         largest = max(shapes, key=lambda name: math.prod(shapes[name]))
         raise ConfigError(
-            f"{setting}: found a network whose training takes at least {needed / 1e9:,.1f} GB of memory ({largest} has "
-            f"the shape {shapes[largest]}); required one that fits into this machine's {memory / 1e9:,.1f} GB: make "
-            "its layers smaller"
+            f"{setting}: training this network takes at least {needed / 1e9:,.1f} GB of memory ({largest} has "
+            f"the shape {shapes[largest]}), but this machine has {memory / 1e9:,.1f} GB; "
+            "make its layers smaller"
         )
 
 

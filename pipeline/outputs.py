@@ -85,23 +85,23 @@ class OutputField:
     def problems(self) -> Iterator[str]:
         """Yield the field's problems, each worded to follow the field's name in a message."""
         if not _FIELD.fullmatch(self.name) or keyword.iskeyword(self.name) or self.name in _TAKEN:
-            yield f"is not a valid array name; required letters, digits and _, and none of {', '.join(_TAKEN)}"
+            yield f"is not a valid array name; use letters, digits and _, and none of {', '.join(_TAKEN)}"
         if self.dtype not in DTYPES:
             yield f"has entries of dtype {self.dtype}; required one of {', '.join(DTYPES)}, as in NDArray[np.float32]"
         if not self.description.strip():
-            yield f"does not describe its entries; required a few words, as in {_EXAMPLE}"
+            yield f"does not describe its entries; add a few words, as in {_EXAMPLE}"
         for axis in self.dims:
             if not _AXIS.fullmatch(axis):
                 yield (
-                    f"has the axis {axis!r}; required letters of {' '.join(LETTERS)}, or new names in lowercase "
+                    f"has the axis {axis!r}; use letters of {' '.join(LETTERS)}, or new names in lowercase "
                     f"letters, with {REST} only at the end"
                 )
             elif axis in _TAKEN:
                 yield f"has the axis {axis!r}, which every output already has; choose another name"
         if len({*self.dims}) < len(self.dims):
-            yield f"has an axis twice: {' '.join(self.dims)}; required different names"
+            yield f"has an axis twice: {' '.join(self.dims)}; axes must have different names"
         elif "task" in self.dims[1:]:
-            yield f"has the axes {' '.join(self.dims)}; required task (B) as the first one, as in all batches"
+            yield f"has the axes {' '.join(self.dims)}; task (B) must be the first, as in all batches"
 
     def problem_of(self, name: str, value: object, sizes: dict[str, int]) -> str | None:
         """Return a message that says why an array does not match the field, or None if it does.
@@ -140,7 +140,7 @@ class OutputSchema:
             raise OutputError(f"{_name_of(declared)} is not a dataclass of arrays")
         if not cast(Any, declared).__dataclass_params__.frozen:
             raise OutputError(
-                f"{_name_of(declared)} is mutable; required @dataclass(frozen=True), because other stages read it"
+                f"{_name_of(declared)} is mutable; use @dataclass(frozen=True), because other stages read it"
             )
         try:
             hints = get_type_hints(declared, include_extras=True)
@@ -166,15 +166,15 @@ class OutputSchema:
         """Return the schema, or raise OutputError if outputs of this schema cannot be stored."""
         problems = [f"{self.name}.{f.name} {problem}" for f in self.fields for problem in f.problems()]
         if not _FIELD.fullmatch(self.name) or keyword.iskeyword(self.name):
-            problems.append(f"{self.name!r} is not a valid name of an output; required letters, digits and _")
+            problems.append(f"{self.name!r} is not a valid name of an output; use letters, digits and _")
         if not self.fields:
-            problems.append(f"{self.name} has no fields; required at least one array")
+            problems.append(f"{self.name} has no fields; declare at least one array")
         names = [f.name.casefold() for f in self.fields]
         if len({*names}) < len(names):
-            problems.append(f"{self.name} has names that differ only in case; required different ones")
+            problems.append(f"{self.name} has names that differ only in case; use names that differ otherwise too")
         axes = {axis for f in self.fields for axis in f.dims}
         problems += [
-            f"{self.name}.{f.name} has the name of an axis; required another one" for f in self.fields if f.name in axes
+            f"{self.name}.{f.name} has the name of an axis; choose another name" for f in self.fields if f.name in axes
         ]
         if problems:
             raise OutputError("; ".join(problems))
@@ -237,7 +237,7 @@ def _field_of(declared: type[Any], name: str, hint: object, *, init: bool) -> Ou
     args = cast(Sequence[Any], get_args(hint) if get_origin(hint) is Annotated else ())
     axes = [found for found in args[1:] if isinstance(found, Axes)]
     if len(axes) != 1 or not init:
-        raise OutputError(f"{where} does not declare its axes and dtype; required {_EXAMPLE}")
+        raise OutputError(f"{where} does not declare its axes and dtype; use {_EXAMPLE}")
     inner, (about,) = cast(object, args[0]), axes
     mapping = isinstance(origin := get_origin(inner), type) and issubclass(origin, Mapping)
     if mapping:

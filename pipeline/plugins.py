@@ -134,24 +134,24 @@ def _not_found(path: str, problem: BaseException) -> str:
 def _raised(path: str, problem: BaseException) -> str:
     """Describe the error that a module raised on import, with the innermost line outside libraries."""
     if isinstance(problem, ConfigError):  # the message already describes incompatible stages
-        return f"found {path!r}, whose module cannot be imported: {problem}"
+        return f"the module of {path!r} cannot be imported: {problem}"
     if isinstance(problem, ImportError) and "metaloom.flows.graph" in str(problem):
         return (
-            f"found {path!r}, written for the graphs of an earlier version ({problem}); required stages and named "
-            "edges, from metaloom.pipeline.dataflow, metaloom.stages and metaloom.stages.graphs: see docs/dataflows.md"
+            f"{path!r} was written for the graphs of an earlier version ({problem}); use stages and named "
+            "edges from metaloom.pipeline.dataflow, metaloom.stages and metaloom.stages.graphs: see docs/dataflows.md"
         )
     lines = reversed(traceback.extract_tb(problem.__traceback__))
     own = (f for f in lines if f.filename != __file__ and f.filename[0] != "<" and not is_installed(f.filename))
     at = next((f" in {f.filename}, line {f.lineno}" for f in own), "")
     return (
-        f"found {path!r}, whose module raised {type(problem).__name__}{at}: {problem}; required a module that can be "
-        "imported"
+        f"importing the module of {path!r} raised {type(problem).__name__}{at}: {problem}; the module must be "
+        "importable"
     )
 
 
 def _not_found_again(path: str) -> str:
     return (
-        f"found {path!r}, which exists only in this process, so the run could not be continued or replayed; required "
+        f"{path!r} exists only in this process, so the run could not be continued or replayed; use "
         "a class at the top level of a module that can be imported"
     )
 

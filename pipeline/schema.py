@@ -176,7 +176,7 @@ class ByName(Generic[S]):
             return self._findable(value)
         given = {"name": value} if isinstance(value, str) else value
         if not isinstance(given, Mapping) or not isinstance(name := given.get("name", self.default), str):
-            raise ConfigError(f"required the name of {a_or_an(self.plugins.kind)}, or a mapping that contains a name")
+            raise ConfigError(f"expected the name of {a_or_an(self.plugins.kind)}, or a mapping that contains a name")
         try:
             found = self.plugins.find(name, self.base)
             names = get_args(found.model_fields["name"].annotation)
@@ -197,7 +197,7 @@ class ByName(Generic[S]):
         found = self.plugins.find(name, self.base)
         if found is not type(value):
             raise ConfigError(
-                f"found an object of {path_of(type(value))} whose name is {name!r}, which stands for {path_of(found)}; "
+                f"the name of an object of {path_of(type(value))} is {name!r}, which stands for {path_of(found)}; "
                 "remove the field name from your class"
             )
         return value if given else value.model_copy(update={"name": name})

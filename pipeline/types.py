@@ -158,11 +158,11 @@ class EpisodeBatch(_OfTasks):
             )
         real = self.real
         if not real[:, :1].all():
-            raise BatchError("EpisodeBatch.lengths: a task has no episode; required at least one per task")
+            raise BatchError("EpisodeBatch.lengths: a task has no episode; every task needs at least one")
         if (real[:, 1:] & ~real[:, :-1]).any():
-            raise BatchError("EpisodeBatch.lengths: an empty slot comes before an episode; required empty slots last")
+            raise BatchError("EpisodeBatch.lengths: an empty slot comes before an episode; empty slots must come last")
         if ((self.terminated | self.truncated) & ~real).any():
-            raise BatchError("EpisodeBatch: an empty slot has terminated or truncated set; required neither")
+            raise BatchError("EpisodeBatch: an empty slot has terminated or truncated set; neither may be set")
 
     @property
     def each_episode(self) -> dict[str, Array]:
@@ -222,7 +222,7 @@ def fact_of_episodes(values: Array, lengths: Array) -> Array:
 
 @dataclass(frozen=True, repr=False)
 class Samples(_OfTasks):
-    """Quantities computed from a batch of episodes for learning; zero on padding.
+    """Quantities computed from a batch of episodes for learning; zero in the padding.
 
     Attributes:
         returns: [B, E, T] float32, discounted return from each step onward.
@@ -257,7 +257,7 @@ class Step(Shown):
     def __post_init__(self) -> None:
         found, required = self.samples.returns.shape, self.episodes.rewards.shape
         if found != required:
-            raise BatchError(f"Step has samples {[*found]} of episodes {[*required]}; required the same [B, E, T]")
+            raise BatchError(f"Step: samples have shape {[*found]} but episodes {[*required]}; they must match")
 
 
 @dataclass(frozen=True, repr=False)
@@ -271,7 +271,7 @@ class TaskParams(_OfTasks):
             _require(self, f"params[{name!r}]", value, np.float32, (None, *np.shape(value)[1:]))
         sizes = {name: len(value) for name, value in self.params.items()}
         if len(set(sizes.values())) > 1:
-            raise BatchError(f"TaskParams entries differ in their number of tasks: {sizes}; required one B for all")
+            raise BatchError(f"TaskParams entries differ in their number of tasks: {sizes}; all must have the same B")
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Send only one copy of parameters that all tasks share.
@@ -441,8 +441,8 @@ class Evaluation(Shown):
                 _require(self, f"{kind}_facts[{name!r}]", value, dtype, shape)
         if self.test_facts.keys() != self.adaptation_facts.keys():
             raise BatchError(
-                f"Evaluation.adaptation_facts has {sorted(self.adaptation_facts)}; required the names of test_facts, "
-                f"{sorted(self.test_facts)}"
+                f"Evaluation.adaptation_facts has {sorted(self.adaptation_facts)} but test_facts has "
+                f"{sorted(self.test_facts)}; the names must match"
             )
 
     @property

@@ -28,13 +28,13 @@ def no_steps() -> Params:
 def require_params(
     found: object, num_tasks: int, learner: Learner[Any, Any], what: str, like: TaskParams | None = None
 ) -> TaskParams:
-    """Return a learner's task parameters after checking that `num_tasks` tasks can act with them.
+    """Return a learner's task parameters after checking that they fit `num_tasks` tasks.
 
     Raises StageFault if they are not TaskParams, cover the wrong number of tasks, or lack a name or shape of `like`.
     The message names the function `what` that returned them.
     """
     said = f"{what} {_name(learner)} returned"
-    required = f"required TaskParams for {num_tasks} tasks, with the parameters that each task acts with"
+    required = f"required TaskParams for {num_tasks} tasks, with each task's policy parameters"
     if not isinstance(found, TaskParams):
         raise StageFault(f"{said} {type(found).__name__}; {required}")
     for name, value in found.params.items():

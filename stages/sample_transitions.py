@@ -119,7 +119,7 @@ def _require_rows(where: str, what: str, choices: dict[int, DrawableRows]) -> No
     if empty := [task for task, rows in choices.items() if not len(rows)]:
         raise ReplayError(
             f"{where}: the {what} of {len(empty)} of {len(choices)} tasks is empty, starting with task {empty[0]}; "
-            "required at least one transition per task. Fill it for every training task before the first update"
+            "every task needs at least one transition. Fill it for every training task before the first update"
         )
 
 

@@ -32,7 +32,7 @@ def update(
     """Compute the next learner from the drawn transitions, and the metrics of this iteration's episodes.
 
     Names of episode metrics end with the number of task inferences: 0 under the prior, 1 after inference. The initial
-    fill of the replay buffer counts only towards environment steps.
+    fill of the replay buffer counts only toward environment steps.
     """
     by_posterior: dict[int, list[EpisodeBatch]] = {}
     for batch, part in zip(episodes, plan_of(config).rounds, strict=True):

@@ -64,7 +64,7 @@ class Iteration(Shown):
         return [*super().__dir__(), *(stage.name for stage in self.run.stages.stages)]
 
     def output(self, stage: str, k: int = 0, *, task: Places = None) -> Any:
-        """Load the output of any stage, given the stage's or its group's name; `task` as for `rollouts`."""
+        """Load the output of any stage, given its or its group's name; `task` selects tasks as in `rollouts`."""
         return self.run.load(self.ref(stage, k), task=task)
 
     def shown(self) -> tuple[str, list[Row]]:
@@ -91,7 +91,7 @@ class Iteration(Shown):
         return self._load("rollouts", k, EpisodeBatch, task)
 
     def samples(self, k: int = 0, *, task: Places = None) -> Samples:
-        """Load the samples of inner step k computed by `process_samples`; `task` as for `rollouts`.
+        """Load the samples of inner step k computed by `process_samples`; `task` selects tasks as in `rollouts`.
 
         Warns if the iteration learned from samples that another stage computed.
         """
@@ -99,7 +99,7 @@ class Iteration(Shown):
         return self._load("samples", k, Samples, task)
 
     def adapted(self, k: int = 0, *, task: Places = None) -> TaskParams:
-        """Load each task's parameters after k + 1 inner steps; `task` as for `rollouts`."""
+        """Load each task's parameters after k + 1 inner steps; `task` selects tasks as in `rollouts`."""
         return self._load("adapted", k, TaskParams, task)
 
     def minibatches(self) -> Minibatches:
@@ -141,7 +141,7 @@ class Iteration(Shown):
     def xarray(self, k: int = 0, *, stage: str | None = None, task: Places = None) -> "xr.Dataset":
         """Read the tasks, episodes and samples of inner step k as a dataset with named axes and units.
 
-        With `stage`, read this stage's output instead of episodes and samples; `task` as for `rollouts`.
+        With `stage`, read this stage's output instead of episodes and samples; `task` selects tasks as in `rollouts`.
         """
         ref = self.ref(stage or "rollouts", k)
         chosen, samples = self.run.chosen_tasks(self.run.record(ref), task), self._in("samples", k)
@@ -420,7 +420,7 @@ def open_run(path: str | Path) -> Run:
 
 
 def run_exists(path: str | Path) -> bool:
-    """Return True if a folder or URL contains a run; raises StorageFailed if it cannot be read."""
+    """Return True if a folder or URL contains a run. Raises StorageFailed if it cannot be read."""
     folder = folder_of(path)
     follow(folder)
     with system_errors(folder, required="a folder that can be read", action="Check its permissions and its disk"):

@@ -173,7 +173,7 @@ class RunWriter:
     def describe(self, environment: Mapping[str, Any]) -> None:
         """Record this session's environment, as plain JSON data; see `Run.environment_of`.
 
-        Without a call, the environment given to `create_run` applies to the first session.
+        If this is never called, the first session uses the environment passed to `create_run`.
         """
         self.flush()
         with self._writing():
@@ -228,7 +228,7 @@ class RunWriter:
         self._queue.wait()
 
     def close(self) -> None:
-        """Publish queued outputs and end the session; raises pending errors."""
+        """Publish queued outputs and end the session. Raises pending errors."""
         if not self._closed:
             self._closed = True
             self._queue.stop()
@@ -349,12 +349,12 @@ class BackgroundQueue:
         self._thread.start()
 
     def submit(self, job: Output) -> None:
-        """Queue a job, blocking while the queue is full; raises the first error of an earlier job."""
+        """Queue a job, blocking while the queue is full. Raises the first error of an earlier job."""
         self.check()
         self._jobs.put(job)
 
     def wait(self) -> None:
-        """Wait until all jobs are done; raises the first error."""
+        """Wait until all jobs are done. Raises the first error."""
         self._jobs.join()
         self.check()
 
@@ -400,7 +400,7 @@ class Budget:
         self._warned = False
 
     def reserve(self, ref: StageRef, value: Value) -> None:
-        """Reserve an output's maximum size; raises BudgetReached if the limit does not allow it."""
+        """Reserve an output's maximum size. Raises BudgetReached if the limit does not allow it."""
         need = sum(array.nbytes for array in flatten(value).values()) + _BESIDES_ARRAYS
         if self._used + sum(self._reserved.values()) + need > self._limit:
             name = argument(self._root)

@@ -249,8 +249,8 @@ class AlgorithmSettings(PluginSettings, Settings):
                 if setup.device == "cuda" or not asks_for_gpu(problem):
                     raise
                 raise ConfigError(
-                    f"the constructor of {self.learner} asks for a GPU ({problem}); required tensors on setup.device, "
-                    f"which is {setup.device}, or --device cuda"
+                    f"the constructor of {self.learner} asks for a GPU ({problem}); create tensors on setup.device, "
+                    f"which is {setup.device}, or pass --device cuda"
                 ) from problem
         if self.kernel == "fused" and learner.kernel.name != "fused":
             raise ConfigError(
@@ -267,13 +267,13 @@ def _require_methods(learner: type[Any], name: str) -> None:
     """Raise ConfigError if a method of a learner class is missing, obsolete, or has the wrong parameters."""
     if hasattr(learner, "adapt_to_episodes"):
         raise ConfigError(
-            f"found {name} with a method adapt_to_episodes, which is no longer called: evaluations and trained "
-            "policies adapt through process and adapt, as training does; remove it"
+            f"{name} defines adapt_to_episodes, which is no longer called: evaluations and trained policies adapt "
+            "with process and adapt, as training does; remove this method"
         )
     contract = {method: signature(of) for method, of in vars(Learner).items() if callable(of) and method[0] != "_"}
     if missing := sorted(learner.__abstractmethods__):
         required = ", ".join(_as_called(method, contract[method]) for method in missing)
-        raise ConfigError(f"found {name} without the method {missing[0]}; required {required}")
+        raise ConfigError(f"{name} lacks the method {missing[0]}; define {required}")
     by_position = [Parameter(of, Parameter.POSITIONAL_OR_KEYWORD) for of in ("self", "settings", "setup")]
     for method, required in {"__init__": Signature(by_position), **contract}.items():
         given = [p for p in required.parameters.values() if p.kind != p.KEYWORD_ONLY]
@@ -282,7 +282,7 @@ def _require_methods(learner: type[Any], name: str) -> None:
             signature(getattr(learner, method)).bind(*given, **named)
         except TypeError as problem:
             raise ConfigError(
-                f"found {name}, whose {method} cannot be called by stages ({problem}); required "
+                f"stages cannot call {method} of {name} ({problem}); its signature must be "
                 f"{_as_called(method, required)}"
             ) from problem
 

@@ -21,7 +21,7 @@ class Baseline(ABC):
     def fit_predict(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Array:
-        """Fit the baseline to each task's targets and return its predictions, [B, E, T] float64, zero on padding.
+        """Fit the baseline to each task's targets and return its predictions, [B, E, T] float64, zero in the padding.
 
         Args:
             observations: Observations, [B, E, T, O].

@@ -42,7 +42,7 @@ class LinearTimeBaseline(Baseline):
         return {**(of_observation if O else {}), "time": coefficients[:, -4:-1], "constant": coefficients[:, -1:]}
 
     def _fit_task(self, observations: Array, targets: Array, mask: Array) -> tuple[Array, Array]:
-        """Return the features of all steps, [E · T, F], zero on padding, and their coefficients, [F]."""
+        """Return the features of all steps, [E · T, F], zero in the padding, and their coefficients, [F]."""
         features = self.features(observations)
         rows = features.reshape(-1, features.shape[-1])
         rows = rows if mask.all() else rows * mask.reshape(-1, 1)
@@ -89,8 +89,8 @@ def solve(gram: Array, moments: Array, regularization: float, *, setting: str) -
         if np.isfinite(coefficients).all():
             return coefficients
     raise BaselineError(
-        f"no finite fit of the baseline with regularization up to {regularization * 10 ** (MAX_FIT_ATTEMPTS - 1):g}; "
-        f"set {setting} higher"
+        f"the baseline has no finite fit with regularization up to {regularization * 10 ** (MAX_FIT_ATTEMPTS - 1):g}; "
+        f"raise {setting}"
     )
 
 

@@ -24,7 +24,7 @@ def load_config(path: Path) -> dict[str, Any]:
         kind = "TOML" if path.suffix == ".toml" else "YAML or JSON"
         raise ConfigError(f"{path}: cannot be read as {kind}: {error}") from None
     if not isinstance(settings, dict):
-        raise ConfigError(f"{path}: found {type(settings).__name__} at the top; required a mapping of RunConfig fields")
+        raise ConfigError(f"{path}: expected a mapping of RunConfig fields, got {type(settings).__name__}")
     return settings
 
 
@@ -39,10 +39,10 @@ def override(settings: Mapping[str, Any], assignments: Iterable[str]) -> dict[st
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not all(key.split(".")):
-            raise ConfigError(f"--set {assignment}: required KEY=VALUE, for example algorithm.inner_lr=0.05")
+            raise ConfigError(f"--set {assignment}: expected KEY=VALUE, for example algorithm.inner_lr=0.05")
         if lost := [earlier for earlier in done if earlier.startswith(f"{key}.")]:
             raise ConfigError(
-                f"--set {assignment}: replaces all of {key}, and so discards {lost[0]}; put it before that one"
+                f"--set {assignment}: this replaces all of {key} and discards {lost[0]}; put it before that option"
             )
         done.append(key)
         *sections, last = key.split(".")

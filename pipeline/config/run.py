@@ -180,7 +180,7 @@ def build_stored(settings: Mapping[str, Any]) -> RunConfig:
     """Build a stored run's RunConfig. Fields that its version did not have keep the old behavior; see build_config."""
     section = settings.get("algorithm")
     if not isinstance(section, dict) or "name" not in section:
-        raise ConfigError(f"algorithm: found {section!r}; required algorithm settings with a name")
+        raise ConfigError(f"algorithm: expected algorithm settings with a name, got {section!r}")
     if section["name"] in ALGORITHMS.builtin:
         section = {**ALGORITHMS.find(section["name"], AlgorithmSettings).before(), **section}
     env = {**EnvConfig.before(), **settings["env"]}

@@ -47,7 +47,7 @@ class EvaluationConfig(Settings):
     def _tasks_are_a_table(self) -> "EvaluationConfig":
         if not isinstance(self.tasks, str) and len({len(task) for task in self.tasks}) != 1:
             raise ValueError(
-                f"tasks has rows of lengths {sorted({len(task) for task in self.tasks})}; required equal lengths"
+                f"tasks must be one or more rows of equal length; found {sorted({len(task) for task in self.tasks})}"
             )
         if self.task_sampling == "balanced" and self.evenly_by is not None:
             raise ValueError(f"task_sampling is balanced but evenly_by is {self.evenly_by}; remove one of them")
@@ -174,7 +174,7 @@ class StoppingConfig(Settings):
         # Compare without the `step_k.` prefix.
         if self.metric is not None and _IN_STEP.sub("", self.metric) not in names:
             raise ConfigError(
-                f"stop.metric: found {self.metric!r}; required a metric of the run's episodes: "
+                f"stop.metric: unknown metric {self.metric!r}; use a metric of the run's episodes: "
                 f"{', '.join(sorted(names))}{suggestion(self.metric, names)}"
             )
 
@@ -183,7 +183,7 @@ class StoppingConfig(Settings):
         name = self.metric if _IN_STEP.match(self.metric) else f"step_{_last_step(metrics)}.{self.metric}"
         if name not in metrics:
             known = sorted(key for key in metrics if _IN_STEP.match(key))
-            raise ConfigError(f"stop.metric: found {self.metric!r}; required a metric of the run: {', '.join(known)}")
+            raise ConfigError(f"stop.metric: unknown metric {self.metric!r}; the run has {', '.join(known)}")
         return metrics[name]
 
     def _return(self, metrics: Metrics) -> float:

@@ -70,7 +70,7 @@ def _written_in(path: str) -> tuple[str, Path | None]:
         return module, None
     if file is not None and not Path(file).is_file():
         raise ConfigError(
-            f"found no {file}, from which {path} was imported earlier; a run records the digest of this file, so "
+            f"{file}, from which {path} was imported, no longer exists; a run records the digest of this file, so "
             "restore it or restart Python"
         )
     return module, None if file is None else Path(file).resolve()

@@ -44,7 +44,7 @@ def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _refuse_repeated(keys: list[str]) -> None:
     if len(set(keys)) < len(keys):
         repeated = max(keys, key=keys.count)
-        raise ValueError(f"found the key {repeated!r} twice in one mapping; required unique keys")
+        raise ValueError(f"the key {repeated!r} appears twice in one mapping; keys must be unique")
 
 
 _MOST_VALUES = 100_000

@@ -86,15 +86,13 @@ def since_start(*stages: Stage | str) -> Edge:
 
 def _span(word: Word, stages: tuple[Stage | str, ...]) -> Edge:
     if not stages:
-        raise GraphError(f"found {word}() without a stage; name the stages whose outputs are read")
+        raise GraphError(f"{word}() needs at least one stage; name the stages whose outputs it reads")
     return Edge(word, tuple(map(_name, stages)))
 
 
 def _name(stage: Any) -> str:
     if not isinstance(stage, Stage | str):
-        raise GraphError(
-            f"found an edge from {stage!r}; required a stage, or the name of one, as in this_step('adapt')"
-        )
+        raise GraphError(f"an edge must come from a stage or the name of one, as in this_step('adapt'); got {stage!r}")
     return stage if isinstance(stage, str) else stage.name
 
 

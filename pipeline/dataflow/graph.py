@@ -129,10 +129,10 @@ class Graph:
 
     @cached_property
     def adaptation(self) -> tuple[Stage, Stage] | None:
-        """The stage that collects adaptation episodes, and the stage whose output tasks act with in the next step.
+        """Two stages: one collects adaptation episodes, one outputs the policy parameters for the next inner step.
 
-        None for a graph without adaptation. Raises GraphError if tasks act with an output that is computed before the
-        episodes in the same step.
+        None for a graph without adaptation. Raises GraphError if the policy parameters are computed before the episodes
+        in the same step.
         """
         for stage in self.stages:
             for edge in map(self.edges.__getitem__, stage.edges.values() if self._collects(stage) else ()):
@@ -141,7 +141,7 @@ class Graph:
                 for name, found in self.sources(edge):
                     if found.word == "this_step" and self[name].output is TaskParams and self[name].stepped:
                         raise GraphError(
-                            f"graph {self.name}: {stage.name} acts with the output of {name} in the same inner step, "
+                            f"graph {self.name}: {stage.name} acts on parameters from {name} in the same inner step, "
                             "which evaluations and trained policies cannot compute; use an edge last_step(...) from "
                             "the stage that ends an inner step"
                         )
@@ -149,7 +149,7 @@ class Graph:
 
     @cached_property
     def adapting(self) -> tuple[Stage, ...]:
-        """The stages of one adaptation step, in order, ending with the stage whose output tasks act with next."""
+        """The stages of one adaptation step, in order; the last outputs the policy parameters of the next."""
         needed: set[str] = set()
         waiting = [] if self.adaptation is None else [self.adaptation[1]]
         while waiting:
@@ -170,7 +170,7 @@ class Graph:
     ) -> Mapping[str, StageRef | tuple[StageRef, ...] | None]:
         """Return a stage's inputs in adaptation step k after training.
 
-        References use iteration 0, in which every stage has every step. None stands for the output that tasks act with.
+        References use iteration 0, in which every stage has every step. None stands for the policy parameters.
         Raises GraphError if the stage reads an output that exists only during training.
         """
         assert self.adaptation is not None, "only such a graph has stages that adapt"
@@ -190,9 +190,9 @@ class Graph:
             elif not stage.inputs[name]:
                 raise GraphError(
                     f"graph {self.name}: {stage.name} reads {name} from {edge} = {self.edges[edge]}, which exists in "
-                    "training only, but evaluations and trained policies adapt by this stage too; required the "
-                    "learner, episodes, the output of the last adaptation, outputs of such stages in the same step, "
-                    f"or a default of {name} in the stage's function"
+                    "training only. Evaluations and trained policies adapt with this stage too, so it can only read "
+                    "the learner, episodes, the output of the last adaptation, and outputs of such stages in the same "
+                    f"step; read one of these, or give {name} a default in the stage's function"
                 )
         return found
 
@@ -221,7 +221,7 @@ class Graph:
             raise GraphError(
                 f"graph {self.name}: {stage.name} gives {stage.output.__name__} {stage.per.words!r}, but the edge "
                 f"{gives} comes from {source.name}, which gives {source.output.__name__} {source.per.words!r}; "
-                "required the same; omit `gives` to add a separate edge"
+                "both must be the same; omit `gives` to add a separate edge"
             )
         moved = [name for name, edge in self.edges.items() if source.name in edge.stages]
         kept = {name: f"{name} of {source.name}" for name in moved if name in stage.edges.values()}
@@ -267,7 +267,7 @@ class Graph:
     def _known(self, stage: Stage | str) -> Stage:
         name = stage.name if isinstance(stage, Stage) else str(stage)
         if name not in self:
-            raise GraphError(f"graph {self.name}: found no stage {name}; required {_one_of(self._by_name, name)}")
+            raise GraphError(f"graph {self.name}: there is no stage {name}; use {_one_of(self._by_name, name)}")
         return self[name]
 
     def _resolved(self, edge: Edge, config: RunConfig, i: int, k: int, *, training: bool = True) -> Input | None:
@@ -313,33 +313,33 @@ class Graph:
                 links.append(links[-1].first)
             if unknown := [source for link in links for source in link.stages if source not in self]:
                 yield (
-                    f"the edge {name} is {edge}, but there is no stage {unknown[0]}; required "
+                    f"the edge {name} is {edge}, but there is no stage {unknown[0]}; use "
                     f"{_one_of(self._by_name, unknown[0])}"
                 )
             seen, first = {name}, links[-1].first
             while isinstance(first, str):
                 if first in seen or first not in self.edges:
                     others = [name for name in self.edges if name not in seen]
-                    yield f"the edge {name} is {edge}; required as its first edge {_one_of(others, first)}"
+                    yield f"the edge {name} is {edge}; its first edge must be {_one_of(others, first)}"
                     break
                 seen, first = {*seen, first}, self.edges[first].first
         for name, make in self.shared.items():
             if name in TOOLS:
-                yield f"shared has {name}, the name of a tool; required another name"
+                yield f"shared has {name}, which is the name of a tool; choose another name"
             elif not callable(make):  # pyright: ignore[reportUnnecessaryComparison]
-                yield f"shared has {name} = {make!r}; required a function that makes it, such as dict"
+                yield f"shared has {name} = {make!r}; it must be a function that makes the value, such as dict"
             elif unknown := [tool for tool in tools_of(make) if tool not in {**TOOLS, **self.shared} or tool == "at"]:
-                yield f"shared has {name}, whose function takes {unknown[0]}; required names of tools other than at"
+                yield f"shared has {name}, whose function takes {unknown[0]}; it can only take tools other than at"
         for stage in self.stages:
             for of, edge in stage.edges.items():
                 if edge not in self.edges:
                     yield (
-                        f"stage {stage.name} reads {of} from the edge {edge}, which does not exist; required "
-                        f"{_one_of(self.edges, edge)}, or a new one: graph.edge({edge}=...)"
+                        f"stage {stage.name} reads {of} from the edge {edge}, which does not exist; use "
+                        f"{_one_of(self.edges, edge)}, or add one: graph.edge({edge}=...)"
                     )
             if unknown := [tool for tool in stage.tools if tool not in {**TOOLS, **self.shared}]:
                 yield (
-                    f"stage {stage.name}: its function takes {unknown[0]}, which is not a tool; required one of "
+                    f"stage {stage.name}: its function takes {unknown[0]}, which is not a tool; use one of "
                     f"{', '.join([*TOOLS, *self.shared])}, or, for an input, a keyword-only parameter"
                 )
 

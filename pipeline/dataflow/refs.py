@@ -82,8 +82,8 @@ class Span:
     def __post_init__(self) -> None:
         if not self.stages or not 0 <= self.first <= self.last:
             raise ValueError(
-                f"Span has the stages {self.stages} and iterations {self.first} to {self.last}; required one stage or "
-                "more, and iterations in order"
+                f"Span has the stages {self.stages} and iterations {self.first} to {self.last}; it needs one stage or "
+                "more, and iterations in ascending order"
             )
 
     def __str__(self) -> str:

@@ -141,19 +141,19 @@ class Stage:
     def __post_init__(self) -> None:
         # Earlier versions took the name as the first argument.
         if not callable(self.run) or isinstance(self.run, Stage):  # pyright: ignore[reportUnnecessaryComparison]
-            raise GraphError(f"found the stage {self.run!r} without a function; required Stage(function, per, ...)")
+            raise GraphError(f"{self.run!r} is not a function, which a stage needs; use Stage(function, per, ...)")
         name = self.name or getattr(_written(self.run), "__name__", "")
         if not NAME.fullmatch(name):
             raise GraphError(
-                f"found a stage of {self.run!r} with the name {name!r}; required lowercase letters, digits and _, as "
-                "in Stage(..., name='smooth')"
+                f"the stage of {self.run!r} has the name {name!r}; use lowercase letters, digits and _, as in "
+                "Stage(..., name='smooth')"
             )
         if not isinstance(self.per, Per):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise GraphError(
                 f"stage {name} has per={self.per!r}; required ONCE, ITERATION, INNER_STEP, EACH_STEP or EVALUATION"
             )
         if self.over not in (None, "tasks"):
-            raise GraphError(f"stage {name} is over {self.over!r}; required over='tasks', or none")
+            raise GraphError(f"stage {name} is over {self.over!r}; use over='tasks' or omit it")
         output, declared = self.output, "has output="
         if output is None:
             declared = f"its function {_path(self.run)} is annotated to return "
@@ -162,19 +162,19 @@ class Stage:
             except Exception as problem:  # for example a name that the module does not define
                 output = problem
         if not isinstance(output, type):
-            raise GraphError(f"stage {name}: {declared}{output!r}; required the type of its output, as in -> Samples")
+            raise GraphError(f"stage {name}: {declared}{output!r}; give the type of its output, as in -> Samples")
         reads = dict.fromkeys(self.inputs) if self.reads is None else self.reads
         if not (isinstance(reads, Mapping) and all(isinstance(edge, str | None) for edge in reads.values())):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise GraphError(f"stage {name} reads {reads!r}; required input -> name of an edge: {{'state': 'learner'}}")
+            raise GraphError(f"stage {name} reads {reads!r}; map inputs to names of edges: {{'state': 'learner'}}")
         if unknown := [*{*reads} ^ {*self.inputs}]:
             raise GraphError(
                 f"stage {name} reads {', '.join(reads) or 'nothing'}, but its function {_path(self.run)} has the "
-                f"keyword-only parameters {', '.join(self.inputs) or 'none'}; required the same ({unknown[0]} is not)"
+                f"keyword-only parameters {', '.join(self.inputs) or 'none'}; they must match ({unknown[0]} does not)"
             )
         if self.over and not fields_of_tasks(output, all_of_them=True):
             raise GraphError(
                 f"stage {name} is over tasks, but returns {output.__name__}, which does not have the task axis in all "
-                "its fields; required EpisodeBatch, Samples, TaskParams, or a custom class whose arrays all have "
+                "its fields; return EpisodeBatch, Samples, TaskParams, or a custom class whose arrays all have "
                 "the axis B"
             )
         group = self.group or (f"{name}_{STEP}" if self.per.stepped else name)
@@ -190,7 +190,7 @@ class Stage:
         if loose := [p for p in found if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]:
             raise GraphError(
                 f"stage {self.name or _path(self.run)}: its function {_path(self.run)} has the parameter {loose[0]}; "
-                "required parameters by name: tools, *, inputs"
+                "all parameters must be passed by name: tools, *, inputs"
             )
         return found
 
@@ -277,8 +277,8 @@ def call(stage: Stage, tools: Mapping[str, Any], inputs: Mapping[str, Any], para
     sizes = set[int]().union(*map(_sizes, inputs.values()))
     if len(sizes) != 1:
         raise GraphError(
-            f"stage {stage.name} is over tasks, but its inputs are of {sorted(sizes) or 'no'} tasks; required inputs "
-            "with the same number of tasks"
+            f"stage {stage.name} is over tasks, but its inputs are of {sorted(sizes) or 'no'} tasks; all inputs must "
+            "have the same number of tasks"
         )
 
     def one(b: int) -> Any:
@@ -331,12 +331,12 @@ def _joined(stage: Stage, values: Sequence[Any]) -> Any:
         parts.append(_arrays(value))
         if sizes := {len(array) for array in parts[b].values()} - {1}:
             raise GraphError(
-                f"{where} arrays of {max(sizes)} tasks; required arrays of this task only: a first axis of length 1"
+                f"{where} arrays of {max(sizes)} tasks; return arrays of this task only, with a first axis of length 1"
             )
         if other := parts[b].keys() ^ parts[0].keys():
             names = sorted(name if key is None else f"{name}[{key!r}]" for name, key in other)
             raise GraphError(
-                f"{where} different arrays than for task 0: only one has {', '.join(names)}; required the same "
+                f"{where} different arrays than for task 0: only one has {', '.join(names)}; return the same "
                 "arrays for every task"
             )
     return _with(values[0], {path: np.concatenate([part[path] for part in parts]) for path in parts[0]})

@@ -103,7 +103,7 @@ def reward_terms_of(reward: float, info: Any) -> dict[str, float]:
     total = sum(terms.values())
     if not abs(total - reward) <= 1e-6 + 1e-6 * abs(reward):
         raise EnvError(
-            f'info["reward_terms"] sums to {total}, but the reward is {reward}; required terms that sum to the reward'
+            f'info["reward_terms"] sums to {total}, but the reward is {reward}; the terms must sum to the reward'
         )
     return terms
 
@@ -164,10 +164,12 @@ def declared_facts(env: gymnasium.Env[Any, Any]) -> tuple[Fact, ...]:
         if fact.kind not in ("flag", "number") or fact.per not in ("step", "episode"):
             raise EnvError(f'{where}: found {fact}; required kind "flag" or "number", and per "step" or "episode"')
         if fact.kind == "flag" and fact.optional:
-            raise EnvError(f"{where}: found the optional flag {fact.name}; required a number; a flag cannot be NaN")
+            raise EnvError(
+                f"{where}: the flag {fact.name} is optional, but a flag cannot be NaN; declare it as a number"
+            )
         if fact.kind == "number" and fact.name in _TAKEN:
             raise EnvError(
-                f"{where}: found the number {fact.name}, but every run already has the metric average_{fact.name}; "
+                f"{where} has the number {fact.name}, but every run already has the metric average_{fact.name}; "
                 "choose another name"
             )
     return facts

@@ -186,7 +186,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         Raises EnvError if the environment has neither this method nor a `task_set`.
         """
         if self.task_set is None:
-            raise EnvError(f"{type(self).__name__} has no task_set and no method sample_tasks; required one of them")
+            raise EnvError(f"{type(self).__name__} has no task_set and no method sample_tasks; define one of them")
         return np.array(self.task_set, np.float64)[rng.integers(len(self.task_set), size=num_tasks)]
 
     def set_task(self, task: Array) -> None:
@@ -209,7 +209,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         sparse rewards.
         """
         raise EnvError(
-            f"{type(self.unwrapped).__name__} has no sparse rewards; required an environment that has them, such as "
+            f"{type(self.unwrapped).__name__} has no sparse rewards; use an environment that has them, such as "
             "pearl-sparse-point-robot, or one that defines sparse_rewards"
         )
 
@@ -231,7 +231,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         Raises EnvError if the environment does not define its rules for rows.
         """
         raise EnvError(
-            f"{type(self).__name__} lacks step or reset, and has no row_batch; required `step` and `reset`, "
+            f"{type(self).__name__} lacks step or reset, and has no row_batch; define `step` and `reset`, "
             "or `row_batch`"
         )
 

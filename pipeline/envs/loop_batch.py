@@ -57,7 +57,7 @@ class LoopBatch:
                 observation, _ = self._envs[row].reset(seed=seed)
                 if (found := _spaces(self._envs[row])) != self._spaces:
                     raise EnvError(
-                        f"found the spaces {found} in this task; required the same in all tasks, {self._spaces}"
+                        f"this task has the spaces {found}; they must be the same in all tasks, {self._spaces}"
                     )
                 observations[row] = self._read(observation)
         self._require_finite(observations, range(self.num_rows), "reset")
@@ -67,7 +67,7 @@ class LoopBatch:
         n, numbers = len(rows), rows.tolist()
         if not np.isfinite(actions).all():
             i = int(np.argmin(np.isfinite(actions).reshape(n, -1).all(axis=1)))
-            raise RowFault(f"found the action {actions[i]}; required finite numbers from the policy", numbers[i], "act")
+            raise RowFault(f"the policy returned the action {actions[i]}; actions must be finite", numbers[i], "act")
         observations = np.empty((n, self.observation_size), self._dtype)
         terminated, truncated = np.empty(n, np.bool_), np.empty(n, np.bool_)
         terms: list[list[float]] = []
@@ -106,7 +106,7 @@ class LoopBatch:
         if terms.keys() != set(self._terms):
             raise EnvError(
                 f'info["reward_terms"] has {sorted(terms)}; '
-                f"required the same terms as in its first step, {sorted(self._terms)}"
+                f"every step must have the terms of the first, {sorted(self._terms)}"
             )
         return [terms[name] for name in self._terms]
 

@@ -48,20 +48,20 @@ def wrapper_class(wrapper: WrapperConfig) -> type[gymnasium.Wrapper[Any, Any, An
         if ":" in wrapper.name:
             raise EnvError(f"env.wrappers: {problem}") from problem
         raise EnvError(
-            f"env.wrappers: found {wrapper.name!r}{suggestion(wrapper.name, gymnasium.wrappers.__all__)}\nRequired: a "
+            f"env.wrappers: no wrapper {wrapper.name!r}{suggestion(wrapper.name, gymnasium.wrappers.__all__)}\nUse a "
             "class of gymnasium.wrappers for single environments, or module:Class of another gymnasium.Wrapper"
         ) from problem
     for statistics, setting in STATISTICS.items():
         if issubclass(cls, statistics):
             raise EnvError(
-                f"env.wrappers: found {wrapper.name}, whose statistics come from one copy of the environment, so "
-                "results would depend on the number of workers and on resumes; required statistics kept in the "
-                f"learner: remove it and --set {setting}"
+                f"env.wrappers: the statistics of {wrapper.name} come from one copy of the environment, so results "
+                "would depend on the number of workers and on resumes. Keep statistics in the learner instead: "
+                f"remove the wrapper and --set {setting}"
             )
     if issubclass(cls, RecordVideo):
         raise EnvError(
-            f"env.wrappers: found {wrapper.name}, which makes every copy of the environment write videos to a folder "
-            "named in the settings, even when somebody else replays the run; required wrappers that write no files: "
+            f"env.wrappers: with {wrapper.name}, every copy of the environment would write videos to a folder named in "
+            "the settings, even when someone else replays the run. Wrappers must not write files: "
             "remove it and film stored episodes with `metaloom video RUN@ITERATION`"
         )
     return cls
@@ -87,9 +87,9 @@ def _in_wrapper(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig) -> gymnasi
         found = f"{about} raised {last_line(problem)}"
         if "max_episode_steps" in found and getattr(env.spec, "max_episode_steps", None) is None:
             raise EnvError(
-                f"{found}; the environment sets no step limit, and wrappers do not see the run's; required "
+                f"{found}; the environment sets no step limit, and wrappers do not see the run's; put "
                 "{name: TimeLimit, options: {max_episode_steps: 100}} before it in env.wrappers or, for a wrapper that "
-                "reads `env.spec` of a class, module:Id, registered with max_episode_steps"
+                "reads `env.spec` of a class, use module:Id, registered with max_episode_steps"
             ) from problem
         raise EnvError(
             f"{found}; the environment has observations in {env.observation_space} and actions in {env.action_space}"

@@ -111,7 +111,7 @@ class Drawn(gymnasium.Env[Array, Any]):
         super().__init_subclass__(**others)
         if issubclass(cls, MetaEnv) and cls.mro().index(MetaEnv) < cls.mro().index(Drawn):
             name = next(base.__name__ for base in cls.__bases__ if issubclass(base, Drawn))
-            raise EnvError(f"{cls.__name__} lists MetaEnv before {name}; required {name} first")
+            raise EnvError(f"{cls.__name__} lists MetaEnv before {name}; list {name} first")
 
     def __init__(self) -> None:
         self._seen: list[Array] = []

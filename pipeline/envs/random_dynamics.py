@@ -73,7 +73,7 @@ class RandomDynamics(MujocoRobot, MetaEnv):
     def __init_subclass__(cls, **others: Any) -> None:
         super().__init_subclass__(**others)
         if "vary_model" in vars(cls):
-            raise EnvError(f"{cls.__name__} defines vary_model, which is no longer called; required `prepare_model`")
+            raise EnvError(f"{cls.__name__} defines vary_model, which is no longer called; override `prepare_model`")
 
     def vary_model(self) -> None:
         """Raise EnvError. Earlier versions had constructors call this method."""

@@ -37,13 +37,13 @@ def make_env(config: EnvConfig) -> MetaEnv:
         return PolicyActions(SingleTask(env, config.facts), config.action_scale)
     if config.observed is not None:
         raise EnvError(
-            f"env.observed: found {list(config.observed)} for {config.name}, which is a MetaEnv; required a plain "
-            "gymnasium environment. Remove it, or restrict what the environment itself returns"
+            f"env.observed is {list(config.observed)} but {config.name} is a MetaEnv; it is for plain gymnasium "
+            "environments only. Remove it, or restrict what the environment itself returns"
         )
     if config.facts:
         raise EnvError(
-            f"env.facts: found {', '.join(config.facts)} for {config.name}, which is a MetaEnv; required a plain "
-            "gymnasium environment, whose info has them. Declare them as `facts` of its class"
+            f"env.facts has {', '.join(config.facts)} but {config.name} is a MetaEnv; it is for plain gymnasium "
+            "environments, whose info has the facts. Declare them as `facts` of the class instead"
         )
     _check_tasks(env)
     return PolicyActions(env, config.action_scale)
@@ -86,7 +86,7 @@ def require_env(name: str) -> str:
         if ":" in name:
             raise EnvError(f"env.name: {problem}") from problem
         raise EnvError(
-            f"env.name is {name!r}{suggestion(name, known) or ', which is unknown'}\nRequired: a name that "
+            f"env.name is {name!r}{suggestion(name, known) or ', which is unknown'}\nUse a name that "
             "`metaloom recipes --envs` lists; or a name that gymnasium knows, such as Hopper-v5, or module:Hopper-v5; "
             "or module:Class for a custom environment"
         ) from problem
@@ -112,13 +112,13 @@ def _check_tasks(env: MetaEnv) -> None:
         return
     if not isinstance(classes, Classes):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise EnvError(
-            f"{name}.task_classes: found {classes!r:.100}; required what `nearest` or `bins` of "
-            "metaloom.pipeline.envs.task_classes returns, or None"
+            f"{name}.task_classes: found {classes!r:.100}; use `nearest` or `bins` of "
+            "metaloom.pipeline.envs.task_classes, or None"
         )
     if missing := [field for field in classes.fields if field not in fields]:
         raise EnvError(
-            f"{name}.task_classes: found classes by {', '.join(missing)}, but the task fields are {fields}; required "
-            "classes by some of these, or task_classes = None where the class was inherited"
+            f"{name}.task_classes uses {', '.join(missing)}, but the task fields are {fields}; use some of these, or "
+            "set task_classes = None if the classes are inherited"
         )
 
 
@@ -169,7 +169,7 @@ def _make_from_class(config: EnvConfig) -> gymnasium.Env[Any, Any]:
 def _make_from_gymnasium(gymnasium_id: str, config: EnvConfig) -> gymnasium.Env[Any, Any]:
     if "max_episode_steps" in config.options:
         raise EnvError(
-            "env.options: found max_episode_steps; required the run's own setting, --set "
+            "env.options has max_episode_steps; use the run's own setting instead: --set "
             f"max_episode_steps={config.options['max_episode_steps']}"
         )
     try:

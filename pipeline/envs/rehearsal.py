@@ -45,7 +45,7 @@ def refusal(who: str, draw: Draw | None = None) -> str:
     why = draw or "Draw only from self.np_random and restore all state in reset"
     remedy = "" if draw and not draw.installed else "; to train on it anyway: --set env.copies=kept"
     return (
-        f"{who} gave different results for the same task, seed and actions; required the same bits, or no run could "
+        f"{who} gave different results for the same task, seed and actions; they must be identical, or no run could "
         f"be resumed or replayed. {why}{remedy}"
     )
 
@@ -225,8 +225,8 @@ def missed_box(space: gymnasium.Space[Any]) -> str:
     if beyond < 0.45 and reached.min() > 0.1:
         return ""
     return (
-        f"actions lie in {space}, of which a new policy, with mean 0 and standard deviation 1, reaches "
-        f"{100 * reached.min():.2g} %, and {100 * beyond:.2g} % of its actions are clipped to one bound; "
+        f"actions lie in {space}. A new policy, with mean 0 and standard deviation 1, reaches "
+        f"{100 * reached.min():.2g} % of it, and {100 * beyond:.2g} % of its actions are clipped to one bound; "
         "--set env.action_scale=3 maps them onto the whole box"
     )
 
@@ -240,9 +240,9 @@ def _statistics_wrapper(env: gymnasium.Env[Any, Any]) -> str:
 
 
 _NORMALIZES = (
-    "%s normalizes by the statistics of all episodes that a copy has played, which no run stores; required the "
-    f"environment without it, and {' or '.join(STATISTICS.values())}, which keep such "
-    "statistics in the learner; to train on it anyway: --set env.copies=kept"
+    "%s normalizes by the statistics of all episodes that a copy has played, which no run stores. Remove it and "
+    f"use {' or '.join(STATISTICS.values())}, which keep such "
+    "statistics in the learner; to train with it anyway: --set env.copies=kept"
 )
 
 

@@ -46,24 +46,24 @@ class Classes:
         of_one_line = all(isinstance(text, str) and text.isprintable() for text in texts)
         if not of_one_line or len({*self.fields}) < len(self.fields):
             return (
-                f"found the fields {self.fields} and the names {self.names}; required single-line names, and no "
-                "repeated field"
+                f"found the fields {self.fields} and the names {self.names}; each must be a single line, and fields "
+                "must not repeat"
             )
         names = [name.strip() for name in self.names]
         if len(names) < 2 or len({*names}) < len(names) or "" in names or BALANCED in names:
             return f"found the names {self.names}; required two or more distinct names other than '' and {BALANCED!r}"
         if len({*names} - {*self.held_out}) != len(names) - len(self.held_out) or {*names} <= {*self.held_out}:
-            return f"found held_out {self.held_out}; required some, but not all, of the names {self.names}"
+            return f"found held_out {self.held_out}; use some, but not all, of the names {self.names}"
         if not np.isfinite([*self.edges, *(x for center in self.centers for x in center)]).all():
             return f"found centers {self.centers} and edges {self.edges}; required finite numbers"
         if self.edges:
             if self.centers or len(self.fields) != 1 or len(names) != len(self.edges) + 1:
                 return (
-                    f"found {len(self.edges)} edges for {len(names)} classes by {self.fields}; required one field, and "
-                    "one edge fewer than there are classes"
+                    f"found {len(self.edges)} edges for {len(names)} classes by {self.fields}; use one field, and "
+                    "one edge fewer than classes"
                 )
             increasing = all(low < high for low, high in pairwise(self.edges))
-            return None if increasing else f"found edges {self.edges}; required increasing edges"
+            return None if increasing else f"found edges {self.edges}; they must be increasing"
         sizes = {len(center) for center in self.centers}
         if len(self.centers) != len(names) or sizes != {len(self.fields)} or len({*self.centers}) < len(names):
             return (
@@ -75,7 +75,7 @@ class Classes:
     def of(self, params: Array, fields: Sequence[str]) -> Array:
         """Return the class index of each task, [B] int64, given task parameters [B, P] and the P fields' names."""
         if missing := [field for field in self.fields if field not in fields]:
-            raise ValueError(f"task_classes: found the task fields {[*fields]}; required {missing} too")
+            raise ValueError(f"task_classes: the task fields {[*fields]} lack {missing}, which the classes use")
         chosen = params[:, [[*fields].index(field) for field in self.fields]]
         if self.edges:
             return np.searchsorted(self.edges, chosen[:, 0], side="right").astype(np.int64)

@@ -58,8 +58,8 @@ class DiscreteActionMap:
     def __init__(self, space: Discrete | MultiDiscrete | MultiBinary, scale: float | None) -> None:
         if scale is not None:
             raise EnvError(
-                f"env.action_scale: found {scale:g}, but the actions {space} are discrete and have no scale; required "
-                "null: --set env.action_scale=null"
+                f"env.action_scale: found {scale:g}, but the actions {space} are discrete and cannot be scaled; use "
+                "--set env.action_scale=null"
             )
         self._shape = space.shape or ()
         self._sizes = sizes_of(space)
@@ -293,7 +293,7 @@ class SingleTask(Wrapped, MetaEnv):
         missing = [fact.key for fact in self._keys.values() if fact.key not in info]
         if missing:
             found = sorted(map(str, info))
-            raise EnvError(f"env.facts: found no {missing[0]!r} in info, which has {found}; required it in every step")
+            raise EnvError(f"env.facts: info has {found}, but no {missing[0]!r}; every step must report it")
         return {"facts": {name: info[fact.key] for name, fact in self._keys.items()}}
 
 
@@ -323,7 +323,7 @@ def _action_space(env: MetaEnv) -> ActionSpace:
         if (count := math.prod(sizes_of(space))) > MOST_ACTIONS:
             raise EnvError(
                 f"{name} has the action space {space} with {count:,} combinations, each of which would be an output of "
-                f"the policy's network; required at most {MOST_ACTIONS:,}. {_OWN_ACTIONS}"
+                f"the policy's network; at most {MOST_ACTIONS:,} are supported. {_OWN_ACTIONS}"
             )
         return space
     if isinstance(space, Box) and len(space.shape) == 1 and space.shape[0] and np.issubdtype(space.dtype, np.floating):

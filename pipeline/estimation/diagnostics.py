@@ -19,9 +19,7 @@ METRICS = Plugins("metric", "metaloom.metrics", {})
 """Registry of functions that return metrics of an EpisodeBatch or a Step, as their annotation indicates."""
 
 Numbers = Mapping[str, float]
-_REQUIRED = (
-    "required a function of one EpisodeBatch or Step, annotated as such, that returns a mapping from names to floats"
-)
+_REQUIRED = "use a function of one EpisodeBatch or Step, annotated as such, that returns a mapping from names to floats"
 
 
 @dataclass(frozen=True)
@@ -64,9 +62,9 @@ class Measures:
 
 
 def with_own(metrics: Metrics, own: Metrics) -> Metrics:
-    """Return standard and custom metrics together; raise ConfigError if a custom metric has a standard one's name."""
+    """Return standard and custom metrics together. Raises ConfigError if a name occurs in both."""
     if taken := sorted(metrics.keys() & own.keys()):
-        raise ConfigError(f"metrics: found {', '.join(taken)}, which every run has already; use another name")
+        raise ConfigError(f"metrics: every run already has {', '.join(taken)}; return custom metrics under other names")
     return metrics | own
 
 
@@ -75,15 +73,15 @@ def _find(name: str) -> tuple[type, Callable[[Any], Numbers]]:
     try:
         function = load(METRICS.path(name))
         if not inspect.isfunction(function):
-            raise ConfigError(f"found {name!r}, which is a {type(function).__name__}; {_REQUIRED}")
+            raise ConfigError(f"{name!r} is a {type(function).__name__}; {_REQUIRED}")
         (parameter, *_) = [*inspect.signature(function).parameters, ""]
         of = typing.get_type_hints(function).get(parameter)
     except (NameError, TypeError) as problem:
-        raise ConfigError(f"metrics: found {name!r}, whose annotations say {problem}; {_REQUIRED}") from problem
+        raise ConfigError(f"metrics: the annotations of {name!r} are invalid ({problem}); {_REQUIRED}") from problem
     except ConfigError as problem:
         raise ConfigError(f"metrics: {problem}") from problem
     if of not in (EpisodeBatch, Step):
-        raise ConfigError(f"metrics: found {name!r}, whose parameter is annotated {of}; {_REQUIRED}")
+        raise ConfigError(f"metrics: the parameter of {name!r} is annotated {of}; {_REQUIRED}")
     return of, function
 
 

@@ -33,7 +33,7 @@ class StepRows:
 
 
 class CriticEstimate(NamedTuple):
-    """A critic's estimates for some episodes, [b, E, T] float64 each, zero on padding; advantages are unscaled."""
+    """A critic's estimates for some episodes, [b, E, T] float64 each, zero in the padding; advantages are unscaled."""
 
     advantages: Array
     values: Array
@@ -43,8 +43,8 @@ class CriticEstimate(NamedTuple):
 class Experience:
     """Episodes for training one policy and its critic, as N real steps, ordered by task, episode and step.
 
-    If the step limit ended an episode, its last step is credited with the value of the final state. If the task ended
-    it, nothing is credited. The behavior policy's parameters are repeated if they are stored per task.
+    Truncated episodes bootstrap from the value of the final state; terminated episodes do not. Behavior parameters
+    stored per task are repeated for every step.
     """
 
     def __init__(self, episodes: EpisodeBatch, tasks: slice) -> None:

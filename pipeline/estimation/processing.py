@@ -20,11 +20,11 @@ def process_samples(
     seed: int = 0,
     parallel: ParallelMap = map,
 ) -> Samples:
-    """Compute returns, baseline values and advantages per step, and adjusted rewards for DiCE; zero on padding.
+    """Compute returns, baseline values and advantages per step, and adjusted rewards for DiCE; zero in the padding.
 
     A baseline is fitted to each task's returns and predicts the same episodes. For DiCE, `baseline` predicts discounted
     rewards, and the configured `return_baseline` predicts returns. The value after an episode's last step is 0 even if
-    the step limit ended it: the objective is the return within the limit. The seed is for the baselines' random draws.
+    it was truncated: the objective is the return within the limit. The seed is for the baselines' random draws.
     """
     mask = episodes.mask
     rewards = episodes.rewards * mask
@@ -63,19 +63,19 @@ def baseline_parameters(
 
 
 def task_advantages(rewards: Array, values: Array, mask: Array, processing: ProcessingConfig) -> Array:
-    """Return one task's advantages [E, T] float64, given rewards and values that are zero on padding."""
+    """Return one task's advantages [E, T] float64, given rewards and values that are zero in the padding."""
     next_values = np.concatenate([values[:, 1:], np.zeros((len(values), 1))], axis=1)
     advantages = gae(rewards, values, next_values, processing.discount, processing.gae_lambda)
     return scale(advantages, mask, processing)
 
 
 def task_adjusted_rewards(discounted: Array, predicted: Array, mask: Array, processing: ProcessingConfig) -> Array:
-    """Return one task's adjusted rewards [E, T] float64: γ^t r_t minus its prediction, both zero on padding."""
+    """Return one task's adjusted rewards [E, T] float64: γ^t r_t minus its prediction, both zero in the padding."""
     return scale(discounted - predicted, mask, processing)
 
 
 def scale(values: Array, mask: Array, processing: ProcessingConfig) -> Array:
-    """Return one task's values [E, T], normalized and shifted according to `processing`; zero on padding."""
+    """Return one task's values [E, T], normalized and shifted according to `processing`; zero in the padding."""
     if processing.name == "dice" and processing.dice_norm == "padded":
         mask = np.ones_like(mask)
     if processing.normalize_advantages:

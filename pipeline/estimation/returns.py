@@ -29,8 +29,8 @@ def gae(rewards: Array, values: Array, next_values: Array, discount: float, gae_
     Args:
         rewards: Rewards, [..., T].
         values: Values of the states before the steps, [..., T].
-        next_values: Values of the states after the steps, [..., T]; at an episode's last step, the value credited to
-            its end, which is 0 if the task ended it.
+        next_values: Values of the states after the steps, [..., T]; at an episode's last step, the value to
+            bootstrap from, which is 0 if the episode terminated.
         discount: Discount γ.
         gae_lambda: Weight λ; 1 gives returns minus values, 0 gives one-step TD errors.
     """
@@ -43,7 +43,7 @@ def discounted_rewards(rewards: Array, discount: float) -> Array:
 
 
 def normalize(values: Array, mask: Array, scale: Scale = "std") -> Array:
-    """Return values normalized over all real entries, (x - mean) / (std + 1e-8), and zero on padding.
+    """Return values normalized over all real entries, (x - mean) / (std + 1e-8), and zero in the padding.
 
     The scale "variance" divides by the unbiased variance + 1e-8 instead, as garage does.
     """
@@ -56,6 +56,6 @@ def normalize(values: Array, mask: Array, scale: Scale = "std") -> Array:
 
 
 def shift_positive(values: Array, mask: Array) -> Array:
-    """Return the values shifted so that the smallest real entry is 1e-8; zero on padding."""
+    """Return the values shifted so that the smallest real entry is 1e-8; zero in the padding."""
     smallest = np.min(values, where=mask != 0, initial=np.inf)
     return (values - smallest + EPSILON) * mask

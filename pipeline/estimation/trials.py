@@ -70,7 +70,7 @@ class Trials:
         return np.take_along_axis(joined, order, axis=1)
 
     def by_episode(self, values: Array) -> Array:
-        """Arrange values [N, L] of trials by episode, [B, E, T], zero on padding."""
+        """Arrange values [N, L] of trials by episode, [B, E, T], zero in the padding."""
         (B, E, T), n = self._shape, self._n
         joined = np.zeros((len(values), n * T), values.dtype)
         order = np.broadcast_to(np.arange(self.mask.shape[1]), self.mask.shape) if self._order is None else self._order
@@ -114,10 +114,10 @@ class Trials:
         return np.concatenate([place, (step / max_episode_steps)[..., None], share[..., None]], -1, dtype=np.float32)
 
     def advantages(self, values: Array, discount: float, gae_lambda: float, behind: Array | None = None) -> Array:
-        """Return advantages [N, L] float64 from values [N, L], zero on padding.
+        """Return advantages [N, L] float64 from values [N, L], zero in the padding.
 
         They extend across episodes and stop at the end of the trial, because the objective is the discounted return of
-        the trial (Duan et al. 2016, section 2.2). `behind` [N] is the value credited after each trial's end, if any.
+        the trial (Duan et al. 2016, section 2.2). `behind` [N] is the value to bootstrap from after each trial.
         """
         values = np.where(self.mask, values, 0)
         next_values = np.zeros_like(values)

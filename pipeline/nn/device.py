@@ -16,7 +16,7 @@ def use_device(name: DeviceName) -> torch.device:
     if not _IS_AVAILABLE[name]():
         found = ", ".join(known for known, available in _IS_AVAILABLE.items() if available())
         raise ConfigError(
-            f"device is {name}, but torch {torch.__version__} finds none here; required one of {found}. A run cannot "
+            f"device is {name}, but torch {torch.__version__} finds none here; use one of {found}. A run cannot "
             "change its device: `metaloom fork RUN --run NEW --set device=cpu` continues a stored run on another one"
         )
     if name == "cuda":

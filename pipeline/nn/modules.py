@@ -50,7 +50,7 @@ def require_function(module: nn.Module, name: str, inputs: Sequence[Tensor], che
         if not torch.allclose(fewer, of_all[:3], rtol=1e-3, atol=1e-4):
             raise ConfigError(
                 f"policy.network: the output of {name} for one row depends on the other rows, as in batch "
-                "normalization; required outputs that depend on their own row only"
+                "normalization; each output must depend on its own row only"
             )
     return outputs
 
@@ -82,7 +82,7 @@ def _repeated(module: nn.Module, name: str, inputs: Sequence[Tensor], check: Cal
         outputs, again = module(*inputs), module(*inputs)
     except Exception as problem:
         shapes = " and ".join(str(tuple(part.shape)) for part in inputs)
-        required = ON_DEVICE if asks_for_gpu(problem) else "required outputs"
+        required = ON_DEVICE if asks_for_gpu(problem) else "it must return outputs"
         raise ConfigError(
             f"policy.network: {name} raised {type(problem).__name__} on inputs of shape {shapes}: {problem}; {required}"
         ) from problem
@@ -102,7 +102,7 @@ def _repeated(module: nn.Module, name: str, inputs: Sequence[Tensor], check: Cal
     if not all(torch.equal(*pair) for pair in zip(_parts(again), _parts(outputs), strict=True)):
         raise ConfigError(
             f"policy.network: {name} returns different outputs for the same inputs on a second call, so no stage "
-            "could be recomputed; required outputs that depend only on parameters and inputs"
+            "could be recomputed; outputs must depend only on parameters and inputs"
         )
     return outputs
 

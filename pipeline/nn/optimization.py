@@ -37,7 +37,7 @@ class TorchScheduler(Settings):
     def _follows_from_a_count(cls, name: str) -> str:
         if name in _NOT_FROM_A_COUNT:
             raise ValueError(
-                f"{name} {_NOT_FROM_A_COUNT[name]}; required a scheduler that depends only on the number of updates, "
+                f"{name} {_NOT_FROM_A_COUNT[name]}; use a scheduler that depends only on the number of updates, "
                 "so any iteration can be recomputed, such as CosineAnnealingLR"
             )
         return name

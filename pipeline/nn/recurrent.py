@@ -289,7 +289,7 @@ def _require_same_sequence(factory: Any, name: str, input_size: int, options: st
                     if not torch.equal(part, as_given):
                         raise ConfigError(
                             f"policy.network: {name}.sequence modifies its {what} in place, which other code reads; "
-                            "required a copy, such as inputs * 2 or state.clone()"
+                            "return a copy, such as inputs * 2 or state.clone()"
                         )
                 _require_same(f"{name}.sequence returned", ("features", "states"), found, expected)
                 with _explained(f"the gradient of {name}.sequence", given):
@@ -324,8 +324,8 @@ def _require_same(what: str, names: Sequence[str], found: Sequence[Tensor], expe
         if not (off <= _SAME).all():
             at = tuple(int(i) for i in np.unravel_index(int(off.nan_to_num(torch.inf).argmax()), off.shape))
             raise ConfigError(
-                f"policy.network: {what} {name} {one[at]:.9g} at {at}, but step by step {other[at]:.9g}; required the "
-                f"same to {_SAME:g}"
+                f"policy.network: {what} {name} {one[at]:.9g} at {at}, but step by step {other[at]:.9g}; they must "
+                f"agree to {_SAME:g}"
             )
 
 

@@ -137,7 +137,7 @@ class ConvolutionOptions(Settings):
         if len(lengths) > 1:
             raise ValueError(
                 f"channels {self.channels}, kernel_sizes {self.kernel_sizes}, strides {self.strides} differ in length; "
-                "required one entry of each per convolution"
+                "give one entry of each per convolution"
             )
         return self
 
@@ -164,9 +164,9 @@ def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Ma
         raise ValueError(f"network {name} has no options, found {dict(options)}; {others}")
     found = f"found hidden_sizes {hidden_sizes}"
     if name == RESIDUAL and len(set(hidden_sizes)) > 1:
-        raise ValueError(f"network residual adds each layer's outputs to its inputs; {found}; required equal sizes")
+        raise ValueError(f"network residual adds each layer's outputs to its inputs; {found}; sizes must be equal")
     if name in RECURRENT_NETWORKS and len(hidden_sizes) != 1:
-        raise ValueError(f"network {name} has a single layer; {found}; required one size, the number of features")
+        raise ValueError(f"network {name} has a single layer; {found}; give one size, the number of features")
 
 
 def check_fits(spec: NetworkSpec) -> None:
@@ -184,7 +184,7 @@ def check_fits(spec: NetworkSpec) -> None:
         others = f" with policy.network_options={options}" if options else ""
         raise ConfigError(
             f"policy.network is {spec.name}, but observations are images of shape {shape}, whose pixels it would "
-            f"treat as unrelated numbers; required policy.network=cnn{others}, module:Class of a torch.nn.Module, or "
+            f"treat as unrelated numbers; use policy.network=cnn{others}, module:Class of a torch.nn.Module, or "
             "--set 'env.wrappers=[FlattenObservation]' to flatten them anyway"
         )
 
@@ -247,7 +247,7 @@ def convolutions(spec: NetworkSpec) -> Convolutions:
             advice = f"such as --set 'policy.network_options={fitting}'" if fitting else "or the defaults"
             raise ConfigError(
                 f"policy.network_options: nothing is left of an image of {height} x {width} pixels after convolution "
-                f"{i} of kernel_sizes {options.kernel_sizes} and strides {options.strides}; required smaller or fewer "
+                f"{i} of kernel_sizes {options.kernel_sizes} and strides {options.strides}; use smaller or fewer "
                 f"ones, {advice}"
             )
     features = options.channels[-1] * rows * columns

@@ -123,7 +123,7 @@ def _build(config: OptimizerConfig, params: Mapping[str, Tensor]) -> torch.optim
         names = [*optimization.SHORT_NAMES, *_OPTIMIZERS]
         raise ConfigError(
             f"algorithm.optimizer: torch {torch.__version__} has no torch.optim.{config.torch_name}; "
-            f"required one of {', '.join(names)}{suggestion(config.torch_name, names)}"
+            f"use one of {', '.join(names)}{suggestion(config.torch_name, names)}"
         )
     return _OPTIMIZERS[config.torch_name](list(params.values()), **config.options)
 
@@ -237,7 +237,7 @@ def lr_factor(settings: LearningRate | ScheduledSteps, learning_rate: float) -> 
     if (scheduler := _SCHEDULERS.get(schedule.name)) is None:
         raise ConfigError(
             f"algorithm.lr_schedule: torch {torch.__version__} has no torch.optim.lr_scheduler.{schedule.name}; "
-            f"required one such as {', '.join(optimization.FROM_A_COUNT)}{suggestion(schedule.name, _SCHEDULERS)}"
+            f"use one such as {', '.join(optimization.FROM_A_COUNT)}{suggestion(schedule.name, _SCHEDULERS)}"
         )
 
     def factor_after(num_updates: int) -> float:

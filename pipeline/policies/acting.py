@@ -45,7 +45,7 @@ def make_actor(kind: ActorKind, setup: ActorSetup) -> Actor:
 def check_actor(kind: ActorKind, actions: gymnasium.Space[Any], *, deterministic: bool = False) -> None:
     """Raise ValueError if an actor needs another kind or range of actions, or cannot take the most likely action."""
     if kind == "uniform" and deterministic:
-        raise ValueError("actor uniform: no action is the most likely; required deterministic=False")
+        raise ValueError("actor uniform: no action is the most likely; use deterministic=False")
     if kind == "q_values" and not isinstance(actions, Discrete):
         raise ValueError(f"actor q_values: found the action space {actions}; required discrete actions (Discrete)")
     if kind == "tanh_gaussian" and not isinstance(actions, Box):

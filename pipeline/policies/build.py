@@ -127,9 +127,9 @@ class _Check:
         found = self._log_prob(rebuilt, actions, "log_prob of `recorded`")
         if not torch.allclose(found, log_prob, rtol=1e-3, atol=1e-3):
             self._refuse(
-                f"rebuilds distributions in `recorded` that differ from those it acted with: log_prob {found[0]:g} "
-                f"where it was {log_prob[0]:g}, so likelihood ratios would not start at 1",
-                "that recorded(distribution.parameters()) is the distribution",
+                f"rebuilds other distributions in `recorded` than it acted with (log_prob is {found[0]:g} but was "
+                f"{log_prob[0]:g}), so likelihood ratios would not start at 1",
+                "recorded(distribution.parameters()) equal to the distribution",
             )
 
     def _call(self, what: str, call: Callable[[], T]) -> T:
@@ -138,7 +138,7 @@ class _Check:
         except ConfigError:
             raise
         except Exception as problem:
-            required = ON_DEVICE if asks_for_gpu(problem) else "required a result (the call used random parameters)"
+            required = ON_DEVICE if asks_for_gpu(problem) else "return a result (the call used random parameters)"
             raise ConfigError(
                 f"policy.name: `{what}` of {self._name} raised {type(problem).__name__}: {problem}; {required}"
             ) from problem
@@ -238,8 +238,8 @@ def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:
         raise ConfigError(f"policy.name: {problem}") from problem
     except Exception as problem:
         raise ConfigError(
-            f"policy.name: {config.name}(spaces, config) raised {type(problem).__name__}: {problem}; required a class "
-            "whose constructor takes the environment's Spaces and the PolicyConfig"
+            f"policy.name: {config.name}(spaces, config) raised {type(problem).__name__}: {problem}; its "
+            "constructor must take the environment's Spaces and the PolicyConfig"
         ) from problem
 
 

@@ -88,7 +88,7 @@ def encoder_input_size(config: PolicyConfig, spaces: Spaces) -> int:
     if is_image(spaces.observation_shape, spaces.observation_scale):
         raise ConfigError(
             f"policy: observations are images of shape {spaces.observation_shape}, from which tasks cannot be "
-            "inferred; required observations that are not images, or --set 'env.wrappers=[FlattenObservation]' to "
+            "inferred; use observations that are not images, or --set 'env.wrappers=[FlattenObservation]' to "
             "treat pixels as numbers"
         )
     return spaces.observation_size + (spaces.num_actions or spaces.action_size) + 2

@@ -187,7 +187,7 @@ class ReplayBuffer:
         if episodes.num_steps != (known := len(self.rows.rows_of(number))):
             raise ReplayError(
                 f"rollout batch {number} holds {episodes.num_steps} steps, but was appended to the replay buffer with "
-                f"{known}; required the batch that was appended. `metaloom verify` checks what is stored"
+                f"{known}; it must be the batch that was appended. `metaloom verify` checks what is stored"
             )
         return episodes
 

@@ -229,7 +229,7 @@ class TaskIndex:
             raise ReplayError(f"lengths have shape {lengths.shape} for {len(task_ids)} tasks; required [B, E], B tasks")
         if len(self) and iteration < (last := int(self._rounds[0][-1])):
             raise ReplayError(
-                f"found a rollout batch of iteration {iteration} after iteration {last}; required ascending order"
+                f"found a rollout batch of iteration {iteration} after iteration {last}; append them in order"
             )
         first = int(self._rounds[1][-1]) if len(self) else 0
         for task_id, count in zip(task_ids, lengths.sum(axis=1, dtype=np.int64).tolist(), strict=True):
@@ -249,7 +249,7 @@ def _require_lengths(lengths: Array) -> None:
         least = lengths.min() if lengths.size else "none"
         raise ReplayError(
             f"a rollout batch has lengths of shape {lengths.shape}, the smallest {least}, {lengths.sum()} in all; "
-            "required [B, E], none negative and at least one step"
+            "lengths must be [B, E], not negative, with at least one step"
         )
 
 

@@ -52,8 +52,8 @@ def evaluation_tasks(config: RunConfig, env: MetaEnv, updates: int) -> TaskBatch
     if isinstance(source, TaskDistribution):
         if asked.evenly_by is not None:
             raise EnvError(
-                f"evaluation.evenly_by is {asked.evenly_by} but the tasks are drawn from a distribution; required a "
-                "finite set of tasks, such as a list of them"
+                f"evaluation.evenly_by is {asked.evenly_by} but the tasks are drawn from a distribution; it needs a "
+                "finite set of tasks, such as a list"
             )
         return source.sample(asked.num_tasks or config.num_tasks, rng, balanced_by)
     if balanced_by is not None:

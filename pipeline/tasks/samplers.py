@@ -78,8 +78,8 @@ class TaskPool:
             members = np.flatnonzero(of == c)
             if quota and not len(members):
                 raise EnvError(
-                    f"found no task of the class {classes.names[c]!r} among {len(self.tasks)}; required some of each "
-                    "class to draw them balanced"
+                    f"none of the {len(self.tasks)} tasks has the class {classes.names[c]!r}; balanced draws need "
+                    "tasks of every class"
                 )
             places.append(members[shuffled_blocks(len(members), quota, rng)])
         return self._batch(rng.permutation(np.concatenate(places)))
@@ -88,13 +88,13 @@ class TaskPool:
         """Draw `num_tasks` tasks (default: one per class), cycling through the values of a task field in order."""
         names = [field.name for field in self.fields]
         if by not in names:
-            raise EnvError(f"found no task field {by!r} to draw evenly by; required one of {names}")
+            raise EnvError(f"no task field {by!r} to draw evenly by; use one of {names}")
         column = self.tasks[:, names.index(by)]
         members = [np.flatnonzero(column == value) for value in np.unique(column)]
         rounds, rest = (1, 0) if num_tasks is None else divmod(num_tasks, len(members))
         if rest:
             raise EnvError(
-                f"found {num_tasks} tasks to draw evenly from the {len(members)} values of {by}; required a multiple "
+                f"cannot draw {num_tasks} tasks evenly from the {len(members)} values of {by}; use a multiple "
                 f"of {len(members)}"
             )
         places = np.stack([group[shuffled_blocks(len(group), rounds, rng)] for group in members], axis=1).reshape(-1)
@@ -138,8 +138,8 @@ def balanced_draw(
             return np.stack(kept)
     rare = [classes.names[c] for c, missing in left.items() if missing]
     raise EnvError(
-        f"{source}: found too few tasks of the class {rare[0]!r} among {_BALANCED_ATTEMPTS * num_tasks} draws; "
-        "required classes that all occur, or task_sampling=uniform"
+        f"{source}: too few tasks of the class {rare[0]!r} among {_BALANCED_ATTEMPTS * num_tasks} draws; "
+        "every class must occur; otherwise, use task_sampling=uniform"
     )
 
 
@@ -147,7 +147,7 @@ def require_classes(env: MetaEnv, setting: str) -> Classes:
     """Return the task classes that an environment declares, or raise EnvError, since `setting` requires them."""
     if env.task_classes is None:
         raise EnvError(
-            f"{setting} is balanced, but {type(env.unwrapped).__name__} declares no classes of tasks; required an "
+            f"{setting} is balanced, but {type(env.unwrapped).__name__} declares no classes of tasks; use an "
             "environment with task_classes, such as half-cheetah-dir or a custom one that declares them, or "
             f"{setting}=uniform"
         )
@@ -159,8 +159,8 @@ def distinct_tasks(env: MetaEnv, num_tasks: int, rng: np.random.Generator) -> Ta
     size = len(fixed_tasks(env))
     if num_tasks > size:
         raise EnvError(
-            f"found {num_tasks} tasks to draw from the {size} of {type(env.unwrapped).__name__}; "
-            f"required at most {size}, since none is drawn twice"
+            f"cannot draw {num_tasks} tasks from the {size} of {type(env.unwrapped).__name__}; "
+            f"use at most {size}, since no task is drawn twice"
         )
     return TaskPool.of(env, fixed_tasks(env)).sample(num_tasks, rng)
 
@@ -169,7 +169,7 @@ def fixed_tasks(env: MetaEnv) -> tuple[tuple[float, ...], ...]:
     """Return the environment's `task_set`, or raise EnvError if there is none."""
     if env.task_set is None:
         raise EnvError(
-            f"{type(env.unwrapped).__name__} draws its tasks from a distribution; required a fixed set of tasks "
+            f"{type(env.unwrapped).__name__} draws its tasks from a distribution; use a fixed set of tasks "
             "(`task_set`), as in pearl-cheetah-vel"
         )
     return env.task_set

@@ -114,7 +114,7 @@ def problem_of(error: BaseException, env_step: int | None) -> tuple[str, str, st
 
 
 def not_finite(name: str) -> str:
-    return f"{name} are not finite; required finite numbers within float32 from the environment and the policy"
+    return f"{name} are not finite; the environment and the policy must return finite float32 numbers"
 
 
 def describe(about: Mapping[str, Any]) -> str:

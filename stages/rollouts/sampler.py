@@ -148,7 +148,7 @@ class Sampler:
 
     @cached_property
     def spaces(self) -> Spaces:
-        """Observation and action spaces of the environment; raises ValueError if the actor does not support them."""
+        """Observation and action spaces of the environment. Raises ValueError if the actor does not support them."""
         check_actor(self.actor, self._example.action_space, deterministic=self.deterministic)
         return spaces_of(self._example)
 

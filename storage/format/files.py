@@ -29,7 +29,7 @@ _READ = flags("O_RDONLY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
 
 
 def read_file(path: Path, *, limit: int) -> bytes:
-    """Read a regular file of at most `limit` bytes; raises like `open_file`, and DamagedRun for larger files."""
+    """Read a regular file. Raises DamagedRun above `limit` bytes, and the same errors as `open_file`."""
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
@@ -66,7 +66,7 @@ def open_file(path: Path) -> FileIO:
 
 
 def folder_entries(folder: Path) -> list[os.DirEntry[str]] | None:
-    """Return the entries of a folder, or None if it does not exist; raises StorageFailed if it cannot be listed."""
+    """Return the entries of a folder, or None if it does not exist. Raises StorageFailed if it cannot be listed."""
     try:
         with os.scandir(folder) as entries:
             return list(entries)
@@ -155,7 +155,7 @@ _LARGEST = 16 * 2**20  # parsed JSON can take fifty times as much memory
 
 
 def render(document: Mapping[str, Any], *, indented: bool = False) -> bytes:
-    """Serialize a document to canonical JSON bytes; raises ValueError or TypeError for what JSON does not support."""
+    """Serialize a document to canonical JSON bytes. Raises ValueError or TypeError for what JSON does not support."""
     layout: dict[str, Any] = {"indent": 1} if indented else {"separators": (",", ":")}
     return json.dumps(document, sort_keys=True, allow_nan=False, ensure_ascii=False, **layout).encode() + b"\n"
 
@@ -172,7 +172,7 @@ def sealed(document: Mapping[str, Any], *, holder: str | None = None) -> Documen
 
 
 def read_sealed(path: Path, *, indented: bool = False, holder: str | None = None) -> Document:
-    """Read a document from a file and verify its hash; raises FileNotFoundError or DamagedRun."""
+    """Read a document from a file and verify its hash. Raises FileNotFoundError or DamagedRun."""
     raw = read_file(path, limit=_LARGEST)
     try:
         return parse_sealed(raw, indented=indented, holder=holder)
@@ -181,7 +181,7 @@ def read_sealed(path: Path, *, indented: bool = False, holder: str | None = None
 
 
 def parse_sealed(raw: bytes, *, indented: bool = False, holder: str | None = None) -> Document:
-    """Parse a document and verify its hash; raises ValueError if it is invalid."""
+    """Parse a document and verify its hash. Raises ValueError if it is invalid."""
     try:
         document: Any = json.loads(raw)
     except (ValueError, RecursionError) as error:

@@ -149,7 +149,7 @@ class StageRecord:
 
 
 def read_record(path: Path) -> StageRecord:
-    """Read a record from its file in `_commits`; raises DamagedRun if it is damaged or belongs to another output."""
+    """Read a record from its file in `_commits`. Raises DamagedRun if it is damaged or belongs to another output."""
     record = _parsed(read_sealed(path), path)
     if record.ref.file_name != path.name:
         raise damaged(path, f"is the record of {record.ref}")
@@ -157,7 +157,7 @@ def read_record(path: Path) -> StageRecord:
 
 
 def parse_record(raw: bytes, where: Path) -> StageRecord:
-    """Parse a serialized record; raises DamagedRun, naming the file `where`, if it is invalid."""
+    """Parse a serialized record. Raises DamagedRun, naming the file `where`, if it is invalid."""
     try:
         document = parse_sealed(raw)
     except ValueError as error:
@@ -168,7 +168,7 @@ def parse_record(raw: bytes, where: Path) -> StageRecord:
 def _parsed(document: Mapping[str, Any], where: Path) -> StageRecord:
     try:
         if document["schema"] != SCHEMA:
-            raise ValueError(f"schema {document['schema']!r}")
+            raise ValueError(f"unexpected schema {document['schema']!r}")
         session, token = parse_session(document["session"], document["token"])
         return StageRecord(
             ref=StageRef.parse(document),
@@ -197,9 +197,9 @@ def _parsed(document: Mapping[str, Any], where: Path) -> StageRecord:
 
 
 def parse_session(number: Any, token: Any) -> tuple[int, str]:
-    """Return a session's number and token, which form its folder's name; raises ValueError if one is invalid."""
+    """Return a session's number and token, which form its folder's name. Raises ValueError if one is invalid."""
     if not 0 <= int(number) < MOST_SESSIONS or not _TOKEN.fullmatch(str(token)):
-        raise ValueError(f"session {number} with the token {token!r}")
+        raise ValueError(f"invalid session {number} with the token {token!r}")
     return int(number), str(token)
 
 

@@ -116,11 +116,11 @@ class Seal:
 
 
 def read_seal(folder: Path) -> Seal:
-    """Read the seal in a segment's folder; raises FileNotFoundError or DamagedRun."""
+    """Read the seal in a segment's folder. Raises FileNotFoundError or DamagedRun."""
     document = read_sealed(folder / SEAL)
     try:
         if document["schema"] != SCHEMA:
-            raise ValueError(f"schema {document['schema']!r}")
+            raise ValueError(f"unexpected schema {document['schema']!r}")
         seal = Seal(
             iterations=_parse_range(document["iterations"]),
             outputs={
@@ -224,21 +224,21 @@ def _check(seal: Seal) -> None:
         for part in parts:
             StageRef(part.start, stage, step)
             if not seal.iterations.start <= part.start < part.stop <= seal.iterations.stop:
-                raise ValueError(f"an output of {stage} in other iterations, {part.start} to before {part.stop}")
+                raise ValueError(f"an output of {stage} has other iterations, {part.start} to {part.stop - 1}")
     count = sum(len(part) for parts in seal.outputs.values() for part in parts)
     if count > MOST_RECORDS:
-        raise ValueError(f"{count} outputs")
+        raise ValueError(f"too many outputs: {count}")
     for path, array in seal.arrays.items():
         if not ARRAY_PATH.fullmatch(path) or array.first_row < 0 or array.rows < 1:
-            raise ValueError(f"{array.rows} rows from {array.first_row} of the array {path!r}")
+            raise ValueError(f"invalid rows of the array {path!r}: {array.rows} from row {array.first_row}")
     if wrong := [path for path in seal.files if not _FILE.fullmatch(path)]:
-        raise ValueError(f"the file {wrong[0]!r}")
+        raise ValueError(f"unexpected file name {wrong[0]!r}")
     if RECORDS not in seal.files:
-        raise ValueError(f"no {RECORDS}")
+        raise ValueError(f"{RECORDS} is not among the files")
 
 
 def _parse_range(ends: Sequence[Any]) -> range:
     first, stop = (int(end) for end in ends)
     if not 0 <= first < stop <= 10**8:
-        raise ValueError(f"iterations from {first} to before {stop}")
+        raise ValueError(f"invalid iterations: {first} up to but not including {stop}")
     return range(first, stop)

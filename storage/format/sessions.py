@@ -50,7 +50,7 @@ def session_number(name: str) -> int:
 
 
 def stray_sessions(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Yield claims and undescribed session folders that are out of sequence, each with the next lower number, or -1."""
+    """Yield claims and undescribed session folders that skip over 1,000 numbers, each with the number before or -1."""
     previous = -1
     for number, name in sorted((session_number(name), name) for name in names):
         if number - previous > _LARGEST_LEAP and not (folder / name / ABOUT).exists():
@@ -98,15 +98,15 @@ class SessionFacts:
 
 
 def read_session(folder: Path) -> Document:
-    """Read a session's description; raises FileNotFoundError if the session was interrupted before writing it."""
+    """Read a session's description. Raises FileNotFoundError if the session was interrupted before writing it."""
     try:
         return read_sealed(folder / ABOUT)
-    except FileNotFoundError:  # it may have been closed meanwhile
+    except FileNotFoundError:  # it may have been closed in the meantime
         return read_sealed(folder.with_name(folder.name.removesuffix(CLOSED) + CLOSED) / ABOUT)
 
 
 def session_facts(folder: Path) -> SessionFacts:
-    """Read what a session recorded about the history, given its folder; raises like `read_session`."""
+    """Read what a session recorded about the history, given its folder. Raises the same errors as `read_session`."""
     document = read_session(folder)
     session = SessionName.parse(folder.name)
     assert session is not None, f"{folder} is not named like the folder of a session"

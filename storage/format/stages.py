@@ -67,8 +67,8 @@ class StageTable(StageOrder):
         if len(ends) != 1 or len(starts) != 1 or len(self._by_name) != len(self.stages):
             raise ValueError(
                 f"the stages are {', '.join(stage.name for stage in self.stages)}, of which {len(starts)} make the "
-                f"first learner and {len(ends)} end an iteration; required different names, one stage of the group "
-                f"{LEARNER!r} that makes the first learner, and one with ends_iteration=True"
+                f"first learner and {len(ends)} end an iteration; names must be unique, one stage of the group "
+                f"{LEARNER!r} must make the first learner, and one must have ends_iteration=True"
             )
         self.first: str = starts[0]
         self.last: str = ends[0]

@@ -112,23 +112,23 @@ def _entries(outputs: Mapping[StageRef, str]) -> list[dict[str, Any]]:
 
 
 def read_marker(path: Path, stages: StageTable) -> dict[StageRef, str]:
-    """Read the thinned outputs and their record hashes from a marker; raises FileNotFoundError or DamagedRun."""
+    """Read the thinned outputs and their record hashes from a marker. Raises FileNotFoundError or DamagedRun."""
     document = read_sealed(path)
     try:
         iteration = marked_iteration(path.name)
         if document["schema"] != SCHEMA or iteration is None or document["iteration"] != iteration:
-            raise ValueError(f"schema {document['schema']!r}, iteration {document['iteration']!r}")
+            raise ValueError(f"unexpected schema {document['schema']!r} or iteration {document['iteration']!r}")
         return _outputs(document["outputs"], iteration, stages)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(path, f"is not the marker of a thinned iteration ({type(error).__name__}: {error})") from None
 
 
 def read_packed_marker(path: Path, iterations: range, stages: StageTable) -> dict[int, dict[StageRef, str]]:
-    """Read a segment's marker, keyed by iteration; raises like `read_marker`."""
+    """Read a segment's marker, keyed by iteration. Raises the same errors as `read_marker`."""
     document = read_sealed(path)
     try:
         if document["schema"] != SCHEMA or document["iterations"] != [iterations.start, iterations.stop]:
-            raise ValueError(f"schema {document['schema']!r}, iterations {document['iterations']!r}")
+            raise ValueError(f"unexpected schema {document['schema']!r} or iterations {document['iterations']!r}")
         found = {int(item["iteration"]): item["outputs"] for item in document["thinned"]}
         if any(i not in iterations for i in found):
             raise ValueError("it describes other iterations")

@@ -63,7 +63,7 @@ def fork_run(
     """Create a run that shares the iterations before `iteration` of another run and continues with a new configuration.
 
     Files are shared by hard links, so they survive thinning or deletion of the parent. Outputs thinned in the parent
-    are thinned in the fork. The parent may still be written. Other arguments and errors are as for `create_run`.
+    are thinned in the fork. The parent may still be written. Other arguments and errors are as in `create_run`.
 
     Raises:
         StageMissing: the parent has fewer complete iterations.
@@ -88,7 +88,7 @@ def fork_run(
             except (FileNotFoundError, DamagedRun):
                 if parent.files.segments.names() == known:
                     raise
-                # Packed meanwhile: the files to link have moved.
+                # Packed in the meantime: the files to link have moved.
                 parent.files.segments.all(refresh=True)
     return Fork(path, iteration, *sharing.linked, *sharing.copied)
 

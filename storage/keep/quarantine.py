@@ -47,7 +47,7 @@ class Quarantined:
     forms: Mapping[str, Form]  # in the order of the files
 
     def arrays(self) -> dict[str, Array]:
-        """Read the arrays, keyed by name; raises DamagedRun if a file is missing or is not a numeric array."""
+        """Read the arrays, keyed by name. Raises DamagedRun if a file is missing or is not a numeric array."""
         files = enumerate(self.forms.items())
         return {name: _read_array(self.path / _file_name(n), form) for n, (name, form) in files}
 
@@ -100,7 +100,7 @@ def _read(root: Path, ref: StageRef) -> Quarantined:
         forms: dict[str, Form] = {}
         for entry in document["arrays"]:
             if entry["dtype"] not in DTYPES or min(entry["shape"], default=0) < 0:
-                raise ValueError(f"dtype {entry['dtype']}, shape {entry['shape']}")
+                raise ValueError(f"unexpected dtype {entry['dtype']} or shape {entry['shape']}")
             forms[str(entry["name"])] = Form(entry["dtype"], tuple(int(size) for size in entry["shape"]))
         about: Mapping[str, Any] = document["about"]
         return Quarantined(ref, path, str(document["message"]), about, str(document["when"]), forms)

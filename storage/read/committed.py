@@ -74,7 +74,7 @@ class CommittedFiles:
         return evaluate if name == "evaluations" else (self.stages.last,)
 
     def stored_size(self, path: str) -> int:
-        """Return the size of a file in the folder or object storage; raises FileNotFoundError if there is none."""
+        """Return the size of a file in the folder or object storage. Raises FileNotFoundError if there is none."""
         try:
             status = (self.root / path).stat(follow_symlinks=False)
         except FileNotFoundError:
@@ -111,7 +111,7 @@ class CommittedFiles:
         return path.relative_to(self.root).as_posix()
 
     def refs(self) -> set[StageRef]:
-        # In this order, so that outputs packed meanwhile are found in a segment.
+        # In this order, so that outputs packed in the meantime are found in a segment.
         refs = self.live_refs()
         for segment in self.segments.all(refresh=True):
             refs.update(segment.seal.refs())
@@ -161,7 +161,7 @@ class CommittedFiles:
         return self.record_path(ref) if segment is None else segment.folder / RECORDS
 
     def record(self, ref: StageRef) -> StageRecord:
-        """Read an output's record; raises FileNotFoundError if the output is not stored."""
+        """Read an output's record. Raises FileNotFoundError if the output is not stored."""
         try:
             return self._record(ref)
         except FileNotFoundError:  # packed or unpacked between the lookup and this read
@@ -290,7 +290,7 @@ class CommittedFiles:
         return value
 
     def read_bytes(self, record: StageRecord, file: StoredFile) -> bytes:
-        """Read and check the bytes of a record's table or chunk; raises StageThinned if thinning removed the file."""
+        """Read and check the bytes of a record's table or chunk. Raises StageThinned if thinning removed the file."""
         limit = largest_chunk(self.spec(file.array)) if file.array else _LARGEST_TABLE
         raw, path = self._unless_thinned(record, file, lambda: self._bytes_at(record, file, limit))
         if file.array:
@@ -300,7 +300,7 @@ class CommittedFiles:
         return raw
 
     def check(self, record: StageRecord, file: StoredFile) -> None:
-        """Check a file against its record without decoding it; raises like `read_bytes`."""
+        """Check a file against its record without decoding it. Raises the same errors as `read_bytes`."""
         if not (file.array and self.spec(file.array).sharded):
             self.read_bytes(record, file)
             return
@@ -310,7 +310,7 @@ class CommittedFiles:
     def read_row(
         self, record: StageRecord, chunk: StoredFile, tasks: Sequence[int] | None = None
     ) -> tuple[Array, Mapping[str, Any]]:
-        """Read a record's row in an array, and the array's attributes; raises like `read_bytes`.
+        """Read a record's row in an array, and the array's attributes. Raises the same errors as `read_bytes`.
 
         `tasks` selects tasks if the array has a task axis. From a shard, only the parts of these tasks are read.
         """

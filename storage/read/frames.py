@@ -96,7 +96,7 @@ def _known_steps(chosen: Steps, batches: Sequence[StageRef]) -> list[int] | None
 def read_episodes(
     files: CommittedFiles, iterations: Sequence[int], steps: Steps, task: Places, episode: Places
 ) -> pa.Table:
-    """Read the selected rows of the episodes table; raises ValueError for an unknown inner step, task or episode."""
+    """Read the selected rows of the episodes table. Raises ValueError for an unknown inner step, task or episode."""
     table = read_tables(files, "episodes", iterations)
     if not (batches := _batches(files, None)):
         raise IncompatibleFormat(
@@ -125,7 +125,7 @@ def num_tabled_steps(files: CommittedFiles, ref: StageRef) -> int:
 
 
 def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> pa.Table:
-    """Read a derived table's rows for the given iterations; raises StageMissing if there are none."""
+    """Read a derived table's rows for the given iterations. Raises StageMissing if there are none."""
     parts: list[pa.Table] = []
     for part, of_part in _by_segment(files, name, iterations or range(1)):
         if part is None:
@@ -149,7 +149,7 @@ def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> 
 
 
 def read_metrics(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
-    """Read one row of metrics per iteration; raises StageMissing if the run has no complete iteration.
+    """Read one row of metrics per iteration. Raises StageMissing if the run has no complete iteration.
 
     Reads arrays rather than tables, because opening a Parquet file takes longer than reading its only row.
     """
@@ -205,7 +205,7 @@ def read_entries(files: CommittedFiles, refs: Iterable[StageRef], columns: Seque
     try:
         return pa.concat_tables(tables, promote_options="default")
     except pa.ArrowException as problem:
-        raise ValueError(f"found outputs that one table cannot hold ({problem}); read fewer inner steps") from None
+        raise ValueError(f"these outputs do not fit into one table ({problem}); read fewer inner steps") from None
 
 
 def _entries(files: CommittedFiles, ref: StageRef, columns: Sequence[str] | None) -> pa.Table:
@@ -419,7 +419,7 @@ def _by_segment(
         part = [*group]
         try:
             table = segment.table(name) if segment else None
-        except FileNotFoundError:  # unpacked meanwhile
+        except FileNotFoundError:  # unpacked in the meantime
             files.segments.all(refresh=True)
             table = None
         yield (None if table is None else _rows_of(table, part)), part

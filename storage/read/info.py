@@ -31,7 +31,7 @@ _MEMBERS = {
 
 
 def read_info(path: Path) -> dict[str, Any]:
-    """Read and validate a run's run.json; raises RunNotFound, NotARun, IncompatibleFormat or DamagedRun."""
+    """Read and validate a run's run.json. Raises RunNotFound, NotARun, IncompatibleFormat or DamagedRun."""
     with system_errors(path, required="a folder that can be read", action="Check its permissions and its disk"):
         is_folder = path.is_dir()
     if not is_folder:

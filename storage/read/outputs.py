@@ -30,7 +30,7 @@ Steps = None | int | Sequence[int]
 
 
 def whole_numbers(chosen: Any, what: str) -> list[int]:
-    """Convert one or several Python or NumPy integers to a list; raises ValueError for anything else."""
+    """Convert one or several Python or NumPy integers to a list. Raises ValueError for anything else."""
     several = isinstance(chosen, Iterable) and not isinstance(chosen, str)
     numbers: list[Any] = [*chosen] if several else [chosen]
     try:
@@ -60,7 +60,7 @@ def places(chosen: Places, count: int, what: str) -> list[int]:
 
 
 class StoredOutputs:
-    """Outputs of a run, including new ones that a writer adds meanwhile.
+    """Outputs of a run, including new ones that a writer adds later.
 
     `path` is the folder of the run, or the cache folder of a run under a URL; `info` is the content of its run.json.
     """
@@ -77,7 +77,7 @@ class StoredOutputs:
 
     @property
     def capacity(self) -> int:
-        """Target number of iterations of the run; raises DamagedRun if its file is missing or changed."""
+        """Target number of iterations of the run. Raises DamagedRun if its file is missing or changed."""
         return self.files.capacity()
 
     def components(self, axis: str) -> Mapping[str, str]:
@@ -143,7 +143,7 @@ class StoredOutputs:
         return self.files.thinned_iterations()
 
     def record(self, ref: StageRef) -> StageRecord:
-        """Read an output's record, with its inputs and checksums; raises StageMissing if the output is not stored."""
+        """Read an output's record, with its inputs and checksums. Raises StageMissing if the output is not stored."""
         try:
             return self.files.record(ref)
         except FileNotFoundError:
@@ -180,11 +180,11 @@ class StoredOutputs:
         return places(task, counts.pop(), "task")
 
     def lengths(self, ref: StageRef) -> Array:
-        """Read only the episode lengths of a stored batch, [B, E] int32; raises like `load`."""
+        """Read only the episode lengths of a stored batch, [B, E] int32. Raises the same errors as `load`."""
         return self.files.read_lengths(self.record(ref))
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
-        """Load a batch of episodes without behavior and reward terms; raises like `load`."""
+        """Load a batch of episodes without behavior and reward terms. Raises the same errors as `load`."""
         return self.files.read_experience(self.record(ref))
 
     def _incomplete(self, iteration: int, found: str | None = None) -> StageMissing:

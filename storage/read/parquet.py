@@ -18,7 +18,7 @@ _TEXT = "BYTE_ARRAY"
 
 
 def parse_table(raw: bytes, where: Path, *, scale: int = 1) -> pa.Table:
-    """Parse a Parquet file with per-iteration rows; raises DamagedRun if it is invalid or too large."""
+    """Parse a Parquet file with per-iteration rows. Raises DamagedRun if it is invalid or too large."""
     try:
         # The overhead of pq.read_table would exceed the time to read a small file.
         with pq.ParquetFile(pa.BufferReader(raw)) as parquet:

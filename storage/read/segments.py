@@ -45,7 +45,7 @@ TABLE_SCALE = 8
 class Segment:
     """One segment of a run. `bring` downloads a missing file and returns True if it exists.
 
-    Methods raise DamagedRun for missing or damaged files, and FileNotFoundError if the segment was unpacked meanwhile.
+    Methods raise DamagedRun for missing or damaged files, and FileNotFoundError if the segment was unpacked.
     """
 
     def __init__(self, folder: Path, seal: Seal | None = None, bring: Callable[[Path], bool] | None = None) -> None:
@@ -86,7 +86,7 @@ class Segment:
         return self.folder / "data.zarr" / spec.chunk_key(0 if array.sharded else row - array.first_row)
 
     def read_chunk(self, spec: ArraySpec, row: int, *, limit: int) -> bytes:
-        """Read a row's chunk without checking its bytes; raises FileNotFoundError if there is no such chunk."""
+        """Read a row's chunk without checking its bytes. Raises FileNotFoundError if there is no such chunk."""
         array, path = self.seal.arrays[spec.path], self.chunk_path(spec, row)
         if not array.sharded:
             return self._at(path, lambda path: read_file(path, limit=limit))
@@ -226,7 +226,7 @@ class Segments:
         self._used: list[Segment] = []
 
     def all(self, *, refresh: bool = False) -> list[Segment]:
-        """Return the segments in order of iterations; raises DamagedRun if a seal is damaged or segments overlap."""
+        """Return the segments in order of iterations. Raises DamagedRun if a seal is damaged or segments overlap."""
         with self._lock:
             if refresh or self._found is None:
                 known, found = self._found or {}, dict[tuple[str, int], Segment]()

@@ -28,7 +28,7 @@ class StoredRound:
 
 
 def stored_rounds(run: StoredOutputs) -> Iterator[StoredRound]:
-    """Yield the stored batches of episodes in the order of their rows; raises StageMissing if there is a gap."""
+    """Yield the stored batches of episodes in the order of their rows. Raises StageMissing if there is a gap."""
     stages = run.files.stages
     for ref in _collected(run):
         filled = ref.stage == stages.named("memory_fill")

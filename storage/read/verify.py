@@ -121,7 +121,7 @@ class _Verification:
     def run(self) -> None:
         info = self._info()
         self.files = CommittedFiles(self.root, self._stages(info), self.remote)
-        # Read before listing records, since a writer may add some meanwhile.
+        # Read before listing records, since a writer may add some in the meantime.
         known = newest_session(self.root, first_session(info) if info else 0)
         self._read_seals()
         self._read_records()

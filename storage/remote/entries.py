@@ -79,15 +79,15 @@ class Entry:
 
     @classmethod
     def parse(cls, raw: bytes) -> "Entry":
-        """Parse a serialized entry; raises ValueError if it is invalid."""
+        """Parse a serialized entry. Raises ValueError if it is invalid."""
         document = parse_sealed(raw)
         try:
             if document["schema"] not in SCHEMAS or document["kind"] not in ("begin", "commit", "end"):
-                raise ValueError(f"schema {document['schema']!r}, kind {document['kind']!r}")
+                raise ValueError(f"has an unexpected schema {document['schema']!r} or kind {document['kind']!r}")
             sequence, session = int(document["sequence"]), str(document["session"])
             paths, known = [*document["files"], *document["removed"]], _PATHS[SCHEMAS.index(document["schema"])]
             if wrong := [path for path in paths if not known.fullmatch(path)] or not _TOKEN.fullmatch(session):
-                raise ValueError(f"it names {wrong}, which is not part of a run")
+                raise ValueError(f"names {wrong}, which is not part of a run")
             held = document["files"].items()
             files = {path: _parse_file(file, object_key(session, sequence, path)) for path, file in held}
             previous, about, removed = str(document["previous"]), dict(document["about"]), tuple(document["removed"])
@@ -122,7 +122,7 @@ def _parse_file(about: Mapping[str, Any], key: str) -> LoggedFile:
         return LoggedFile(len(about["text"].encode()), about["text"])
     # A moved file keeps its object, which the entry then names.
     if "key" in about and not ((named := _KEY.fullmatch(about["key"])) and _PATHS[1].fullmatch(named[1])):
-        raise ValueError(f"it names the object {about['key']!r}, which is not part of a run")
+        raise ValueError(f"names the object {about['key']!r}, which is not part of a run")
     return LoggedFile(int(about["size"]), None, about.get("key", key), str(about["sha256"]))
 
 

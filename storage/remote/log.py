@@ -74,7 +74,7 @@ class RemoteLog:
         return True
 
     def fetch_all(self, paths: Iterable[str]) -> None:
-        """Download the missing files among `paths` in parallel; raises like `fetch`."""
+        """Download the missing files among `paths` in parallel. Raises the same errors as `fetch`."""
         wanted = ((path, file) for path in paths if (file := self.files.get(path)) and file.text is None)
         for group in in_groups((path, file) for path, file in wanted if not self.local_path(path).exists()):
             self._fetch(group)
@@ -269,7 +269,7 @@ class RemoteLog:
             if other:
                 raise StoreError(
                     self.objects.url,
-                    found=f"{other} entry {self.next - 1} of the log, unlike the cache",
+                    found=f"{other} entry {self.next - 1} in the log, unlike in the cache",
                     required="the run that the cache belongs to",
                     action=f"If the run was removed or replaced on purpose, remove {self.root} and {self._beside} too",
                 )
@@ -305,7 +305,7 @@ class RemoteLog:
             if (entry.sequence, entry.previous) != (self.next, self.last_hash):
                 raise ValueError("does not follow the entry before it")
             if entry.kind != "begin" and entry.session != self._last_session:
-                raise ValueError("belongs to a session other than the one that had begun")
+                raise ValueError("belongs to another session than the one that had begun")
         except ValueError as error:
             raise self._damaged_entry(where, str(error)) from None
         return entry

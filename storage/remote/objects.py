@@ -45,7 +45,7 @@ class Deadlines:
         return cls(_chosen(TIMEOUT, cls.seconds), int(_chosen(TRIES, cls.tries, at_least=1)))
 
     def ask(self, url: str, request: Callable[[], Answer]) -> Answer:
-        """Make a request, retrying with a warning if an error may be temporary; raises the last attempt's error."""
+        """Make a request, retrying with a warning if an error may be temporary. Raises the last attempt's error."""
         pause = _FIRST_PAUSE_SECONDS
         for n in range(2, self.tries + 1):
             try:

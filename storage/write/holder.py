@@ -110,7 +110,7 @@ def was_killed(root: Path, remote: RemoteLog | None = None) -> bool:
 
 
 def operator_folder(root: Path) -> Path:
-    """Create and return the folder for files outside the run's content; raises DamagedRun if it is a link."""
+    """Create and return the folder for files outside the run's content. Raises DamagedRun if it is a link."""
     folder = root / FOLDER
     if folder.is_symlink():
         raise linked(folder)
@@ -119,7 +119,7 @@ def operator_folder(root: Path) -> Path:
 
 
 def ask_to_stop(root: Path, token: str) -> None:
-    """Ask the session with this token to stop, and remove requests to other sessions; raises like `operator_folder`."""
+    """Ask this session to stop, and remove requests to others. Raises the same errors as `operator_folder`."""
     folder, request = operator_folder(root), _request(root, token)
     for old in folder.glob("stop-*"):
         if old != request:

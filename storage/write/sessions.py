@@ -188,7 +188,7 @@ class Session:
         self._note(targets)
 
     def publish(self, content: bytes, target: Path) -> None:
-        """Create a file atomically and durably; raises FileExistsError if the path exists."""
+        """Create a file atomically and durably. Raises FileExistsError if the path exists."""
         (part,) = self.write_aside([(content,)])
         try:
             os.link(part, target)

@@ -251,7 +251,7 @@ def test_best_is_the_first_iteration_with_the_highest_return_and_latest_the_newe
         (["min_rollouts=13"], "min_rollouts is 13 but episodes_per_task.* is 12"),
         (
             ["algorithm.critic_network=residual", "algorithm.critic_hidden_sizes=[3,4]"],
-            "critic's network.* equal sizes",
+            "critic's network.* sizes must be equal",
         ),
         (["algorithm.critic_activation=tan"], "critic's network: found 'tan'"),
         (

@@ -660,7 +660,7 @@ def of(name: str, **settings: object) -> dict[str, object]:
 
 
 def global_draw(who: str, generator: str) -> str:
-    return rf"{who}, line \d+ drew from the global generator of {generator}, .*; required draws from"
+    return rf"{who}, line \d+ drew from the global generator of {generator}, .*; draw from"
 
 
 TWICE = "two computations of the same inputs differ, first in .*; required the same bits from own_flow:"
@@ -677,15 +677,15 @@ STRUCTURAL = {
     "a learner that is nowhere": (of("Nowhere"), "found 'own_flow:NowhereLearner': .*; required module:Class"),
     "a learner without update": (
         of("Short"),
-        r"without the method update; required update\(self, state, experience, \*",
+        r"lacks the method update; define update\(self, state, experience, \*",
     ),
     "a method with other parameters": (
         of("OldUpdate"),
-        r"whose update cannot be called .*'run_seed'.*; required update\(",
+        r"cannot call update of .*'run_seed'.*; its signature must be update\(",
     ),
     "a learner on a GPU": (
         of("OnGpu"),
-        "constructor of own_flow:OnGpuLearner asks for a GPU .*; required tensors on set",
+        "constructor of own_flow:OnGpuLearner asks for a GPU .*; create tensors on set",
     ),
     "initialize that gives None": (of("InitializesNone"), r"initialize of .* returned NoneType; required LearnerState"),
     "initialize in float64": (of("InitializesDouble"), r"returned params\['mean_.*'\] as float64; required float32"),
@@ -694,7 +694,7 @@ STRUCTURAL = {
         r"parameter mean_\S+: found nothing; required \[B, 2, 8\]",
     ),
     "initialize of a wrong shape": (of("InitializesShorter"), r"parameter log_std: found \(1, 1\); required \[B, 2\]"),
-    "recorded that lies": ({"policy": "own_flow:Lying"}, "ratios would not start at 1; required that recorded"),
+    "recorded that lies": ({"policy": "own_flow:Lying"}, "ratios would not start at 1; required recorded"),
     "log_prob with an action axis": (
         {"policy": "own_flow:KeepsAxisPolicy"},
         r"for actions \(4, 2\); required \(4,\): sum ov",
@@ -718,11 +718,11 @@ STRUCTURAL = {
     ),
     "a network on a GPU": (
         {"policy": {"network": "own_flow:GpuNet"}},
-        "own_flow:GpuNet raised .*; required tensors on the",
+        "own_flow:GpuNet raised .*; create tensors on the",
     ),
     "an unknown producer": (
         of("UnknownProducer"),
-        r"own is this_step\(adpat\), but there is no stage adpat; required one of",
+        r"own is this_step\(adpat\), but there is no stage adpat; use one of",
     ),
     "an input from the future": (
         of("NoSuchStep"),
@@ -736,14 +736,14 @@ STRUCTURAL = {
         of("Group"),
         "halve has the group 'samples_{step}', which holds process_samples; required a",
     ),
-    "an argument of another name": (of("ArgumentName"), "reads sample, but .*halve has .* samples; required the same"),
+    "an argument of another name": (of("ArgumentName"), "reads sample, but .*halve has .* samples; they must match"),
     "a stage that never runs": (
         {"algorithm": {"name": "own_flow:Beside", "inner_steps": 0}},
         r"halve runs k = 0 ... K-1, but own_flow:Beside.adaptation_steps, which is K, is 0, .*; required 1 or more, or",
     ),
     "an output that cannot be stored": (
         of("Output"),
-        "Noise.values does not declare its axes and dtype; required Annotated",
+        "Noise.values does not declare its axes and dtype; use Annotated",
     ),
     "a key that is not its own": (
         {"algorithm": {"name": "own_flow:Halved", "nothing": 1}},
@@ -771,7 +771,7 @@ OF_DATA = {
     ),
     "adapt of too few tasks": (
         of("FewTasks"),
-        "for 3 tasks; required TaskParams for 4 tasks, with the parameters that each task acts",
+        "for 3 tasks; required TaskParams for 4 tasks, with each task's policy param",
     ),
     "adapt of a wrong shape": (
         of("AdaptsShorter"),
@@ -1106,7 +1106,7 @@ def test_an_output_that_would_lose_its_mask_in_the_store_is_refused(flow, tiny_c
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("NoEnd", "2 make the first learner and 0 end an iteration; required different names, one stage of the group"),
+        ("NoEnd", "2 make the first learner and 0 end an iteration; names must be unique, one stage of the group"),
         ("EndsBySamples", "stage halve returns Samples, but it provides learners; required Update"),
         ("Before", "halve(i=0, k=0) reads samples from own = last_iteration(process_samples), which has no output"),
         (
@@ -1159,11 +1159,11 @@ def test_the_inputs_of_the_first_evaluation_are_checked(refused, every):
     [
         (
             "InTrainingOnly",
-            "of_tasks reads tasks from tasks = this_step(sample_tasks), which exists in training only, but eval",
+            "of_tasks reads tasks from tasks = this_step(sample_tasks), which exists in training only. Evaluations",
         ),
         (
             "SameStep",
-            "collect_rollouts acts with the output of kept in the same inner step, which evaluations",
+            "collect_rollouts acts on parameters from kept in the same inner step, which evaluations",
         ),
     ],
 )
@@ -1186,7 +1186,7 @@ def test_an_evaluation_by_stages_that_read_what_is_there_in_training_only_is_ref
         ("NoneOfATask", "is over tasks, and for task 0 returned NoneType; required Samples, as it declares"),
         (
             "TwiceATask",
-            "twice_a_task is over tasks, and for task 0 returned arrays of 2 tasks; required arrays of this task only",
+            "twice_a_task is over tasks, and for task 0 returned arrays of 2 tasks; return arrays of this task only",
         ),
         ("MoreOfATask", "for task 1 returned different arrays than for task 0: only one has params['more']"),
     ],
@@ -1218,7 +1218,7 @@ def test_a_graph_whose_own_stage_takes_no_part_in_the_adaptation_is_evaluated(fl
 
 
 def test_a_learner_written_for_adapt_to_episodes_is_refused(refused):
-    assert "own_flow:AdaptsByItselfLearner with a method adapt_to_episodes, which is no longer called" in refused(
+    assert "own_flow:AdaptsByItselfLearner defines adapt_to_episodes, which is no longer called" in refused(
         "AdaptsByItself"
     )
 

@@ -94,7 +94,7 @@ def test_a_worker_gives_the_digests_of_this_process(tmp_path, digests):
     [
         (("sac", "env=Pendulum-v1", "policy=beta_policy:BetaPolicy"), "policy.name is .* its own distributions"),
         (("ppo", "env=pixels:Catch"), r"policy.network is mlp, but observations are images .*policy.network=cnn"),
-        (("ppo", "env=pixels:Catch", "policy.network=residual"), "required policy.network=cnn"),
+        (("ppo", "env=pixels:Catch", "policy.network=residual"), "use policy.network=cnn"),
         (
             ("promp-point-corner", "env=pixels:Catch", "policy.network=cnn"),
             r"baseline is linear_feature, but observations are images .* 256 bytes .*; required baseline=linear_time",
@@ -107,7 +107,7 @@ def test_a_worker_gives_the_digests_of_this_process(tmp_path, digests):
         ),
         (
             ("rl2", "env=pixels:Catch", "policy.encoder=mlp"),
-            r"policy.encoder is mlp, but .* required policy.encoder=cnn",
+            r"policy.encoder is mlp, but .* use policy.encoder=cnn",
         ),
         (("rl2-bandit", "policy.encoder=cnn"), r"policy.encoder is cnn, but observations have the shape \(1,\)"),
         (("rl2-bandit", "policy.encoder=gru"), "policy.encoder: found gru; required cnn, mlp, or module:Class"),

@@ -194,7 +194,7 @@ def test_what_nobody_set_is_named_where_most_episodes_end_by_it(tiny_config, tmp
     train(build_config(settings), tmp_path / "run", backend=HERE)
     said = "\n".join(record.message for record in caplog.records)
     assert "24 of 24 episodes of iteration 0 ended at max_episode_steps=100, the default" in said
-    assert "Unlimited: actions lie in Box(0.0, 512.0, (1,), float32), of which a new policy" in said
+    assert "Unlimited: actions lie in Box(0.0, 512.0, (1,), float32). A new policy" in said
 
 
 NORMALIZERS = """

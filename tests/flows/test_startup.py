@@ -31,7 +31,7 @@ CASES = [
     (("train", "promp-point-cornr"), 2, "did you mean promp-point-corner"),
     ((*TRAIN, "algorithm.iner_lr=1"), 2, "did you mean inner_lr"),
     ((*TRAIN, "algorithm.inner_lr=x"), 2, "algorithm.inner_lr"),
-    ((*TRAIN, "seed"), 2, "required KEY=VALUE"),
+    ((*TRAIN, "seed"), 2, "expected KEY=VALUE"),
     (("train", "ppo", "--set", "algorithm.clip_ep=1"), 2, "did you mean clip_eps"),
     (("train", "sac", "--set", "num_tasks=x"), 2, "num_tasks"),
 ]

@@ -94,7 +94,7 @@ def test_a_run_of_others_writes_no_films_where_its_settings_say(tiny_config, tmp
     films = {"wrappers": [{"name": "RecordVideo", "options": options}], "options": {"render_mode": "rgb_array"}}
     forge(tmp_path / "run", lambda document: document["config"]["env"].update(films))
     for use in (lambda: [*replay(tmp_path / "run")], metaloom.open_run(tmp_path / "run").policy):
-        with pytest.raises(EnvError, match="found RecordVideo, which makes every copy"):
+        with pytest.raises(EnvError, match="with RecordVideo, every copy"):
             use()
     assert not (tmp_path / "films").exists()
 
@@ -370,7 +370,7 @@ class Class(gymnasium.Wrapper):
             {"algorithm": "recurrent-ppo", "policy": {"network": "gru", "hidden_sizes": [8]}},
             "or flatten images with",
         ),
-        ("Switches", {"action_scale": 10}, "have no scale"),
+        ("Switches", {"action_scale": 10}, "cannot be scaled"),
         ("Unbounded", {"action_scale": 10}, "cannot be mapped onto it"),
     ],
 )

@@ -110,7 +110,7 @@ def test_classes_are_drawn_evenly_from_finitely_many_tasks_alone():
     assert evaluation_tasks(asked, Fixed(), 1).params.tolist() == [[1.0], [2.0], [3.0]]
     even = config(evaluation={"evenly_by": "velocity"})
     env = make_env(even.env)
-    with pytest.raises(EnvError, match="drawn from a distribution; required a finite set"):
+    with pytest.raises(EnvError, match="drawn from a distribution; it needs a finite set"):
         evaluation_tasks(even, env, 1)
 
 
@@ -123,8 +123,8 @@ def test_evaluating_is_no_part_of_what_decides_training():
     [
         ({"every": 0}, "evaluation.every"),
         ({"tasks": "heldout"}, "evaluation.tasks"),
-        ({"tasks": [[1.0], [1.0, 2.0]]}, r"rows of lengths \[1, 2\]; required equal lengths"),
-        ({"tasks": []}, "required equal lengths"),
+        ({"tasks": [[1.0], [1.0, 2.0]]}, r"rows of equal length; found \[1, 2\]"),
+        ({"tasks": []}, "one or more rows of equal length"),
         ({"num_tasks": 0}, "evaluation.num_tasks"),
         ({"adaptation_steps": -1}, "evaluation.adaptation_steps"),
         ({"episodes": 0}, "evaluation.episodes"),

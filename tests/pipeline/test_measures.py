@@ -99,11 +99,17 @@ def test_half_cheetah_tells_how_fast_it_ran():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("own_metrics:bare", "whose parameter is annotated None; required a function of one EpisodeBatch or Step"),
-        ("own_metrics:unknown", "whose annotations say name 'Episodes' is not defined; required a function"),
-        ("own_metrics:EpisodeBatch", "which is a type; required a function"),
-        ("os:system", "which is a builtin_function_or_method; required a function"),
-        ("subprocess:call", "required a function of one EpisodeBatch or Step"),
+        (
+            "own_metrics:bare",
+            "the parameter of 'own_metrics:bare' is annotated None; use a function of one EpisodeBatch or Step",
+        ),
+        (
+            "own_metrics:unknown",
+            "annotations of 'own_metrics:unknown' are invalid .name 'Episodes' is not defined.; use a function",
+        ),
+        ("own_metrics:EpisodeBatch", "is a type; use a function"),
+        ("os:system", "is a builtin_function_or_method; use a function"),
+        ("subprocess:call", "use a function of one EpisodeBatch or Step"),
         ("own_metrics:nothing", "no attribute 'nothing'"),
         ("nothing", "found 'nothing'"),
     ],
@@ -136,7 +142,7 @@ def test_the_names_of_metrics_are_known_before_a_run_unless_a_function_fails(pro
     assert {"last_reward", "average_return"} <= found
     assert ("explained_variance" in found) == processed
     assert names("failing") is None
-    with pytest.raises(ConfigError, match=r"metrics: found step_\d.average_return, which every run has already"):
+    with pytest.raises(ConfigError, match=r"metrics: every run already has step_\d.average_return"):
         names("taken")
     assert with_own({"a": 1.0}, {"b": 2.0}) == {"a": 1.0, "b": 2.0}
 

@@ -89,12 +89,12 @@ def test_an_output_that_is_not_as_its_class_says_is_refused(changes, problem):
     [
         (3, "3 is not a dataclass of arrays"),
         (dict, "dict is not a dataclass of arrays"),
-        (make_dataclass("Out", [("v", Annotated[NDArray[np.float32], ANY])]), "Out is mutable; required @dataclass"),
-        (make_dataclass("Out", [], frozen=True), "Out has no fields; required at least one array"),
+        (make_dataclass("Out", [("v", Annotated[NDArray[np.float32], ANY])]), "Out is mutable; use @dataclass"),
+        (make_dataclass("Out", [], frozen=True), "Out has no fields; declare at least one array"),
         (with_field("Absent"), "the annotations of Out raised NameError: name 'Absent' is not defined"),
         (
             with_field(np.ndarray),
-            "Out.v does not declare its axes and dtype; required Annotated[NDArray[np.float32], A",
+            "Out.v does not declare its axes and dtype; use Annotated[NDArray[np.float32], A",
         ),
         (with_field(Annotated[np.ndarray, ANY]), "Out.v is ndarray; required an array with its dtype, as in Annota"),
         (with_field(Annotated[int, ANY]), "Out.v is int; required an array with its dtype"),
@@ -102,13 +102,13 @@ def test_an_output_that_is_not_as_its_class_says_is_refused(changes, problem):
         (with_field(Annotated[NDArray[np.object_], ANY]), "Out.v has entries of dtype object; required one of bool"),
         (with_field(Annotated[NDArray[np.floating], ANY]), "Out.v has entries of dtype floating; required one of"),
         (with_field(Annotated[Mapping[int, NDArray[np.bool_]], ANY]), "Out.v is a mapping from int; required a map"),
-        (with_field(Annotated[NDArray[np.int64], Axes("B", " ")]), "Out.v does not describe its entries; requ"),
-        (with_field(Annotated[NDArray[np.int64], Axes("B Q", "x")]), "Out.v has the axis 'Q'; required letters of "),
-        (with_field(Annotated[NDArray[np.int64], Axes("... B", "x")]), "Out.v has the axis '...'; required letters"),
-        (with_field(Annotated[NDArray[np.int64], Axes("E E", "x")]), "Out.v has an axis twice: episode episode; re"),
-        (with_field(Annotated[NDArray[np.int64], Axes("E B", "x")]), "Out.v has the axes episode task; required ta"),
+        (with_field(Annotated[NDArray[np.int64], Axes("B", " ")]), "Out.v does not describe its entries; add"),
+        (with_field(Annotated[NDArray[np.int64], Axes("B Q", "x")]), "Out.v has the axis 'Q'; use letters of "),
+        (with_field(Annotated[NDArray[np.int64], Axes("... B", "x")]), "Out.v has the axis '...'; use letters"),
+        (with_field(Annotated[NDArray[np.int64], Axes("E E", "x")]), "Out.v has an axis twice: episode episode; ax"),
+        (with_field(Annotated[NDArray[np.int64], Axes("E B", "x")]), "Out.v has the axes episode task; task (B)"),
         (with_field(Annotated[NDArray[np.int64], Axes("B step", "x")]), "Out.v has the axis 'step', which every ou"),
-        (with_field(Annotated[NDArray[np.int64], Axes("B v", "x")]), "Out.v has the name of an axis; required an"),
+        (with_field(Annotated[NDArray[np.int64], Axes("B v", "x")]), "Out.v has the name of an axis; choose an"),
         (with_field(Annotated[NDArray[np.int64], ANY], "iteration"), "Out.iteration is not a valid array name"),
     ],
 )
@@ -120,7 +120,7 @@ def test_a_class_that_does_not_say_what_it_holds_is_refused(declared, problem):
 
 def test_names_that_a_file_system_could_confuse_are_refused():
     hint = Annotated[NDArray[np.float32], ANY]
-    with pytest.raises(OutputError, match="Out has names that differ only in case; required different ones"):
+    with pytest.raises(OutputError, match="Out has names that differ only in case; use names that differ"):
         OutputSchema.of(make_dataclass("Out", [("a", hint), ("A", hint)], frozen=True))
 
 

@@ -163,16 +163,16 @@ class OfATest(AlgorithmSettings):
     [
         (
             "import numpy\nnumpy.nothing",
-            "raised AttributeError in .*broken_plugins.py, line 2: module .*; required a module",
+            "raised AttributeError in .*broken_plugins.py, line 2: module .*; the module must",
         ),
         (
             "import nowhere",
-            "raised ModuleNotFoundError in .*broken_plugins.py, line 1: No module named 'nowhere'; requ",
+            "raised ModuleNotFoundError in .*broken_plugins.py, line 1: No module named 'nowhere'; the",
         ),
-        ("def", r"raised SyntaxError: .*\(broken_plugins.py, line 1\); required a module that can be imported"),
+        ("def", r"raised SyntaxError: .*\(broken_plugins.py, line 1\); the module must be importable"),
         (
             "from metaloom.stages.graphs.on_policy import ON_POLICY\nON_POLICY.remove('adept')",
-            "whose module cannot be imported: graph on_policy: found no stage adept; .*; did you mean adapt.$",
+            "the module of .* cannot be imported: graph on_policy: there is no stage adept; .*; did you mean adapt.$",
         ),
     ],
 )
@@ -187,11 +187,11 @@ def test_a_module_that_cannot_be_imported_is_not_taken_for_a_missing_one(text, w
 @pytest.mark.usefixtures("own")
 def test_an_object_that_no_other_process_would_find_is_refused(monkeypatch):
     inner = load("own_plugins:outer")()
-    with pytest.raises(ConfigError, match=r"own_plugins:outer\.<locals>\.Inner', which exists only in this process"):
+    with pytest.raises(ConfigError, match=r"own_plugins:outer\.<locals>\.Inner' exists only in this process"):
         build_config(settings(algorithm=inner()))
     still = load("own_plugins:Still")
     monkeypatch.setattr(still, "__module__", "__main__")
-    with pytest.raises(ConfigError, match="'__main__:Still', which exists only in this process"):
+    with pytest.raises(ConfigError, match="'__main__:Still' exists only in this process"):
         build_config(settings(algorithm=still()))
 
 
@@ -199,7 +199,7 @@ def test_an_object_that_no_other_process_would_find_is_refused(monkeypatch):
 def test_a_subclass_that_kept_a_built_in_name_would_be_replayed_as_another_and_is_refused():
     promp = load(ALGORITHMS.path("promp"))
     mine = type("Mine", (promp,), {"__module__": "own_plugins", "__annotations__": {"name": str}, "name": "promp"})
-    with pytest.raises(ConfigError, match=r"whose name is 'promp', which stands for .*:ProMP; remove the field name"):
+    with pytest.raises(ConfigError, match=r"is 'promp', which stands for .*:ProMP; remove the field name"):
         build_config(settings(algorithm=mine()))
 
 
@@ -286,7 +286,9 @@ def test_modules_beside_a_plug_in_count_with_it_and_others_do_not(own, monkeypat
 def test_a_plug_in_whose_file_has_gone_since_it_was_imported_is_refused(own):
     config = build_config(settings())
     (own / "own_plugins.py").unlink()
-    with pytest.raises(ConfigError, match=r"no .*own_plugins\.py, from which own_plugins:Learner was imported earlier"):
+    with pytest.raises(
+        ConfigError, match=r"own_plugins\.py, from which own_plugins:Learner was imported, no longer exists"
+    ):
         plugin_sources(config)
 
 

@@ -62,7 +62,7 @@ def test_every_round_has_one_task_of_each_class():
 
 
 def test_classes_refuse_what_cannot_be_even_and_a_field_that_no_task_has():
-    with pytest.raises(EnvError, match="8 tasks to draw evenly from the 3 values of kind; required a multiple"):
+    with pytest.raises(EnvError, match="cannot draw 8 tasks evenly from the 3 values of kind; use a multiple"):
         POOL.sample_evenly(8, rng(), "kind")
     with pytest.raises(EnvError, match=r"no task field 'color'.*\['kind', 'goal'\]"):
         POOL.sample_evenly(3, rng(), "color")
@@ -132,10 +132,10 @@ def test_a_single_task_without_parameters_can_be_drawn():
 
 def test_more_distinct_tasks_than_there_are_and_tasks_without_a_set_are_refused():
     with pytest.raises(
-        EnvError, match="found 3 tasks to draw from the 2 of PearlCheetahDir; required at most 2, since none"
+        EnvError, match="cannot draw 3 tasks from the 2 of PearlCheetahDir; use at most 2, since no task"
     ):
         distinct_tasks(make_env(EnvConfig(name="pearl-cheetah-dir")), 3, rng())
-    with pytest.raises(EnvError, match="Navigation2D draws its tasks from a distribution; required a fixed set"):
+    with pytest.raises(EnvError, match="Navigation2D draws its tasks from a distribution; use a fixed set"):
         distinct_tasks(make_env(EnvConfig(name="navigation-2d")), 3, rng())
 
 
@@ -158,7 +158,7 @@ def test_a_balanced_draw_takes_draws_in_their_order_until_each_class_is_full():
 
 
 def test_a_class_that_never_comes_up_is_named():
-    with pytest.raises(EnvError, match=r"Env: found too few tasks of the class 'two' among 3000 draws"):
+    with pytest.raises(EnvError, match=r"Env: too few tasks of the class 'two' among 3000 draws"):
         balanced_draw(KINDS, FIELDS, 3, rng(), lambda n: np.array([[0, 0.1], [1, 0.2], [1, 0.3]]), "Env")
 
 
@@ -168,5 +168,5 @@ def test_a_pool_gives_equally_many_of_every_class_and_none_twice_before_it_must(
     assert np.array_equal(batch.params, TASKS[batch.ids])
     assert sorted(batch.ids[batch.params[:, 0] == 0]) == [0, 3, 4]
     assert batch.params[:, 0].tolist() != sorted(batch.params[:, 0])
-    with pytest.raises(EnvError, match="no task of the class 'three' among 6"):
+    with pytest.raises(EnvError, match="none of the 6 tasks has the class 'three'"):
         POOL.sample_balanced(4, rng(), nearest("kind", {"zero": 0, "one": 1, "two": 2, "three": 3}))

@@ -180,10 +180,10 @@ def test_empty_places_are_the_last_and_have_no_end(collect):
     episodes = collect(Enough(20, None, E, T))
     lengths, flags = episodes.lengths.copy(), episodes.truncated.copy()
     lengths[0, 0] = 0
-    with pytest.raises(BatchError, match="at least one per task"):
+    with pytest.raises(BatchError, match="every task needs at least one"):
         changed(episodes, lengths=lengths)
     lengths[0, :2] = 3, 0
-    with pytest.raises(BatchError, match="required empty slots last"):
+    with pytest.raises(BatchError, match="empty slots must come last"):
         changed(episodes, lengths=lengths)
     flags[0, -1] = True
     with pytest.raises(BatchError, match="empty slot has terminated or truncated"):

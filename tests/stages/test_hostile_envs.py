@@ -88,7 +88,7 @@ BEFORE_A_STEP = {
     "raise_in_reset": ("reset", "Hostile.reset raised ValueError: no start found"),
     "nan_in_reset": ("reset", "found nan at index 0 of the observation"),
     "reset_without_info": ("reset", "required numbers of shape (2,)"),
-    "new_space_per_task": ("reset", "required the same in all tasks"),
+    "new_space_per_task": ("reset", "must be the same in all tasks"),
 }
 
 
@@ -258,7 +258,7 @@ def test_a_policy_that_gives_no_numbers_is_told_apart_from_its_environment():
         broken.params[name][:] = 1e38
     tasks = TaskBatch(np.ones((1, 1)), np.array([-1]), ("gain",), ("1",))
     sampler = Sampler(config("none"), POLICY, episodes_per_task=E, max_episode_steps=T)
-    with pytest.raises(RolloutError, match="required finite numbers from the policy") as caught:
+    with pytest.raises(RolloutError, match=r"the policy returned the action .*; actions must be finite") as caught:
         play_episodes(sampler, broken, tasks, position=RolloutPosition(1, 0, 0))
     assert caught.value.about["call"] == "act"
 

@@ -196,7 +196,7 @@ def test_deterministic_actions_are_those_of_the_recorded_distribution_and_differ
 
 
 def test_a_deterministic_uniform_sampler_is_refused():
-    with pytest.raises(ValueError, match="required deterministic=False"):
+    with pytest.raises(ValueError, match="use deterministic=False"):
         UNIFORM.collect(deterministic=True)
 
 

@@ -45,15 +45,15 @@ def forge(memory, key, **changes):
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"schema": "metaloom/99"}, "schema 'metaloom/99', kind 'end'"),
+        ({"schema": "metaloom/99"}, "schema 'metaloom/99' or kind 'end'"),
         ({"kind": "dream"}, "kind 'dream'"),
         ({"previous": "0" * 64}, "does not follow the entry before it"),
         ({"sequence": 0}, "does not follow the entry before it"),
-        ({"session": "0" * 16}, "belongs to a session other than the one"),
+        ({"session": "0" * 16}, "belongs to another session than the one"),
         ({"session": "../x"}, "not part of a run"),
-        ({"removed": ["../x"]}, r"it names \['\.\./x'\], which is not part of a run"),
-        ({"files": {"../x": {"text": ""}}}, r"it names \['\.\./x'\], which is not part of a run"),
-        ({"files": {"tables/tasks/00000000.parquet": {"key": "../x"}}}, r"it names the object '\.\./x'"),
+        ({"removed": ["../x"]}, r"names \['\.\./x'\], which is not part of a run"),
+        ({"files": {"../x": {"text": ""}}}, r"names \['\.\./x'\], which is not part of a run"),
+        ({"files": {"tables/tasks/00000000.parquet": {"key": "../x"}}}, r"names the object '\.\./x'"),
         ({"files": {"tables/tasks/00000000.parquet": {}}}, r"is not a log entry \(KeyError: 'size'\)"),
         ({"removed": None}, r"is not a log entry \(KeyError: 'removed'\)"),
     ],
@@ -89,7 +89,9 @@ def test_a_store_that_holds_another_run_than_the_cache_is_refused(memory, run, c
     memory.rm("/bucket/runs/first", recursive=True)
     if found == "another":
         memory.pipe({key: b"another" for key in run})
-    with pytest.raises(storage.StoreError, match=rf"{URL}: {found} entry {len(run) - 1} of the log, unlike the cache"):
+    with pytest.raises(
+        storage.StoreError, match=rf"{URL}: {found} entry {len(run) - 1} in the log, unlike in the cache"
+    ):
         storage.open_run(URL)
 
 

@@ -173,7 +173,9 @@ def test_outputs_of_inner_steps_that_one_table_cannot_hold_are_refused(tmp_path,
     with storage.create_run(tmp_path / "run", capacity=1, **creation) as writer:
         put(writer, [(ref, choices if ref == last else value, inputs) for ref, value, inputs in outputs])
     run = storage.open_run(tmp_path / "run")
-    with pytest.raises(ValueError, match=r"that one table cannot hold \((.|\n)*\); read fewer inner steps"):
+    with pytest.raises(
+        ValueError, match=r"these outputs do not fit into one table \((.|\n)*\); read fewer inner steps"
+    ):
         run.table("rollouts", columns=["actions"])
     assert run.table("rollouts", columns=["actions"], steps=1)["actions"].to_pylist() == [0] * choices.num_steps
     with pytest.raises(ValueError, match=r"rollouts\(i=0, k=1\) has no column returns; available columns: .*rewards"):

@@ -55,11 +55,11 @@ class TaskRows:
 class EpisodeRows:
     """Rows arranged as episodes: N = E * T, episode by episode, padding included."""
 
-    adjusted_rewards: Tensor  # [b, E, T], arbitrary on padding
+    adjusted_rewards: Tensor  # [b, E, T], arbitrary in the padding
     mask: Tensor  # [b, E, T]: 1 for real steps, 0 for padding
 
     def split(self, values: Tensor) -> Tensor:
-        """Reshape row values [b, N] to [b, E, T], zero on padding."""
+        """Reshape row values [b, N] to [b, E, T], zero in the padding."""
         return values.reshape(self.mask.shape) * self.mask
 
     def mean_over_cells(self, values: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def minibatches(samples: Samples, num_minibatches: int, rng: np.random.Generator
         return minibatch_rows(samples.mask.reshape(B, E * T), num_minibatches, rng)
     if num_minibatches > E:
         raise ValueError(
-            f"found {num_minibatches} minibatches for {E} episodes per task; required at most one per episode, since "
+            f"found {num_minibatches} minibatches for {E} episodes per task; use at most one per episode, since "
             "the loss takes whole episodes; lower algorithm.num_minibatches"
         )
     order: Array = rng.permuted(np.broadcast_to(np.arange(E, dtype=np.int64), (B, E)), axis=1)

@@ -151,7 +151,7 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
             if rounds > _MOST_ROUNDS:
                 yield (
                     f"algorithm.{name} is {getattr(self, name)}, which makes {rounds} rollout batches per iteration; "
-                    f"required at most {_MOST_ROUNDS}: lower it, or raise update_post_train"
+                    f"at most {_MOST_ROUNDS} are allowed: lower it, or raise update_post_train"
                 )
         if run.episodes_per_task != 1:
             yield (

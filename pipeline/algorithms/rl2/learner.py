@@ -209,8 +209,8 @@ class RL2TRPOLearner(MemoryLearner):
         gradient = region.gradient()
         if not np.isfinite(gradient).all():
             raise NumericalError(
-                "meta_optimize: the gradient of the policy's loss is not finite; required finite numbers. Check the "
-                "rewards of the iteration"
+                "meta_optimize: the gradient of the policy loss is not finite; it must be finite. Check the rewards of "
+                "this iteration"
             )
         full_step, metrics = natural_step(region.product, gradient, self._settings)
 

@@ -101,13 +101,13 @@ def check_computation(where: str, computation: object, reward_version: str, name
         return
     if reward_version != _VERSION_OF_RULES:
         raise EnvError(
-            f"{where}: computation is 'vectorized' and reward_version {reward_version!r}; required version "
+            f"{where}: computation is 'vectorized' but reward_version is {reward_version!r}; use version "
             f"{_VERSION_OF_RULES!r}, which the rules for rows implement, or computation 'auto' or 'oracle'"
         )
     if missing := [name for name in names if name not in ROW_TASKS]:
         raise EnvError(
-            f"{where}: computation is 'vectorized', for which {', '.join(missing)} "
-            f"{'has' if len(missing) == 1 else 'have'} no rules; required 'auto' or 'oracle', or classes among "
+            f"{where}: computation is 'vectorized', but {', '.join(missing)} "
+            f"{'has' if len(missing) == 1 else 'have'} no rules for it; use 'auto' or 'oracle', or classes among "
             f"{', '.join(ROW_TASKS)}"
         )
 

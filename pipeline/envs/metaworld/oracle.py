@@ -162,7 +162,7 @@ class OfficialClass:
             if draws > _MAX_DRAWS:  # the class rejects this goal
                 raise EnvError(
                     f"Meta-World: {self.name} does not accept the goal {goal.tolist()}, most likely because object and "
-                    "goal are too close; required a goal that the benchmark can draw"
+                    "goal are too close; use a goal that the benchmark can draw"
                 )
             return goal
 

@@ -38,7 +38,7 @@ def official_classes() -> Mapping[str, type[Any]]:
 def _install(found: str) -> str:
     # Install it without its dependencies, because it requires MuJoCo 3.3.0, which has no batches.
     return (
-        f"env.name: the package metaworld {found}; required version {VERSION}: `make metaworld` in a checkout, or "
+        f"env.name: the package metaworld {found}; install version {VERSION}: `make metaworld` in a checkout, or "
         f"`pip install --no-deps metaworld=={VERSION} && pip install scipy`"
     )
 

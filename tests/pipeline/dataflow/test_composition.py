@@ -135,34 +135,37 @@ ALONE = Stage(alone, EACH_STEP, reads={"episodes": "rollouts"})
 REFUSED = {
     "no annotation": (
         lambda: Stage(untyped, EACH_STEP),
-        ":untyped is annotated to return None; required the type of its output, as in -> Samples",
+        ":untyped is annotated to return None; give the type of its output, as in -> Samples",
     ),
-    "no function": (lambda: Stage("smooth", EACH_STEP), "found the stage 'smooth' without a function; required Stage("),
-    "parameters": (lambda: Stage(loose, EACH_STEP), "has the parameter *everything; required parameters by name"),
+    "no function": (lambda: Stage("smooth", EACH_STEP), "'smooth' is not a function, which a stage needs; use Stage("),
+    "parameters": (
+        lambda: Stage(loose, EACH_STEP),
+        "has the parameter *everything; all parameters must be passed by name",
+    ),
     "reads": (
         lambda: Stage(many, EACH_STEP, reads={"samples": "samples"}),
-        "has the keyword-only parameters samples, sample; required the same (sample is not)",
+        "has the keyword-only parameters samples, sample; they must match (sample does not)",
     ),
     "tool": (
         lambda: ON_POLICY.insert(Stage(handed, EACH_STEP), after="adapt"),
-        "stage handed: its function takes contxt, which is not a tool; required one of at, config, setup, learner",
+        "stage handed: its function takes contxt, which is not a tool; use one of at, config, setup, learner",
     ),
     "edge": (
         lambda: ON_POLICY.insert(SMOOTH.reading(samples="sample"), after="adapt"),
-        "stage smooth reads samples from the edge sample, which does not exist; required one of learner, tasks",
+        "stage smooth reads samples from the edge sample, which does not exist; use one of learner, tasks",
     ),
     "edge to nothing": (
         lambda: ON_POLICY.edge(own=this_step("adpat")),
-        "the edge own is this_step(adpat), but there is no stage adpat; required one of initialize, sample_tasks, "
+        "the edge own is this_step(adpat), but there is no stage adpat; use one of initialize, sample_tasks, "
         "collect_rollouts, process_samples, adapt, meta_optimize, evaluate; did you mean adapt?",
     ),
     "first": (
         lambda: ON_POLICY.edge(acting=last_step("adapt", first="acting")),
-        "the edge acting is last_step(adapt, first=acting); required as its first edge one of learner, tasks",
+        "the edge acting is last_step(adapt, first=acting); its first edge must be one of learner, tasks",
     ),
     "after": (
         lambda: ON_POLICY.insert(SMOOTH, after="process_sample"),
-        "found no stage process_sample; required one of initialize",
+        "there is no stage process_sample; use one of initialize",
     ),
     "gives": (
         lambda: ON_POLICY.insert(SMOOTH, after="process_samples", gives="sample"),
@@ -177,7 +180,7 @@ REFUSED = {
     "fewer steps": (
         lambda: ON_POLICY.insert(replace(SMOOTH, per=INNER_STEP), after="process_samples", gives="samples"),
         "smooth gives Samples 'k = 0 ... K-1', but the edge samples comes from process_samples, which gives Samples "
-        "'k = 0 ... K'; required the same",
+        "'k = 0 ... K'; both must be the same",
     ),
     "removed": (
         lambda: ON_POLICY.remove("process_samples"),
@@ -195,16 +198,19 @@ REFUSED = {
     ),
     "edge from a function": (
         lambda: ON_POLICY.edge(own=this_step(smooth)),
-        "required a stage, or the name of one, as in this_step('adapt')",
+        "an edge must come from a stage or the name of one, as in this_step('adapt'); got <function",
     ),
-    "edge from nothing": (lambda: ON_POLICY.edge(own=since_start()), "found since_start() without a stage; name the"),
+    "edge from nothing": (
+        lambda: ON_POLICY.edge(own=since_start()),
+        "since_start() needs at least one stage; name the",
+    ),
     "first stage": (
         lambda: ON_POLICY.edge(learner=last_iteration("meta_optimize", first=SMOOTH)),
         "the edge learner is last_iteration(meta_optimize, first=this_step(smooth)), but there is no stage smooth",
     ),
     "over": (
         lambda: replace(SMOOTH, over="anything"),
-        "stage smooth is over 'anything'; required over='tasks', or none",
+        "stage smooth is over 'anything'; use over='tasks' or omit it",
     ),
     "per": (
         lambda: Stage(smooth, "each_step"),
@@ -212,29 +218,35 @@ REFUSED = {
     ),
     "name": (
         lambda: Stage(lambda *, samples: samples, EACH_STEP, output=Samples),
-        "with the name '<lambda>'; required",
+        "has the name '<lambda>'; use",
     ),
     "output": (
         lambda: Stage(smooth, EACH_STEP, output="Samples"),
-        "smooth: has output='Samples'; required the type of",
+        "smooth: has output='Samples'; give the type of",
     ),
     "unknown output": (
         lambda: Stage(unknown, EACH_STEP),
-        """NameError("name 'Nothing' is not defined"); required the""",
+        """NameError("name 'Nothing' is not defined"); give the""",
     ),
     "edge in reads": (
         lambda: Stage(smooth, EACH_STEP, reads={"samples": this_step("adapt")}),
-        "required input -> name of an edge: {'state': 'learner'}",
+        "map inputs to names of edges: {'state': 'learner'}",
     ),
-    "shared object": (lambda: replace(ON_POLICY, shared={"memo": {}}), "memo = {}; required a function that makes it"),
-    "shared tool": (lambda: replace(ON_POLICY, shared={"at": dict}), "shared has at, the name of a tool; required"),
+    "shared object": (
+        lambda: replace(ON_POLICY, shared={"memo": {}}),
+        "memo = {}; it must be a function that makes the value",
+    ),
+    "shared tool": (
+        lambda: replace(ON_POLICY, shared={"at": dict}),
+        "shared has at, which is the name of a tool; choose another",
+    ),
     "argument of shared": (
         lambda: replace(ON_POLICY, shared={"memo": lambda confg: {}}),
-        "shared has memo, whose function takes confg; required names of tools other than at",
+        "shared has memo, whose function takes confg; it can only take tools other than at",
     ),
     "another graph's stage": (
         lambda: OFF_POLICY.replace(ADAPT, SMOOTH),
-        "graph off_policy: found no stage adapt; required one of initialize, fill_memory",
+        "graph off_policy: there is no stage adapt; use one of initialize, fill_memory",
     ),
 }
 
@@ -350,7 +362,7 @@ def test_stages_that_adapt_read_what_there_is_after_training_too():
 
 def test_tasks_act_with_what_the_step_before_has_given():
     assert ON_POLICY.adaptation == (ON_POLICY["collect_rollouts"], ON_POLICY["adapt"])
-    with pytest.raises(GraphError, match=r"collect_rollouts acts with the output of kept in the same inner step"):
+    with pytest.raises(GraphError, match=r"collect_rollouts acts on parameters from kept in the same inner step"):
         _ = SAME_STEP.adaptation
 
 
@@ -358,7 +370,7 @@ def test_tasks_act_with_what_the_step_before_has_given():
     ("given", "problem"),
     [
         (lambda b: None, r"for task 0 returned NoneType; required TaskParams, as it declares"),
-        (lambda b: params_of(w=2), "for task 0 returned arrays of 2 tasks; required arrays of this task only"),
+        (lambda b: params_of(w=2), "for task 0 returned arrays of 2 tasks; return arrays of this task only"),
         (lambda b: params_of(w=1 + (b == 1)), "for task 1 returned arrays of 2 tasks"),
         (lambda b: params_of(w=1, **({"more": 1} if b else {})), r"for task 1 .* only one has params\['more'\]"),
         (lambda b: params_of(**{"v" if b else "w": 1}), r"for task 1 .* only one has params\['v'\], params\['w'\]"),

@@ -34,7 +34,7 @@ def test_one_arm_is_no_bandit_and_discrete_actions_have_no_scale():
     for arms in (1, 2.5, True, "5", None):
         with pytest.raises(EnvError, match=f"arms is {arms!r}; required a whole number of at least 2"):
             make_env(EnvConfig(name="bernoulli-bandit", options={"arms": arms}))
-    with pytest.raises(EnvError, match=r"actions Discrete\(5\) are discrete and have no scale"):
+    with pytest.raises(EnvError, match=r"actions Discrete\(5\) are discrete and cannot be scaled"):
         make_env(EnvConfig(name="bernoulli-bandit", action_scale=1.0))
 
 

@@ -369,7 +369,7 @@ def test_an_environment_without_a_step_and_without_rules_for_rows_says_what_it_n
     half = type("Half", (Idle,), {"step": lambda env, action: (0, 0.0, False, False, {})})()
     for ask in (lambda: env.step(0), lambda: env.reset(seed=0), lambda: env.batch(2, 1), lambda: half.reset(seed=0)):
         with pytest.raises(
-            EnvError, match=r"(Idle|Half) lacks step or reset, and has no row_batch; required `step` and `reset`, or"
+            EnvError, match=r"(Idle|Half) lacks step or reset, and has no row_batch; define `step` and `reset`, or"
         ):
             ask()
 
@@ -391,9 +391,9 @@ def test_a_base_class_after_meta_env_keeps_its_rules_and_old_names_are_refused()
     assert (observation == plain.reset(seed=1)[0]).all()
     assert (env.step(1)[0] == plain.step(1)[0]).all()
     assert env.batch(2, 1) is None
-    with pytest.raises(EnvError, match="Late lists MetaEnv before PointRobot; required PointRobot first"):
+    with pytest.raises(EnvError, match="Late lists MetaEnv before PointRobot; list PointRobot first"):
         type("Late", (MetaEnv, PointRobot), {})
-    with pytest.raises(EnvError, match="Varied defines vary_model, which is no longer called; required `prepare_mod"):
+    with pytest.raises(EnvError, match="Varied defines vary_model, which is no longer called; override `prepare_mod"):
         type("Varied", (RandomDynamics,), {"vary_model": print})
     with pytest.raises(EnvError, match="calls vary_model; remove the call"):
         RandomDynamics.vary_model(RandomDynamics.__new__(RandomDynamics))

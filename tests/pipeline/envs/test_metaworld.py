@@ -308,7 +308,7 @@ def test_without_the_package_the_name_says_how_to_install_it(found: str | None, 
     monkeypatch.setattr(package, "version", version)
     package.official_classes.cache_clear()
     benchmark_tasks.cache_clear()
-    with pytest.raises(EnvError, match=r"metaworld is .*required version 3\.1\.1: `make metaworld`.*--no-deps"):
+    with pytest.raises(EnvError, match=r"metaworld is .*install version 3\.1\.1: `make metaworld`.*--no-deps"):
         make_env(EnvConfig(name="metaworld-ml1-reach"))
 
 

@@ -187,8 +187,12 @@ def test_an_option_chooses_who_computes_and_the_run_records_who_did():
     ("name", "options", "message"),
     [
         ("reach", {"computation": "fast"}, "computation is 'fast'; required one of auto, vectorized, oracle"),
-        ("hammer", {"computation": "vectorized"}, "hammer has no rules; required 'auto' or 'oracle', or classes among"),
-        ("reach", {"computation": "vectorized", "reward_version": "v1"}, "reward_version 'v1'; required version 'v2'"),
+        (
+            "hammer",
+            {"computation": "vectorized"},
+            "hammer has no rules for it; use 'auto' or 'oracle', or classes among",
+        ),
+        ("reach", {"computation": "vectorized", "reward_version": "v1"}, "reward_version is 'v1'; use version 'v2'"),
     ],
 )
 def test_a_computation_that_there_is_not_is_refused(name, options, message):

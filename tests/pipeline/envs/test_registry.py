@@ -205,7 +205,7 @@ def test_reward_terms_that_change_their_names_are_refused() -> None:
     batch = make_batch_env(EnvConfig(name="own_envs:Unsteady"), 1)
     batch.reset(np.ones((1, 1)), np.zeros(1, np.uint64))
     batch.step(np.zeros((1, 1), np.float32), np.arange(1))
-    with pytest.raises(EnvError, match=r"has \['t2'\]; required the same terms as in its first step, \['t1'\]"):
+    with pytest.raises(EnvError, match=r"has \['t2'\]; every step must have the terms of the first, \['t1'\]"):
         batch.step(np.zeros((1, 1), np.float32), np.arange(1))
 
 
@@ -218,7 +218,7 @@ def test_an_env_that_gymnasium_knows_comes_without_its_time_limit() -> None:
 def test_an_env_that_gymnasium_cannot_make_says_why() -> None:
     with pytest.raises(EnvError, match=r"gymnasium cannot make 'Pendulum-v1' with options \{'weight': 1\}"):
         make_env(EnvConfig(name="Pendulum-v1", options={"weight": 1}))
-    with pytest.raises(EnvError, match="required the run's own setting, --set max_episode_steps=60"):
+    with pytest.raises(EnvError, match="use the run's own setting instead: --set max_episode_steps=60"):
         make_env(EnvConfig(name="Pendulum-v1", options={"max_episode_steps": 60}))
 
 
@@ -467,13 +467,13 @@ def test_the_module_of_a_gymnasium_id_must_be_there_and_other_names_are_refused_
         ("no_such_module:Wrapper", "^env.wrappers: .*no_such_module"),
         (
             "FlattenObservatio",
-            r"^env.wrappers: found 'FlattenObservatio'; did you mean FlattenObservation\?\nRequired: a class",
+            r"^env.wrappers: no wrapper 'FlattenObservatio'; did you mean FlattenObservation\?\nUse a class",
         ),
-        ("NormalizeObservation", "found NormalizeObservation, whose statistics come from one copy of the environment"),
-        ("NormalizeReward", "found NormalizeReward, whose statistics come from one copy of the environment"),
+        ("NormalizeObservation", "the statistics of NormalizeObservation come from one copy of the environment"),
+        ("NormalizeReward", "the statistics of NormalizeReward come from one copy of the environment"),
         (
             {"name": "RecordVideo", "options": {"video_folder": "x"}},
-            "found RecordVideo, which makes every copy .* write",
+            "with RecordVideo, every copy .* would write",
         ),
         (
             {"name": "TimeLimit", "options": {"steps": 3}},

@@ -54,5 +54,5 @@ def test_sparse_rewards_stay_what_they_are() -> None:
 
 @pytest.mark.parametrize("config", [{"name": "pearl-point-robot"}, {"name": "Pendulum-v1"}], ids=lambda c: c["name"])
 def test_an_environment_without_them_says_so(config: dict[str, str]) -> None:
-    with pytest.raises(EnvError, match=r"P\w+ has no sparse rewards; required .*pearl-sparse-point-robot"):
+    with pytest.raises(EnvError, match=r"P\w+ has no sparse rewards; use .*pearl-sparse-point-robot"):
         make_env(EnvConfig(**config)).sparse_rewards(np.zeros(3, np.float32))

@@ -52,8 +52,8 @@ def test_they_are_plain_data(classes):
         (lambda: nearest("v", {"a": (1, 2), "b": (0, 1)}), "value for every field"),
         (lambda: nearest("v", {"a": float("nan"), "b": 1}), "finite"),
         (lambda: nearest(("v", "v"), {"a": (0, 1), "b": (1, 0)}), r"the fields .'v', 'v'"),
-        (lambda: nearest("v", {1: 1, 2: 0}), "required single-line names"),
-        (lambda: nearest("v", {"a\nb": 1, "c": 0}), "single-line names, and no repeated field"),
+        (lambda: nearest("v", {1: 1, 2: 0}), "each must be a single line"),
+        (lambda: nearest("v", {"a\nb": 1, "c": 0}), "a single line, and fields must not repeat"),
         (lambda: bins("v", (2, 1)), "increasing"),
         (lambda: bins("v", ()), "required two"),
         (lambda: Classes(("v", "w"), ("a", "b"), edges=(1.0,)), "one field"),
@@ -99,7 +99,7 @@ class Listed(PointCorner):
 @pytest.mark.parametrize(
     ("cls", "message"),
     [
-        (Renamed, r"Renamed.task_classes: found classes by goal_x, goal_y.*'direction'"),
+        (Renamed, r"Renamed.task_classes uses goal_x, goal_y.*'direction'"),
         (Listed, "Listed.*`nearest` or `bins`"),
     ],
 )
@@ -122,7 +122,7 @@ def test_classes_that_are_held_out_count_where_their_tasks_are():
     assert Classes.from_facts(classes.facts()) == classes
     assert "held_out" not in nearest("kind", {"a": 0, "b": 1}).facts()
     for held_out in (["d"], ["a", "b", "c"], ["a", "a"]):
-        with pytest.raises(ValueError, match="required some, but not all, of the names"):
+        with pytest.raises(ValueError, match="use some, but not all, of the names"):
             nearest("kind", {"a": 0, "b": 1, "c": 2}, held_out)
 
 

@@ -56,7 +56,7 @@ def test_the_default_code_of_a_processor_is_what_its_flags_suffice_for(flags, co
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_device_that_is_not_there_is_refused_with_those_that_are():
-    with pytest.raises(ConfigError, match=r"device is cuda, but torch .* finds none here; required one of cpu"):
+    with pytest.raises(ConfigError, match=r"device is cuda, but torch .* finds none here; use one of cpu"):
         use_device("cuda")
 
 

@@ -149,7 +149,7 @@ def test_tanh_of_many_tasks_on_the_cpu_is_numpys_as_in_acting():
 @pytest.mark.parametrize(("shape", "scale"), [((16, 16, 3), 255.0), ((16, 16, 3), 1.0), ((16, 16), 255.0)])
 def test_a_network_that_would_flatten_an_image_is_refused_and_cnn_is_named(network, shape, scale):
     config = PolicyConfig(network=network, hidden_sizes=(8, 8))
-    with pytest.raises(ConfigError, match=r"images of shape \(16, 16.*required policy.network=cnn"):
+    with pytest.raises(ConfigError, match=r"images of shape \(16, 16.*use policy.network=cnn"):
         config.network_spec(Spaces(shape, scale, 2, 0), 2)
 
 
@@ -168,7 +168,7 @@ def test_the_options_that_are_advised_fit_the_image_which_the_defaults_do_not(sh
     if shape == (7, 7, 3):
         assert advised is None
         PolicyConfig(network="cnn").network_spec(spaces, 2)
-        with pytest.raises(ConfigError, match="required smaller or fewer ones, or the defaults"):
+        with pytest.raises(ConfigError, match="use smaller or fewer ones, or the defaults"):
             PolicyConfig(network="cnn", network_options={"kernel_sizes": [8, 8]}).network_spec(spaces, 2)
         return
     with pytest.raises(ConfigError, match=r"nothing is left of an image of .* after convolution [01] of") as refused:
@@ -183,8 +183,8 @@ def test_the_options_that_are_advised_fit_the_image_which_the_defaults_do_not(sh
         ({"network_options": {"width": 3}}, "network mlp has no options"),
         ({"network": "cnn", "network_options": {"width": 3}}, "(?s)width.*unknown key"),
         ({"network": "cnn", "network_options": {"strides": [2]}}, "differ in length"),
-        ({"network": "residual", "hidden_sizes": (64, 32)}, "required equal sizes"),
-        ({"network": "gru", "hidden_sizes": ()}, r"gru has a single layer; found hidden_sizes \(\); required one size"),
+        ({"network": "residual", "hidden_sizes": (64, 32)}, "sizes must be equal"),
+        ({"network": "gru", "hidden_sizes": ()}, r"gru has a single layer; found hidden_sizes \(\); give one size"),
         ({"activation": "Silu"}, "found 'Silu'; .*did you mean SiLU"),
         ({"output_activation": "PReLU"}, "required one of identity, tanh"),
     ],

@@ -73,7 +73,7 @@ def test_tensors_change_in_place_and_arrays_do_not(params):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"name": "AdamX"}, "required one of adam, rmsprop, sgd, .*; did you mean Adam"),
+        ({"name": "AdamX"}, "use one of adam, rmsprop, sgd, .*; did you mean Adam"),
         ({"name": "adamw"}, r"did you mean AdamW\?$"),
         ({"name": "LBFGS"}, "closure"),
         ({"name": "SparseAdam"}, "dense gradients"),

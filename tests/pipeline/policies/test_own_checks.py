@@ -90,10 +90,10 @@ WRONG = {
     "returns parameters()['log_std'] as float32[1, 2]; required a tensor (4, ...)": with_distribution(
         parameters=lambda self: self._asdict()
     ),
-    "in `recorded` that differ from those it acted with: log_prob": with_policy(
+    "in `recorded` than it acted with (log_prob": with_policy(
         recorded=lambda self, behavior: Gaussian(behavior["mean"], behavior["log_std"] + 1)
     ),
-    "in `recorded` that differ from those it acted with: log_prob -": with_policy(
+    "in `recorded` than it acted with (log_prob is -": with_policy(
         recorded=lambda self, behavior: Gaussian(behavior["mean"], 2 * behavior["log_std"])
     ),
     "returns the parameter kernel as float64; required float32": with_policy(

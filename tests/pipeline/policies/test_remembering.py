@@ -347,7 +347,7 @@ def test_a_cell_that_does_not_keep_to_the_contract_is_refused(name, reason):
     [
         (
             "resets",
-            r"Sums.sequence returned features -?\d.* at \(1, .*\), but step by step -?\d.*; required the same to 1e-06",
+            r"Sums.sequence returned features -?\d.* at \(1, .*\), but step by step -?\d.*; they must agree to 1e-06",
         ),
         ("last", r"Sums.sequence returned states -?\d.* at .*, but step by step -?\d"),
         ("gradient", r"by own_cells:Sums.sequence the gradient of layer.weight 0 at .*, but step by step -?\d"),
@@ -361,7 +361,7 @@ def test_a_cell_that_does_not_keep_to_the_contract_is_refused(name, reason):
         ),
         ("raises", r"Sums.sequence raised ValueError on inputs of shape \(2, 4, 7\) .* float64: of a sequence"),
         ("long", r"Sums.sequence, unlike 70 single steps, raised ValueError on inputs of shape \(70, 4, 7\)"),
-        ("writes", "Sums.sequence modifies its inputs in place, which other code reads; required a copy"),
+        ("writes", "Sums.sequence modifies its inputs in place, which other code reads; return a copy"),
         ("backward", "the gradient of own_cells:Sums.sequence raised RuntimeError .* by an inplace operation"),
         ("steps", "Sums, called step by step, raised RuntimeError .* both float64: .* same dtype"),
     ],

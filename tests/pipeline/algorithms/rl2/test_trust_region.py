@@ -224,5 +224,5 @@ def test_a_gradient_that_is_not_finite_is_refused_before_a_step_is_tried(episode
     state = learner.initialize(run_seed=1)
     samples = learner.process(state, episodes, seed=0)
     endless = replace(samples, advantages=np.full_like(samples.advantages, np.inf))
-    with pytest.raises(NumericalError, match="meta_optimize: the gradient of the policy's loss is not finite"):
+    with pytest.raises(NumericalError, match="meta_optimize: the gradient of the policy loss is not finite"):
         learner.update(state, [Step(episodes, endless, 0)], run_seed=1, iteration=0)
