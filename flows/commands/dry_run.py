@@ -44,7 +44,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class DryRun:
-    """Estimated cost of a run, and the resources of this machine.
+    """Estimated cost of a run, with the resources of this machine.
 
     Attributes:
         workers: Number of sampling processes on this machine.

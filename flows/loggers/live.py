@@ -75,7 +75,7 @@ def log_folder(run: Path) -> Path:
 def logging_to(
     names: Sequence[str], folder: Path, observer: Observer, *, film_every: int | None = None
 ) -> Iterator[Observer]:
-    """Within the block, provide an observer that also logs iterations.
+    """Within the block, yield an observer that also logs iterations.
 
     Args:
         names: Names of loggers, or paths module:function; if empty, `observer` itself is yielded.

@@ -262,7 +262,7 @@ def test_a_users_format_writes_and_refuses_the_options_it_does_not_take(csv_form
     [
         ("no_such_module:CSV", "No module named 'no_such_module'"),
         ("json:CSV", "of a graph or export format module:NAME)"),
-        ("json:dumps", "an object of builtins:function; required module:FORMAT with an ExportFormat"),
+        ("json:dumps", "an object of builtins:function; use module:FORMAT, the path of an ExportFormat"),
     ],
 )
 def test_a_users_format_that_is_none_is_refused_before_anything_is_written(name, message, stored, tmp_path, capsys):
@@ -276,7 +276,7 @@ def test_a_format_refuses_a_function_that_it_could_not_call():
         """Needs what no option gives."""
 
     with pytest.raises(
-        TypeError, match=r"export_rows\(run, folder, done, rows\): missing .* 'rows'; required \(run, f"
+        TypeError, match=r"export_rows\(run, folder, done, rows\): missing .* 'rows'; it must take \(run, f"
     ):
         exports.ExportFormat(export_rows)
 

@@ -330,7 +330,7 @@ def test_a_module_of_the_same_name_in_another_folder_is_not_the_trusted_one(monk
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(user / "work")])
     monkeypatch.chdir(user / "evil")
     line = says("replay own@0", capsys, 2)
-    assert f"found own_measure (in {user / 'evil' / 'own_measure.py'}), which you have trusted at another path" in line
+    assert f"you have trusted a different path for own_measure (in {user / 'evil' / 'own_measure.py'})" in line
     assert not Path("IMPORTED").exists()
 
 
