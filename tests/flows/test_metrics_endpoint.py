@@ -128,7 +128,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_made(settings, tmp_path
         assert cli.run(["train", settings, "--run", str(tmp_path / "first"), "--metrics-port", str(port)]) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    assert f"found --metrics-port {port}, which cannot be opened (Address already in use)" in told
+    assert f"--metrics-port {port} cannot be opened (Address already in use)" in told
     assert not (tmp_path / "first").exists()
 
 

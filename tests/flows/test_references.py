@@ -401,7 +401,7 @@ def test_a_run_that_is_not_complete_or_others_could_not_compute_is_refused(made,
     with pytest.raises(UsageError, match="1 of 6 iterations; complete the run first"):
         add(tmp_path / "half", folder)
     monkeypatch.setattr("metaloom.flows.references.archive.names_of_run", lambda run: ["my_envs:Reach"])
-    with pytest.raises(UsageError, match="settings that name my_envs:Reach"):
+    with pytest.raises(UsageError, match="settings name my_envs:Reach"):
         add(made / "tiny", folder, "own")
 
 
@@ -671,7 +671,7 @@ def test_a_reference_that_names_a_module_is_shown_and_not_imported(
     }
     for words, code in codes.items():
         assert command(["reference", *words.split(), "--from", str(references)]) == code, words
-    assert capsys.readouterr().err.count("which you have not trusted") == 2
+    assert capsys.readouterr().err.count("you have not trusted") == 2
     assert not Path("IMPORTED").exists()
 
 

@@ -380,7 +380,7 @@ def test_what_does_not_fit_is_refused_in_words(made, tmp_path):
             run.policy(seed=seed)
         with pytest.raises(UsageError, match=f"found seed {seed}"):
             policy.reset(seed=seed)
-    with pytest.raises(UsageError, match=r"nowhere.policy.safetensors: cannot be written \(No such file"):
+    with pytest.raises(UsageError, match=r"nowhere.policy.safetensors cannot be written \(No such file"):
         policy.save(tmp_path / "nowhere" / "policy.safetensors")
     (tmp_path / "there.onnx").touch()
     with pytest.raises(UsageError, match="already exists"):
