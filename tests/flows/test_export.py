@@ -182,9 +182,9 @@ def test_places_without_an_episode_are_no_rows_of_a_history(tmp_path):
 @pytest.mark.parametrize(
     ("to", "options", "message"),
     [
-        ("parquet", {"by": "task"}, "found --by with --to parquet, which does not support it"),
+        ("parquet", {"by": "task"}, "--to parquet does not support --by"),
         ("tensorboard", {"steps": (0,)}, "remove it"),
-        ("delta", {"iterations": 1}, "found --iterations with --to delta"),
+        ("delta", {"iterations": 1}, "--to delta does not support --iterations"),
         ("parquet", {"steps": (5,)}, "found --step 5; required one of 0, 1"),
         ("parquet", {"iterations": slice(5, 6)}, "no complete iteration"),
     ],
@@ -297,7 +297,7 @@ def test_a_format_that_does_not_exist_is_refused_with_those_that_do(stored, tmp_
 def test_every_option_is_honoured_or_refused(stored, tmp_path, to, option):
     (name,) = option
     if not exports.format_of(to).takes(name):
-        with pytest.raises(UsageError, match="does not support it"):
+        with pytest.raises(UsageError, match="does not support --"):
             export(stored, tmp_path / "out", to, **option)
         return
     rows = export(stored, tmp_path / "out", to, **option).rows
