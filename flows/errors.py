@@ -58,7 +58,7 @@ def exit_text(ended: SystemExit) -> str:
     last = traceback.extract_tb(ended.__traceback__)[-1]
     return (
         f"{last.filename}, line {last.lineno}, in {last.name} asked Python to exit "
-        f"({str(ended) or 'without a reason'}); required a result or an error"
+        f"({str(ended) or 'without a reason'}); it must return a result or raise an error"
     )
 
 
@@ -70,7 +70,7 @@ class StartAgain(Exception):
     """Raised to restart a command with other environment variables, since libraries select machine code on import."""
 
     def __init__(self, environment: dict[str, str]) -> None:
-        super().__init__("required another process, which `metaloom` starts")
+        super().__init__("must run in another process, which `metaloom` starts")
         self.environment = environment
 
 

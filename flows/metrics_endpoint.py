@@ -94,9 +94,7 @@ def metrics_at(port: int, run: str, observer: Observer) -> Iterator[Observer]:
         server, thread = start_http_server(port, LOOPBACK, registry=metrics.registry)
         server.set_app(answer)
     except OSError as error:
-        raise UsageError(
-            f"found --metrics-port {port}, which cannot be opened ({error.strerror}); required a free port"
-        ) from None
+        raise UsageError(f"--metrics-port {port} cannot be opened ({error.strerror}); use a free port") from None
 
     def stage_started(ref: StageRef) -> None:
         metrics.stage_started(ref)

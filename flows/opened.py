@@ -68,7 +68,7 @@ class Run(storage.Run):
         """
         if (classes := classes_of(self)) is None:
             raise UsageError(
-                f"{self.location}: its environment declared no task classes; required one with task_classes. A run "
+                f"{self.location}: its environment declared no task classes; define task_classes. A run "
                 "from an earlier version gets them at its next `metaloom resume`"
             )
         return class_table(self, self.select(iterations), classes)
@@ -186,7 +186,9 @@ def open_runs(pattern: str | Path) -> Runs:
         storage.StoreError: a run cannot be read.
     """
     if "://" in str(pattern):
-        raise UsageError(f"found the URL {pattern}; required a pattern of names or paths. `open_run` opens a URL")
+        raise UsageError(
+            f"cannot search the URL {pattern}; pass a pattern of names or paths. `open_run` opens one run by URL"
+        )
     root = Path() if isinstance(pattern, Path) or "/" in pattern else runs_root()
     pattern = Path(pattern).expanduser()
     folders = (root / path for path in glob(f"{pattern}/", root_dir=root, recursive=True))
@@ -194,7 +196,7 @@ def open_runs(pattern: str | Path) -> Runs:
     folders = (folder for folder in folders if not any((above / "run.json").exists() for above in folder.parents))
     found = sorted(filter(storage.run_exists, folders))
     if not found:
-        raise UsageError(f"found no run {str(root / pattern)!r}; required a pattern that matches the path of a run")
+        raise UsageError(f"no run matches the pattern {str(root / pattern)!r}")
     return Runs([Run.open(path) for path in found])
 
 

@@ -62,7 +62,7 @@ def environment_of(run: Run) -> str:
 def check_comparable(runs: Sequence[Run], *, mixed: bool) -> None:
     """Reject duplicate runs, and runs whose scores cannot be compared."""
     if not runs:
-        raise UsageError("found no runs to compare; required one or more, by name, path, pattern or sweep")
+        raise UsageError("there are no runs to compare; pass one or more by name, path, pattern or sweep")
     paths = [str(run.path.resolve()) for run in runs]
     if twice := next((path for n, path in enumerate(paths) if path in paths[:n]), None):
         raise UsageError(f"found the run {twice} twice; name it once")
@@ -107,8 +107,8 @@ def grouped(runs: Sequence[Run], by: Sequence[str], *, mixed: bool) -> dict[str,
         tested = {name: " | ".join(sorted({environment_of(run) for run in g.runs})) for name, g in groups.items()}
         if len(set(tested.values())) > 1:
             raise UsageError(
-                f"found groups that were trained in different environments: {_examples(tested)}; required the same, "
-                "or --group env.name"
+                f"the groups were trained in different environments: {_examples(tested)}. They must be the same; "
+                "otherwise use --group env.name"
             )
     return groups
 

@@ -18,7 +18,7 @@ RunLike = str | Path | storage.Run
 
 
 def runs_root() -> Path:
-    """Return the runs folder: $METALOOM_RUNS, or `runs` in the working folder if the variable is empty or not set.
+    """Return the runs folder: $METALOOM_RUNS, or `runs` in the working directory if the variable is empty or not set.
 
     If the variable is a URL, this is the URL's cache folder.
     """
@@ -36,7 +36,7 @@ def folder_of(run: RunLike) -> Path:
 
 
 def report_path(run: Path) -> Path:
-    """Return the path of a run's report, beside the run or, for object storage, in the working folder."""
+    """Return the path of a run's report, beside the run or, for object storage, in the working directory."""
     return (Path("reports") if storage.url_of(run) else run.parent / "reports") / run.name
 
 
@@ -46,7 +46,7 @@ def report_folder(run: Path) -> Path:
     for path in (folder.parent, folder, *(folder.iterdir() if folder.is_dir() else ())):
         if path.is_symlink():  # the target would be overwritten
             raise UsageError(
-                f"{path}: found a symbolic link; required a folder of reports and its files. Remove the link, or "
+                f"{path} is a symbolic link, but reports need a folder. Remove the link, or "
                 f"choose another folder: `metaloom report {storage.argument(run)} --out FOLDER`"
             )
     return folder
@@ -106,8 +106,8 @@ def learner_after(run: storage.Run, updates: int) -> LearnerState:
     ref = run.learner_ref(updates)
     if not run.contains(ref):
         raise UsageError(
-            f"{run.path}: found {updates} as the number of updates, but the run has {len(run.iterations)}; required "
-            f"at most that many. `metaloom resume {storage.argument(run.path)} --iterations {updates}` adds more"
+            f"{run.path}: found {updates} as the number of updates, but the run has only "
+            f"{len(run.iterations)}. `metaloom resume {storage.argument(run.path)} --iterations {updates}` adds more"
         )
     update = run.load(ref)
     assert isinstance(update, Update)
@@ -143,7 +143,7 @@ def best_iteration(run: storage.Run) -> int:
     table = run.metrics()
     name = last_return(table.column_names)
     if name is None:
-        raise UsageError(f"{run.path}: found no returns among the metrics; required an iteration number")
+        raise UsageError(f"{run.path}: there are no returns among the metrics; pass an iteration number")
     returns = table[name].to_pylist()
     return int(table["iteration"].to_pylist()[returns.index(max(returns))])
 

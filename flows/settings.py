@@ -18,7 +18,7 @@ from metaloom.storage.format.settings import dotted
 
 
 def assignments(settings: Mapping[str, Any]) -> list[str]:
-    """Return changes to settings as a list of KEY=VALUE, with one key per field of a section."""
+    """Return setting changes as `KEY=VALUE` strings, with sections flattened to dotted keys."""
     # Skip a section without changes, since the value {} would replace the whole section.
     changes = {name: value for name, value in settings.items() if value != {}}
     return [f"{key}={json.dumps(value, default=plain)}" for key, value in dotted(changes)]
@@ -47,7 +47,7 @@ def settings_file(config: RunConfig, form: SettingsFormat) -> str:
     except ValueError:
         same = False
     if not same:
-        raise UsageError(f"found settings that a {form} file cannot hold; required another --format, such as json")
+        raise UsageError(f"a {form} file cannot hold these settings; use another --format, such as json")
     return text
 
 

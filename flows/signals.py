@@ -11,7 +11,7 @@ from multiprocessing import resource_tracker
 def kept_from_children(*numbers: signal.Signals) -> Iterator[None]:
     """During the block, mask signals in this thread and in all processes that it starts.
 
-    Signals that arrive meanwhile are delivered to this process at the end.
+    Signals that arrive in the meantime are delivered to this process at the end.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:

@@ -28,7 +28,7 @@ def keep_streams() -> None:
 
 @cache
 def print_to_errors() -> None:
-    """Redirect this process's standard output to standard error, including non-Python output, and ignore errors."""
+    """Redirect this process's standard output, including non-Python output, to standard error. Ignore write errors."""
     sys.stdout.flush()
     os.dup2(2, 1)
     sys.stdout = _stream(_Errors(1, "w", closefd=False), sys.stdout, line_buffering=True)

@@ -87,15 +87,15 @@ class StoredSettings:
         if not self.names:
             raise UntrustedRun(
                 f"{self.where}: its init_from names {', '.join(self.starts)}, which is outside its runs folder "
-                f"and which you have not trusted; required your consent: {self.remedy}"
+                f"and which you have not trusted. If you trust it: {self.remedy}"
             )
         shown = places if trusted is None else refused
         found = ", ".join(f"{name} ({_location(places[name])})" for name in shown)
         moved = trusted is not None and all(trusted.get(name) for name in refused)
-        problem = "you have trusted at another path" if moved else "you have not trusted"
+        problem = "you have trusted a different path for" if moved else "you have not trusted"
         raise UntrustedRun(
-            f"{self.where}: its settings name {', '.join(self.names)}; found {found}, which {problem} for it; "
-            f"required your consent, since importing runs code: {self.remedy}"
+            f"{self.where}: its settings name {', '.join(self.names)}. Importing runs code, and {problem} "
+            f"{found}. If you trust it: {self.remedy}"
         )
 
 
@@ -162,7 +162,7 @@ def _location(place: str | None) -> str:
 
 def _file(sha256: str) -> Path:
     chosen = os.environ.get("XDG_CONFIG_HOME", "")
-    # By the XDG specification, relative paths are ignored; they would depend on the working folder.
+    # By the XDG specification, relative paths are ignored; they would depend on the working directory.
     folder = Path(chosen if os.path.isabs(chosen) else os.path.expanduser("~/.config"))
     return folder / "metaloom" / "trusted" / f"{sha256}.json"
 

@@ -35,7 +35,7 @@ def install(*, shell: Shell | None = None, output: Output = None) -> int:
             found = detect_shell()
             chosen = None if found == "powershell" else found
     if chosen is None:
-        raise UsageError(f"found no supported shell; required one of --shell {', '.join(_NEXT)}")
+        raise UsageError("could not detect a supported shell; pass --shell bash, zsh or fish")
     place = app.install_completion(shell=chosen, output=output, add_to_startup=True)
     console().out(f"completion for {chosen} is in {place}; {_NEXT[chosen]}")
     return 0

@@ -110,7 +110,7 @@ def rm(call: "Call[Removed]", *, yes: Annotated[bool, Parameter(help="Do not ask
             console().out(f"  {line}")
     if paths and not yes:
         if not sys.stdin.isatty():
-            raise UsageError("found no terminal on which to ask for confirmation; required --yes")
+            raise UsageError("cannot ask for confirmation without a terminal; pass --yes")
         STATUS.end()
         said = input(f"{plural(len(paths), 'run')}, {size(bytes_freed(paths))} to be freed. Remove? [y/N] ")
         if said.strip().lower() not in ("y", "yes"):
@@ -275,7 +275,7 @@ def replay(
         return _debug(at, stage, step, backend)
     if materialise:
         if stage is not None or step is not None or until_diff:
-            raise UsageError("found --materialise with --stage, --step or --until-diff; it restores whole iterations")
+            raise UsageError("--materialise restores whole iterations; remove --stage, --step and --until-diff")
         refs = restore(at.path, at.iteration, backend=backend)
         lines = [f"{ref.iteration} {stage_name(ref)}: stored again with the same digest" for ref in refs]
         answer(as_json, lambda: [asdict(ref) for ref in refs], lambda: "\n".join(lines) or "no outputs are thinned")

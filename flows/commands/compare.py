@@ -155,7 +155,7 @@ def _trained(run: Run, metric: str) -> History:
     metrics = [name for name in table.column_names if name != "iteration"]
     if column not in metrics:
         raise UsageError(
-            f"{run.name} has no metric {metric!r}; required evaluation, return or one of its metrics, which "
+            f"{run.name} has no metric {metric!r}; choose evaluation, return or one of its metrics, which "
             f"`metaloom show {storage.argument(run.path)}` lists"
             f"{suggestion(metric, [EVALUATION, AFTER_ADAPTATION, *metrics])}"
         )
@@ -174,7 +174,7 @@ def _history(run: Run, metrics: pa.Table, iterations: Array, values: Array) -> H
     known = np.isfinite(values)
     if not known.all():
         raise NoFiniteScore(
-            f"{run.name}: found no finite score in iteration {iterations[~known][0]}; required one in every iteration. "
+            f"{run.name}: iteration {iterations[~known][0]} has no finite score, but every iteration needs one. "
             "Choose a different --metric"
         )
     return History(
@@ -311,7 +311,7 @@ def _curve_steps(histories: Sequence[History], common: float) -> Array:
     points = points[(points >= first) & (points <= common)]
     if not len(points):
         raise UsageError(
-            f"found a run that ends after {count(float(common))} environment steps and another whose scores begin at "
-            f"{count(float(first))}; required a range of steps that all runs share. `metaloom resume` continues a run"
+            f"one run ends after {count(float(common))} environment steps, but the scores of another begin at "
+            f"{count(float(first))}. The runs must share a range of steps; `metaloom resume` continues a run"
         )
     return points[np.unique(np.linspace(0, len(points) - 1, CURVE_POINTS).round().astype(int))]

@@ -260,7 +260,7 @@ def env_config(name: str, assignments: Sequence[str] = ()) -> EnvConfig:
         return EnvConfig.model_validate(settings["env"])
     except ValidationError as error:
         found = "; ".join(f"env.{problem['loc'][0]}: {problem['msg']}" for problem in error.errors())
-        raise UsageError(f"{found}; required env settings such as env.options.NAME or env.wrappers") from None
+        raise UsageError(f"{found}; use env settings such as env.options.NAME or env.wrappers") from None
 
 
 def check_environment(config: EnvConfig) -> list[Check]:

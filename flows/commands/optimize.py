@@ -64,7 +64,7 @@ def sweep(
         stage = stage or run.stages.last
         require_known(stages.order(iteration), stage, step)
         if stages.graph[stage].samples:
-            raise UsageError(f"found --stage {stage}, which samples; required a stage that does not sample")
+            raise UsageError(f"the stage {stage} samples; choose a --stage that does not sample")
         again = _Again(run, stages, StageRef(iteration, stage, step))
         for words, changed in variants:
             again.check(changed, words)
@@ -86,8 +86,8 @@ def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
     after = build_config(override(kept, settings))
     if graph_of(after) is not graph_of(config):
         raise UsageError(
-            f"found algorithm.name={after.algorithm.name}; required an algorithm with the same stages as "
-            f"{config.algorithm.name}, the run's algorithm. `metaloom train` collects new episodes"
+            f"found algorithm.name={after.algorithm.name}; it must have the same stages as "
+            f"the run's algorithm, {config.algorithm.name}. `metaloom train` collects new episodes"
         )
     changed = after.model_dump(mode="json")
     refused = [name for name in changed if name not in CHANGEABLE and changed[name] != before[name]]
@@ -132,7 +132,7 @@ class _Again:
             if stages.graph[ref.stage].samples and not self.run.contains(ref):
                 raise UsageError(
                     f"{asked}: {self.ref} reads the episodes of inner step {ref.step}, which are not stored; "
-                    f"required at most {self.stages.config.algorithm.adaptation_steps} inner steps, as in the run"
+                    f"use at most {self.stages.config.algorithm.adaptation_steps} inner steps, as in the run"
                 )
         if self.run.learner_ref(self.ref.iteration) in stages.inputs(self.ref):
             _fitted(learner_after(self.run, self.ref.iteration), _own_learner(stages), asked)

@@ -231,8 +231,8 @@ def train_sweep(
     """Train the missing runs of a sweep. After an interruption, the same call continues it."""
     if sweep.search is not None and parallel > len(sweep.seeds):
         raise UsageError(
-            f"found --parallel {parallel} for a search whose trials are {plural(len(sweep.seeds), 'run')} each; "
-            "required at most that many, because each trial is suggested from the scores of earlier trials"
+            f"found --parallel {parallel}, but each trial of the search has {plural(len(sweep.seeds), 'run')}; "
+            "use at most that many, because each trial is suggested from the scores of earlier trials"
         )
     if parallel > 1 and backend.workers is None and backend.scheduler is None:
         backend = replace(backend, workers=0)  # the runs' processes are enough

@@ -22,7 +22,7 @@ def thin(
 ) -> Thinned:
     """Remove recomputable arrays (`storage.THINNABLE`) from complete iterations that the retention does not keep."""
     if not retention.thins:
-        raise UsageError("found neither --keep-every nor --keep-last; required at least one of them")
+        raise UsageError("pass --keep-every, --keep-last or both")
     run = storage.open_run(path)
     iterations = run.iterations  # read once, since it lists a folder
     chosen = [i for i in iterations if not retention.keeps(i, len(iterations))]
@@ -33,15 +33,15 @@ def thin(
             changed = changed_since(run, refs)
         except ConfigError as problem:
             raise UsageError(
-                f"{run.location}: found settings that can no longer be built ({problem}), so removed batches could "
-                "not be recomputed; fix that first, or remove them anyway: --anyway"
+                f"{run.location}: its settings can no longer be loaded ({problem}), so removed batches could "
+                "not be recomputed. Fix that first, or pass --anyway to remove them regardless"
             ) from None
         if changed:
             iterations = set[int]().union(*changed.values())
             raise UsageError(
                 f"{run.location}: {'; '.join(changed)}; {plural(len(iterations), 'iteration')}, starting at "
-                f"{min(iterations)}, could not be recomputed. Restore the original sources, or remove "
-                "the batches anyway: --anyway"
+                f"{min(iterations)}, could not be recomputed. Restore the original sources, or pass "
+                "--anyway to remove the batches regardless"
             )
     if dry_run:
         return Thinned.of([run.record(ref) for ref in refs], run.files.files_of)

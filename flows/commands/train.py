@@ -147,7 +147,7 @@ def resuming(
         if iterations is not None:
             if iterations < (stored := len(run.iterations)):
                 raise ConfigError(
-                    f"{run.path}: found --iterations {iterations}, but {stored} are already stored; required at least "
+                    f"{run.path}: found --iterations {iterations}, but {stored} are already stored; use at least "
                     "that many"
                 )
             config = build_config({**config.model_dump(), "iterations": iterations})
@@ -210,8 +210,8 @@ def _check_baselines(stages: Runner) -> None:
     for setting, baseline in baselines.items():
         if baseline is not None and baseline.name == "linear_feature":
             raise ConfigError(
-                f"{setting} is linear_feature, but observations are images of shape {spaces.observation_shape}, whose "
-                f"{spaces.observation_size:,} bytes it would clip at 10, square and refit for each task; required "
+                f"{setting} is linear_feature, but observations are images of shape {spaces.observation_shape}. It "
+                f"would clip their {spaces.observation_size:,} bytes at 10, square them and refit for each task. Use "
                 f"{setting}=linear_time, which uses only time, {setting}=value_network, or a custom baseline"
             )
 
@@ -320,7 +320,7 @@ def _train(
         history.append(update.metrics)
         for name in sorted({*_not_finite(stages_for(missing[-1]), update.metrics)} - warned):
             # No output depends on a metric, so training continues; a `stop` criterion on it counts as not met.
-            log.warning("metrics: %s is %s and is stored as such; required a finite number", name, update.metrics[name])
+            log.warning("metrics: %s is %s, not a finite number; it is stored unchanged", name, update.metrics[name])
             warned.add(name)
         now, evaluating = time.perf_counter(), sum(seconds.get(f"{ref.stage}.{ref.step}", 0.0) for ref in evaluations)
         report = IterationReport(

@@ -45,14 +45,14 @@ class ExportFormat:
     grows: bool = False
 
     def __post_init__(self) -> None:
-        """Raise TypeError if the function lacks a required parameter or has an unknown one."""
+        """Check the function's parameters. Raises TypeError if one is missing or unknown."""
         signature, options = inspect.signature(self.write), ("iterations", "steps", "by")
         try:
             signature.bind(None, None, None, **{name: None for name in options if self.takes(name)})
         except TypeError as problem:
             raise TypeError(
-                f"found {path_of(self.write)}{signature}: {problem}; required (run, folder, done), and any of the "
-                f"keywords {', '.join(options)}"
+                f"found {path_of(self.write)}{signature}: {problem}; it must take (run, folder, done) and any of "
+                f"the keywords {', '.join(options)}"
             ) from None
 
     def takes(self, option: str) -> bool:
@@ -96,7 +96,9 @@ def format_of(name: str) -> ExportFormat:
             raise explained(missing) from None
         raise
     if not isinstance(found, ExportFormat):
-        raise UsageError(f"found --to {name}, a {path_of(type(found))}; required module:FORMAT with an ExportFormat")
+        raise UsageError(
+            f"--to {name} is an object of {path_of(type(found))}; use module:FORMAT, the path of an ExportFormat"
+        )
     return found
 
 
@@ -117,15 +119,15 @@ def export(
     for name in given:
         if not form.takes(name):
             option = "step" if name == "steps" else name
-            raise UsageError(f"found --{option} with --to {to}, which does not support it; remove it")
+            raise UsageError(f"--to {to} does not support --{option}; remove it")
     if not len(run.select(iterations)):
-        raise UsageError(f"{run.path}: found no complete iteration to export; required at least one")
+        raise UsageError(f"{run.path} has no complete iteration to export")
     stored = dict.fromkeys(ref.step for ref in run.refs() if ref.stage == run.stages.named("rollouts"))
     if wrong := [step for step in steps if step not in stored]:
         raise UsageError(f"found --step {wrong[0]}; required an inner step of the run: {', '.join(map(str, stored))}")
     if form.holds_episodes and next(Export(out).available(run, iterations, steps or None), None) is None:
         raise UsageError(
-            f"{run.path}: found no iteration whose episodes are stored; required at least one. "
+            f"{run.path} has no iteration with stored episodes. "
             f"`metaloom replay {argument(run.path)} --materialise` restores thinned ones"
         )
     return form.export(run, out, on_progress, **given)

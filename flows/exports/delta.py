@@ -65,8 +65,8 @@ def _append(
         index = there.get_field_index(field.name)
         if index >= 0 and there.field(index).type != field.type:
             raise UsageError(
-                f"{folder}: found the column {field.name!r} of type {there.field(index).type}, but the run has "
-                f"{field.type}; required the same type for all runs. Choose another --out for runs of this environment"
+                f"{folder}: the column {field.name!r} has the type {there.field(index).type}, but in the run "
+                f"{field.type}; all runs must have the same type. Choose another --out for runs of this environment"
             )
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -112,8 +112,8 @@ def _identity(run: Run) -> str:
         return str(uuid.UUID(str(run.info["id"])))
     except (KeyError, ValueError):
         raise UsageError(
-            f"{run.path}: found no valid run ID in its run.json; required one, to distinguish the run from others in "
-            "the same tables"
+            f"{run.path}: run.json has no valid run ID, which distinguishes the run from others in the same tables. "
+            "Restore run.json from a copy of the run"
         ) from None
 
 

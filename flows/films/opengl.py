@@ -27,14 +27,14 @@ def choose_renderer(asked: RendererName) -> RendererName:
             return name
     if is_late and asked not in ("auto", "flat", named):
         raise UsageError(
-            f"found the renderer {asked} requested after MuJoCo was imported with MUJOCO_GL={named!r}; required "
-            f"MUJOCO_GL={asked} before Python starts, or the renderer flat, which needs no OpenGL"
+            f"cannot use the renderer {asked}: MuJoCo was imported with MUJOCO_GL={named!r}. Set "
+            f"MUJOCO_GL={asked} before Python starts, or use the renderer flat, which needs no OpenGL"
         )
     if asked in ("auto", "flat"):
         return "flat"
     raise UsageError(
-        f"found no OpenGL through {asked}: {problem_with(asked)}; required its libraries, such as Debian's libegl1 and "
-        "libgl1-mesa-dri for egl, libosmesa6 for osmesa, or a screen for glfw; or the renderer flat, which needs none"
+        f"cannot use OpenGL through {asked}: {problem_with(asked)}. Install libraries such as Debian's libegl1 and "
+        "libgl1-mesa-dri for egl, libosmesa6 for osmesa, use glfw with a screen, or use the renderer flat"
     )
 
 

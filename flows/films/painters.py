@@ -54,8 +54,8 @@ def drawable(config: EnvConfig) -> MetaEnv:
     env.close()
     if "rgb_array" not in modes:
         raise UsageError(
-            f"found the environment {config.name} with the render_modes {[*modes]}; required rgb_array among them in "
-            "its `metadata`, the argument `render_mode` and a method `render`; or a MuJoCo model in `model` and `data`"
+            f"the environment {config.name} has the render_modes {[*modes]}. A video needs rgb_array among them in "
+            "its `metadata`, the argument `render_mode` and a method `render`, or a MuJoCo model in `model` and `data`"
         )
     return make_env(config.model_copy(update={"options": {**config.options, "render_mode": "rgb_array"}}))
 
@@ -85,7 +85,7 @@ def painter_of(
 
 
 def goal_of(env: MetaEnv, way: Array) -> Goal | None:
-    """Return a function for the goal of a robot, drawn above the start of `way`; None if the task has no goal to draw.
+    """Return a function that returns a robot's goal, drawn above the start of `way`; None if the task has no such goal.
 
     The goal for a target velocity is where the robot should be now; for a direction, it is as far away as `way` leads.
     """
@@ -103,7 +103,7 @@ def goal_of(env: MetaEnv, way: Array) -> Goal | None:
 
 
 def position_of(env: MetaEnv) -> Callable[[], Array] | None:
-    """Return a function for the position in meters of a moving robot, [3], or a point, [2]; None for others."""
+    """Return a function that returns the position of a moving robot, [3], or point, [2], in meters; None for others."""
     if isinstance(env.unwrapped, PointRobot):
         return env.unwrapped.whereabouts
     if _scene(env) or not _is_robot(env):
@@ -129,7 +129,7 @@ def _mark(scene: Any, goal: Goal | None) -> None:
 
 
 def _scene(env: MetaEnv) -> Callable[[], tuple[Any, Any, Any]] | None:
-    """Return a function for MuJoCo's model, data and camera if the environment has a model per task, else None."""
+    """Return a function that returns MuJoCo's model, data and camera if each task has its own model, else None."""
     return getattr(env.unwrapped, "scene", None)
 
 

@@ -53,7 +53,7 @@ def check_film_file(out: Path, option: str = "--out") -> None:
     if out.suffix.lower() not in FORMATS:
         raise UsageError(f"{option} {out}: found {out.suffix or 'no suffix'}; required one of {', '.join(FORMATS)}")
     if not out.absolute().parent.is_dir():
-        raise UsageError(f"{option} {out}: found no folder {out.absolute().parent}; required one that exists")
+        raise UsageError(f"{option} {out}: the folder {out.absolute().parent} does not exist")
     if out.is_dir():
         raise UsageError(f"{option} {out}: found a folder; required a file")
     if out.suffix.lower() == ".mp4":
@@ -133,7 +133,7 @@ def _mp4_writer() -> Any:
         imageio_ffmpeg.get_ffmpeg_exe()  # pyright: ignore[reportUnknownMemberType]
     except RuntimeError:
         # The wheels of imageio-ffmpeg include ffmpeg for most machines.
-        raise UsageError("an .mp4 needs ffmpeg; found none. Install it, or write a .webp or .gif") from None
+        raise UsageError("an .mp4 needs ffmpeg, which is not installed. Install it, or write a .webp or .gif") from None
     return get_writer  # pyright: ignore[reportUnknownVariableType]
 
 

@@ -40,7 +40,7 @@ class GraphAdaptation:
             if missing := [name for name in stage.tools if name not in tools]:
                 raise GraphError(
                     f"graph {self.graph.name}: {stage.name} takes {missing[0]} ({TOOLS.get(missing[0], 'shared')}), "
-                    f"which is not available when a learner adapts after training; required {', '.join(tools)} only"
+                    f"which is not available when a learner adapts after training; use only {', '.join(tools)}"
                 )
             outputs[stage.at(0, k)] = call(stage, tools, given, self.tools["parallel"])
         # Parameters that a stage does not return stay the same. PEARL's stages return only the posterior.

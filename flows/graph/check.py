@@ -52,18 +52,18 @@ def _problems_of_stages(graph: Graph, config: RunConfig) -> Iterator[str]:
             if stored.schema and stored.output in KINDS:
                 yield (
                     f"stage {stage.name} returns a class named {stored.output}, the name of a built-in output; "
-                    "required another name"
+                    "choose another name"
                 )
         if stage.per is INNER_STEP and stage not in built_in and not config.algorithm.adaptation_steps:
             yield (
                 f"stage {stage.name} runs k = 0 ... K-1, but {path_of(type(config.algorithm))}.adaptation_steps, which "
-                "is K, is 0, so it would never run; required 1 or more, or per=EACH_STEP"
+                "is K, is 0, so it would never run; use 1 or more, or per=EACH_STEP"
             )
         if stage.output is not Update and (stage.ends_iteration or stage.group == LEARNER):
-            yield f"stage {stage.name} returns {stage.output.__name__}, but it provides learners; required Update"
+            yield f"stage {stage.name} returns {stage.output.__name__}, but it provides learners; return Update"
         if stage.group in by_group:
             yield (
-                f"stage {stage.name} has the group {stage.group!r}, which holds {by_group[stage.group]}; required a "
+                f"stage {stage.name} has the group {stage.group!r}, which holds {by_group[stage.group]}; use a "
                 "different group"
             )
         if stage.group != LEARNER:  # shared by the first and all later learners
@@ -79,7 +79,7 @@ def _problems_of_inputs(graph: Graph, config: RunConfig) -> Iterator[str]:
             if ref.step and not graph[ref.stage].stepped:
                 problems.append(
                     f"stage {ref.stage} runs several times per iteration, but its group is {graph[ref.stage].group!r}; "
-                    "required a group that ends in _{step}"
+                    "the group must end in _{step}"
                 )
             problems += _problems_of(graph, config, ref, {*order[:n]})
         if config.evaluation.every is not None:
@@ -104,7 +104,7 @@ def _problems_of(graph: Graph, config: RunConfig, ref: StageRef, done: set[Stage
         given = refs if isinstance(refs, tuple | list) else (refs,)
         if late := [one for one in given if one.iteration == ref.iteration and one not in done]:
             yield (
-                f"{ref} reads {name} from {late[0]}, which is computed later; required an output of an earlier "
+                f"{ref} reads {name} from {late[0]}, which is computed later; use an output of an earlier "
                 "iteration, or of a stage that precedes it in the graph"
             )
         elif problem := _problem_of_type(graph, ref, name, wanted):

@@ -55,7 +55,7 @@ def run_checked(stages: Runner, ref: StageRef, inputs: Mapping[str, Any]) -> Val
     for given, (held, sums) in read.items():  # the arrays are read-only, but tensors that share their memory are not
         if changed := [name for name, found in _checksums(held).items() if found != sums[name]]:
             raise StageFault(
-                f"{ref.where}: the stage changed {changed[0]} of {given}, which others read; required a copy, as in "
+                f"{ref.where}: the stage changed {changed[0]} of {given}, which others read; use a copy, as in "
                 "torch.tensor(...), since torch.from_numpy(...) shares memory"
             )
     if type(value) is not (required := stages.graph[ref.stage].output):
@@ -75,7 +75,7 @@ def run_checked(stages: Runner, ref: StageRef, inputs: Mapping[str, Any]) -> Val
 def _mistake(error: BaseException, stages: Runner) -> str | None:
     """Return a description of a plug-in's mistake and its source line, or None for an unrecognized error."""
     if isinstance(error, SystemExit):  # would end the program as if the run were complete
-        return f"the stage asked Python to exit ({error}); required a result or an error"
+        return f"the stage asked Python to exit ({error}); it must return a result or raise an error"
     if not stages.own:
         return None
     device, places = stages.config.device, list[str]()  # innermost first; empty for frames in libraries and Metaloom
@@ -86,11 +86,11 @@ def _mistake(error: BaseException, stages: Runner) -> str | None:
     if isinstance(error, BatchError):
         found = str(error)
     elif isinstance(error, ValueError) and "read-only" in str(error):
-        found = "modifies an input array that other stages read; required a copy, as in np.array(...)"
+        found = "modifies an input array that other stages read; use a copy, as in np.array(...)"
     elif isinstance(error, Exception) and device != "cuda" and asks_for_gpu(error):
-        found = f"asks for a GPU ({error}); required tensors on setup.device, which is {device}"
+        found = f"asks for a GPU ({error}); put tensors on setup.device, which is {device}"
     elif not isinstance(error, Exception | KeyboardInterrupt) and places[0]:
-        found = f"raised {last_line(error)}, which is no Exception; required a result or an Exception"
+        found = f"raised {last_line(error)}, which is not an Exception; return a result or raise an Exception"
     else:
         return None
     return next(filter(None, places), "") + found
@@ -110,7 +110,7 @@ def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value)
     second = run_checked(again, ref, again.load_inputs(ref, outputs, witness=False))
     if name := first_differing(first, array_digests(second)):
         raise StageFault(
-            f"{ref.where}: two computations of the same inputs differ, first in {name}; required the same bits from "
+            f"{ref.where}: two computations of the same inputs differ, first in {name}; check "
             f"{', '.join(stages.own)}. Draw from {SEEDED}, not from a generator without a seed, and keep state in "
             "LearnerState.extra, not in a class or a module"
         )

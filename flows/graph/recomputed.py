@@ -85,8 +85,8 @@ def require_resumable(run: Run, stages: RunStages) -> None:
         if name := first_differing(record.arrays, array_digests(run_checked(runner, ref, inputs))):
             where = f"{run.location}: {ref.where}"
             raise StageFault(
-                f"{where}, computed again before the run is resumed, differs from what is stored, first in {name}, "
-                f"and no source has changed; required the same bits from {', '.join(runner.own)}. State kept in a "
+                f"{where}: the output, recomputed to resume the run, differs from the stored one, first in {name}, "
+                f"although no source has changed. Check {', '.join(runner.own)}: state kept in a "
                 "learner, a class or a module is lost in a new process: keep it in LearnerState.extra"
             )
     stages.renew_learners()

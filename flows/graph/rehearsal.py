@@ -71,7 +71,7 @@ def rehearse(stages: Runner, should_stop: Callable[[], bool] = lambda: False) ->
                 return
     except ChildProcessError as ended:
         raise StageFault(
-            f"before the run: {', '.join(stages.own)} ended its process ({ended}); required results or an error"
+            f"before the run: {', '.join(stages.own)} ended its process ({ended}); return results or raise an error"
         ) from None
     if (found := _fault(stages, should_stop)) is None:
         return

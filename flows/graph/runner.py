@@ -136,7 +136,7 @@ class Runner:
         if context.measures.of_steps and not any(stage.output is Samples for stage in graph.stages):
             raise ConfigError(
                 f"metrics: found {', '.join(context.measures.of_steps)}, which take a Step, but "
-                f"{config.algorithm.name} has no samples; required functions that take an EpisodeBatch"
+                f"{config.algorithm.name} has no samples; use functions that take an EpisodeBatch"
             )
         if config.task_sampling == "balanced":
             require_classes(context.env, "task_sampling")
@@ -238,7 +238,7 @@ class Runner:
         if len(required) != 1:
             raise GraphError(
                 f"graph {self.graph.name}: {stage.name} reads {', '.join(required) or 'nothing'}, but after training "
-                "only the learner is available; required one input without a default"
+                "only the learner is available; it must have exactly one input without a default"
             )
         found: object = self._compute(stage, at, {required[0]: Update(learner, {})}, where, tested=tested)
         if not isinstance(found, Evaluation):

@@ -23,7 +23,7 @@ def graph_of(config: RunConfig) -> Graph:
     graph = load(name) if ":" in name else GRAPHS.get(name)
     if not isinstance(graph, Graph):
         raise ConfigError(
-            f"algorithm.name is {config.algorithm.name}, whose graph is {name!r}; required one of {', '.join(GRAPHS)}, "
+            f"algorithm.name is {config.algorithm.name}, whose graph is {name!r}; use one of {', '.join(GRAPHS)}, "
             "or module:NAME for a Graph, as in graph = ... in the settings class of the algorithm"
         )
     return graph

@@ -100,7 +100,7 @@ def _require_same_function(config: RunConfig, stored: Mapping[str, Any], where: 
         if here != there:
             raise ConfigError(
                 f"init_from: {name} is {here} here and {there} in {where}, so its parameters would define a "
-                f"different policy or value function; required {there}"
+                f"different policy or value function; use {there}"
             )
 
 
@@ -112,5 +112,5 @@ def _require_same(pinned: WarmStart, found: WarmStart) -> None:
     if pinned.digest not in (None, found.digest):
         raise UsageError(
             f"init_from: the learner of {found.run} after {found.updates} updates has the digest {found.digest}; "
-            f"required {pinned.digest}, the one that the run was started from"
+            f"required {pinned.digest}, as when the run was started"
         )

@@ -27,7 +27,7 @@ def check_loggers(names: Sequence[str], film_every: int | None) -> None:
             if find_spec(module) is None:
                 raise ExtraMissing(name, package)
     if film_every is not None and not names:
-        raise UsageError("found a request for videos without a logger; required at least one logger")
+        raise UsageError("logging videos requires at least one logger")
 
 
 def function_named(name: str) -> "Callable[[FinishedIteration], Any]":

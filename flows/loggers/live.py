@@ -66,7 +66,7 @@ def log_folder(run: Path) -> Path:
 def logging_to(
     names: Sequence[str], folder: Path, observer: Observer, *, film_every: int | None = None
 ) -> Iterator[Observer]:
-    """Within the block, provide an observer that also logs iterations to loggers, or to paths module:function.
+    """Within the block, yield an observer that also logs iterations.
 
     The run need not exist yet. Videos are logged every `film_every` iterations, and of the last one in any case.
     """

@@ -120,7 +120,7 @@ def extract(name: Name, /, *, run: str | Path | None = None, folder: From = None
     """
     place, found, iteration = _named(name, folder)
     if iteration is not None:
-        raise UsageError(f"{name}: found an iteration; required the name of a reference")
+        raise UsageError(f"{name} names an iteration; pass the name of a reference")
     path = run_folder(found.name if run is None else run)
     path.parent.mkdir(parents=True, exist_ok=True)
     late.extract_reference(place, found, path)
@@ -143,7 +143,7 @@ def add(
             recomputes up to this many iterations.
     """
     if to is None and not (late.shipped() / late.INDEX).exists():
-        raise UsageError("found no checkout to add the reference to; required a folder: --to FOLDER")
+        raise UsageError("there is no checkout to add the reference to; pass a folder with --to FOLDER")
     place = _folder(to)
     return late.Added(late.add_reference(folder_of(run), place, name, learners=learners), place)
 
@@ -160,5 +160,5 @@ def _named(text: str, given: Path | str | None) -> "tuple[Path, Reference, int |
         raise UsageError(f"{text}: found {iteration!r} after the @; required an iteration such as {name}@12")
     found = late.find_reference(folder, name)
     if at and int(iteration) >= found.iterations:
-        raise UsageError(f"{text}: found no such iteration; required one of {name}@0 to {name}@{found.iterations - 1}")
+        raise UsageError(f"{text}: no such iteration; use one from {name}@0 to {name}@{found.iterations - 1}")
     return folder, found, int(iteration) if at else None

@@ -39,7 +39,7 @@ def check_removable(path: Path) -> Path:
     """Return a run's folder if the run may be removed; raise UsageError or StoreError otherwise."""
     if url := storage.url_of(path):
         raise UsageError(
-            f"found {url}; required a run in a local folder. Remove the objects with the store's own tools, such as "
+            f"cannot remove {url}, which is not a local folder. Remove the objects with the store's own tools, such as "
             f"`aws s3 rm --recursive {url}`, and then the cache, {path} and {path.parent / f'.{path.name}.log'}"
         )
     return storage.check_removable(path)

@@ -194,7 +194,7 @@ def iterate(
     if isinstance(recipe, storage.Run):
         new = {"run": run, "seed": seed, "device": device, "overrides": overrides or None, **settings}
         refuse_with("an opened run", **new)
-        folder = recipe.path.absolute()  # the loop may change the working folder
+        folder = recipe.path.absolute()  # the loop may change the working directory
         start = partial(late.resuming, folder, iterations=iterations, backend=backend)
     else:
         config = new_settings(recipe, changes(overrides, settings), iterations=iterations, seed=seed, device=device)
@@ -247,7 +247,7 @@ def require_witness(strict: bool, witness: bool) -> None:
     """Raise UsageError if `strict` is True, but no witness episode would be replayed."""
     if strict and not witness:
         raise UsageError(
-            "found --strict, but no episode would be replayed; required a run with env.witness=true, which is the "
+            "found --strict, but no episode would be replayed; train with env.witness=true, which is the "
             "default for environments that are not built in, without --dry-run"
         )
 

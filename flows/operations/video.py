@@ -60,7 +60,7 @@ def video(
     if not (width.isdecimal() and height.isdecimal() and all(16 <= int(side) <= 4096 for side in (width, height))):
         raise UsageError(f"found --size {text}; required WIDTHxHEIGHT in pixels, from 16 to 4096, such as 480x360")
     if sum((best, worst, task is not None)) > 1:
-        raise UsageError("found several of --task, --best and --worst; remove all but one")
+        raise UsageError("--task, --best and --worst are mutually exclusive")
     agree(at.path, trust)
     drawn_by = choose_renderer(renderer)  # before MuJoCo is imported
     return late.film_run(

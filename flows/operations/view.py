@@ -43,5 +43,5 @@ def view(
     if runs is not None and url_of(place) is None and not place.exists() and Path(runs).is_dir():
         place = Path(runs)  # a relative path to a folder of runs outside the runs folder, or to the runs folder itself
     if url_of(place) is None and not place.is_dir():
-        raise UsageError(f"{place}: found no such folder; required a run or a folder of runs. `metaloom ls` lists runs")
+        raise UsageError(f"{place}: no such folder; pass a run or a folder of runs. `metaloom ls` lists runs")
     late.serve_viewer(place, port, opened)

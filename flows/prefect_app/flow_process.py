@@ -1,7 +1,7 @@
 """Process of a flow run under `metaloom serve`: Prefect's engine without the folder's settings.
 
-Prefect reads `prefect.toml`, `pyproject.toml` and `.env` in its working folder, and Python imports modules there before
-installed ones. Both may belong to somebody else. Therefore, this process is started with `python -P` and enters the
+Prefect reads `prefect.toml`, `pyproject.toml` and `.env` in its working directory, and Python imports modules there
+before installed ones. Both may belong to somebody else. So this process is started with `python -P` and enters the
 folder only after importing Prefect. Modules in the folder are found last, for plug-ins (metaloom/pipeline/plugins.py).
 """
 

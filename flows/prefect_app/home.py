@@ -92,8 +92,8 @@ def _require_kept(folder: Path) -> None:
     else:
         return
     raise UsageError(
-        f"{folder} {fault}, who can put a .prefect there that runs programs under your account; required a folder "
-        "that only you can write to. Start it in another folder, or add --trust if you trust them"
+        f"{folder} {fault}, who can put a .prefect there that runs programs under your account. Start it "
+        "in a folder that only you can write to, or add --trust if you trust them"
     )
 
 
@@ -111,7 +111,7 @@ def _require_own(home: Path) -> None:
         home.chmod(0o700)
         return
     raise UsageError(
-        f"{home} {fault}; required a folder that you own and only you can write to, since its contents can run "
+        f"{home} {fault}. You must own it and be the only one who can write to it, since its contents can run "
         "programs as you. Remove it, or start in another folder"
     )
 
@@ -126,7 +126,7 @@ def _password(home: Path, *, trust: bool) -> str:
         if (home / "prefect.db").exists() and not trust:
             raise UsageError(
                 f"{home} has a database that was made by an earlier version, or by somebody else. Its deployments "
-                "can run programs as you; required your consent: add --trust, or delete that folder"
+                "can run programs as you. If you trust it, add --trust; otherwise delete that folder"
             )
         password = f"metaloom:{secrets.token_urlsafe(24)}"
         write(file, password)
@@ -175,7 +175,7 @@ def folder_settings(folder: Path) -> dict[str, Any]:
         try:
             table = tomllib.loads(file.read_text("utf-8")) if file.is_file() else {}
         except (OSError, ValueError) as error:
-            raise ServeError(f"{file}: {error}; required TOML, which `prefect` commands here read as well") from None
+            raise ServeError(f"{file} cannot be read as TOML: {error}; `prefect` commands here read it too") from None
         for key in path:
             table = table.get(key, {})
         found |= table

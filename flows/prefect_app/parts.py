@@ -124,7 +124,7 @@ def alone(folder: Path, home: Path) -> Iterator[None]:
         while not _locked(file, fcntl.LOCK_EX):
             if time.monotonic() > deadline:
                 raise ServeError(
-                    f"{folder} is being served by another `metaloom serve`; required one per folder. Stop it, or "
+                    f"{folder} is being served by another `metaloom serve`; only one can run per folder. Stop it, or "
                     "start this one in another folder"
                 )
             time.sleep(0.02)
@@ -148,10 +148,10 @@ def _opened(file: Path) -> BinaryIO:
     try:
         opened = os.fdopen(os.open(file, flags, 0o600), "ab")
     except OSError as error:
-        raise ServeError(f"{file} cannot be written ({error.strerror}); required a file. Remove it") from None
+        raise ServeError(f"{file} cannot be written ({error.strerror}); remove it") from None
     if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
         opened.close()
-        raise ServeError(f"{file} is a pipe or a device; required a file. Remove it")
+        raise ServeError(f"{file} is a pipe or a device, not a file; remove it")
     return opened
 
 

@@ -81,13 +81,13 @@ def require_answer(url: str) -> None:
         asyncio.run(connect())
     except ValueError:  # the error's message may contain the password
         raise UsageError(
-            f"--database: {without_password(url)} cannot be read; required postgresql://USER@HOST:PORT/DATABASE, and "
+            f"--database: {without_password(url)} cannot be parsed; use postgresql://USER@HOST:PORT/DATABASE, and "
             'in a password %XX for anything but letters and digits, such as %2F for "/"'
         ) from None
     except Exception as error:  # driver and network errors have no common class
         raise UsageError(
-            f"--database: {without_password(url)} cannot be used ({type(error).__name__}: {error}); required an "
-            "existing database that the user owns. `createdb` makes one"
+            f"--database: {without_password(url)} cannot be used ({type(error).__name__}: {error}). It must "
+            "exist and belong to the user; `createdb` creates one"
         ) from None
 
 
@@ -121,7 +121,7 @@ def serve(folder: Path, port: int, *, host: str = HOST, database: str | None = N
             # Passed to the worker and its flows through the environment. Reports are only for browsers on this machine.
             if reports is not None:
                 os.environ[VARIABLE] = sockets.enter_context(served_reports(reports))
-            # Prefect reads settings in its working folder, which may belong to somebody else.
+            # Prefect reads settings in its working directory, which may belong to somebody else.
             os.chdir("/")
             from metaloom.flows.prefect_app.flow_runs import serve_parts
 
@@ -158,8 +158,8 @@ def _require_password(address: Address) -> None:
     user, _, password = chosen.partition(":")
     if not address.is_private and not (user and password):
         raise UsageError(
-            f"--host {address.host}: other machines could start deployments as you; required a password: `export "
-            f"{PASSWORD}=USER:PASSWORD` first, and the same as PREFECT_API_AUTH_STRING wherever `prefect` is typed"
+            f"--host {address.host}: other machines could start deployments as you. Set a password first: `export "
+            f"{PASSWORD}=USER:PASSWORD`, and the same as PREFECT_API_AUTH_STRING wherever you run `prefect`"
         )
 
 

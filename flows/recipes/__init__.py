@@ -116,8 +116,8 @@ def new_config(recipe_or_file: str, assignments: Iterable[str] = ()) -> "RunConf
         name = last.get("algorithm.name")
         if name is not None and "algorithm." in str(problem) and "unknown key" in str(problem):
             raise ConfigError(
-                f"algorithm.name={name}: found settings of another algorithm; required algorithm={name}, which "
-                "replaces all of them with its own. Or start from its own recipe"
+                f"algorithm.name={name}: the other settings belong to another algorithm. Use algorithm={name}, which "
+                "replaces all of them with its own, or start from its recipe"
             ) from None
         raise
     if config.env.name not in ENVS:

@@ -48,35 +48,35 @@ def require_repeatable(run: Run) -> None:
     done = len(run.iterations)
     if not done or state_of(run, None) != "complete":
         raise UsageError(
-            f"{run.location}: found {done} of {plural(run.capacity, 'iteration')}; required a complete run: "
+            f"{run.location}: found {done} of {plural(run.capacity, 'iteration')}; complete the run first: "
             f"metaloom resume {argument(run.path)}"
         )
     infos: list[Mapping[str, Any]] = [run.info, *run.info.get("ancestors", [])]
     for info in infos:
         if start := mapping(info.get("config")).get("init_from"):
             raise UsageError(
-                f"{run.location}: found init_from={mapping(start).get('run')}, a run that others do not have; required "
-                "a run whose first learner comes from its seed: train one without init_from"
+                f"{run.location}: found init_from={mapping(start).get('run')}, a run that others do not have; "
+                "train a run without init_from, so that its first learner comes from its seed"
             )
     # The settings name the plug-ins of installed packages without a module.
     environments = [run.info["environment"], *(session.environment for session in run.sessions())]
     plugins = {str(name) for environment in environments for name in mapping(environment.get("plugins"))}
     if names := [*names_of_run(run), *sorted(plugins)]:
         raise UsageError(
-            f"{run.location}: found settings that name {', '.join(names)}; required a run of built-in parts only, "
-            "since others could not recompute it"
+            f"{run.location}: its settings name {', '.join(names)}, so others could not recompute it; use only "
+            "built-in parts"
         )
     if paths := sorted({text for info in infos for text in strings_in(info.get("config")) if _PATH.match(text)}):
         raise UsageError(
-            f"{run.location}: found settings that name {', '.join(paths)}, a path of this machine; required a run of "
-            "built-in parts only, since others could not recompute it"
+            f"{run.location}: its settings name {', '.join(paths)}, a path of this machine, so others could not "
+            "recompute it; use only built-in parts"
         )
     # A complete iteration may lack an output, for example an evaluation.
     with stages_of_run(run, Backend(workers=0)) as stages:
         for ref in (ref for i in run.iterations for ref in stages.order(i) if not run.contains(ref)):
             raise UsageError(
-                f"{run.location}: found no {ref.stage} of iteration {ref.iteration}, which the settings request; "
-                f"required a complete run: metaloom resume {argument(run.path)}"
+                f"{run.location}: iteration {ref.iteration} has no {ref.stage}, which the settings request; "
+                f"complete the run first: metaloom resume {argument(run.path)}"
             )
 
 
@@ -135,9 +135,9 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
     require_repeatable(run)
     if gone := _thinned_learners(run, learners):
         raise UsageError(
-            f"{run.location}: found learner {gone[0]} thinned; required one every {plural(learners, 'iteration')}: "
-            f"`metaloom replay {storage.argument(run.path)} --materialise` stores them again, or state their "
-            "spacing: --learners N"
+            f"{run.location}: learner {gone[0]} was thinned, but one is needed every {plural(learners, 'iteration')}. "
+            f"`metaloom replay {storage.argument(run.path)} --materialise` stores them again; or pass their "
+            "spacing with --learners N"
         )
     with _writing(folder), _scratch() as place:
         copied = place / name
@@ -164,8 +164,7 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
             place = folder / archive.name
             if place.exists():  # written by another user, or left by an `add` that was killed
                 raise UsageError(
-                    f"{place}: found a file that is not in the index; required a free path: move it away, or "
-                    "--name NAME"
+                    f"{place} exists but is not in the index; move it away, or choose another name with --name NAME"
                 )
             replace_file(place, raw, folder / f".{archive.name}.part")
             write_index(folder, [*known, reference])
@@ -174,9 +173,9 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
 
 @contextmanager
 def opened(folder: Path, reference: Reference) -> Iterator[Path]:
-    """Within the block, extract a reference to a temporary folder and yield the path of the run. Raises like `extract`.
+    """Within the block, extract a reference to a temporary folder and yield the path of its run.
 
-    Damage found in the block is reported as damage to the archive.
+    Raises the same errors as `extract`. Damage found in the block is reported as damage to the archive.
     """
     with _scratch() as place:
         path = extract(folder, reference, place / reference.name)
@@ -240,7 +239,7 @@ def _require_free(path: Path) -> None:
 def _require_folder(path: Path) -> None:
     """Raise UsageError if the path stands for a URL."""
     if url := storage.url_of(path):
-        raise UsageError(f"found {url}; required a run in a folder: references are copied from and to folders only")
+        raise UsageError(f"{url} is not a local folder; references can be copied only from and to local folders")
 
 
 def _described(run: Run) -> Mapping[str, Any]:
@@ -263,7 +262,7 @@ def _known_without(name: str, folder: Path) -> list[Reference]:
     """Return a folder's references; raise UsageError if one of them has this name."""
     known = read_index(folder) if (folder / INDEX).exists() else []
     if name in [reference.name for reference in known]:
-        raise UsageError(f"{folder}: found a reference {name} already; required another name: --name NAME")
+        raise UsageError(f"{folder} already has a reference {name}; choose another name with --name NAME")
     return known
 
 
@@ -273,7 +272,7 @@ def _left_out(folder: str, names: Sequence[str]) -> set[str]:
     for name in {*names} - left_out:
         mode = os.lstat(place := Path(folder) / name).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise UsageError(f"{place}: found neither a file nor a folder; required nothing but a run: move it away")
+            raise UsageError(f"{place} is neither a file nor a folder, so it does not belong to the run; move it away")
     return left_out
 
 

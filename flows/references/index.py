@@ -77,8 +77,8 @@ def read_index(folder: Path) -> list[Reference]:
         document = read_sealed(folder / INDEX, indented=True)
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(
-            f"{folder}: found no references here (no {INDEX}); they are in the folder references/ of the repository "
-            "and beside its releases. Name the folder that you have them in: --from FOLDER"
+            f"{folder} contains no references (no {INDEX}); they are in the folder references/ of the repository "
+            "and beside its releases. Pass their folder with --from FOLDER"
         ) from None
     except DamagedRun as error:
         raise broken(folder / INDEX, error.found) from None
@@ -113,7 +113,7 @@ def find(folder: Path, name: str) -> Reference:
     known = {reference.name: reference for reference in read_index(folder)}
     if name not in known:
         hint = suggestion(name, known)
-        raise UsageError(f"found no reference {name!r} in {folder}; `metaloom reference ls` lists all{hint}")
+        raise UsageError(f"there is no reference {name!r} in {folder}; `metaloom reference ls` lists all{hint}")
     return known[name]
 
 

@@ -235,8 +235,8 @@ def verify(
     require_iteration(run, iteration)
     if iteration not in run.iterations:
         raise UsageError(
-            f"{run.location}: found iteration {iteration}, which is incomplete; required a complete one, of "
-            f"which there are {len(run.iterations)}"
+            f"{run.location}: iteration {iteration} is incomplete; choose a complete one (there "
+            f"are {len(run.iterations)})"
         )
     tables, outcomes = TableCheck(run), list[StageReplay]()
     metrics: Mapping[str, float] = {}

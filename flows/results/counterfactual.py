@@ -36,10 +36,10 @@ class Outcome:
 
     @property
     def learner(self) -> LearnerState:
-        """Learner after the update; raises UsageError if the stage does not return one."""
+        """Learner after the update. Raises UsageError if the stage does not return one."""
         if not isinstance(self.value, Update):
             raise UsageError(
-                f"found a {type(self.value).__name__}; required the stage that ends an iteration and returns a learner"
+                f"a {type(self.value).__name__} has no learner; use the stage that ends an iteration and returns one"
             )
         return self.value.learner
 

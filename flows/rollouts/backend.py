@@ -47,7 +47,7 @@ class Backend:
             )
         if self.workers is not None and self.scheduler is not None:
             raise UsageError(
-                f"found workers={self.workers} and scheduler={self.scheduler}; required only one of them, since a "
+                f"found workers={self.workers} and scheduler={self.scheduler}; use only one of them, since a "
                 "scheduler already has workers"
             )
         timeout, retries = self.step_timeout_seconds, self.retries
@@ -57,13 +57,13 @@ class Backend:
             )
         if self.workers == 0 and (timeout is not None or retries is not None):
             raise UsageError(
-                f"found step_timeout_seconds={timeout} and retries={retries} without worker processes; required "
-                "--workers 1 or more for them: this process can neither end nor survive an environment that hangs or "
-                "crashes it"
+                f"found step_timeout_seconds={timeout} and retries={retries} without worker processes; use "
+                "--workers 1 or more, since this process can neither end nor survive an environment that hangs or "
+                "crashes"
             )
         if self.scheduler is not None and retries is not None:
             raise UsageError(
-                f"found retries={retries} with a scheduler; required the scheduler's own setting, as in "
+                f"found retries={retries} with a scheduler; use the scheduler's own setting, as in "
                 f"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES={retries} where `dask scheduler` is started"
             )
         if (self.workers or 0) < 0 or self.threads < 1:
@@ -73,8 +73,8 @@ class Backend:
             )
         if self.threads > 1 and self.workers != 0:
             raise UsageError(
-                f"found threads={self.threads} with Dask workers, which have one thread each; required --workers 0 for "
-                "sampling with several threads in this process, or no --threads"
+                f"found threads={self.threads} with Dask workers, which have one thread each; use --workers 0 to "
+                "sample with several threads in this process, or remove --threads"
             )
 
     def for_tasks(self, num_tasks: int) -> "Backend":

@@ -65,9 +65,9 @@ class Patience:
         if not workers:
             raise no_worker_for(self._most)
         raise PausedWorkers(
-            f"Dask has paused {len(paused)} of {len(workers)} workers for lack of memory, and for {self._most:g} s "
-            "they have not started their work; required more memory for each, by `dask worker --memory-limit` "
-            "or fewer --workers. Stored data is safe; continue with `metaloom resume`"
+            f"Dask has paused {len(paused)} of {len(workers)} workers for lack of memory, and they have not "
+            f"started their work for {self._most:g} s. Give each more memory with `dask worker --memory-limit`, "
+            "or use fewer --workers. Stored data is safe; continue with `metaloom resume`"
         )
 
     def _wait_for(self, futures: Sequence[Future[Any]], paused: set[str]) -> bool:
@@ -210,7 +210,7 @@ def _client(address: str, spec: SamplerSpec) -> Iterator[Client]:
         ) from None
     except TypeError as error:  # Dask's message about a missing certificate
         raise WorkersError(
-            f"found no certificate to connect to {address} with ({error}); required Dask's TLS configuration, as in "
+            f"there is no certificate for connecting to {address} ({error}); set Dask's TLS configuration, as in "
             "DASK_DISTRIBUTED__COMM__TLS__CA_FILE=ca.pem and __CLIENT__CERT, __CLIENT__KEY (docs/scale.md)"
         ) from None
     with client, _watched(client, address):
@@ -218,7 +218,7 @@ def _client(address: str, spec: SamplerSpec) -> Iterator[Client]:
             _wait_for_a_worker(client, address)
             _require_same_code(client, spec)
             client.sync(_fetch_from_workers, client, [*cast(Any, client.nthreads())])
-            # A worker that leaves meanwhile makes the call fail, although the others have received it.
+            # A worker that leaves during the call makes it fail, although the others have received it.
             with suppress(CommClosedError):
                 client.forward_logging()  # forward environments' log records to this process
         except Exception as error:
@@ -324,8 +324,8 @@ def _wait_for_a_worker(client: Client, address: str) -> None:
 
 def _cannot_import(error: ImportError) -> WorkersError:
     return WorkersError(
-        f"a Dask worker cannot import what rollouts need ({error}); required the same Metaloom and environment on "
-        "every worker: install them there, or start the workers in this folder"
+        f"a Dask worker cannot import what rollouts need ({error}). Every worker needs the same Metaloom and "
+        "environment: install them there, or start the workers in this folder"
     )
 
 

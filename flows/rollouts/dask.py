@@ -105,7 +105,7 @@ class DaskSession:
         return max(found, key=len)
 
     def collect(self, pieces: Sequence[ShardAttempt]) -> list[CollectedShard]:
-        """Return the results of shards, in order; raise CancelledError if the scheduler is lost."""
+        """Return the results of the shards, in order. Raises CancelledError if the scheduler is lost."""
         try:
             for piece in pieces:
                 self._submit(piece)

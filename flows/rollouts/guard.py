@@ -129,7 +129,7 @@ _trained: list[Path] = []
 
 def _marked(mark: str) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
-        # Other users' processes cannot be read, and processes may end meanwhile.
+        # Other users' processes cannot be read, and processes may end at any time.
         with suppress(psutil.Error, OSError):
             if process.pid != os.getpid() and process.environ().get(MARK) == mark:
                 yield process

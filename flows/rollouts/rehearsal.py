@@ -41,7 +41,7 @@ def settled(config: EnvConfig, max_episode_steps: int, timeout_seconds: float = 
     if "unknown" in found and config.name in gymnasium.registry:
         raise EnvError(
             f"env.name: found {config.name!r}, which is registered only in this process, so the run could not be "
-            "continued or replayed; required module:Id, with the module that registers it"
+            "continued or replayed; use module:Id, with the module that registers it"
         )
     if "refusal" in found:
         raise EnvError(f"{config.name}: {found['refusal']}")
@@ -75,7 +75,7 @@ def _in_process(settings: str, arguments: list[str], timeout_seconds: float) -> 
     with tempfile.TemporaryFile("w+", encoding="utf-8") as answer:
         try:
             ended = subprocess.run(
-                # Without -P, modules of the working folder would be found before installed ones.
+                # Without -P, modules of the working directory would be found before installed ones.
                 [sys.executable, "-P", "-m", rehearsal.__name__, *arguments, str(timeout_seconds)],
                 input=settings,
                 env={**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": arguments[-1], MARK: mark},

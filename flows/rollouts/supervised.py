@@ -63,8 +63,8 @@ def require_versions(required: Mapping[str, str], found: Mapping[str, str], work
     ]
     if differing:
         raise WorkersError(
-            f"the Dask worker {worker} computes with other versions: {'; '.join(differing)}; required the trainer's "
-            "versions, or digests would differ. Restart a worker that was updated meanwhile"
+            f"the Dask worker {worker} has different versions: {'; '.join(differing)}. They must match the "
+            "trainer's, otherwise digests would differ. Restart the worker if it has been updated"
         )
 
 
@@ -250,14 +250,14 @@ def _cause_of_death(recordings: Sequence[Recording], timeout_seconds: float, end
     if recordings[-1].stopped:
         return (
             "its process was stopped (SIGSTOP, by itself or from outside) and did not continue within "
-            f"{timeout_seconds:g} s, so it was ended; required an answer in time"
+            f"{timeout_seconds:g} s, so it was ended. It must answer in time"
         )
     if recordings[-1].timed_out:
         return (
-            f"did not return within {timeout_seconds:g} s, so its process was ended; required an answer in time. "
+            f"did not return within {timeout_seconds:g} s, so its process was ended. It must answer in time. "
             "If it needs more time, pass --step-timeout SECONDS"
         )
     if recordings[-1].traceback:
         return f"its process died{times}: {recordings[-1].traceback.splitlines()[0]}"
     how = ending or "as by os._exit, or by kill -9 from outside or for lack of memory"
-    return f"its process died{times} without a message, {how}; required an environment that keeps its process alive"
+    return f"its process died{times} without a message, {how}; an environment must keep its process alive"

@@ -62,7 +62,7 @@ def plan_search(
     require_optuna()
     root, name = _place(recipe, name)
     if not search.space:
-        raise UsageError("found nothing to search; required --search KEY=VALUES, such as algorithm.inner_lr=0.01:1:log")
+        raise UsageError("nothing to search; pass --search KEY=VALUES, such as algorithm.inner_lr=0.01:1:log")
     _check_keys("--search", search.space, settings)
     if not 1 <= search.trials <= search.size:
         all_there_are = f"from 1 to {search.size:,}, the number of combinations: --grid tries all of them"
@@ -145,11 +145,11 @@ def _place(recipe: str, name: str | None) -> tuple[Path, str]:
     """Return the runs folder and the sweep's name, which defaults to the recipe's name followed by `-sweep`."""
     root, name = runs_root(), name or f"{Path(recipe).stem}-sweep"
     if (url := url_of(root)) is not None:
-        raise UsageError(f"found the runs folder {url}; required a local folder for sweeps. Set METALOOM_RUNS")
+        raise UsageError(f"the runs folder is {url}, but sweeps need a folder on this machine. Set METALOOM_RUNS")
     if len(check_run_name(name)) > _LONGEST_NAME:
         raise UsageError(f"found a sweep name of {len(name)} characters; required at most {_LONGEST_NAME}")
     if storage.run_exists(root / name):
-        raise UsageError(f"{name} is the name of a run in {root}; required another name: --name NAME")
+        raise UsageError(f"{name} is the name of a run in {root}; choose another with --name NAME")
     return root, name
 
 
@@ -157,14 +157,16 @@ def _check_keys(option: str, keys: Iterable[str], settings: Sequence[str]) -> No
     given = {assignment.partition("=")[0] for assignment in settings}
     for key in keys:
         if key == "seed":
-            raise UsageError(f"found {option} seed=...; required --seeds, such as --seeds 5 or --seeds 1,2,3")
+            raise UsageError(f"found {option} seed=...; use --seeds, such as --seeds 5 or --seeds 1,2,3")
         if key in given:
             raise UsageError(f"found {key} in {option} and in --set; remove one of them")
 
 
 def _check_count(count: int, *, many: bool) -> None:
     if count > MOST_UNASKED and not many:
-        raise UsageError(f"found {count:,} runs; required at most {MOST_UNASKED:,}, or --yes (in Python: many=True)")
+        raise UsageError(
+            f"the sweep has {count:,} runs; more than {MOST_UNASKED:,} require --yes (in Python: many=True)"
+        )
 
 
 def _seeds(seeds: int | Sequence[int], first: int) -> tuple[int, ...]:

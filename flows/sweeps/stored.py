@@ -81,8 +81,8 @@ class Sweep:
         config = config_of(self.recipe, self.settings, run.settings, run.seed, option)
         if (found := digest_of(config)) != run.digest:
             raise UsageError(
-                f"sweep {self.name}: found settings of {run.name} with the digest {found[:12]}; required "
-                f"{run.digest[:12]}, as when the sweep began: {self.recipe} has changed since. Continue with the "
+                f"sweep {self.name}: the settings of {run.name} have the digest {found[:12]}, but had "
+                f"{run.digest[:12]} when the sweep began: {self.recipe} has changed since. Continue with the "
                 "original recipe, or start a sweep with another --name"
             )
         return config
@@ -120,7 +120,7 @@ class Sweep:
         names = {*names_in(named)}
         if recipes.is_settings_file(self.recipe):
             if Path(self.recipe).exists() and not Path(self.recipe).is_file():  # reading a pipe may never end
-                raise UsageError(f"{self.file}: found {self.recipe}, a pipe or a device; required a settings file")
+                raise UsageError(f"{self.file}: {self.recipe} is a pipe or a device, not a settings file")
             names |= {*names_in(recipes.load_settings(self.recipe))}
             text += Path(self.recipe).read_text("utf-8", errors="replace")
         remedy = f"repeat the full command that started the sweep {self.name}"
@@ -147,7 +147,7 @@ def find_sweep(name: str) -> Sweep | None:
     except (ValueError, DamagedRun) as error:
         why = f": it {error.found}" if isinstance(error, DamagedRun) else ""
         raise UsageError(
-            f"{file}: found no sweep in the format {FORMAT}{why}; required one that `metaloom sweep` wrote. Its runs "
+            f"{file} is not a sweep in the format {FORMAT}{why}. Restore what `metaloom sweep` wrote. The runs "
             "are beside it and can be used without it"
         ) from None
 
@@ -157,7 +157,7 @@ def require_sweep(name: str) -> Sweep:
     found = find_sweep(name)
     if found is None:
         names = ", ".join(sorted(file.stem for file in (runs_root() / "sweeps").glob("*.json"))) or "none"
-        raise UsageError(f"found no sweep {name!r} in {runs_root()}; available sweeps: {names}")
+        raise UsageError(f"there is no sweep {name!r} in {runs_root()}; available sweeps: {names}")
     return found
 
 
@@ -171,7 +171,7 @@ def held(sweep: Sweep) -> Iterator[None]:
         yield
     except BlockingIOError:
         raise UsageError(
-            f"the sweep {sweep.name} is being worked on by another process; required one at a time. "
+            f"another process is running the sweep {sweep.name}; only one can run at a time. "
             f"`metaloom sweep {sweep.name} --status` shows its progress"
         ) from None
     finally:
@@ -205,7 +205,7 @@ def _parsed(text: bytes, root: Path, name: str) -> Sweep:
         runs = sweep.runs[first : first + each]
         sweep.search.values(runs[0].settings)
         if any(run.settings != runs[0].settings for run in runs) or tuple(run.seed for run in runs) != sweep.seeds:
-            raise ValueError("a trial with several settings")
+            raise ValueError("a trial whose runs have different settings")
     return sweep
 
 

@@ -114,10 +114,10 @@ class Acting:
         """
         algorithm = self.blueprint.config.algorithm
         if algorithm.trial is None:
-            raise UsageError(f"found {algorithm.name}, whose policy has no memory; do not call `observe`")
+            raise UsageError(f"the policy of {algorithm.name} has no memory; do not call `observe`")
         with self._turn:
             if not self._awaits or self._last is None:
-                raise UsageError("found rewards before actions; required `policy(observations)` before each of them")
+                raise UsageError("found rewards without new actions; call `policy(observations)` before `observe`")
             actor = self._last.actor
             num_rows = actor.actions.shape[1]
             with np.errstate(over="ignore"):
@@ -125,8 +125,8 @@ class Acting:
             flags = np.asarray(ended, np.bool_).reshape(-1)
             if (len(earned), len(flags)) != (num_rows, num_rows) or not np.isfinite(earned).all():
                 raise ValueError(
-                    f"found {np.asarray(rewards)} and {np.asarray(ended)} for {num_rows} actions; required a finite "
-                    "reward for each, and whether the episode ended with it"
+                    f"found {np.asarray(rewards)} and {np.asarray(ended)} for {num_rows} actions; pass a finite "
+                    "reward for each, and True where it ended the episode"
                 )
             actor.learn_of(np.arange(num_rows), earned, flags)
             if not algorithm.adapts:
@@ -176,7 +176,7 @@ class Acting:
             return
         if self._awaits:
             raise UsageError(
-                "found a policy with a memory that did not receive the rewards of its last actions; required "
+                "the policy's memory has not received the rewards of its last actions; call "
                 "`policy.observe(reward, ended)` after every step, or `policy.reset()` to begin a trial"
             )
         memory = self._last.actor.memory
@@ -184,8 +184,8 @@ class Acting:
             return
         if (found := steps.actor.actions.shape[1]) != (kept := self._last.actor.actions.shape[1]):
             raise UsageError(
-                f"found {found} observations for a policy that remembers {kept}; required the same number as in "
-                "earlier steps, or `policy.reset()` to begin a trial"
+                f"found {found} observations for a policy that remembers {kept}; pass the same number as in "
+                "earlier steps, or call `policy.reset()` to begin a trial"
             )
         steps.actor.recall(memory)
 
@@ -236,7 +236,7 @@ class Acting:
                 f"that gymnasium.spaces.utils.flatten makes of the observations in {self.blueprint.config.env.name}"
             ) from None
         if not np.isfinite(found).all():
-            raise ValueError("found observations that are not finite; required finite numbers within float32")
+            raise ValueError("observations must be finite numbers within the range of float32")
         # Observations in batches are flattened.
         for shape in (spaces.observation_shape, (spaces.observation_size,)):
             leading = found.shape[: max(found.ndim - len(shape), 0)]

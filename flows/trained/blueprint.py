@@ -84,14 +84,14 @@ class Blueprint:
         """
         # Check the type, since notebooks are not type-checked.
         if not isinstance(env, gymnasium.Env):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"found {env!r} to adapt to; required a gymnasium.Env, or episodes as an EpisodeBatch")
+            raise TypeError(f"cannot adapt to {env!r}; pass a gymnasium.Env, or episodes as an EpisodeBatch")
         if isinstance(env, PolicyActions):
             inner: MetaEnv = env.env
         else:
             wrappers = self.config.env.wrappers
             if twice := [w.name for w in wrappers if wrapper_class(w) in _layers(env)]:
                 raise ValueError(
-                    f"found {twice[0]} around the environment; required the environment without it, since the run's "
+                    f"the environment is already wrapped in {twice[0]}; pass it without, since the run's "
                     "env.wrappers are added here"
                 )
             around, observed = in_wrappers(env, wrappers), self.config.env.observed

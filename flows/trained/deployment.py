@@ -102,7 +102,7 @@ def digest_of(metadata: Mapping[str, str], arrays: Mapping[str, Array]) -> str:
 def _contents(path: str | Path) -> tuple[Mapping[str, str], Mapping[str, Array]]:
     if Path(path).is_dir():
         raise UsageError(
-            f"{path}: found a folder; required a file that `policy.save` wrote. A run's policy is "
+            f"{path} is a folder; pass a file that `policy.save` wrote. A run's policy is "
             f"`metaloom.open_run({str(path)!r}).policy()`"
         )
     try:
@@ -110,11 +110,11 @@ def _contents(path: str | Path) -> tuple[Mapping[str, str], Mapping[str, Array]]
             metadata = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
-        raise UsageError(f"{path}: found no such file; required one that `policy.save` wrote") from None
+        raise UsageError(f"{path}: no such file; pass one that `policy.save` wrote") from None
     except (OSError, SafetensorError) as problem:
         raise UsageError(
-            f"{path}: found no safetensors file ({problem}); required one that `policy.save` wrote with the suffix "
-            ".safetensors; ONNX and .pt2 are for other programs"
+            f"{path} is not a safetensors file ({problem}); pass one that `policy.save` wrote with the suffix "
+            ".safetensors. ONNX and .pt2 are for other programs"
         ) from None
     if metadata.get("format") != FORMAT:
         raise UsageError(
@@ -137,8 +137,8 @@ class DeployedPolicy(nn.Module):
         super().__init__()
         if blueprint.config.algorithm.trial is not None:
             raise UsageError(
-                f"found {blueprint.config.algorithm.name}, whose policy keeps a memory from step to step; such a "
-                "module cannot do this; required .safetensors, which `metaloom.load_policy` reads"
+                f"the policy of {blueprint.config.algorithm.name} keeps a memory from step to step, which such a "
+                "module cannot do. Use .safetensors, which `metaloom.load_policy` reads"
             )
         self.observation_shape: tuple[int, ...] = blueprint.spaces.observation_shape
         self._normalizes = MEAN in params

@@ -211,18 +211,22 @@ class TrainedPolicy(Acting):
         """
         config = self.blueprint.config
         if not config.algorithm.adapts:
-            raise UsageError(f"found {config.algorithm.name}, which does not adapt; use the policy as it is")
+            raise UsageError(f"{config.algorithm.name} does not adapt; use the policy as it is")
         if self._adapted and not self._rounds:
-            raise UsageError("found a policy saved after adapting, without its episodes; use `policy.unadapted.adapt`")
+            raise UsageError(
+                "the policy was saved after it had adapted, without its episodes; use `policy.unadapted.adapt`"
+            )
         if isinstance(to, EpisodeBatch):
             if (episodes, steps, max_episode_steps) != (None, 1, None):
                 raise UsageError(
-                    "found episodes, steps or max_episode_steps together with a batch of episodes; omit them: a "
-                    "batch is what one step adapts to"
+                    "found episodes, steps or max_episode_steps together with a batch of episodes; omit them: one "
+                    "step adapts to the whole batch"
                 )
             return self._adapted_to(to)
         if self.num_tasks != 1:
-            raise UsageError(f"found {self.num_tasks} tasks and one environment; use `policy.task(b).adapt`")
+            raise UsageError(
+                f"a policy for {self.num_tasks} tasks cannot adapt to one environment; use `policy.task(b).adapt`"
+            )
         episodes = EvaluationPlan.of(config).episodes if episodes is None else episodes
         max_episode_steps = config.max_episode_steps if max_episode_steps is None else max_episode_steps
         for name, number in (("episodes", episodes), ("steps", steps), ("max_episode_steps", max_episode_steps)):
@@ -252,16 +256,16 @@ class TrainedPolicy(Acting):
         """
         path = Path(path)
         if path.suffix not in _FORMATS:
-            raise UsageError(f"{path}: found the suffix {path.suffix!r}; required one of {', '.join(_FORMATS)}")
+            raise UsageError(f"{path}: unsupported suffix {path.suffix!r}; use one of {', '.join(_FORMATS)}")
         # Write to a temporary file first, so that nobody loads an incomplete one.
         part = path.with_name(f".{path.stem}.part{path.suffix}")
         try:
             if path.exists():
-                raise UsageError(f"{path}: found a file already; required a new path")
+                raise UsageError(f"{path} already exists; choose a new path")
             part.touch()
             mode = part.stat().st_mode  # the usual permissions; a library may set others
         except OSError as problem:
-            raise UsageError(f"{path}: cannot be written ({problem.strerror}); required a writable folder") from None
+            raise UsageError(f"{path} cannot be written ({problem.strerror}); choose a writable folder") from None
         try:
             _FORMATS[path.suffix](self, part)
             part.chmod(mode)
@@ -276,7 +280,7 @@ class TrainedPolicy(Acting):
             UsageError: the policy has several tasks.
         """
         if self.num_tasks != 1:
-            raise UsageError(f"found a policy for {self.num_tasks} tasks; required one task: `policy.task(b)`")
+            raise UsageError(f"found a policy for {self.num_tasks} tasks; select one with `policy.task(b)`")
         latent = self.latent
         params = {name: value[0] for name, value in self.params.items()}
         return DeployedPolicy(self.blueprint, params, None if latent is None else latent[0]).eval()
@@ -284,7 +288,7 @@ class TrainedPolicy(Acting):
     def _adapted_to(self, batch: EpisodeBatch) -> TrainedPolicy:
         B = len(batch.lengths)
         if self.num_tasks not in (1, B):
-            raise UsageError(f"found episodes of {B} tasks and a policy for {self.num_tasks}; required equal numbers")
+            raise UsageError(f"found episodes of {B} tasks and a policy for {self.num_tasks}; the numbers must match")
         self._check_like_ours(batch)
         config, setup = self.blueprint.config, self.blueprint.setup()
         learner, params = config.algorithm.build(setup), self._params
@@ -342,7 +346,7 @@ def load_policy(path: str | Path, *, trust: bool = False) -> TrainedPolicy:
         required |= {TRIAL_STATE, TRIAL_LAST}  # the policy's memory
     if found.params.params.keys() != required:
         wrong = ", ".join(sorted(found.params.params.keys() ^ required))
-        raise UsageError(f"{path}: found {wrong} unexpected or missing among the parameters; save the policy again")
+        raise UsageError(f"{path}: parameters are unexpected or missing: {wrong}; save the policy again")
     return policy
 
 

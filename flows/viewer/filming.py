@@ -43,13 +43,13 @@ def sheet(run: Run, iteration: int, step: int, task: int, episode: int, length: 
 def _film(identity: str, run_at: str, chosen: tuple[str, ...], every: int) -> tuple[bytes, Mapping[str, str]]:
     with tempfile.TemporaryDirectory(prefix="metaloom-view-") as folder:
         out = Path(folder) / "film.webp"
-        # With -P, the working folder is searched last, and only for the run's trusted modules.
+        # With -P, the working directory is searched last, and only for the run's trusted modules.
         command = [sys.executable, "-P", "-m", "metaloom.flows.cli", "video", run_at, *chosen]
         command += ["--out", str(out), "--size", _SIZE, "--every", str(every)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL)
         except subprocess.TimeoutExpired:
-            raise UsageError(f"found no video of {run_at} after {SECONDS} s; `metaloom video` waits longer") from None
+            raise UsageError(f"no video of {run_at} after {SECONDS} s; `metaloom video` waits longer") from None
         if not out.exists():
             raise UsageError(printable(done.stderr.strip() or f"`metaloom video` ended with code {done.returncode}"))
         with Image.open(out) as pictures:

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HOSTS = ("127.0.0.1", "localhost")
 """Host names of this machine in browser requests. Any port is accepted, since tunnels change it."""
-REQUIRED_HOST = f"required the host {' or '.join(HOSTS)}"
+REQUIRED_HOST = f"the host must be {' or '.join(HOSTS)}"
 # Inline styles are allowed because plotly.js writes styles into the page.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -26,7 +26,7 @@ KEPT_TO_ITSELF: Mapping[str, str] = {
 """Headers of every response from a gate, including rejections."""
 HEADERS: Mapping[str, str] = {"Content-Security-Policy": POLICY, **KEPT_TO_ITSELF}
 """Headers of every response from the page."""
-OTHER_PAGE = 403, "required a request from the page itself"
+OTHER_PAGE = 403, "the request must come from the page itself"
 
 Refusal = tuple[int, str]  # HTTP status and reason of a rejection
 
@@ -75,7 +75,7 @@ def token_gate(app: ASGIApp, token: str) -> Gate:
         if found := refusal_of_other_pages(scope):
             return found
         if scope.get("method") not in ("GET", "HEAD"):
-            return 405, "required GET: this page is read-only"
+            return 405, "use GET: this page is read-only"
         # The path of handmade requests may be `*` or empty.
         asked = f"{scope['path']}/".split("/")[1]
         if not secrets.compare_digest(asked.encode(), token.encode()):

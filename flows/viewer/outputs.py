@@ -238,7 +238,7 @@ def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
     Returns:
         `tasks`: parameters keyed by name; `classes`: class of each task, or None; `colors`: color per class; `steps`:
         returns and lengths per inner step, a list of episodes per task; `shown`: inner steps to compare, with labels
-        and colours; `unshown`: a note on the others; `trial`: episodes per trial.
+        and colors; `unshown`: a note on the others; `trial`: episodes per trial.
     """
     if iteration in run.iterations:
         table = run.episodes(iteration)

@@ -282,7 +282,7 @@ def serve(place: Path, port: int, announce: Callable[[str], None]) -> None:
             listening.bind((ADDRESS, port))
         except OSError as error:
             raise UsageError(
-                f"--port {port}: {error.strerror}; required a free port on {ADDRESS}. 0 selects any free port"
+                f"--port {port}: {error.strerror}; use a free port on {ADDRESS}. 0 selects any free port"
             ) from None
         listening.listen()  # so that the recipient of the address can connect immediately
         announce(f"http://{ADDRESS}:{listening.getsockname()[1]}/{token}/")

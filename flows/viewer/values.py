@@ -22,7 +22,7 @@ _BY_STEP = (("task", "episode", "t"), ("task", "episode", "t_with_final"))
 def slice_of(
     run: Run, ref: StageRef, array: str, at: Sequence[int], rows: int | None, columns: int
 ) -> tuple[Array, tuple[int, int]]:
-    """Return a slice of a stored array as [rows, columns] float64, NaN on padding, and its strides.
+    """Return a slice of a stored array as [rows, columns] float64, NaN in the padding, and its strides.
 
     `array` is a path below `data.zarr`, such as rollouts_0/rewards. `at` contains an index along each axis, which is
     ignored for the axes shown: `rows` from top to bottom (None for a single row), and `columns` from left to right.
@@ -93,7 +93,7 @@ def episode_length(run: Run, ref: StageRef, task: int, index: int) -> int:
         lengths = run.lengths(ref)
         found = [int(lengths[task, index])] if task < len(lengths) and index < lengths.shape[1] else []
     if not found or not found[0]:
-        raise UsageError(f"found task {task}, episode {index}; required an episode that is stored")
+        raise UsageError(f"task {task}, episode {index} is not stored; choose a stored episode")
     return int(found[0])
 
 

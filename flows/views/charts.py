@@ -21,7 +21,7 @@ from metaloom.pipeline.types import Array
 from metaloom.storage.errors import system_errors
 
 if mpl.matplotlib_fname() == "matplotlibrc":
-    # Ignore a matplotlibrc in the working folder, which may be somebody else's, but not the user's own.
+    # Ignore a matplotlibrc in the working directory, which may be somebody else's, but not the user's own.
     mpl.rcdefaults()
 
 GRID = "#e6e8eb"

@@ -149,7 +149,7 @@ def diagram_of(config: RunConfig) -> Diagram:
 
 
 def as_text(diagram: Diagram) -> str:
-    """Return a text table of the stages, with their frequency, inputs, sources of inputs, and output."""
+    """Return a text table with the frequency, inputs, input sources and output of each stage."""
     rows = [("stage", "", "reads", "gives")]
     for stage in diagram.stages:
         sources: dict[str, list[str]] = {}

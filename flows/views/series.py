@@ -1,4 +1,4 @@
-"""Charts as data, and the colours shared by all charts."""
+"""Charts as data, and the colors shared by all charts."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from metaloom.flows.formatting import finite
 from metaloom.pipeline.estimation.statistics import ClassEstimate
 from metaloom.pipeline.types import Array
 
-# Okabe and Ito's palette for colour-blind readers: orange before adaptation, blue after it.
+# Okabe and Ito's palette for color-blind readers: orange before adaptation, blue after it.
 BEFORE, AFTER = "#d55e00", "#0072b2"
 INK = "#24292f"
 BETWEEN = ("#cc79a7", "#009e73", "#e69f00", "#56b4e9")
@@ -22,7 +22,7 @@ STAGE_COLORS = {
     **{"tasks": "#8c959f", "rollouts_{step}": "#0072b2", "samples_{step}": "#009e73", "adapted_{step}": "#e69f00"},
     **{"memory_fill": "#56b4e9", "minibatches": "#009e73", "learner": "#8250a8", "evaluation": "#cc79a7"},
 }
-"""Colours of stages, keyed by the group that contains their output."""
+"""Colors of stages, keyed by the group that contains their output."""
 GAP_NOTE = "; no band where a class had only one task, and no line where it had none"
 
 
@@ -101,7 +101,7 @@ def _series_data(series: Series) -> dict[str, Any]:
 
 
 def numbers(values: Array) -> list[float | None]:
-    """Convert values to JSON numbers with seven digits, enough for a curve; values that are not finite become None."""
+    """Convert values to JSON numbers with seven digits, enough for a curve. Non-finite values become None."""
     return [finite(float(f"{value:.7g}")) for value in np.asarray(values, np.float64).tolist()]
 
 
@@ -111,9 +111,9 @@ def evenly_spaced(count: int, most: int) -> Array:
 
 
 def shown_steps(last: int) -> dict[int, str]:
-    """Return the inner steps from 0 to `last` that charts show, mapped to their colours.
+    """Return the inner steps from 0 to `last` that charts show, mapped to their colors.
 
-    If there are more steps than colours, these are the first, the last and evenly spaced ones in between.
+    If there are more steps than colors, these are the first, the last and evenly spaced ones in between.
     """
     first, *between, end = evenly_spaced(last + 1, MOST_STEPS).tolist() if last else (0, 0)
     return {first: BEFORE, **dict(zip(between, BETWEEN, strict=False)), end: AFTER}
@@ -127,13 +127,13 @@ def steps_note(last: int) -> str:
 
 
 def class_color(c: int) -> str:
-    """Return the colour of the c-th task class, which is the same in all charts."""
-    # Excludes the colours for returns before and after adaptation.
+    """Return the color of the c-th task class, which is the same in all charts."""
+    # Excludes the colors for returns before and after adaptation.
     return CLASS_COLORS[c % len(CLASS_COLORS)]
 
 
 def stage_color(group: str, step: int) -> str:
-    """Return the colour of a stage whose output is in this group; later inner steps have lighter colours."""
+    """Return the color of a stage whose output is in this group; later inner steps have lighter colors."""
     color, white = STAGE_COLORS.get(group, INK), min(0.4 * step, 0.8)
     parts = (int(color[n : n + 2], 16) for n in (1, 3, 5))
     return "#" + "".join(f"{round(part + (255 - part) * white):02x}" for part in parts)

@@ -38,7 +38,7 @@ class Status:
         try:
             yield
         finally:
-            ended.set()  # another thread may have shown a status meanwhile
+            ended.set()  # another thread may have shown a status in the meantime
             self.end()
 
     def far(self, how_far: str) -> None:

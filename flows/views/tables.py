@@ -411,7 +411,7 @@ def meaning(name: str, value: float | None) -> str:
 
 
 def _classes_view(rows: Sequence[Mapping[str, Any]], labels: Sequence[str] | None = None) -> list[RenderableType]:
-    """Return a list with a table of per-class returns, with a labelled column per step; empty without classes."""
+    """Return a list with a table of per-class returns, with a labeled column per step; empty without classes."""
     if not rows:
         return []
     last = rows[-1]["step"]

@@ -181,7 +181,7 @@ def test_a_warm_start_whose_learner_changed_is_refused(tmp_path, monkeypatch):
     train(tiny("ppo", "init_from=first"), tmp_path / "second", backend=HERE)
     shutil.rmtree(tmp_path / "first")
     train(tiny("ppo", "seed=9"), tmp_path / "first", backend=HERE)
-    with pytest.raises(UsageError, match=r"has the digest .*; required .*, the one that the run was started from"):
+    with pytest.raises(UsageError, match=r"has the digest .*; required .*, as when the run was started"):
         list(replay(tmp_path / "second", 0, stage="initialize"))
 
 
@@ -197,7 +197,7 @@ def test_a_warm_start_whose_learner_changed_is_refused(tmp_path, monkeypatch):
         (
             ["policy.activation=relu", "init_from=first"],
             ConfigError,
-            r"init_from: policy.activation is relu here and tanh in .*first@3, .*; required tanh",
+            r"init_from: policy.activation is relu here and tanh in .*first@3, .*; use tanh",
         ),
         (
             ["policy.output_activation=tanh", "init_from=first"],

@@ -138,7 +138,7 @@ def test_what_a_plug_in_brings_back_otherwise_is_refused_with_what_has_changed(s
     Path("own_measure.py").unlink()
     module = sys.modules.pop("own_measure")
     assert cli.run(["thin", "first", "--keep-last", "0"]) == 2
-    assert "settings that can no longer be built" in capsys.readouterr().err
+    assert "its settings can no longer be loaded" in capsys.readouterr().err
     Path("own_measure.py").write_text(whole)
     sys.modules["own_measure"] = module
     Path("own_scale.py").write_text(SCALES[1])

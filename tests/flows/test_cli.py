@@ -141,7 +141,7 @@ def test_every_command_has_a_help_text_with_an_example(name, capsys):
             ["doctor", "--env", "point-corner", "--set", "iterations=3"],
             "found settings of iterations; only env settings are allowed",
         ),
-        (["doctor", "--env", "point-corner", "--set", "env.speed=3"], "required env settings such as env.options.NAME"),
+        (["doctor", "--env", "point-corner", "--set", "env.speed=3"], "use env settings such as env.options.NAME"),
         (["sweep", "promp-point-corner", "--metric", "x"], "--metric requires --optuna"),
         (["sweep", "promp-point-corner", "--search", "algorithm.inner_lr=0.1..0.2"], "--search requires --optuna"),
     ],

@@ -107,8 +107,8 @@ def test_a_scheduler_that_stays_away_is_given_up(monkeypatch):
 
 
 def test_workers_that_come_back_with_other_code_end_the_run_at_once():
-    with pytest.raises(WorkersError, match="other versions"):
-        repeated(FakeScheduler(None, WorkersError("computes with other versions")), CancelledError())
+    with pytest.raises(WorkersError, match="different versions"):
+        repeated(FakeScheduler(None, WorkersError("has different versions")), CancelledError())
 
 
 def test_nobody_has_threads_while_the_scheduler_is_gone():

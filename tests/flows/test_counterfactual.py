@@ -47,7 +47,7 @@ def test_with_settings_unchanged_every_stage_gives_the_stored_bits(stored, stage
 
 
 def test_a_stage_that_ends_no_iteration_leads_to_no_learner(stored):
-    with pytest.raises(UsageError, match="found a Samples; required the stage that ends an iteration"):
+    with pytest.raises(UsageError, match="a Samples has no learner; use the stage that ends an iteration"):
         _ = optimize(stored, 1, stage="process_samples").changed.learner
 
 
@@ -90,7 +90,7 @@ def test_stages_that_sample_are_refused(tmp_path, tiny_config, monkeypatch, stag
     monkeypatch.undo()
     evaluation = {"every": 1, "num_tasks": 2, "adaptation_steps": 0, "test_episodes": 1}
     train(tiny_config(iterations=1, evaluation=evaluation), tmp_path / "run", backend=SERIAL)
-    with pytest.raises(UsageError, match=f"found --stage {stage}, which samples"):
+    with pytest.raises(UsageError, match=f"the stage {stage} samples; choose"):
         optimize(tmp_path / "run", 0, stage=stage)
 
 
@@ -171,7 +171,7 @@ def test_settings_that_do_not_exist_are_refused_before_anything_is_computed(stor
 
 
 def test_sampling_is_refused_as_a_stage(stored):
-    with pytest.raises(UsageError, match="which samples"):
+    with pytest.raises(UsageError, match="samples; choose"):
         optimize(stored, 0, stage="collect_rollouts")
 
 

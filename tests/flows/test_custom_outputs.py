@@ -335,7 +335,7 @@ def test_a_class_that_changed_under_a_stored_run_is_refused(run, flow, monkeypat
             "NoAxes",
             "stage spread: Bare.v does not declare its axes and dtype; use Annotated[NDArray[np.float32], A",
         ),
-        ("OurName", "stage spread returns a class named Samples, the name of a built-in output; required another name"),
+        ("OurName", "stage spread returns a class named Samples, the name of a built-in output; choose another name"),
     ],
 )
 def test_a_class_that_cannot_be_stored_is_refused_before_a_folder_exists(flow, tiny_config, name, sentence):

@@ -146,7 +146,7 @@ def test_a_column_of_another_type_is_named(runs, tmp_path, names):
     run = storage.open_run(runs / "first")
     table = pa.table({name: ["x"] for name in names})
     deltalake.write_deltalake(tmp_path / "lake" / "episodes", table, partition_by=["run_id"])
-    with pytest.raises(UsageError, match=r"found the column 'return' of type \w+, but the run has \w+"):
+    with pytest.raises(UsageError, match=r"the column 'return' has the type \w+, but in the run \w+"):
         export(run, tmp_path / "lake", "delta")
 
 
@@ -154,5 +154,5 @@ def test_a_forged_identity_names_no_folder(runs, tmp_path):
     run = storage.open_run(runs / "first")
     for forged in ("../../outside", "", None, 3):
         run.info["id"] = forged
-        with pytest.raises(UsageError, match="found no valid run ID"):
+        with pytest.raises(UsageError, match="has no valid run ID"):
             export(run, tmp_path / "lake", "delta")

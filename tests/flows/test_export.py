@@ -182,9 +182,9 @@ def test_places_without_an_episode_are_no_rows_of_a_history(tmp_path):
 @pytest.mark.parametrize(
     ("to", "options", "message"),
     [
-        ("parquet", {"by": "task"}, "found --by with --to parquet, which does not support it"),
+        ("parquet", {"by": "task"}, "--to parquet does not support --by"),
         ("tensorboard", {"steps": (0,)}, "remove it"),
-        ("delta", {"iterations": 1}, "found --iterations with --to delta"),
+        ("delta", {"iterations": 1}, "--to delta does not support --iterations"),
         ("parquet", {"steps": (5,)}, "found --step 5; required one of 0, 1"),
         ("parquet", {"iterations": slice(5, 6)}, "no complete iteration"),
     ],
@@ -249,7 +249,7 @@ def csv_format(request, tmp_path, monkeypatch):
 def test_a_users_format_writes_and_refuses_the_options_it_does_not_take(csv_format, stored, tmp_path, capsys):
     command = ["export", str(stored.path), "--to", csv_format, "--out", str(tmp_path / "out")]
     assert cli.run([*command, "--step", "0"]) == 2
-    assert f"found --step with --to {csv_format}, which does not support it" in capsys.readouterr().err
+    assert f"--to {csv_format} does not support --step" in capsys.readouterr().err
     assert cli.run([*command, "--iterations", "1:"]) == 0
     rows = (tmp_path / "out" / "metrics.csv").read_text().splitlines()
     assert len(rows) == 2
@@ -262,7 +262,7 @@ def test_a_users_format_writes_and_refuses_the_options_it_does_not_take(csv_form
     [
         ("no_such_module:CSV", "No module named 'no_such_module'"),
         ("json:CSV", "of a graph or export format module:NAME)"),
-        ("json:dumps", "a builtins:function; required module:FORMAT with an ExportFormat"),
+        ("json:dumps", "an object of builtins:function; use module:FORMAT, the path of an ExportFormat"),
     ],
 )
 def test_a_users_format_that_is_none_is_refused_before_anything_is_written(name, message, stored, tmp_path, capsys):
@@ -276,7 +276,7 @@ def test_a_format_refuses_a_function_that_it_could_not_call():
         """Needs what no option gives."""
 
     with pytest.raises(
-        TypeError, match=r"export_rows\(run, folder, done, rows\): missing .* 'rows'; required \(run, f"
+        TypeError, match=r"export_rows\(run, folder, done, rows\): missing .* 'rows'; it must take \(run, f"
     ):
         exports.ExportFormat(export_rows)
 
@@ -297,7 +297,7 @@ def test_a_format_that_does_not_exist_is_refused_with_those_that_do(stored, tmp_
 def test_every_option_is_honoured_or_refused(stored, tmp_path, to, option):
     (name,) = option
     if not exports.format_of(to).takes(name):
-        with pytest.raises(UsageError, match="does not support it"):
+        with pytest.raises(UsageError, match="does not support --"):
             export(stored, tmp_path / "out", to, **option)
         return
     rows = export(stored, tmp_path / "out", to, **option).rows

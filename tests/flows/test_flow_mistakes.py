@@ -663,7 +663,7 @@ def global_draw(who: str, generator: str) -> str:
     return rf"{who}, line \d+ drew from the global generator of {generator}, .*; draw from"
 
 
-TWICE = "two computations of the same inputs differ, first in .*; required the same bits from own_flow:"
+TWICE = "two computations of the same inputs differ, first in .*; check own_flow:"
 NAN = r"\(\d+ of \d+ values are not finite\); required finite numbers"
 STRUCTURAL = {
     "a learner that is missing": (
@@ -726,20 +726,20 @@ STRUCTURAL = {
     ),
     "an input from the future": (
         of("NoSuchStep"),
-        r"from adapt\(i=0, k=0\), which is computed later; required an outp",
+        r"from adapt\(i=0, k=0\), which is computed later; use an output of",
     ),
     "stages in a wrong order": (
         of("Order"),
-        r"halve\(i=0, k=0\) reads samples from .*, which is computed later; requir",
+        r"halve\(i=0, k=0\) reads samples from .*, which is computed later; use an",
     ),
     "a group of two stages": (
         of("Group"),
-        "halve has the group 'samples_{step}', which holds process_samples; required a",
+        "halve has the group 'samples_{step}', which holds process_samples; use a",
     ),
     "an argument of another name": (of("ArgumentName"), "reads sample, but .*halve has .* samples; they must match"),
     "a stage that never runs": (
         {"algorithm": {"name": "own_flow:Beside", "inner_steps": 0}},
-        r"halve runs k = 0 ... K-1, but own_flow:Beside.adaptation_steps, which is K, is 0, .*; required 1 or more, or",
+        r"halve runs k = 0 ... K-1, but own_flow:Beside.adaptation_steps, which is K, is 0, .*; use 1 or more, or",
     ),
     "an output that cannot be stored": (
         of("Output"),
@@ -818,15 +818,15 @@ OF_DATA = {
     ),
     "a write into an input": (
         of("InPlace"),
-        r"own_flow:in_place, line \d+: modifies an input array .*; required a copy",
+        r"own_flow:in_place, line \d+: modifies an input array .*; use a copy",
     ),
     "a write into the memory of an input": (
         of("ClippedInPlace", env={"name": "point-corner", "options": {"reward": "dense"}}),
-        r"clipped_in_place k=0: the stage changed advantages of process_samples\(i=0, k=0\), .*; required a copy",
+        r"clipped_in_place k=0: the stage changed advantages of process_samples\(i=0, k=0\), .*; use a copy",
     ),
-    "an error that is no Exception": (
+    "an error that is not an Exception": (
         of("Halting"),
-        r"halting k=0: own_flow:halting, line \d+: raised own_flow.Halt: enough, .*; required a result or an Exception",
+        r"halting k=0: own_flow:halting, line \d+: raised own_flow.Halt: enough, .*; return a result or raise an",
     ),
     "hidden state in the buffer that is given": (of("SummedInABuffer"), f"summed_in_a_buffer k=0: {TWICE}SummedInAB"),
     "hidden state of the first iteration": (
@@ -841,7 +841,7 @@ OF_DATA = {
         of("Uncounted"),
         "meta_optimize k=0: the stage lost the counter env_steps; return it in the metrics and in learner.extra",
     ),
-    "an update on a GPU": (of("UpdatesOnGpu"), r"line \d+: asks for a GPU .*; required tensors on setup.device"),
+    "an update on a GPU": (of("UpdatesOnGpu"), r"line \d+: asks for a GPU .*; put tensors on setup.device"),
     "an output of a subclass": (
         of("WithMore"),
         "with_more k=0: the stage returned MoreSamples; required Samples, as it decl",
@@ -1107,7 +1107,7 @@ def test_an_output_that_would_lose_its_mask_in_the_store_is_refused(flow, tiny_c
     ("name", "sentence"),
     [
         ("NoEnd", "2 make the first learner and 0 end an iteration; names must be unique, one stage of the group"),
-        ("EndsBySamples", "stage halve returns Samples, but it provides learners; required Update"),
+        ("EndsBySamples", "stage halve returns Samples, but it provides learners; return Update"),
         ("Before", "halve(i=0, k=0) reads samples from own = last_iteration(process_samples), which has no output"),
         (
             "OneOfMany",
@@ -1138,7 +1138,7 @@ def test_an_evaluation_whose_input_has_another_name_is_given_the_learner(flow, t
 
 def test_a_stage_of_several_steps_needs_a_group_for_each(refused):
     settings = {"name": "own_flow:OneGroup", "inner_steps": 2}
-    assert "required a group that ends in _{step}" in refused("OneGroup", algorithm=settings)
+    assert "the group must end in _{step}" in refused("OneGroup", algorithm=settings)
 
 
 def test_an_evaluation_that_the_graph_has_no_stage_for_is_refused(refused):
@@ -1240,8 +1240,10 @@ def test_a_learner_with_hidden_state_replays_as_different_though_all_iterations_
     before = storage.open_run("run").refs()
     assert cli.run(["resume", "run", "--iterations", "5", "--workers", "0"]) == 1
     told = " ".join(capsys.readouterr().err.split())
-    assert "iteration 3, meta_optimize k=0, computed again before the run is resumed, differs from what is st" in told
-    assert "same bits from own_flow:CountingLater, own_flow:CountingLaterLearner. State kept in a learner" in told
+    assert (
+        "iteration 3, meta_optimize k=0: the output, recomputed to resume the run, differs from the stored one" in told
+    )
+    assert "Check own_flow:CountingLater, own_flow:CountingLaterLearner: state kept in a learner" in told
     assert storage.open_run("run").refs() == before
 
 

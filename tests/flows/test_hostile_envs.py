@@ -358,7 +358,7 @@ def test_doctor_leaves_it_to_the_message_to_say_what_helps_where_no_environment_
     [
         (["--set", "env.options.at=1"], "found --set without --env"),
         (["--env", "point-2d", "--set", "seed=1"], "only env settings are allowed"),
-        (["--env", "x", "--set", "env.y=1"], "required env settings"),
+        (["--env", "x", "--set", "env.y=1"], "use env settings"),
     ],
 )
 def test_doctor_refuses_settings_of_anything_but_an_environment(tokens, found, capsys):

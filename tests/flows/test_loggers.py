@@ -361,7 +361,7 @@ def test_the_command_refuses_what_cannot_be_logged(tmp_path, capsys, options, me
 
 def test_films_are_refused_without_a_logger_that_keeps_them(tmp_path):
     with (
-        pytest.raises(UsageError, match="found a request for videos without a logger"),
+        pytest.raises(UsageError, match="logging videos requires at least one logger"),
         logging_to([], tmp_path / "run", Observer(), film_every=2),
     ):
         pass

@@ -128,7 +128,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_made(settings, tmp_path
         assert cli.run(["train", settings, "--run", str(tmp_path / "first"), "--metrics-port", str(port)]) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    assert f"found --metrics-port {port}, which cannot be opened (Address already in use)" in told
+    assert f"--metrics-port {port} cannot be opened (Address already in use)" in told
     assert not (tmp_path / "first").exists()
 
 
@@ -164,7 +164,7 @@ def test_pages_of_other_hosts_that_lead_here_are_refused():
         ):
             page = requests.get(f"http://127.0.0.1:{port}/metrics", headers={"Host": host}, timeout=10)
             assert page.status_code == 421
-            assert page.text == "required the host 127.0.0.1 or localhost\n"
+            assert page.text == "the host must be 127.0.0.1 or localhost\n"
 
 
 def test_the_dashboard_shows_every_metric_and_no_other_by_labels_that_it_has():

@@ -200,7 +200,7 @@ def test_an_update_is_computed_again_under_other_settings(whole, recipe):
         optimize(whole(recipe), 1, ["algorithm.batch_size=2"], stage="sample_transitions").changed.value.rows.shape[2]
         == 2
     )
-    with pytest.raises(UsageError, match="which samples"):
+    with pytest.raises(UsageError, match="samples; choose"):
         optimize(whole(recipe), 0, stage="fill_memory")
 
 
@@ -210,7 +210,7 @@ def test_an_update_is_computed_again_under_other_settings(whole, recipe):
         ("sac", "algorithm.num_init_memory_steps=6", "algorithm.num_init_memory_steps, which affect sampling"),
         ("dql", "algorithm.eps_init=0.5", "algorithm.eps_init, which affect sampling"),
         ("pearl-sparse-point-robot", "algorithm.num_steps_prior=5", "algorithm.num_steps_prior, which affect sampling"),
-        ("sac", "algorithm.name=promp", "required an algorithm with the same stages as sac"),
+        ("sac", "algorithm.name=promp", "it must have the same stages as the run's algorithm, sac"),
     ],
 )
 def test_an_update_is_not_computed_again_under_settings_that_decide_the_episodes(whole, recipe, change, message):

@@ -102,7 +102,7 @@ def test_an_index_of_references_has_the_same_bytes_and_names_what_it_has(tmp_pat
     write_index(tmp_path, shuffled(references, 1))
     assert (tmp_path / INDEX).read_bytes() == raw
     write_index(tmp_path, [])
-    with pytest.raises(UsageError, match=r"found no reference .name_a. in .*lists all$"):
+    with pytest.raises(UsageError, match=r"there is no reference .name_a. in .*lists all$"):
         find(tmp_path, "name_a")
 
 

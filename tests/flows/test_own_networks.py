@@ -97,7 +97,7 @@ def test_a_worker_gives_the_digests_of_this_process(tmp_path, digests):
         (("ppo", "env=pixels:Catch", "policy.network=residual"), "use policy.network=cnn"),
         (
             ("promp-point-corner", "env=pixels:Catch", "policy.network=cnn"),
-            r"baseline is linear_feature, but observations are images .* 256 bytes .*; required baseline=linear_time",
+            r"baseline is linear_feature, but observations are images .* 256 bytes .* Use baseline=linear_time",
         ),
         (("ppo", "env=Pendulum-v1", "policy.network=cnn"), r"observations have the shape \(3,\); required images"),
         (("ppo", "env=Pendulum-v1", "policy.network=own_network:Nothing"), "own_network:Nothing"),

@@ -103,7 +103,7 @@ def test_metrics_of_ones_own_are_stored_and_replayed():
         ({"metrics": ["own_numbers:Mean"]}, "'own_numbers:Mean' is a ModelMetaclass; use"),
         (
             {"metrics": ["own_numbers:spread"], "env": "Pendulum-v1", "algorithm": {"name": "sac"}, "num_tasks": 1},
-            "own_numbers:spread, which take a Step, but sac has no samples; required functions that take an Episode",
+            "own_numbers:spread, which take a Step, but sac has no samples; use functions that take an Episode",
         ),
     ],
 )
@@ -119,7 +119,7 @@ def test_a_number_that_is_not_finite_is_stored_and_warned_of_once_in_every_run(c
         rows = trained(name, metrics=["own_numbers:ratio"], iterations=2).metrics().to_pandas()
         assert np.isnan(rows["step_0.ratio"]).all()
         (told,) = [record.getMessage() for record in caplog.records if "step_0.ratio" in record.getMessage()]
-        assert told == "metrics: step_0.ratio is nan and is stored as such; required a finite number"
+        assert told == "metrics: step_0.ratio is nan, not a finite number; it is stored unchanged"
 
 
 @pytest.mark.parametrize("step", [0, 1])

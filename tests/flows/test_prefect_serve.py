@@ -130,7 +130,7 @@ def test_other_machines_reach_it_only_with_a_password(tmp_path, monkeypatch):
 @pytest.mark.parametrize("password", [":", "lab:", ":secret", "secret"])
 def test_half_a_password_is_none(password, monkeypatch, tmp_path):
     monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", password)
-    with pytest.raises(UsageError, match=r"--host 0\.0\.0\.0: .* required a password"):
+    with pytest.raises(UsageError, match=r"--host 0\.0\.0\.0: .* Set a password first"):
         serve_flows(tmp_path, 4300, host="0.0.0.0")
 
 
@@ -206,7 +206,7 @@ def test_no_password_is_shown(url, shown):
 
 
 def test_a_password_that_no_url_can_have_as_it_is_is_refused_without_a_word_of_it():
-    with pytest.raises(UsageError, match=r"cannot be read; required .* %XX") as refused:
+    with pytest.raises(UsageError, match=r"cannot be parsed; use .* %XX") as refused:
         require_answer("postgresql+asyncpg://u:sec/ret@127.0.0.1/db")
     assert "sec" not in str(refused.value)
 
@@ -316,9 +316,7 @@ class TestHome:
             user = os.geteuid() + 1
             monkeypatch.setattr(os, "geteuid", lambda: user)
             monkeypatch.setattr(home_module, "_require_kept", lambda folder: None)  # which would refuse it first
-        with pytest.raises(
-            UsageError, match=r"prefect (can be|belongs|is a).*required a folder that you own.*Remove it"
-        ):
+        with pytest.raises(UsageError, match=r"prefect (can be|belongs|is a).*You must own it.*Remove it"):
             make_home(home.parent, trust=trust)
         assert home.is_file() or not any(home.iterdir())
 
@@ -331,7 +329,7 @@ class TestHome:
                 if os.geteuid():
                     continue  # only root can give a folder to a group that it is not in
                 os.chown(folder, -1, gid)
-            with pytest.raises(UsageError, match=rf"{mode:o} can be written by others .*; required .* --trust"):
+            with pytest.raises(UsageError, match=rf"{mode:o} can be written by others .* Start it .* --trust"):
                 make_home(folder, trust=False)
             assert not any(folder.iterdir())
             folder.chmod(mode | stat.S_ISVTX)
@@ -349,7 +347,7 @@ class TestHome:
         if name == ".":
             (folder / ".prefect").rmdir()
             (folder / ".prefect").symlink_to(target.parent)
-            with pytest.raises(UsageError, match="is a link; required a folder that you own"):
+            with pytest.raises(UsageError, match=r"is a link\. You must own it"):
                 make_home(folder, trust=False)
         else:
             (folder / ".prefect" / name).symlink_to(target)
@@ -372,7 +370,7 @@ class TestHome:
             os.mkfifo(file)
             reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK) if "read" in put else None
         held = alone(tmp_path, tmp_path) if name == "serve.lock" else running("it", ["this"], file)
-        with pytest.raises(ServeError, match=rf"{name} (cannot be written|is a pipe).*; required a file\. Remove it"):
+        with pytest.raises(ServeError, match=rf"{name} (cannot be written|is a pipe).*; remove it"):
             held.__enter__()
         assert not target.exists()
         if reader is not None:

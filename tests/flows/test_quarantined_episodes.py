@@ -98,7 +98,7 @@ def test_what_cannot_be_run_again_is_refused_with_what_there_is(failed, tmp_path
         ("run", "--quarantine"): "--quarantine requires one iteration",
         ("run@0", "--quarantine", "--materialise"): "found --materialise with --quarantine",
         ("run@0", "--quarantine", "--workers", "1"): "found --workers with --quarantine",
-        ("run@0", "--quarantine", "--retries", "1"): "required --workers 1 or more",
+        ("run@0", "--quarantine", "--retries", "1"): "use --workers 1 or more",
         ("run@0", "--pdb", "--stage", "adapt", "--workers", "1"): "found --workers with --pdb",
     }
     for arguments, words in cases.items():

@@ -196,7 +196,7 @@ def test_hidden_layers_of_a_recipe_are_not_those_of_a_network_of_the_users_own()
 
 
 def test_another_algorithm_among_the_settings_of_one_is_refused_in_a_line_that_says_how():
-    with pytest.raises(ConfigError, match=r"\Aalgorithm\.name=maml-trpo: .*required algorithm=maml-trpo.*\Z"):
+    with pytest.raises(ConfigError, match=r"\Aalgorithm\.name=maml-trpo: .*Use algorithm=maml-trpo.*\Z"):
         new_config("promp", ["algorithm.name=maml-trpo"])
     assert new_config("promp", ["algorithm=maml-trpo"]).algorithm.name == "maml-trpo"
     with pytest.raises(ConfigError, match="sarsa"):

@@ -180,7 +180,7 @@ def need_a_package(document):
 )
 def test_a_run_that_needs_what_only_its_user_has_is_refused(forged, change, told, tmp_path):
     forge(forged, change)
-    with pytest.raises(UsageError, match=f"found settings that name {told}"):
+    with pytest.raises(UsageError, match=f"its settings name {told}"):
         add(forged, tmp_path / "references")
     assert not (tmp_path / "references").exists()
 

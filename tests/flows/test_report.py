@@ -314,7 +314,7 @@ def test_a_link_in_place_of_a_report_is_refused_and_not_followed(link, copy_tiny
     (tmp_path / "runs" / link).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / "runs" / link).symlink_to(outside / "report.html" if link.endswith(".html") else outside)
     assert cli.run(["report", str(path), "--static"]) == 2
-    assert f"{link}: found a symbolic link" in capsys.readouterr().err
+    assert f"{link} is a symbolic link" in capsys.readouterr().err
     assert [file.name for file in outside.iterdir()] == ["report.html"]
     assert (outside / "report.html").read_text() == "mine"
 

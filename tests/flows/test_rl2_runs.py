@@ -170,7 +170,7 @@ def test_adapting_is_to_remember_and_reset_is_to_begin_a_trial(made):
     seen = np.array([0.1, 0.2])
     fresh, remembered = policy.act(seen), adapted.act(seen)
     assert not np.array_equal(fresh, remembered)
-    with pytest.raises(UsageError, match=r"required `policy.observe\(reward, ended\)` after every step"):
+    with pytest.raises(UsageError, match=r"call `policy.observe\(reward, ended\)` after every step"):
         policy.act(seen)
     policy.observe(1.0, False)
     assert not np.array_equal(policy.act(seen), fresh)
@@ -188,7 +188,7 @@ def test_adapting_is_to_remember_and_reset_is_to_begin_a_trial(made):
     policy.observe(0.0, True)
     with pytest.raises(UsageError, match="found 2 observations for a policy that remembers 1"):
         policy.act(np.stack([seen, seen]))
-    with pytest.raises(UsageError, match="found rewards before actions"):
+    with pytest.raises(UsageError, match="found rewards without new actions"):
         policy.observe(0.0, True)
 
 

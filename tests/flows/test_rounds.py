@@ -134,7 +134,7 @@ def _sizes_at(there: LocalCluster) -> list[int]:
 def test_a_worker_with_other_versions_refuses_its_first_shard(tiny_config, round_of):
     spec, params, tasks = round_of(tiny_config())
     other = Supervision("0", "0", 60.0, {"numpy": "0.1"})
-    with pytest.raises(WorkersError, match=r"computes with other versions: numpy .* there, 0\.1 here"):
+    with pytest.raises(WorkersError, match=r"has different versions: numpy .* there, 0\.1 here"):
         collect_watched(Shard(spec, tasks, AT), params, other)
     require_own_versions({}, spec)
 
@@ -145,7 +145,7 @@ def test_a_worker_needs_no_torch_but_that_of_the_trainer_where_it_has_one(tiny_c
     assert torch.__version__.startswith(here["torch"].partition("+")[0])
     there = {name: value for name, value in here.items() if name != "torch"}
     require_versions(here, there, "at w")
-    with pytest.raises(WorkersError, match=r"the Dask worker at w computes with other versions: torch 1\.0 there"):
+    with pytest.raises(WorkersError, match=r"the Dask worker at w has different versions: torch 1\.0 there"):
         require_versions(here, there | {"torch": "1.0"}, "at w")
     with pytest.raises(WorkersError, match="numpy None there"):
         require_versions(here, {name: value for name, value in here.items() if name != "numpy"}, "at w")

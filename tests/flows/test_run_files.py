@@ -61,7 +61,7 @@ class TestRemove:
         assert storage.verify_run(runs / "second") == []
 
     def test_without_yes_and_without_a_terminal_nothing_goes(self, runs, capsys):
-        assert "required --yes" in says("rm first", capsys, 2)
+        assert "pass --yes" in says("rm first", capsys, 2)
         assert storage.verify_run(runs / "first") == []
 
     @pytest.mark.parametrize(("answer", "code"), [(b"n\n", 1), (b"\n", 1), (b"y\n", 0)])

@@ -172,7 +172,7 @@ def test_a_search_goes_on_alike_whatever_the_order_of_its_settings_in_the_comman
         ({"space": {"algorithm.inner_lr": "0.1,"}}, "required a range such as"),
         ({"space": {"policy.activation": "tanh,tanh"}}, "repeats a value"),
         ({"trials": 1, "space": {"algorithm.inner_lr": "0.1,0.10"}}, "the same settings"),
-        ({"space": {"seed": "1:3"}}, "required --seeds"),
+        ({"space": {"seed": "1:3"}}, "use --seeds"),
         ({"space": {"num_tasks": "2:3"}}, "num_tasks in --search and in --set"),
         ({"space": {}}, "nothing to search"),
         ({"trials": 0}, "found --optuna 0; required a number of trials of 1 or more"),
@@ -201,7 +201,7 @@ def test_the_command_refuses_options_that_do_not_belong_together(capsys):
         (["--grid", "algorithm.inner_lr=0.1,0.2"], "found --grid with --optuna; remove it: --search KEY=V1,V2"),
         (["--search", "algorithm.inner_lr=0.1:0.2"], "found --search algorithm.inner_lr twice"),
         (["--search", "algorithm.clip_eps"], "found --search algorithm.clip_eps; required KEY=VALUES"),
-        (["--parallel", "2"], "trials are 1 run each; required at most that"),
+        (["--parallel", "2"], "each trial of the search has 1 run; use at most that"),
     ):
         assert cli.run(words(*more)) == 2, more
         assert problem in capsys.readouterr().err
@@ -324,7 +324,7 @@ def test_a_file_with_other_trials_than_its_search_has_is_refused():
     wrong += [{"runs": [], "search": search | part} for part in ({"trials": 0}, {"space": {}})]
     for part in wrong:
         file.write_text(json.dumps(document | part))
-        with pytest.raises(UsageError, match="found no sweep in the format"):
+        with pytest.raises(UsageError, match="is not a sweep in the format"):
             find_sweep("lr")
 
 

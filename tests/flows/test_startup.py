@@ -18,7 +18,7 @@ WITHOUT_SETTINGS = [
     (("rm",), 0, "no removal to finish"),
     (("trian",), 2, 'Did you mean "train"'),
     (("serve", "--port", "0"), 2, "--port"),
-    (("view", "nothing-here"), 2, "found no such folder"),
+    (("view", "nothing-here"), 2, "no such folder"),
     (("show", "nothing-here"), 2, "nothing-here"),
     (("replay", "nothing-here@last"), 2, "last"),
     (("train", "promp-point-corner", "--sett", "seed=2"), 2, "--sett"),

@@ -233,7 +233,7 @@ def test_a_sweep_that_there_is_not_is_told_with_those_that_there_are_in_order(ru
     (runs_folder / "sweeps").mkdir(parents=True)
     for name in ("b", "d", "a", "c"):
         (runs_folder / "sweeps" / f"{name}.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"found no sweep 'e' .*available sweeps: a, b, c, d$"):
+    with pytest.raises(UsageError, match=r"there is no sweep 'e' .*available sweeps: a, b, c, d$"):
         require_sweep("e")
 
 
@@ -244,7 +244,7 @@ def test_a_sweep_that_there_is_not_is_told_with_those_that_there_are_in_order(ru
         ({"algorithm.inner_lr": ("0.1", "-1")}, r"--grid algorithm.inner_lr=-1: algorithm.inner_lr: .*found -1"),
         ({"algorithm.inner_lr": ("0.1", "much")}, r"found 'much'"),
         ({"algorithm.inner_lr": ("0.1", "0.10")}, r"inner_lr=0.1 and algorithm.inner_lr=0.10 .* the same settings"),
-        ({"seed": ("1", "2")}, "required --seeds"),
+        ({"seed": ("1", "2")}, "use --seeds"),
         ({"num_tasks": ("2", "3")}, "num_tasks in --grid and in --set"),
         ({"algorithm.inner_lr": ()}, "without values"),
         ({"algorithm.inner_lr": tuple(f"0.{n:04}" for n in range(1, 502))}, r"1,002 runs; .*--yes"),
@@ -293,7 +293,7 @@ def test_the_command_refuses_what_it_cannot_read(capsys):
     assert cli.run(words("and", "more")) == 2
     assert "found and more, which metaloom sweep does not accept" in capsys.readouterr().err
     assert cli.run(["sweep", "nothing", "--status"]) == 2
-    assert "found no sweep 'nothing'" in capsys.readouterr().err
+    assert "there is no sweep 'nothing'" in capsys.readouterr().err
 
 
 def test_names_that_settings_do_not_give_are_made_of_digests():
@@ -388,7 +388,7 @@ def test_what_is_no_regular_file_in_place_of_a_sweep_is_refused_and_not_read(kin
         os.mkfifo(tmp_path / "pipe.yaml")
         file.write_text(json.dumps(json.loads(file.read_text()) | {"recipe": str(tmp_path / "pipe.yaml")}))
         assert cli.run(["sweep", "lr"]) == 2
-        assert "pipe.yaml, a pipe or a device" in capsys.readouterr().err
+        assert "pipe.yaml is a pipe or a device" in capsys.readouterr().err
         return
     os.rename(file, tmp_path / "moved.json")
     match kind:
@@ -403,7 +403,7 @@ def test_what_is_no_regular_file_in_place_of_a_sweep_is_refused_and_not_read(kin
             file.symlink_to("/dev/zero" if kind == "device" else tmp_path / "moved.json")
     for words in (["sweep", "lr", "--status"], ["compare", "lr"], ["sweep", "lr"]):
         assert cli.run(words) == 2
-        assert "sweeps/lr.json: found no sweep in the format metaloom-sweep/1: it " in capsys.readouterr().err
+        assert "sweeps/lr.json is not a sweep in the format metaloom-sweep/1: it " in capsys.readouterr().err
 
 
 def test_a_recipe_that_changed_since_is_told(runs_folder, tmp_path, capsys):

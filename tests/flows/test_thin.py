@@ -85,7 +85,7 @@ def test_a_dry_run_tells_what_would_go_reads_each_record_once_and_changes_nothin
 
 def test_thinning_needs_to_know_what_stays(trained, capsys):
     assert command(["thin", "run"]) == 2
-    assert "found neither --keep-every nor --keep-last" in capsys.readouterr().err
+    assert "pass --keep-every, --keep-last or both" in capsys.readouterr().err
     assert command(["replay", "run@0", "--materialise", "--stage", "adapt"]) == 2
     assert "whole iterations" in capsys.readouterr().err
 
@@ -131,7 +131,7 @@ def test_an_iteration_that_is_not_stored_cannot_be_materialised(trained, capsys)
 @pytest.mark.parametrize("option", [("--stage", "adapt"), ("--step", "0"), ("--until-diff",)])
 def test_only_whole_iterations_are_materialised(trained, capsys, option):
     assert command(["replay", "run@0", "--materialise", *option]) == 2
-    assert "found --materialise with --stage, --step or --until-diff" in capsys.readouterr().err
+    assert "remove --stage, --step and --until-diff" in capsys.readouterr().err
 
 
 def test_retention_thins_while_training_and_changes_no_number(trained, tmp_path, tiny_config, digests):

@@ -354,20 +354,20 @@ def test_what_does_not_fit_is_refused_in_words(made, tmp_path):
         policy.adapt(Robot(), episodes=0)
     with pytest.raises(UsageError, match="together with a batch of episodes"):
         policy.adapt(run[0].rollouts(0), episodes=3)
-    with pytest.raises(UsageError, match="found 3 tasks and one environment"):
+    with pytest.raises(UsageError, match="3 tasks cannot adapt to one environment"):
         policy.adapt(run[0].rollouts(0)).adapt(Robot())
     with pytest.raises(ValueError, match="found episodes with observations of 4 values and discrete actions; req"):
         policy.adapt(made("ppo")[0].rollouts(0))
     with pytest.raises(ValueError, match=r"found latent, log_stds, mean recorded .*; required log_std, mean,"):
         policy.adapt(made("pearl")[0].rollouts(0))
-    with pytest.raises(TypeError, match=r"found 'Pendulum-v1' to adapt to; required a gymnasium\.Env"):
+    with pytest.raises(TypeError, match=r"cannot adapt to 'Pendulum-v1'; pass a gymnasium\.Env"):
         policy.adapt("Pendulum-v1")
-    with pytest.raises(UsageError, match="found 5 as the number of updates, but the run has 2"):
+    with pytest.raises(UsageError, match="found 5 as the number of updates, but the run has only 2"):
         run.policy(5)
     with pytest.raises(UsageError, match="found iteration -4; required one from -3 to 2"):
         run.policy(-4)
     for found in (np.nan, np.inf, 1e300):
-        with pytest.raises(ValueError, match="found observations that are not finite"):
+        with pytest.raises(ValueError, match="observations must be finite"):
             policy(np.full(2, found))
     with pytest.raises(ValueError, match="found the action nan; required finite numbers"):
         policy.log_prob(np.zeros(2), np.full(2, np.nan))
@@ -380,14 +380,14 @@ def test_what_does_not_fit_is_refused_in_words(made, tmp_path):
             run.policy(seed=seed)
         with pytest.raises(UsageError, match=f"found seed {seed}"):
             policy.reset(seed=seed)
-    with pytest.raises(UsageError, match=r"nowhere.policy.safetensors: cannot be written \(No such file"):
+    with pytest.raises(UsageError, match=r"nowhere.policy.safetensors cannot be written \(No such file"):
         policy.save(tmp_path / "nowhere" / "policy.safetensors")
     (tmp_path / "there.onnx").touch()
-    with pytest.raises(UsageError, match="found a file already"):
+    with pytest.raises(UsageError, match="already exists"):
         policy.save(tmp_path / "there.onnx")
-    with pytest.raises(UsageError, match=r"found the suffix '.pkl'; required one of .safetensors, .onnx, .pt2"):
+    with pytest.raises(UsageError, match=r"unsupported suffix '.pkl'; use one of .safetensors, .onnx, .pt2"):
         policy.save(tmp_path / "policy.pkl")
-    with pytest.raises(UsageError, match=r"policy for 3 tasks; required one task: `policy.task\(b\)`"):
+    with pytest.raises(UsageError, match=r"policy for 3 tasks; select one with `policy.task\(b\)`"):
         policy.adapt(run[0].rollouts(0)).save(tmp_path / "policy.pt2")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["there.onnx"]
 
@@ -413,7 +413,7 @@ def test_a_policy_saved_after_adapting_acts_but_adapts_from_the_start_only(made,
 def test_a_file_that_is_no_policy_is_told_in_one_line(tmp_path):
     broken, foreign = tmp_path / "broken.safetensors", tmp_path / "foreign.safetensors"
     broken.write_bytes(b"\x80\x04pickle?")
-    with pytest.raises(UsageError, match="found no safetensors file"):
+    with pytest.raises(UsageError, match="is not a safetensors file"):
         metaloom.load_policy(broken)
     safetensors.numpy.save_file({"a": np.zeros(1)}, foreign)
     with pytest.raises(UsageError, match="found a safetensors file with format None"):
@@ -424,9 +424,9 @@ def test_a_file_that_is_no_policy_is_told_in_one_line(tmp_path):
         safetensors.numpy.save_file(arrays, foreign, metadata)
         with pytest.raises(UsageError, match="the policy's description is damaged"):
             metaloom.load_policy(foreign)
-    with pytest.raises(UsageError, match="found no such file"):
+    with pytest.raises(UsageError, match="no such file"):
         metaloom.load_policy(tmp_path / "nowhere.safetensors")
-    with pytest.raises(UsageError, match=r"found a folder; .* `metaloom.open_run\(.*\).policy\(\)`"):
+    with pytest.raises(UsageError, match=r"is a folder; .* `metaloom.open_run\(.*\).policy\(\)`"):
         metaloom.load_policy(tmp_path)
 
 
@@ -505,7 +505,7 @@ def test_the_api_trains_resumes_replays_forks_and_questions_runs(tmp_path, monke
     assert [row.split()[0] for row in rows] == ["adaptation", "0", "1"]
     assert metaloom.optimize(run, -1, algorithm={"clip_eps": 0.01}).ref == other.ref
     assert "promp-point-corner" in metaloom.recipes()
-    with pytest.raises(UsageError, match="found no run"):
+    with pytest.raises(UsageError, match="no run matches"):
         metaloom.open_runs("nothing-*")
 
 
@@ -520,7 +520,7 @@ def test_runs_of_one_name_or_without_a_table_can_be_read_together(made, tmp_path
         assert runs.metrics()["run"].to_pylist() == [str(tmp_path / "a" / "same")] * 2 + [str(tmp_path / "b" / "same")]
     with pytest.raises(storage.StageMissing, match="no table of evaluations"):
         runs.evaluations()
-    with pytest.raises(UsageError, match=r"found the URL s3://bucket/\*; required a pattern"):
+    with pytest.raises(UsageError, match=r"cannot search the URL s3://bucket/\*; pass a pattern"):
         metaloom.open_runs("s3://bucket/*")
 
 

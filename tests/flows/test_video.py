@@ -318,7 +318,7 @@ def test_flat_drawing_covers_what_opengl_draws(tmp_path):
         ({"episode": 2}, "found episode 2 of task 0; required one from 0 to 1"),
         ({"steps": [2]}, "found inner step 2; required one of the stored ones: 0, 1"),
         ({"out": "film.mpg"}, "found .mpg; required one of .gif"),
-        ({"out": "nowhere/film.gif"}, "found no folder"),
+        ({"out": "nowhere/film.gif"}, "does not exist"),
     ],
 )
 def test_what_cannot_be_filmed_is_refused_and_leaves_nothing(points, tmp_path, options, told):
@@ -351,7 +351,7 @@ def test_a_scene_with_another_model_is_drawn_by_another_painter_and_the_first_is
 
 def test_an_environment_without_pictures_is_refused(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "hostile"))
-    with pytest.raises(UsageError, match=r"render_modes \[\]; required rgb_array"):
+    with pytest.raises(UsageError, match=r"render_modes \[\]\. A video needs rgb_array"):
         drawable(EnvConfig(name="hostile_envs:Plain"))
 
 
@@ -375,7 +375,7 @@ def test_an_mp4_without_ffmpeg_is_refused(monkeypatch, tmp_path):
         raise RuntimeError("No ffmpeg exe could be found.")
 
     monkeypatch.setattr("imageio_ffmpeg.get_ffmpeg_exe", no_program)
-    with pytest.raises(UsageError, match="needs ffmpeg; found none"):
+    with pytest.raises(UsageError, match="needs ffmpeg, which is not installed"):
         commands_video.check_film_file(tmp_path / "film.mp4")
 
 
@@ -384,7 +384,7 @@ def test_a_renderer_that_does_not_work_is_told_with_what_helps(monkeypatch):
     monkeypatch.setattr("sys.modules", {k: v for k, v in sys.modules.items() if k != "mujoco"})
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     assert opengl.choose_renderer("auto") == "flat"
-    with pytest.raises(UsageError, match="found no OpenGL through osmesa: osmesa is broken; required its libraries"):
+    with pytest.raises(UsageError, match=r"cannot use OpenGL through osmesa: osmesa is broken\. Install libraries"):
         opengl.choose_renderer("osmesa")
 
 

@@ -190,9 +190,9 @@ def test_a_port_that_is_taken_and_a_folder_that_is_not_there_are_refused(tmp_pat
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         assert cli.run(["view", "--port", str(taken.getsockname()[1])]) == 2
-    assert "required a free port" in capsys.readouterr().err
+    assert "use a free port" in capsys.readouterr().err
     assert cli.run(["view", "nothing-here"]) == 2
-    assert "found no such folder" in capsys.readouterr().err
+    assert "no such folder" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ PROJECT = Path(metaloom.flows.rollouts.dask.__file__).parents[1]
         ({"workers": -1}, "workers=-1"),
         ({"workers": 0, "threads": 0}, "threads=0"),
         ({"workers": 2, "threads": 2}, "threads=2 with Dask workers"),
-        ({"workers": 2, "scheduler": "tcp://127.0.0.1:1"}, "required only one of them"),
+        ({"workers": 2, "scheduler": "tcp://127.0.0.1:1"}, "use only one of them"),
         ({"scheduler": "tcp://127.0.0.1:1", "threads": 2}, "threads=2 with Dask workers"),
         ({"step_timeout_seconds": 0.0}, "step_timeout_seconds=0.0"),
         ({"step_timeout_seconds": float("nan")}, "step_timeout_seconds=nan"),
@@ -311,7 +311,7 @@ def _deaf_to(pid: int) -> set[int]:
 def test_a_scheduler_that_asks_for_a_certificate_is_told_from_one_that_is_not_there(tiny_config):
     backend = Backend(scheduler="tls://127.0.0.1:1").for_tasks(2)
     with (
-        pytest.raises(WorkersError, match=r"found no certificate .*TLS__CA_FILE"),
+        pytest.raises(WorkersError, match=r"there is no certificate .*TLS__CA_FILE"),
         rollout_workers(tiny_config(), backend),
     ):
         pass

@@ -108,7 +108,7 @@ def test_a_policy_adapts_to_the_environment_as_it_comes_and_wraps_it_as_its_run_
     assert (np.abs(collected[..., :2] - 2.5) <= 1.001).all()  # a cosine and a sine
     again = policy.adapt(make_env(policy.blueprint.config.env), episodes=2, max_episode_steps=5)
     np.testing.assert_array_equal(again._rounds[0].observations, collected)
-    with pytest.raises(ValueError, match=r"found wrapped_envs:Shifted around the environment; required the .* without"):
+    with pytest.raises(ValueError, match=r"already wrapped in wrapped_envs:Shifted; pass it without"):
         policy.adapt(Shifted(env), episodes=2)
 
 
