@@ -52,7 +52,7 @@ def fork(call: "Call[Run]") -> int:
 
 
 def policy(call: "Call[TrainedPolicy]") -> int:
-    """Write a policy to a file, and print the policy and the file."""
+    """Write a policy to a file, and print the policy's description and the path."""
     console().print(f"{call()!r}  {call['out']}", markup=False)
     return 0
 

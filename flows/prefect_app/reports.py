@@ -42,9 +42,9 @@ def address_of(run: Path, file: str) -> str | None:
 
 @contextmanager
 def served_reports(listening: socket.socket) -> Iterator[str]:
-    """Within the block, serve the reports on a listening socket; yield their URL.
+    """Serve the reports on a listening socket within the block, and yield their URL.
 
-    Only browsers on this machine are served, and only files in the folder; links out of the folder are not followed.
+    Accepts connections from this machine only. Serves only files in the reports folder, and follows no links out of it.
     """
     root, (host, port) = reports_root().resolve(), listening.getsockname()
     files = StaticFiles(directory=root, check_dir=False)

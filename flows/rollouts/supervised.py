@@ -176,7 +176,7 @@ class Shard:
         )
 
     def _circumstances(self, recording: Recording) -> Circumstances:
-        """Return the circumstances of the episodes sampled in parallel: the whole shard, or one block of a task."""
+        """Return the context in which a fault is described: the whole shard, or one task's block of episodes."""
         spec = self.spec
         at, tasks = self.position, self.tasks
         if recording.at.env_step != NOT_YET:

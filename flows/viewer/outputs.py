@@ -141,7 +141,7 @@ def _policies(run: Run, iteration: int) -> dict[str, Any] | None:
 
 
 def principal_components(rows: Array) -> tuple[Array, Array]:
-    """Return the projections of rows onto their first two principal components, [N, 2], and variance shares, [2].
+    """Return rows projected onto their first two principal components, [N, 2], and explained variance ratios, [2].
 
     Rows are not centered, since they are already differences.
     """

@@ -69,7 +69,7 @@ def check_removable(path: Path) -> Path:
 
 
 def remove_run(path: Path) -> None:
-    """Remove a run's folder, not links' targets or files of forks. Raises the same errors as `check_removable`."""
+    """Remove a run's folder, leaving targets of symbolic links and files of forks. Raises as `check_removable` does."""
     path = check_removable(path)
     token = secrets.token_hex(8)
     aside = path.parent / REMOVED / f"{path.name}-{token}"
