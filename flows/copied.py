@@ -11,6 +11,7 @@ from contextlib import suppress
 from logging.handlers import QueueHandler
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
 from typing import Never, TypeVar
 
@@ -27,7 +28,7 @@ def result_in_copy(work: Callable[[], T], seconds: float, should_stop: Callable[
     The copy has one thread, so the work must not use a pool, event loop or GPU of this process.
 
     Args:
-        work: Function to call; its result must be picklable.
+        work: Function to call; a result that cannot be pickled counts as a failure.
         seconds: Time after which the system ends the copy, whatever the copy is doing.
         should_stop: Function called while waiting; if it returns True, the copy is ended.
 
@@ -51,7 +52,7 @@ def result_in_copy(work: Callable[[], T], seconds: float, should_stop: Callable[
         while not receiver.poll(_LOOK_SECONDS):
             if should_stop():
                 return None
-        with suppress(EOFError):
+        with suppress(EOFError, OSError):  # the copy ended, perhaps while it was sending
             answer = receiver.recv()
     finally:
         os.kill(pid, signal.SIGKILL)
@@ -74,9 +75,10 @@ def _send(work: Callable[[], T], seconds: float, sender: Connection, mask: Itera
         records = SimpleQueue[logging.LogRecord]()
         logging.getLogger().handlers[:] = [QueueHandler(records)]
         warnings.showwarning = lambda *_: None  # warnings are shown when the first process does the work
-        result = None
-        with suppress(BaseException):
+        answer = ForkingPickler.dumps((None, []))
+        with suppress(BaseException):  # of the work, or of a result that cannot be pickled
             result = work()
-        sender.send((result, [records.get() for _ in range(records.qsize())]))
+            answer = ForkingPickler.dumps((result, [records.get() for _ in range(records.qsize())]))
+        sender.send_bytes(answer)
     finally:
         os._exit(0)

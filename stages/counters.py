@@ -71,8 +71,8 @@ def require_state(found: object, learner: Learner[Any, Any], what: str, like: Pa
     return found
 
 
-def require_counters(update: object, where: str) -> None:
-    """Raise StageFault unless the stage that ends an iteration kept the run's counters."""
+def require_complete(update: object, before: Update, where: str) -> None:
+    """Raise StageFault unless the stage that ends an iteration kept the run's counters and the state's arrays."""
     assert isinstance(update, Update)
     for name in no_steps():
         if name not in update.metrics or name not in update.learner.extra:
@@ -80,6 +80,9 @@ def require_counters(update: object, where: str) -> None:
                 f"{where}: the stage lost the counter {name}; return it in the metrics and in learner.extra, "
                 "as metaloom.stages.counters.updated does"
             )
+    for part in ("optimizer", "extra"):
+        if lost := getattr(before.learner, part).keys() - getattr(update.learner, part).keys():
+            raise StageFault(f"{where}: the update returned no {part}[{min(lost)!r}], which the state before it has")
 
 
 def updated(
@@ -117,9 +120,6 @@ def updated(
                 f"the update returned params[{name!r}] as {forms[0]}; required {forms[1]}, as it was before"
             )
     counters = {name: int(before.extra[name]) for name in (ENV_STEPS, ENV_STEPS_NOMINAL)}
-    for part in ("optimizer", "extra"):
-        if lost := getattr(before, part).keys() - getattr(after, part).keys() - counters.keys():
-            raise StageFault(f"the update returned no {part}[{min(lost)!r}], which the state before it has")
     for episodes in rounds:
         counters[ENV_STEPS] += episodes.num_steps
         counters[ENV_STEPS_NOMINAL] += int(episodes.real.sum()) * episodes.rewards.shape[2]

@@ -352,6 +352,7 @@ class BackgroundQueue:
         """Queue a job, blocking while the queue is full. Raises the first error of an earlier job."""
         self.check()
         self._jobs.put(job)
+        self.check()  # a job may have failed while the queue was full
 
     def wait(self) -> None:
         """Wait until all jobs are done. Raises the first error."""

@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import takewhile
 from pathlib import Path
 
@@ -124,14 +124,18 @@ def main() -> None:
         os._exit(code)
     late_threads = threading.Timer(_PATIENCE_SECONDS, _name_threads)
     late_threads.daemon = True
-    late_threads.start()
+    with suppress(RuntimeError):  # no more threads can be started
+        late_threads.start()
     sys.exit(code)
 
 
 def _name_threads() -> None:
     """Print the names of the threads, such as a plug-in's, that Python waits for before the process ends."""
     if names := [t.name for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]:
-        print(f"metaloom: done, but these threads still run: {', '.join(names)}; Ctrl-C ends them", file=sys.stderr)
+        print(
+            f"metaloom: done, but these threads still run: {printable(', '.join(names))}; Ctrl-C ends them",
+            file=sys.stderr,
+        )
 
 
 def _status(tokens: Sequence[str]) -> AbstractContextManager[None]:

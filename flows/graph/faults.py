@@ -23,7 +23,7 @@ from metaloom.pipeline.envs.answers import last_line
 from metaloom.pipeline.global_random import SEEDED
 from metaloom.pipeline.plugins import is_installed
 from metaloom.pipeline.types import BatchError
-from metaloom.stages.counters import require_counters
+from metaloom.stages.counters import require_complete
 from metaloom.stages.faults import StageFault, require_finite
 from metaloom.storage import StageRef
 from metaloom.storage.format.arrays import crc32c
@@ -69,7 +69,10 @@ def run_checked(stages: Runner, ref: StageRef, inputs: Mapping[str, Any]) -> Val
         if type(array) is not np.ndarray:  # a subclass's extra data, such as a mask, would not be stored
             raise StageFault(f"{ref.where}: {name} is {type(array).__name__}; required a plain NumPy array")
     require_finite(ref, value, arrays)
-    return deepcopy(value) if stages.own else value  # a plug-in may use the memory again before it is stored
+    try:
+        return deepcopy(value) if stages.own else value  # a plug-in may use the memory again before it is stored
+    except TypeError as problem:
+        raise StageFault(f"{ref.where}: the output cannot be copied ({problem}); use arrays and dicts") from problem
 
 
 def _mistake(error: BaseException, stages: Runner) -> str | None:
@@ -103,7 +106,7 @@ def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value)
     """
     stage = stages.graph[ref.stage]
     if stages.own and stage.ends_iteration:
-        require_counters(value, ref.where)
+        require_complete(value, outputs.load(stages.graph.learner_ref(ref.iteration)), ref.where)
     if not stages.own or stage.samples:
         return
     first, again = array_digests(value), replace(stages, context=stages.context.with_new_learner())

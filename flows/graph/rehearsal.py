@@ -73,7 +73,7 @@ def rehearse(stages: Runner, should_stop: Callable[[], bool] = lambda: False) ->
         raise StageFault(
             f"before the run: {', '.join(stages.own)} ended its process ({ended}); return results or raise an error"
         ) from None
-    if (found := _fault(stages, should_stop)) is None:
+    if should_stop() or (found := _fault(stages, should_stop)) is None:
         return
     ref, error = found
     if isinstance(error, FAULTS):
@@ -100,6 +100,8 @@ def _hidden_state(stages: Runner, outputs: "_Memory") -> str:
                 break
             try:
                 require_sound(runner, ref, outputs, outputs[ref])
+            except (RolloutError, EnvError, WorkersError):
+                break
             except Exception as error:
                 told = str(error) if isinstance(error, FAULTS) else f"{ref.where}: {last_line(error)}"
                 return f"without the stages before it, {told}"
@@ -177,9 +179,10 @@ def _first_fault(
             if spent() > seconds or should_stop():
                 return None
             try:
-                memory[ref] = run_checked(runner, ref, runner.load_inputs(ref, memory, witness=False))
-                _ = encode(table_of(runner.graph), ref, memory[ref])
-                require_sound(runner, ref, memory, memory[ref])
+                value = run_checked(runner, ref, runner.load_inputs(ref, memory, witness=False))
+                _ = encode(table_of(runner.graph), ref, value)
+                require_sound(runner, ref, memory, value)
+                memory[ref] = value
             except (RolloutError, EnvError, WorkersError):
                 return None
             except Exception as error:

@@ -112,7 +112,7 @@ class Sweep:
         pairs += [(key, value) for key, values in self.grid.items() for value in values]
         pairs += [pair for run in self.runs for pair in run.settings.items()]
         named: list[object] = [self.recipe]
-        for key, value in pairs:
+        for key, value in (f"{key}={value}".partition("=")[::2] for key, value in pairs):  # as they will be split
             try:
                 named.append((key, parse(value)))
             except ValueError:  # reported when the setting is used

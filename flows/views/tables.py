@@ -342,13 +342,13 @@ def success_view(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
     """Return a list with a table of the `success_rows` after the last adaptation step; empty if there are none."""
     if not rows:
         return []
-    last, names = rows[-1]["adaptation_steps"], [name for name in ("success_rate", OFFICIAL) if name in rows[0]]
+    last, names = rows[-1]["adaptation_steps"], [name for name in ("success_rate", OFFICIAL) if name in rows[-1]]
     table = new_table("class", ">tasks", *(f">{name.replace('_', ' ')}" for name in names))
     for row in (row for row in rows if row["adaptation_steps"] == last):
         if row["class"] == BALANCED:
             table.add_section()
         table.add_row(row["class"], row["num_tasks"], *(number(row[name]) for name in names))
-    if OFFICIAL in rows[0]:
+    if OFFICIAL in names:
         table.caption = (
             "success rate: over all test episodes; official: over the first three of a class to finish; it is biased "
             "upwards, since success ends an episode"

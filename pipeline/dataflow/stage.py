@@ -284,8 +284,9 @@ def call(stage: Stage, tools: Mapping[str, Any], inputs: Mapping[str, Any], para
     def one(b: int) -> Any:
         at = replace(tools["at"], task=b)
         given = [at if name == "at" else tool for name, tool in zip(stage.tools, positional, strict=True)]
+        found = stage.run(*given, **{name: _cut(value, b) for name, value in inputs.items()})
         # A copy, since the function may use the same memory for every task.
-        return deepcopy(stage.run(*given, **{name: _cut(value, b) for name, value in inputs.items()}))
+        return deepcopy(found) if isinstance(found, stage.output) else found
 
     return _joined(stage, [*parallel(one, range(*sizes))])
 

@@ -935,7 +935,7 @@ def test_a_copy_that_ends_hangs_or_fails_does_not_pass_and_a_request_to_stop_end
 
     assert result_in_copy(warned, 60, lambda: False)
     assert [record.getMessage() for record in caplog.records] == ["said once"]
-    for work in (lambda: time.sleep(60), lambda: 1 / 0, sys.exit, lambda: False):
+    for work in (lambda: time.sleep(60), lambda: 1 / 0, sys.exit, lambda: False, lambda: lambda: True):
         assert not result_in_copy(work, 1, lambda: False)
     for work, ended in (
         (lambda: os._exit(0), "exit code 0"),

@@ -325,6 +325,7 @@ def test_a_sweep_of_somebody_else_imports_nothing_that_its_file_names(runs_folde
         ("settings", ["env=evil_module:Evil"]),
         ("settings", ['env="evil_module\\x3aEvil"']),
         ("grid", {"metrics": ["[evil_module:measure]"]}),
+        ("grid", {'env.name="evil_module\\x3aEvil" #': ["x"]}),
         ("recipe", str(escaped)),
     ):
         file.write_text(json.dumps(document | {key: value}))
@@ -336,7 +337,7 @@ def test_a_sweep_of_somebody_else_imports_nothing_that_its_file_names(runs_folde
     file.write_text(json.dumps(document | {"settings": [f"metrics=[{','.join(reversed(names))}]"]}))
     capsys.readouterr()
     assert cli.run(["sweep", "theirs"]) == 2
-    assert f"its settings name {', '.join(names)}; found" in capsys.readouterr().err
+    assert f"its settings name {', '.join(names)}. Importing runs code" in capsys.readouterr().err
     assert not (tmp_path / "CALLED").exists()
 
 

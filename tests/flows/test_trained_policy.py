@@ -329,7 +329,7 @@ def test_the_task_of_a_policy_that_has_not_adapted_adapts(made):
 
 @pytest.mark.parametrize("trained", NONE_ADAPTS, indirect=True)
 def test_what_does_not_adapt_says_so(trained):
-    with pytest.raises(UsageError, match="which does not adapt"):
+    with pytest.raises(UsageError, match=" does not adapt; use the policy as it is"):
         trained.policy().adapt(Robot())
 
 

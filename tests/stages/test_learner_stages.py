@@ -15,7 +15,7 @@ from metaloom.stages.adapt import adapt
 from metaloom.stages.counters import (
     ENV_STEPS,
     ENV_STEPS_NOMINAL,
-    require_counters,
+    require_complete,
     require_params,
     require_state,
 )
@@ -169,14 +169,6 @@ def test_an_update_that_no_run_could_go_on_with_or_that_hides_metrics_is_refused
         updated(Odd(params, metrics), first(), tuple(step.episodes for step in steps), 0)
 
 
-@pytest.mark.parametrize("part", ["optimizer", "extra"])
-def test_an_update_that_loses_an_array_of_the_state_is_refused(steps, part):
-    before = first()
-    getattr(before.learner, part)["moment"] = np.ones(2)
-    with pytest.raises(StageFault, match=rf"the update returned no {part}\['moment'\], which the state before it has"):
-        learned(before, steps, 0)
-
-
 PER_TASK = TaskParams({"weight": np.zeros((B, 2), np.float32)})
 
 
@@ -248,10 +240,19 @@ def test_metrics_may_be_numbers_of_any_kind(steps):
 def test_an_iteration_that_loses_a_counter_is_refused(lost):
     counters = {ENV_STEPS: np.array(1), ENV_STEPS_NOMINAL: np.array(2)}
     metrics = {name: float(count) for name, count in counters.items()}
-    require_counters(Update(LearnerState({}, {}, counters), metrics), "iteration 3")
+    require_complete(Update(LearnerState({}, {}, counters), metrics), first(), "iteration 3")
     del (metrics if lost == "metrics" else counters)[ENV_STEPS_NOMINAL]
     with pytest.raises(StageFault, match="iteration 3: the stage lost the counter env_steps_nominal"):
-        require_counters(Update(LearnerState({}, {}, counters), metrics), "iteration 3")
+        require_complete(Update(LearnerState({}, {}, counters), metrics), first(), "iteration 3")
+
+
+@pytest.mark.parametrize("part", ["optimizer", "extra"])
+def test_an_iteration_that_loses_an_array_of_the_state_is_refused(steps, part):
+    before, after = first(), learned(first(), steps, 0)
+    getattr(before.learner, part)["moment"] = np.ones(2)
+    told = rf"iteration 3: the update returned no {part}\['moment'\], which the state before it has"
+    with pytest.raises(StageFault, match=told):
+        require_complete(after, before, "iteration 3")
 
 
 class Adapting(Counting):
