@@ -118,7 +118,7 @@ def test_a_run_is_named_as_commands_name_it(benchmark, run, monkeypatch, capsys)
     ("arguments", "said"),
     [
         (["cv"], "cv: no such folder"),
-        (["run", "--at", 9], "found 9 as the number of updates, but the run has 2"),
+        (["run", "--at", 9], "found 9 as the number of updates, but the run has only 2"),
         (["run", "--tasks", 0], "num_tasks=0"),
         (["run", "--out", "paths.gif"], "required a .png, .svg or .pdf file"),
     ],

@@ -269,7 +269,7 @@ def test_a_seed_that_no_run_can_have_is_refused(plain, seed):
 
 
 def test_more_updates_than_the_run_has_are_refused_with_the_command_that_makes_them(plain):
-    with pytest.raises(UsageError, match=r"the run has 2.*--iterations 3"):
+    with pytest.raises(UsageError, match=r"the run has only 2.*--iterations 3"):
         evaluate(plain, 3)
     assert evaluate(plain, 2).updates == 2
 

@@ -185,7 +185,7 @@ def test_places_without_an_episode_are_no_rows_of_a_history(tmp_path):
         ("parquet", {"by": "task"}, "--to parquet does not support --by"),
         ("tensorboard", {"steps": (0,)}, "remove it"),
         ("delta", {"iterations": 1}, "--to delta does not support --iterations"),
-        ("parquet", {"steps": (5,)}, "found --step 5; required one of 0, 1"),
+        ("parquet", {"steps": (5,)}, "found --step 5; required an inner step of the run: 0, 1"),
         ("parquet", {"iterations": slice(5, 6)}, "no complete iteration"),
     ],
 )

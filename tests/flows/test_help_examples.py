@@ -133,7 +133,7 @@ def test_a_toml_file_trains_the_run_of_its_recipe(here, capsys):
 
 def test_what_toml_has_no_words_for_is_refused_and_broken_toml_named(here, capsys):
     config = RunConfig.model_validate({"env": {"name": "x:Y", "options": {"a": [{"b": 1}]}}, "algorithm": "promp"})
-    with pytest.raises(ValueError, match="settings that a toml file cannot hold"):
+    with pytest.raises(ValueError, match="a toml file cannot hold these settings"):
         settings_file(config, "toml")
     assert "a:\n" in settings_file(config, "yaml")
     Path("mine.toml").write_text("env = \n")

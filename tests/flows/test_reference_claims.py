@@ -111,7 +111,7 @@ def test_evaluations_that_the_settings_ask_for_have_to_be_stored(forged):
     assert outcome.false_records == ("evaluate of iteration 1, which the settings request and which is not stored",)
     assert not outcome.identical
     assert verify(forged, 0).identical
-    with pytest.raises(UsageError, match="found no evaluate of iteration 1, which the settings request"):
+    with pytest.raises(UsageError, match="iteration 1 has no evaluate, which the settings request"):
         add(forged, forged.parent / "references")
 
 

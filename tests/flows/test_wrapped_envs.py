@@ -135,8 +135,8 @@ def test_runs_without_wrappers_keep_their_digest_and_those_with_some_have_anothe
 @pytest.mark.parametrize(
     ("wrapper", "words"),
     [
-        ("FlatenObservation", "found 'FlatenObservation'; did you mean FlattenObservation?"),
-        ("vector.ClipReward", "found 'vector.ClipReward'"),
+        ("FlatenObservation", "no wrapper 'FlatenObservation'; did you mean FlattenObservation?"),
+        ("vector.ClipReward", "no wrapper 'vector.ClipReward'"),
         ("wrapped_envs:Missing", "found 'wrapped_envs:Missing': AttributeError"),
         ("wrapped_envs:np", "required a subclass of gymnasium.core:Wrapper"),
         ("RescaleAction", "missing a required argument: 'min_action'; allowed: min_action, max_action"),
@@ -159,7 +159,7 @@ def test_a_wrapper_that_cannot_be_used_is_refused_before_the_run_has_a_folder(wr
 def test_a_wrapper_that_needs_a_step_limit_gets_it_from_the_one_that_is_advised():
     with pytest.raises(EnvError, match="sets no step limit") as refused:
         make_env(EnvConfig(**env_in("TimeAwareObservation", name="wrapped_envs:Parts")))
-    advised = yaml.safe_load(re.search(r"required (.*) before it in env.wrappers", str(refused.value)).group(1))
+    advised = yaml.safe_load(re.search(r"; put (.*) before it in env.wrappers", str(refused.value)).group(1))
     for name, size in (("wrapped_envs:Parts", 13), ("point-corner", 2)):
         env = make_env(EnvConfig(**env_in(advised, "TimeAwareObservation", name=name)))
         env.reset(seed=0)

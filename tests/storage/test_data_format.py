@@ -62,7 +62,7 @@ def test_the_columns_of_every_table_are_documented(make_run, make_off_policy_run
     off_policy = storage.open_run(make_off_policy_run(1, "off"))
     columns = {*run.steps().column_names, *off_policy.steps().column_names}
     assert all(column in steps for column in columns if not column.startswith("reward_"))
-    (transitions,) = re.findall(r"`run\.transitions\(rows\)` is computed.*?\n\n", document, re.DOTALL)
+    (transitions,) = re.findall(r"`run\.transitions\(rows\)` similarly has.*?\n\n", document, re.DOTALL)
     assert all(column in transitions for column in off_policy[0].transitions().column_names)
 
 
