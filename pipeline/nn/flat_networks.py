@@ -116,7 +116,7 @@ class FlatNetwork:
             raise ValueError(f"fold_bias is for relu, which maps 1 to 1; found {activation}")
         pairs = [flat.layer(layer, fold_bias=fold_bias) for layer in layers]
         self._layers, self._gradients = [layer for layer, _ in pairs], [gradient for _, gradient in pairs]
-        self._activate, self._times_slope = _ACTIVATIONS[activation]
+        self._activate, self._times_slope = ACTIVATE_IN_PLACE[activation], _TIMES_SLOPE[activation]
         widths = [layer.kernel.shape[1] for layer in self._layers[:-1]]
         dtype, self._ones = flat.vector.dtype, int(fold_bias)
         self.input_size: int = len(self._layers[0].kernel) - self._ones
@@ -205,17 +205,15 @@ class _Buffer:
         return self._buffer[:n]
 
 
-_ACTIVATIONS: dict[Activation, tuple[Callable[[Array], object], Callable[[Array, Array], object]]] = {
-    "tanh": (
-        lambda values: np.tanh(values, out=values),
-        lambda errors, outputs: np.multiply(errors, 1 - np.square(outputs), out=errors),
-    ),
-    "relu": (
-        lambda values: np.maximum(values, 0, out=values),
-        lambda errors, outputs: np.multiply(errors, outputs > 0, out=errors),
-    ),
+ACTIVATE_IN_PLACE: Mapping[str, Callable[[Array], object]] = {
+    "tanh": lambda values: np.tanh(values, out=values),
+    "relu": lambda values: np.maximum(values, 0, out=values),
 }
-"""In-place activation, and in-place multiplication of errors by its slope, computed from its outputs."""
+_TIMES_SLOPE: Mapping[str, Callable[[Array, Array], object]] = {
+    "tanh": lambda errors, outputs: np.multiply(errors, 1 - np.square(outputs), out=errors),
+    "relu": lambda errors, outputs: np.multiply(errors, outputs > 0, out=errors),
+}
+"""In-place multiplication of errors by an activation's slope, computed from its outputs."""
 
 
 def renamed(arrays: Mapping[str, Array], old: str, new: str) -> Params:

@@ -291,7 +291,14 @@ def _names(options: type[Settings]) -> str:
     return ", ".join(options.model_fields)
 
 
-_SMALLEST = 7
-"""Smallest image side, in pixels, for the default convolutions: two with kernel size 3 and stride 2."""
+def _smallest() -> int:
+    options, pixels = ConvolutionOptions(), 1
+    for kernel, stride in zip(reversed(options.kernel_sizes), reversed(options.strides), strict=True):
+        pixels = (pixels - 1) * stride + kernel
+    return pixels
+
+
+_SMALLEST = _smallest()
+"""Smallest image side in pixels for the default convolutions."""
 _CNN_OPTIONS = _names(ConvolutionOptions)
 _OPTIONS: Mapping[str, type[Settings]] = {CNN: ConvolutionOptions, LINEAR_ATTENTION: AttentionOptions}

@@ -1,12 +1,12 @@
 """Forward passes with fixed shapes for acting: in NumPy for plain networks and built-in cells, in torch for others."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
 from metaloom.pipeline.nn.cells import CELL, ENCODER, GRU, LINEAR_ATTENTION, CellSpec, cell_shapes
+from metaloom.pipeline.nn.flat_networks import ACTIVATE_IN_PLACE
 from metaloom.pipeline.nn.spec import BUILT_IN_NETWORKS, RECURRENT_NETWORKS, NetworkSpec, layer_paths, parameter_shapes
 from metaloom.pipeline.types import Array, BatchError, Params, Shapes, TaskParams
 
@@ -45,7 +45,7 @@ class PlainInference:
 
     def __init__(self, prefix: str, spec: NetworkSpec, params: TaskParams, num_rows: int) -> None:
         layers = layer_paths(prefix, len(spec.hidden_sizes))
-        self._activate = _ACTIVATE_IN_PLACE[spec.activation]
+        self._activate = ACTIVATE_IN_PLACE[spec.activation]
         self._kernels = [params.params[f"{layer}.kernel"] for layer in layers]
         biases = [params.params[f"{layer}.bias"] for layer in layers]
         self._biases = [np.ascontiguousarray(bias[:, None, :]) for bias in biases]
@@ -102,12 +102,6 @@ def log_softmax(logits: Array) -> Array:
     """Return the normalized log-probabilities along the last axis."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-
-
-_ACTIVATE_IN_PLACE: dict[str, Callable[[Array], object]] = {
-    "tanh": lambda values: np.tanh(values, out=values),
-    "relu": lambda values: np.maximum(values, 0, out=values),
-}
 
 
 class CellInference(Protocol):

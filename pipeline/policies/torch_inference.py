@@ -28,10 +28,11 @@ class PaddedRows:
         # torch then raises an error that names a nondeterministic operator when it is called.
         torch.use_deterministic_algorithms(True)
         num_tasks = len(next(iter(params.values())))
-        shared = all(value.strides[0] == 0 for value in params.values())
-        tasks = range(1 if shared else num_tasks)
-        self._params = [{name: torch.tensor(value[b]) for name, value in params.items()} for b in tasks]
-        self._params *= num_tasks if shared else 1
+        if all(value.strides[0] == 0 for value in params.values()):
+            # All tasks have the same parameters.
+            self._params = [{name: torch.tensor(value[0]) for name, value in params.items()}] * num_tasks
+        else:
+            self._params = [{name: torch.tensor(value[b]) for name, value in params.items()} for b in range(num_tasks)]
         padded_rows = -(-num_rows // ROWS_MULTIPLE) * ROWS_MULTIPLE
         padded = np.zeros((len(self._params), padded_rows, input_size), np.float32)
         self._padded = list(torch.as_tensor(padded))

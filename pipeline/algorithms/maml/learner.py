@@ -74,8 +74,6 @@ class MetaLearner(Learner[Step, Steps]):
         self.settings: MetaSettings = settings
         self._setup, self._inner_loss = setup, inner_loss
         self._device = use_device(setup.device)
-        of_all = {"tasks_per_chunk": settings.tasks_per_chunk, "device": self._device, "recorded": self.policy.recorded}
-        self.chunks: Callable[..., Sequence[Chunk]] = partial(build_chunks, **of_all)
         if isinstance(settings, MetaAdam):
             self._lr_factor = lr_factor(settings, settings.outer_lr)
         reason = "requested" if settings.kernel == "torch" else "the whole update is differentiated by torch"
@@ -203,6 +201,18 @@ class MetaLearner(Learner[Step, Steps]):
         if settings.lr_schedule != "constant":
             metrics["outer_lr"] = rate
         return MetaUpdate(meta_params, optimizer_state, before, after or evaluate(meta_params), metrics)
+
+    def chunks(
+        self,
+        steps: Steps,
+        *,
+        rows: Sequence[Array] | None = None,
+        dtype: torch.dtype = torch.float32,
+        parallel: ParallelMap = map,
+    ) -> Sequence[Chunk]:
+        """Return all tasks in chunks, with all rows or only the given ones; see build_chunks."""
+        size, recorded = self.settings.tasks_per_chunk, self.policy.recorded
+        return build_chunks(steps, size, rows, dtype=dtype, device=self._device, recorded=recorded, parallel=parallel)
 
     def problem(self, state: LearnerState, steps: Steps) -> MetaProblem:
         """Return the meta-learning problem of this iteration: the adaptation and the meta-loss."""
