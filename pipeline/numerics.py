@@ -51,10 +51,10 @@ def normal_numerics(device: DeviceName = "cpu") -> Generator[None]:
         yield
 
 
-def unusual_numerics(device: DeviceName = "cpu") -> dict[str, str]:
-    """Return the numerical settings, except thread counts, that differ from those of runs: name -> value."""
+def unusual_numerics() -> dict[str, str]:
+    """Return the numerical settings, except thread counts, that differ from those of runs on the CPU: name -> value."""
     torch = sys.modules.get("torch")
-    values = {s: s.get() for s in (*_of_thread(torch), *_of_process(torch, device)) if "threads" not in s.name}
+    values = {s: s.get() for s in (*_of_thread(torch), *_of_process(torch, "cpu")) if "threads" not in s.name}
     unusual = {setting.name: str(value) for setting, value in values.items() if value not in setting.normal}
     if torch is not None:
         modes = {"torch inference mode": torch.is_inference_mode_enabled()}
@@ -77,6 +77,9 @@ class _SharedSettings:
     @contextmanager
     def kept(self, settings: list[_Setting]) -> Generator[None]:
         with self._lock:
+            if self._computing:  # rollouts within a stage that computes on a GPU keep its settings
+                outer = {setting.name: setting for setting in self._settings}
+                settings = [outer.get(setting.name, setting) for setting in settings]
             before = _set_normal(settings)
             if not self._computing:
                 self._settings, self._before = settings, before
@@ -114,6 +117,13 @@ def _of_thread(torch: Any) -> list[_Setting]:
         settings += [
             _Setting("torch gradients", torch.is_grad_enabled, torch.set_grad_enabled, (True,)),
             _Setting("torch threads", torch.get_num_threads, torch.set_num_threads, (1,)),
+            # On a GPU, gradients summed in torch's own thread would be added in an order that depends on other threads.
+            _Setting(
+                "autograd threads",
+                torch.autograd.is_multithreading_enabled,
+                torch.autograd.set_multithreading_enabled,
+                (False,),
+            ),
         ]
     return settings
 

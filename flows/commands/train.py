@@ -257,7 +257,7 @@ def environment(stages: Runner) -> dict[str, Any]:
         "code": code_digest(),
         "env": env_facts(config.env, env),
         "kernel": asdict(stages.context.learner.kernel),
-        "numerics": unusual_numerics(config.device),
+        "numerics": unusual_numerics(),
         "components": component_facts(env),
         "facts": described_facts(env),
         "task_classes": env.task_classes and env.task_classes.facts(),

@@ -17,7 +17,7 @@ from metaloom.pipeline.algorithms.contract import NumericalError
 from metaloom.pipeline.baselines import BaselineError
 from metaloom.pipeline.dataflow.outputs import Outputs
 from metaloom.pipeline.dataflow.refs import Span
-from metaloom.pipeline.device import asks_for_gpu
+from metaloom.pipeline.device import ON_DEVICE, asks_for_gpu
 from metaloom.pipeline.envs import REPRODUCED
 from metaloom.pipeline.envs.answers import last_line
 from metaloom.pipeline.global_random import SEEDED
@@ -92,6 +92,8 @@ def _mistake(error: BaseException, stages: Runner) -> str | None:
         found = "modifies an input array that other stages read; use a copy, as in np.array(...)"
     elif isinstance(error, Exception) and device != "cuda" and asks_for_gpu(error):
         found = f"asks for a GPU ({error}); put tensors on setup.device, which is {device}"
+    elif isinstance(error, RuntimeError) and device == "cuda" and "same device" in str(error):
+        found = f"uses tensors on different devices ({error}); {ON_DEVICE}"
     elif not isinstance(error, Exception | KeyboardInterrupt) and places[0]:
         found = f"raised {last_line(error)}, which is not an Exception; return a result or raise an Exception"
     else:

@@ -20,6 +20,7 @@ from metaloom.pipeline.dataflow.outputs import Outputs
 from metaloom.pipeline.envs.answers import last_line
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.rehearsal import SECONDS, stopwatch
+from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.tasks.evaluation import evaluation_tasks
 from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.faults import RolloutError
@@ -57,7 +58,9 @@ def rehearse(stages: Runner, should_stop: Callable[[], bool] = lambda: False) ->
     Environment faults are ignored, since the run itself quarantines them.
     """
     config = stages.config
-    if {*stages.own} <= {*acting_paths(config.env, config.policy)}:
+    # Building a policy tries its networks on the CPU.
+    tried = config.policy if config.device == "cpu" else PolicyConfig()
+    if {*stages.own} <= {*acting_paths(config.env, tried)}:
         return
     local = LocalWorkers(stages.context.rollouts.spec)
     alone = replace(stages, context=replace(stages.context, rollouts=local, parallel=map))

@@ -79,8 +79,9 @@ def stages_of(config: RunConfig, backend: Backend, check: Callable[[], object] =
 
 
 def _prepare_thread() -> None:
-    """Limit torch to one thread and silence NumPy: non-finite values are detected later, with a better message."""
+    """Limit torch to this thread and silence NumPy: non-finite values are detected later, with a better message."""
     torch.set_num_threads(1)
+    torch.autograd.set_multithreading_enabled(False)  # see `normal_numerics`
     np.seterr(over="ignore", invalid="ignore", divide="ignore")
 
 

@@ -246,7 +246,7 @@ class AlgorithmSettings(PluginSettings, Settings):
             try:
                 learner: Learner[Any, Any] = found(self, setup)
             except Exception as problem:
-                if setup.device == "cuda" or not asks_for_gpu(problem):
+                if setup.device == "cuda" or isinstance(problem, ConfigError) or not asks_for_gpu(problem):
                     raise
                 raise ConfigError(
                     f"the constructor of {self.learner} asks for a GPU ({problem}); create tensors on setup.device, "

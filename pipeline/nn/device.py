@@ -1,6 +1,7 @@
 """Setup of a device for deterministic updates."""
 
 import os
+import warnings
 
 import torch
 
@@ -22,6 +23,8 @@ def use_device(name: DeviceName) -> torch.device:
     if name == "cuda":
         # cuBLAS is deterministic only with a fixed workspace size; it reads the variable before its first call.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # cuDNN copies the weights of recurrent networks at each call, since ours are separate arrays.
+        warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
     if name != "cpu":
         torch.use_deterministic_algorithms(True)
         # TF32 would round the factors of matrix products to 10-bit mantissas.

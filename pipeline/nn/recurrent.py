@@ -119,7 +119,7 @@ class GRU(BuiltInCell):
         """Run torch's kernel, which adds no overhead to its matrix products."""
         # nn.GRU calls torch.gru, but the type stubs lack it.
         run = cast(Callable[..., tuple[Tensor, Tensor]], torch.gru)  # pyright: ignore
-        features, last = run(inputs, state.unsqueeze(0).contiguous(), _as_torch(params), *_ONE_LAYER)
+        features, last = run(inputs, state.unsqueeze(0).contiguous(), *_as_torch(params))
         return features, last[0]
 
 
@@ -132,18 +132,21 @@ class LSTM(GRU):
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         run = cast(Callable[..., tuple[Tensor, Tensor, Tensor]], torch.lstm)  # pyright: ignore
         before = [part.unsqueeze(0).contiguous() for part in state.chunk(2, -1)]
-        features, hidden, cell = run(inputs, before, _as_torch(params), *_ONE_LAYER)
+        features, hidden, cell = run(inputs, before, *_as_torch(params))
         return features, torch.cat([hidden[0], cell[0]], -1)
 
 
-_ONE_LAYER = (True, 1, 0.0, False, False, False)
-"""Last arguments of torch.gru and torch.lstm: biases, one layer, no dropout, no training, one direction, time first."""
+def _as_torch(params: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    """Return a cell's parameters in torch's order, and the other arguments of torch.gru and torch.lstm.
 
-
-def _as_torch(params: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return a cell's parameters in torch's order, with kernels as (out, in)."""
+    These are: biases, one layer, no dropout, training or not, one direction, time first.
+    """
     kernels = [params[f"{CELL}.{name}"].t() for name in ("input_kernel", "hidden_kernel")]
-    return [*kernels, *(params[f"{CELL}.{name}"] for name in ("input_bias", "hidden_bias"))]
+    on_gpu = kernels[0].is_cuda
+    if on_gpu:  # cuDNN needs contiguous kernels, and differentiates only in training
+        kernels = [kernel.contiguous() for kernel in kernels]
+    biases = [params[f"{CELL}.{name}"] for name in ("input_bias", "hidden_bias")]
+    return [*kernels, *biases], True, 1, 0.0, on_gpu, False, False
 
 
 class ModuleCell:

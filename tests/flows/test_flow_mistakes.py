@@ -718,7 +718,7 @@ STRUCTURAL = {
     ),
     "a network on a GPU": (
         {"policy": {"network": "own_flow:GpuNet"}},
-        "own_flow:GpuNet raised .*; create tensors on the",
+        r"^policy.network: own_flow:GpuNet raised .*; create tensors on the device of its inputs, as in [^;]*$",
     ),
     "an unknown producer": (
         of("UnknownProducer"),

@@ -95,6 +95,20 @@ def test_precisions_that_are_set_by_kind_of_product_are_left_and_restored():
         matmul.fp32_precision = "none"
 
 
+def test_rollouts_within_a_stage_that_computes_on_a_gpu_keep_its_settings():
+    with normal_numerics("cuda"):
+        with normal_numerics():
+            assert torch.are_deterministic_algorithms_enabled()
+        assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_gradients_are_summed_in_the_thread_that_asks_for_them():
+    with normal_numerics():
+        assert not torch.autograd.is_multithreading_enabled()
+    assert torch.autograd.is_multithreading_enabled()
+
+
 def test_modes_of_a_thread_are_left_and_entered_again():
     with torch.inference_mode(), torch.autocast("cpu"):
         with normal_numerics():

@@ -8,7 +8,9 @@ from metaloom.pipeline.arithmetic import code_for, numpy_facts
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.device import EQUAL_IN_WORDS, EQUALITY
 from metaloom.pipeline.nn import device
+from metaloom.pipeline.nn.cells import CellSpec
 from metaloom.pipeline.nn.device import device_facts, use_device
+from metaloom.pipeline.nn.recurrent import build_cell
 
 
 def test_the_cpu_is_always_there_and_repeats_bits_everywhere():
@@ -68,6 +70,23 @@ def test_a_gpu_is_told_to_be_deterministic_and_recorded():
         assert device_facts("cuda").keys() == {"model", "capability", "cuda", "cudnn"}
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("name", ["gru", "lstm"])
+def test_recurrent_networks_have_the_same_outputs_and_gradients_on_a_gpu(name):
+    cell = build_cell(CellSpec(name, input_size=3, hidden_size=5))
+    params, rng = cell.initialize(np.random.default_rng(0)), np.random.default_rng(1)
+    inputs = torch.from_numpy(rng.standard_normal((4, 2, 3), np.float32))
+
+    def outputs_and_gradients(on):
+        leaves = {key: torch.tensor(value, device=on, requires_grad=True) for key, value in params.items()}
+        features, last = cell(leaves, inputs.to(on), inputs.new_zeros(2, cell.state_size).to(on))
+        gradients = torch.autograd.grad((features**2).sum() + last.sum(), [*leaves.values()])
+        return [value.detach().cpu() for value in (features, last, *gradients)]
+
+    for found, expected in zip(outputs_and_gradients(use_device("cuda")), outputs_and_gradients("cpu"), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "workspace"), [("cuda", ":4096:8"), ("mps", None)])
