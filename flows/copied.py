@@ -5,6 +5,7 @@ import math
 import os
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -49,11 +50,14 @@ def result_in_copy(work: Callable[[], T], seconds: float, should_stop: Callable[
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         sender.close()
-        while not receiver.poll(_LOOK_SECONDS):
-            if should_stop():
+        deadline, ended = time.monotonic() + seconds + 1, False
+        while not (ready := receiver.poll(_LOOK_SECONDS)) and not ended:
+            if should_stop() or time.monotonic() > deadline:
                 return None
+            # A process that the work has started may keep the pipe open after the copy has ended.
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         with suppress(EOFError, OSError):  # the copy ended, perhaps while it was sending
-            answer = receiver.recv()
+            answer = receiver.recv() if ready else None
     finally:
         os.kill(pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -204,6 +204,8 @@ class OutputSchema:
                 return f"{self.name}.{f.name} is {type(part).__name__}; required a mapping from names to arrays"
             named = cast(Mapping[str, object], part) if f.mapping else {"": cast(object, part)}
             for name, array in named.items():
+                if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                    return f"{self.name}.{f.name} has the key {name!r}; required keys of type str"
                 where = f"{self.name}.{f.name}" + (f"[{name!r}]" if f.mapping else "")
                 if problem := f.problem_of(where, array, sizes):
                     return problem

@@ -94,7 +94,9 @@ def import_module(path: str) -> types.ModuleType:
         sys.path.append(os.getcwd())
     try:
         return importlib.import_module(module)
-    except (Exception, SystemExit) as problem:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as problem:  # a module may also end the program, or skip itself as a test does
         missing = isinstance(problem, ModuleNotFoundError) and f"{module}.".startswith(f"{problem.name}.")
         raise ConfigError((_raised if module and not missing else _not_found)(path, problem)) from problem
 

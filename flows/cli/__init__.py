@@ -86,6 +86,7 @@ app: App = App(
     version=metaloom.__version__,
     version_flags=["--version"],
     group_commands=Group("Options", sort_key=len(GROUPS)),
+    suppress_keyboard_interrupt=False,
 )
 _groups = {title: Group(title, sort_key=order) for order, title in enumerate(GROUPS)}
 for _rank, (_name, _operation) in enumerate(operations().items()):
@@ -161,6 +162,9 @@ def run(tokens: Sequence[str]) -> int:
     except OutputClosed:
         discard_output()
         return EXIT_OUTPUT_CLOSED
+    except KeyboardInterrupt:
+        print("metaloom: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
     except SystemExit as ended:
         print(f"metaloom: {printable(exit_text(ended))}", file=sys.stderr)
         return FAILURE

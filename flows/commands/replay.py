@@ -3,7 +3,7 @@
 import builtins
 import pdb
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,33 +38,24 @@ def replay(
 ) -> Iterator[StageReplay]:
     """Recompute the stored stages of one iteration, or of all if None, in order; yield each comparison.
 
-    Each iteration uses a new learner. To detect plug-ins that keep state in a class or module, the last and then the
-    first iteration are recomputed once more at the end, and a stage that then differs is yielded again. Thinned inputs
-    are also recomputed.
+    Each iteration uses a new learner. Plug-ins may keep state in a class or module, so their stages of the last
+    iteration are computed first as well, and yielded if they differ then. Thinned inputs are also recomputed.
     """
     run = storage.open_run(path)
     with stages_of_run(run, backend) as stages:
         outputs = Recomputed(run, stages)
-        refs, all_identical = _selected(run, stages, iteration, stage, step), True
+        refs = _selected(run, stages, iteration, stage, step)
+        first, last = refs[0].iteration, refs[-1].iteration
+        alone = [ref for ref in refs if ref.iteration == last != first and stages.plugins(ref)]
+        for outcome in _in_order(run, stages, alone, outputs):
+            if not outcome.identical:
+                yield outcome
+                if until_diff:
+                    return
+                break
         for outcome in _in_order(run, stages, refs, outputs):
-            all_identical &= outcome.identical
             yield outcome
             if until_diff and not outcome.identical:
-                return
-        first, last = refs[0].iteration, refs[-1].iteration
-        if not all_identical or first == last:
-            return
-        # Recompute in a different order than in the run.
-        again = [ref for i in (last, first) for ref in refs if ref.iteration == i and stages.plugins(ref)]
-        for outcome in _in_order(run, stages, again, outputs):
-            if not outcome.identical:
-                names = ", ".join(stages.plugins(outcome.ref))
-                kept = (
-                    f"nothing that is recorded; {outcome.ref} was identical at first but differs when it is computed "
-                    f"after other iterations, so {names} keeps state between iterations outside the stage outputs, "
-                    "for example in a class or module; such state belongs in LearnerState.extra"
-                )
-                yield replace(outcome, changed=(kept,))
                 return
 
 
@@ -116,7 +107,7 @@ def _replay_stage(run: Run, stages: RunStages, ref: StageRef, outputs: Recompute
     if differences and not changed and (plugins := stages.plugins(ref)):
         changed = (
             f"nothing that is recorded; {', '.join(plugins)} may keep state outside the stage outputs, for example in "
-            "attributes of a learner; such state belongs in LearnerState.extra",
+            "a learner, class or module; such state belongs in LearnerState.extra",
         )
     return StageReplay(ref, tuple(differences), record.seconds, equality, stored is None, changed), value
 

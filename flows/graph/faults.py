@@ -1,8 +1,8 @@
 """Stage faults: detecting them, quarantining their data, and explaining how to reproduce them."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from traceback import walk_tb
@@ -27,7 +27,7 @@ from metaloom.stages.counters import require_complete
 from metaloom.stages.faults import StageFault, require_finite
 from metaloom.storage import StageRef
 from metaloom.storage.format.arrays import crc32c
-from metaloom.storage.format.codec import Value, array_digests, differing, flatten
+from metaloom.storage.format.codec import Value, array_digests, as_read, differing, flatten
 from metaloom.storage.format.records import ArrayDigest
 
 FAULTS = (StageFault, NumericalError, BaselineError)
@@ -46,12 +46,19 @@ def run_checked(stages: Runner, ref: StageRef, inputs: Mapping[str, Any]) -> Val
             value = inputs[name]
             refs, held = (wanted, value) if isinstance(wanted, tuple) else ((wanted,), (value,))
             read |= {given: (one, _checksums(one)) for given, one in zip(refs, held, strict=True)}
+    folder = os.getcwd()
     try:
         value = stages.witnessed(ref, stages.run(ref, inputs), inputs)
     except BaseException as error:
         if (mistake := _mistake(error, stages)) is None:
             raise
         raise StageFault(f"{ref.where}: {mistake}") from error
+    if stages.own and (found := os.getcwd()) != folder:
+        os.chdir(folder)
+        raise StageFault(
+            f"{ref.where}: the stage changed the working directory to {found}, from which the run's files could not be "
+            "found; use absolute paths instead"
+        )
     for given, (held, sums) in read.items():  # the arrays are read-only, but tensors that share their memory are not
         if changed := [name for name, found in _checksums(held).items() if found != sums[name]]:
             raise StageFault(
@@ -69,10 +76,8 @@ def run_checked(stages: Runner, ref: StageRef, inputs: Mapping[str, Any]) -> Val
         if type(array) is not np.ndarray:  # a subclass's extra data, such as a mask, would not be stored
             raise StageFault(f"{ref.where}: {name} is {type(array).__name__}; required a plain NumPy array")
     require_finite(ref, value, arrays)
-    try:
-        return deepcopy(value) if stages.own else value  # a plug-in may use the memory again before it is stored
-    except TypeError as problem:
-        raise StageFault(f"{ref.where}: the output cannot be copied ({problem}); use arrays and dicts") from problem
+    # A plug-in may reuse the memory before it is stored. Later stages must not read more than a replay can.
+    return as_read(table_of(stages.graph), ref, value) if stages.own else value
 
 
 def _mistake(error: BaseException, stages: Runner) -> str | None:
@@ -94,6 +99,8 @@ def _mistake(error: BaseException, stages: Runner) -> str | None:
         found = f"asks for a GPU ({error}); put tensors on setup.device, which is {device}"
     elif isinstance(error, RuntimeError) and device == "cuda" and "same device" in str(error):
         found = f"uses tensors on different devices ({error}); {ON_DEVICE}"
+    elif isinstance(error, StopIteration):  # would end the generator that trains as if the run were complete
+        found = "raised StopIteration, for example from next(); give next() a default, or raise another Exception"
     elif not isinstance(error, Exception | KeyboardInterrupt) and places[0]:
         found = f"raised {last_line(error)}, which is not an Exception; return a result or raise an Exception"
     else:

@@ -1,7 +1,7 @@
 """Rehearsal of a run with plug-ins: small iterations in memory, before the run's folder is created."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from operator import attrgetter
@@ -96,6 +96,7 @@ def _hidden_state(stages: Runner, outputs: "_Memory") -> str:
 
     This process has computed no stage, so it lacks what earlier stages and iterations may have left in a module.
     """
+    stages = replace(stages, context=replace(stages.context, parallel=_from_last_to_first))
     runner, spent = _runner(stages, _small(stages)), stopwatch()
     with closing(runner.context.env):
         for ref in reversed(outputs):
@@ -107,8 +108,13 @@ def _hidden_state(stages: Runner, outputs: "_Memory") -> str:
                 break
             except Exception as error:
                 told = str(error) if isinstance(error, FAULTS) else f"{ref.where}: {last_line(error)}"
-                return f"without the stages before it, {told}"
+                return f"without the stages and tasks before it, {told}"
     return ""
+
+
+def _from_last_to_first(work: Callable[..., Any], *of: Iterable[Any]) -> Iterator[Any]:
+    """Map like `map`, but call `work` for the last item first, as no result may depend on the order of tasks."""
+    return reversed([work(*item) for item in reversed([*zip(*of, strict=False)])])
 
 
 def _fault(

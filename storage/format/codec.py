@@ -140,6 +140,18 @@ def decode(stage: StoredStage, group: str, groups: Mapping[str, Stored]) -> Valu
     return kind(**parts)
 
 
+def as_read(stages: StageTable, ref: StageRef, value: Value) -> Value:
+    """Return a copy of an output as later stages will read it from the store: its stored arrays, in C order.
+
+    Raises LayoutMismatch if the output cannot be stored.
+    """
+    group = stages.group_of(ref)
+    arrays = {name: (np.array(data, order="C"), about) for name, (data, about) in _group_arrays(ref, value).items()}
+    metrics = dict(sorted(value.metrics.items())) if isinstance(value, Update) else {}
+    values = (np.array([*metrics.values()], np.float64), {"names": [*metrics]})
+    return decode(stages[ref.stage], group, {group: arrays, METRICS_GROUP: {"values": values}})
+
+
 def _group_arrays(ref: StageRef, value: Value) -> dict[str, tuple[Array, dict[str, Any]]]:
     if isinstance(value, Update):
         packed = (_pack(ref, name, getattr(value.learner, name), leading=0) for name in _LEARNER_FIELDS)

@@ -12,8 +12,9 @@ def column(values: Array) -> pa.Array:
     """Convert an array to an Arrow array: scalars for shape [n], fixed-size lists for shape [n, ...]."""
     if values.ndim == 1:
         return _flat(values)
-    size = int(np.prod(values.shape[1:]))
-    return pa.FixedSizeListArray.from_arrays(_flat(values.reshape(-1)), type=column_type(values.dtype, size))
+    kind = column_type(values.dtype, int(np.prod(values.shape[1:])))
+    # FixedSizeListArray.from_arrays divides by the size, which may be zero.
+    return pa.Array.from_buffers(kind, len(values), [None], children=[_flat(values.reshape(-1))])
 
 
 def to_numpy(column: pa.ChunkedArray) -> Array:

@@ -166,6 +166,39 @@ def masked(*, samples: Samples) -> Samples:
     return replace(samples, advantages=np.ma.masked_array(samples.advantages, mask=samples.advantages > 0))
 
 
+def less_the_task_before(at, *, samples: Samples) -> Samples:
+    BUFFERS[at] = samples.advantages.mean()
+    before = BUFFERS.get(replace(at, task=at.task - 1), np.float32(0))
+    return replace(samples, advantages=(samples.advantages - before) * samples.mask.astype(np.float32))
+
+
+def by_the_iteration_before(at, *, samples: Samples) -> Samples:
+    BUFFERS["times", at.iteration, at.step] = 2
+    times = BUFFERS.get(("times", at.iteration - 1, at.step), 1) if at.iteration > 2 else 1
+    return replace(samples, advantages=samples.advantages * np.float32(times))
+
+
+def in_columns(*, samples: Samples) -> Samples:
+    found = replace(samples, advantages=np.asfortranarray(samples.advantages))
+    object.__setattr__(found, "secret", 3)
+    return found
+
+
+def summed(*, samples: Samples) -> Samples:
+    times = getattr(samples, "secret", 1 + int(not samples.advantages.flags.c_contiguous))
+    return replace(samples, advantages=samples.advantages * np.float32(times))
+
+
+def elsewhere(*, samples: Samples) -> Samples:
+    os.chdir("/")
+    return samples
+
+
+def one_too_few(*, samples: Samples) -> Samples:
+    next(iter(()))
+    return samples
+
+
 class MoreSamples(Samples):
     more = 2
 
@@ -262,6 +295,13 @@ GRAPHS = {
     "SummedInABuffer": samples_by(summed_in_a_buffer),
     "AsFirst": samples_by(as_first),
     "ExitingTheSecondTime": samples_by(exiting_the_second_time),
+    "LessTheTaskBefore": ON_POLICY.named("own").insert(
+        Stage(less_the_task_before, EACH_STEP, over="tasks"), after="process_samples", gives="samples"
+    ),
+    "ByTheIterationBefore": samples_by(by_the_iteration_before),
+    "InColumns": samples_by(in_columns).insert(Stage(summed, EACH_STEP), after="in_columns", gives="samples"),
+    "Elsewhere": samples_by(elsewhere),
+    "OneTooFew": samples_by(one_too_few),
     "Masked": graph(Stage(masked, INNER_STEP)),
     "WithMore": graph(Stage(with_more, INNER_STEP)),
     "NoneOfATask": graph(Stage(none_of_a_task, INNER_STEP, over="tasks")),
@@ -831,12 +871,18 @@ OF_DATA = {
     "hidden state in the buffer that is given": (of("SummedInABuffer"), f"summed_in_a_buffer k=0: {TWICE}SummedInAB"),
     "hidden state of the first iteration": (
         of("AsFirst", iterations=2, env={"name": "point-corner", "options": {"reward": "dense"}}),
-        rf"without the stages before it, iteration 1, as_first k=1: {TWICE}AsFirst",
+        rf"without the stages and tasks before it, iteration 1, as_first k=1: {TWICE}AsFirst",
     ),
     "hidden state of the iteration before": (
         of("Leaving", iterations=2, env={"name": "point-corner", "options": {"reward": "dense"}}),
-        rf"without the stages before it, iteration 1, process_samples k=1: {TWICE}Leaving",
+        rf"without the stages and tasks before it, iteration 1, process_samples k=1: {TWICE}Leaving",
     ),
+    "state of the task before": (
+        of("LessTheTaskBefore"),
+        rf"without the stages and tasks before it, iteration 0, less_the_task_before k=1: {TWICE}LessTheTaskBefore",
+    ),
+    "another working directory": (of("Elsewhere"), "the stage changed the working directory to /, .*; use absolute"),
+    "next of an empty iterator": (of("OneTooFew"), r"own_flow:one_too_few, line \d+: raised StopIteration, .*; give"),
     "an end of iterations without counters": (
         of("Uncounted"),
         "meta_optimize k=0: the stage lost the counter env_steps; return it in the metrics and in learner.extra",
@@ -1229,6 +1275,7 @@ def test_a_learner_with_hidden_state_replays_as_different_though_all_iterations_
     train(tiny_config(algorithm="own_flow:CountingLater", iterations=4), Path("run"), backend=SERIAL)
     different = [outcome for outcome in replay(Path("run")) if not outcome.identical]
     assert [(outcome.ref.iteration, outcome.ref.stage) for outcome in different] == [
+        (3, "meta_optimize"),
         (2, "meta_optimize"),
         (3, "meta_optimize"),
     ]
@@ -1247,16 +1294,34 @@ def test_a_learner_with_hidden_state_replays_as_different_though_all_iterations_
     assert storage.open_run("run").refs() == before
 
 
-def test_state_in_a_class_is_found_by_the_iterations_that_are_replayed_again(flow, tiny_config, monkeypatch, capsys):
+def test_state_in_a_class_is_found_by_the_iteration_that_is_replayed_first(flow, tiny_config, monkeypatch, capsys):
     monkeypatch.setattr(flow, "KEPT_FROM", 4)
     train(tiny_config(algorithm="own_flow:ClassCounting"), Path("run"), backend=SERIAL)
     flow.Kept.n = 2  # as if the first two updates had been computed twice here, too
     assert cli.run(["replay", "run"]) == 1
     told = " ".join(capsys.readouterr().out.split())
     assert "all identical" not in told
-    assert "meta_optimize(i=2, k=0) was identical at first but differs when it is computed after other iter" in told
+    assert "may keep state outside the stage outputs, for example in a learner, class or module" in told
     flow.Kept.n = 2
-    assert [outcome.identical for outcome in replay(Path("run"), stage="meta_optimize")] == [True] * 3 + [False]
+    assert [outcome.identical for outcome in replay(Path("run"), stage="meta_optimize")] == [False, True, False, False]
+
+
+def test_state_that_only_later_iterations_read_is_found_by_the_last_one(flow, tiny_config, monkeypatch):
+    monkeypatch.setattr(flow, "BUFFERS", {})
+    train(tiny_config(algorithm="own_flow:ByTheIterationBefore", iterations=4), Path("run"), backend=SERIAL)
+    flow.BUFFERS.clear()  # as in another process
+    different = [outcome.ref for outcome in replay(Path("run")) if not outcome.identical]
+    assert [(ref.iteration, ref.stage) for ref in different] == [(3, "by_the_iteration_before")]
+    flow.BUFFERS.clear()
+    assert not [*replay(Path("run"), until_diff=True)][-1].identical
+
+
+def test_stages_read_nothing_of_an_output_but_what_a_replay_reads(flow, tiny_config):
+    train(tiny_config(algorithm="own_flow:InColumns"), Path("run"), backend=SERIAL)
+    run = storage.open_run("run")
+    before, after = (run.load(storage.StageRef(0, name, 1)) for name in ("in_columns", "summed"))
+    np.testing.assert_array_equal(after.advantages, before.advantages)
+    assert all(outcome.identical for outcome in replay(Path("run")))
 
 
 @pytest.mark.parametrize(("name", "stored"), [("Float32", float(np.float32(0.1))), ("Whole", 3.0)])
