@@ -197,7 +197,7 @@ class RunWriter:
         learners.
         """
         if every < 1:
-            raise ValueError(f"found every={every}; required 1 or more")
+            raise ValueError(f"every must be at least 1, got {every}")
         self.flush()
         refs = [self.run.learner_ref(i) for i in self.run.iterations if i % every]
         with self._writing():

@@ -46,7 +46,7 @@ class BernoulliBandit(Drawn, MetaEnv):
     def set_task(self, task: Array) -> None:
         super().set_task(task)
         if not ((self.task >= 0) & (self.task <= 1)).all():
-            raise EnvError(f"{type(self).__name__}.set_task: found {self.task.tolist()}; required probabilities")
+            raise EnvError(f"{type(self).__name__}.set_task: got {self.task.tolist()}; expected probabilities")
 
     def render(self) -> Any:
         """Return an image, [height, width, 3] uint8, of each arm's probability and number of pulls."""

@@ -74,7 +74,7 @@ class TabularMDP(Drawn, MetaEnv):
         number = float(self.task[0])
         if not (0 <= number < 2**53 and number.is_integer()):
             raise EnvError(
-                f"{type(self).__name__}.set_task: found mdp {number}; required a whole number from 0 to 2^53 - 1"
+                f"{type(self).__name__}.set_task: got mdp {number}; expected a whole number from 0 to 2^53 - 1"
             )
 
     def render(self) -> Any:

@@ -99,7 +99,7 @@ def test_a_worker_gives_the_digests_of_this_process(tmp_path, digests):
             ("promp-point-corner", "env=pixels:Catch", "policy.network=cnn"),
             r"baseline is linear_feature, but observations are images .* 256 bytes .* Use baseline=linear_time",
         ),
-        (("ppo", "env=Pendulum-v1", "policy.network=cnn"), r"observations have the shape \(3,\); required images"),
+        (("ppo", "env=Pendulum-v1", "policy.network=cnn"), r"observations have the shape \(3,\); expected images"),
         (("ppo", "env=Pendulum-v1", "policy.network=own_network:Nothing"), "own_network:Nothing"),
         (
             ("rl2", "env=pixels:Catch"),
@@ -110,7 +110,7 @@ def test_a_worker_gives_the_digests_of_this_process(tmp_path, digests):
             r"policy.encoder is mlp, but .* use policy.encoder=cnn",
         ),
         (("rl2-bandit", "policy.encoder=cnn"), r"policy.encoder is cnn, but observations have the shape \(1,\)"),
-        (("rl2-bandit", "policy.encoder=gru"), "policy.encoder: found gru; required cnn, mlp, or module:Class"),
+        (("rl2-bandit", "policy.encoder=gru"), "policy.encoder: got gru; expected cnn, mlp, or module:Class"),
         (
             ("ppo", "env=pixels:Catch", "policy.network=cnn", "policy.encoder=cnn"),
             "policy.encoder is cnn, but ppo has no memory; remove it",
@@ -127,7 +127,7 @@ def test_a_worker_gives_the_digests_of_this_process(tmp_path, digests):
             ("ppo", "env=Pendulum-v1", "policy.network=own_network:Residual", "algorithm.critic_hidden_sizes=[8]"),
             r"algorithm.critic_hidden_sizes is \(8,\) but the network is own_network:Residual",
         ),
-        (("promp-point-corner", "algorithm.optimizer=LBFGS"), "required positional argument: 'closure'"),
+        (("promp-point-corner", "algorithm.optimizer=LBFGS"), "expected positional argument: 'closure'"),
         (("ppo", "env=CartPole-v1", "algorithm.optimizer=adamw"), "did you mean AdamW"),
         (("promp-point-corner", "algorithm.kernel=fused"), "promp has no fused kernel .*use auto or torch"),
         (("promp-point-corner", "env.diagnostics=true"), "env.diagnostics is on, but point-corner has none"),

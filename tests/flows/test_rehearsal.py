@@ -169,7 +169,7 @@ def test_an_environment_that_takes_seeds_of_32_bits_trains_and_can_be_reproduced
 def test_an_environment_registered_in_the_calling_script_alone_is_refused(tiny_config, tmp_path):
     gymnasium.register("OnlyHere-v0", entry_point=Legacy)
     try:
-        with pytest.raises(EnvError, match=r"'OnlyHere-v0', which is registered only in this process"):
+        with pytest.raises(EnvError, match=r"'OnlyHere-v0' is registered only in this process"):
             train(tiny_config(env="OnlyHere-v0", algorithm="a2c"), tmp_path / "run", backend=HERE)
     finally:
         del gymnasium.registry["OnlyHere-v0"]

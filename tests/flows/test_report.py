@@ -228,7 +228,7 @@ def test_a_notebook_draws_the_charts_by_name(run):
     assert plots.learning_curve()._repr_png_().startswith(b"\x89PNG")
     drawn = lines(plots.learning_curve())
     assert list(drawn) == ["before adaptation", "after 1 inner step", "after adaptation"]
-    with pytest.raises(UsageError, match="no chart 'evaluation'; required one of learning_curve, classes"):
+    with pytest.raises(UsageError, match="no chart 'evaluation'; choose one of learning_curve, classes"):
         plots.evaluation()
 
 

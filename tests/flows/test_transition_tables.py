@@ -114,8 +114,8 @@ def test_the_context_is_shown_instead_if_it_is_asked_for(run, capsys):
         (("run@0", "--update", "1"), 2, "--update without --stage sample_transitions"),
         (("run@0", "--rows", "1:2"), 2, "--rows without --stage"),
         (("run@0", "--context"), 2, "--context without --stage"),
-        ((*STAGE, "--rows", "a"), 2, "--rows a: required N or FROM:TO"),
-        ((*STAGE, "--update", "1"), 1, "no gradient step 1; required: a step from 0 to 0"),
+        ((*STAGE, "--rows", "a"), 2, "--rows a: expected N or FROM:TO"),
+        ((*STAGE, "--update", "1"), 1, "no gradient step 1; expected a step from 0 to 0"),
     ],
 )
 def test_what_cannot_be_shown_is_explained(run, capsys, words, code, said):

@@ -167,7 +167,7 @@ def test_arrays_come_back_only_with_the_digests_they_had(thinned, make_batches):
     wrong = {**mine, first: outputs[StageRef(0, "collect_rollouts", 0)]}
     with storage.open_writer(thinned) as writer:
         with pytest.raises(
-            storage.DigestMismatch, match=r"bits in .* that differ from the record, so nothing was stored"
+            storage.DigestMismatch, match=r"values in .* that differ from the record, so nothing was stored"
         ):
             writer.restore(wrong)
         assert not any(chunk.exists() for chunk in chunks_of(thinned, 1))

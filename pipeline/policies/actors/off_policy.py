@@ -34,7 +34,7 @@ def latent_size(params: Params) -> int:
     check_shapes(params, {BELIEF_MEAN: (size,), BELIEF_VARIANCE: (size,)})
     smallest = params[BELIEF_VARIANCE].min()
     if smallest < 0:
-        raise ValueError(f"policy parameter {BELIEF_VARIANCE}: found {smallest}; required variances of 0 or more")
+        raise ValueError(f"policy parameter {BELIEF_VARIANCE}: got {smallest}; expected variances of 0 or more")
     return size
 
 
