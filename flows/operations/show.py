@@ -22,7 +22,7 @@ from metaloom.storage import StageRef, open_run
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    Found = tuple[Callable[[], Any], Callable[[], RenderableType]]
+    DataAndView = tuple[Callable[[], Any], Callable[[], RenderableType]]
 
 
 @checked
@@ -71,7 +71,7 @@ def found(
     context: bool = False,
     trust: bool = False,
     everything: bool = False,
-) -> "Found":
+) -> "DataAndView":
     """Return two functions: one returns the requested facts as data, the other renders them."""
     opened = open_run(at.path)
     if stage not in (None, *(names := [known.name for known in opened.stages.stages])):

@@ -8,11 +8,11 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, RowBatch, TaskField, require_count
-from metaloom.pipeline.envs.pictures import Drawn, table_picture
+from metaloom.pipeline.envs.pictures import RenderedEnv, table_picture
 from metaloom.pipeline.types import Array
 
 
-class BernoulliBandit(Drawn, MetaEnv):
+class BernoulliBandit(RenderedEnv, MetaEnv):
     """Pull one of k arms, each of which pays 1 with a hidden probability (RL2's bandit problems).
 
     | observation | unit | | action | unit | range     |

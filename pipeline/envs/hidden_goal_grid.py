@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 from metaloom.pipeline.envs.contract import BatchStep, EnvError, Fact, MetaEnv, RowBatch, TaskField, require_count
-from metaloom.pipeline.envs.pictures import Drawn, Picture
+from metaloom.pipeline.envs.pictures import Picture, RenderedEnv
 from metaloom.pipeline.types import Array
 
 Excluded = Literal["block", "start"]
@@ -24,7 +24,7 @@ def goals_of(size: int, excluded: Excluded) -> list[tuple[int, int]]:
     return [(x, y) for x, y in cells if x >= near or y >= near]
 
 
-class HiddenGoalGrid(Drawn, MetaEnv):
+class HiddenGoalGrid(RenderedEnv, MetaEnv):
     """Find a goal cell that only the reward reveals (VariBAD's gridworld).
 
     | observation | unit | | action               | unit | range |

@@ -120,7 +120,7 @@ def test_the_order_depends_on_seed_and_epoch_and_reads_every_part_once(run, monk
 def test_what_there_is_not_is_refused(run, tmp_path, copy_tiny_run):
     with pytest.raises(UsageError, match=r"unit must be one of transitions, episodes, trials, got 'steps'"):
         run.dataset("steps")
-    with pytest.raises(IndexError, match="expected 0 to 11: there are 12 items"):
+    with pytest.raises(IndexError, match="expected 0 to 11"):
         run.dataset("trials")[12]
     for indices, first in (([-1, 3], -1), ([3, 12, -1], 12)):
         with pytest.raises(IndexError, match=f"index {first} is out of range; expected 0 to 11"):

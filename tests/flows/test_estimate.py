@@ -250,5 +250,5 @@ def test_a_dry_run_of_what_cannot_fit_prints_counts_and_then_why(
     assert output.err.startswith("metaloom: with num_tasks=1000000000, the episodes of an iteration need ")
     assert main([*arguments, "--workers", "0", "--json"]) == 2
     found = json.loads(capsys.readouterr().out)
-    assert found["refusal"].startswith("num_tasks=1000000000")
+    assert found["refusal"].startswith("with num_tasks=1000000000")
     assert found["probe"] is None

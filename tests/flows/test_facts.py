@@ -214,7 +214,7 @@ def test_facts_of_episodes_and_optional_numbers_of_a_users_environment_are_kept(
         ("nan", "got nan as fact moves; expected a finite number within float32; only an optional fact"),
         ("shape", "as fact force; expected one number"),
         ("flag", "got float 0.5 as fact success; expected True or False, or 1 or 0"),
-        ("infinite", "found inf as fact force"),
+        ("infinite", "got inf as fact force"),
     ],
 )
 def test_wrong_facts_are_refused_with_their_place(tmp_path, wrong, told):

@@ -120,7 +120,11 @@ def test_a_loop_logs_as_train_does_and_leaving_it_is_no_failure_for_the_loggers(
             UsageError,
             "--seed cannot be combined with an opened run",
         ),
-        (lambda run: metaloom.iterate(metaloom.open_run(run), num_tasks=2), UsageError, "--num-tasks with an opened"),
+        (
+            lambda run: metaloom.iterate(metaloom.open_run(run), num_tasks=2),
+            UsageError,
+            "--num-tasks cannot be combined with an opened",
+        ),
         (lambda run: metaloom.iterate("sac", log="wandb"), UsageError, r"write log=\['wandb'\]"),
     ],
 )

@@ -242,9 +242,9 @@ def test_a_report_holds_a_film_where_one_is_asked_for(run, tmp_path, monkeypatch
 
 def test_options_that_mean_nothing_alone_are_refused(run, capsys):
     assert cli.run(["report", str(run.path), "--format", "pdf"]) == 2
-    assert "--format without --figures" in capsys.readouterr().err
+    assert "--format requires --figures" in capsys.readouterr().err
     assert cli.run(["report", str(run.path), "--trust"]) == 2
-    assert "--trust without --video" in capsys.readouterr().err
+    assert "--trust requires --video" in capsys.readouterr().err
 
 
 def test_a_report_of_a_strangely_named_run_is_intact(run, tmp_path):
