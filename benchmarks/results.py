@@ -110,7 +110,7 @@ def section(environment: str, groups: Groups, picture: Path) -> Iterator[str]:
     yield from ("", f"![{environment}](images/{picture.name})", "")
     steps = count(float(found.env_steps))
     yield (
-        f"The table shows interquartile means over seeds, with 95 % intervals, after {steps} environment steps. "
+        f"The table shows interquartile means over seeds, with 95% intervals, after {steps} environment steps. "
         f"The score is the {found.about}."
     )
     yield ""

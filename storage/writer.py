@@ -421,4 +421,4 @@ class Budget:
         if self._used > _WARN_AT * self._limit and not self._warned:
             self._warned = True
             share = self._used / self._limit
-            _LOG.warning("%s holds %d bytes, %.0f %% of its limit", self._root, self._used, 100 * share)
+            _LOG.warning("%s holds %d bytes, %.0f%% of its limit", self._root, self._used, 100 * share)

@@ -114,7 +114,7 @@ def probability_of_improvement(x: Scores, y: Scores) -> float:
 
 
 def improvement_interval(x: Scores, y: Scores) -> IntervalEnds:
-    """Return the 95 % confidence interval of the probability of improvement; NaN if a stratum has a single run.
+    """Return the 95% confidence interval of the probability of improvement; NaN if a stratum has a single run.
 
     Newcombe's score interval for the Mann-Whitney statistic (2006, Statistics in Medicine 25, p. 559, method 5): all p
     at most t standard errors from the observed probability, with the standard error evaluated at p. It stays within

@@ -65,7 +65,7 @@ class RetentionConfig(Settings):
     keep_every: int | None = Field(default=None, ge=1)
     """Keep the batches of every Nth iteration, starting with iteration 0."""
     max_bytes: int | None = Field(default=None, ge=1)
-    """Stop before the run's files exceed this number of bytes; warn at 90 %."""
+    """Stop before the run's files exceed this number of bytes; warn at 90%."""
 
 
 class ReplayConfig(Settings):

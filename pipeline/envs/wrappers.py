@@ -25,7 +25,7 @@ class ActionMap:
     """Map from a policy's actions [..., A] to an environment's box.
 
     With a scale c, [-c, c] is mapped linearly onto the box; otherwise actions are unchanged. Both clip to the box. With
-    c = 10 and a policy with standard deviation 1, as in ProMP, the noise is 10 % of the box's half-width.
+    c = 10 and a policy with standard deviation 1, as in ProMP, the noise is 10% of the box's half-width.
     """
 
     def __init__(self, box: Box, scale: float | None) -> None:

@@ -305,7 +305,7 @@ def test_a_limit_counts_what_is_used_reserved_and_needed_to_the_byte(tmp_path, b
     assert caplog.text == ""
     full.release(refs[0], 1)
     full.release(refs[0], 1)
-    assert caplog.text.count("holds 901 bytes, 90 % of its limit") == len(caplog.records) == 1
+    assert caplog.text.count("holds 901 bytes, 90% of its limit") == len(caplog.records) == 1
 
 
 def test_nine_tenths_of_the_limit_bring_one_warning(tmp_path, batches, caplog):
