@@ -60,7 +60,7 @@ def run_checked(stages: Runner, ref: StageRef, inputs: Mapping[str, Any]) -> Val
             )
     if type(value) is not (required := stages.graph[ref.stage].output):
         raise StageFault(
-            f"{ref.where}: the stage returned {type(value).__name__}; expected {required.__name__}, as it declares"
+            f"{ref.where}: the stage returned {type(value).__name__}; expected {required.__name__}, its declared output"
         )
     if (schema := table_of(stages.graph)[ref.stage].schema) and (problem := schema.problem_of(value)):
         raise StageFault(f"{ref.where}: {problem}")

@@ -328,7 +328,7 @@ def _joined(stage: Stage, values: Sequence[Any]) -> Any:
     for b, value in enumerate(values):
         where = f"stage {stage.name} is over tasks, and for task {b} returned"
         if not isinstance(value, stage.output):
-            raise GraphError(f"{where} {type(value).__name__}; expected {stage.output.__name__}, as it declares")
+            raise GraphError(f"{where} {type(value).__name__}; expected {stage.output.__name__}, its declared output")
         parts.append(_arrays(value))
         if sizes := {len(array) for array in parts[b].values()} - {1}:
             raise GraphError(

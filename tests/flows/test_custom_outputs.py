@@ -356,7 +356,7 @@ def test_a_class_that_cannot_be_stored_is_refused_before_a_folder_exists(flow, t
             "Spread.share has 4 entries along task, but an earlier array has 3; expected equal lengths",
         ),
         ("Endless", StageFault, "spread k=0: share holds nan at task 0, episode 0, step 0, index [0, 0, 0] (120 of"),
-        ("Other", StageFault, "spread k=0: the stage returned ndarray; expected Spread, as it declares"),
+        ("Other", StageFault, "spread k=0: the stage returned ndarray; expected Spread, its declared output"),
         ("Slashed", LayoutMismatch, "spread(i=0, k=0): an array named 'ends.a/b'; expected letters, digits, '_'"),
         (
             "Wider",

@@ -844,7 +844,7 @@ OF_DATA = {
     "an update on a GPU": (of("UpdatesOnGpu"), r"line \d+: asks for a GPU .*; put tensors on setup.device"),
     "an output of a subclass": (
         of("WithMore"),
-        "with_more k=0: the stage returned MoreSamples; expected Samples, as it decl",
+        "with_more k=0: the stage returned MoreSamples; expected Samples, its decl",
     ),
 }
 """Mistakes that only data show: settings, and the sentence."""
@@ -1183,7 +1183,7 @@ def test_an_evaluation_by_stages_that_read_what_is_there_in_training_only_is_ref
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("NoneOfATask", "is over tasks, and for task 0 returned NoneType; expected Samples, as it declares"),
+        ("NoneOfATask", "is over tasks, and for task 0 returned NoneType; expected Samples, its declared output"),
         (
             "TwiceATask",
             "twice_a_task is over tasks, and for task 0 returned arrays of 2 tasks; return arrays of this task only",

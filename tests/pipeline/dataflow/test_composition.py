@@ -369,7 +369,7 @@ def test_tasks_act_with_what_the_step_before_has_given():
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        (lambda b: None, r"for task 0 returned NoneType; expected TaskParams, as it declares"),
+        (lambda b: None, r"for task 0 returned NoneType; expected TaskParams, its declared output"),
         (lambda b: params_of(w=2), "for task 0 returned arrays of 2 tasks; return arrays of this task only"),
         (lambda b: params_of(w=1 + (b == 1)), "for task 1 returned arrays of 2 tasks"),
         (lambda b: params_of(w=1, **({"more": 1} if b else {})), r"for task 1 .* only one has params\['more'\]"),
