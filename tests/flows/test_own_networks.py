@@ -127,7 +127,7 @@ def test_a_worker_gives_the_digests_of_this_process(tmp_path, digests):
             ("ppo", "env=Pendulum-v1", "policy.network=own_network:Residual", "algorithm.critic_hidden_sizes=[8]"),
             r"algorithm.critic_hidden_sizes is \(8,\) but the network is own_network:Residual",
         ),
-        (("promp-point-corner", "algorithm.optimizer=LBFGS"), "expected positional argument: 'closure'"),
+        (("promp-point-corner", "algorithm.optimizer=LBFGS"), "required positional argument: 'closure'"),
         (("ppo", "env=CartPole-v1", "algorithm.optimizer=adamw"), "did you mean AdamW"),
         (("promp-point-corner", "algorithm.kernel=fused"), "promp has no fused kernel .*use auto or torch"),
         (("promp-point-corner", "env.diagnostics=true"), "env.diagnostics is on, but point-corner has none"),

@@ -164,7 +164,7 @@ def test_a_search_goes_on_alike_whatever_the_order_of_its_settings_in_the_comman
         ({"space": {"algorithm.inner_lr": "0.3:0.01"}}, "0.3:0.01 is empty; the lower"),
         ({"space": {"algorithm.inner_lr": "0.3:0.3"}}, "is empty"),
         ({"space": {"algorithm.inner_lr": "0.1:0.10000000000000002"}}, "is too narrow"),
-        ({"space": {"algorithm.inner_lr": "0:0.3:log"}}, r"logarithm of 0; expected a lower bound above 0"),
+        ({"space": {"algorithm.inner_lr": "0:0.3:log"}}, r"logarithm of 0; use a lower bound above 0"),
         ({"space": {"algorithm.inner_lr": "0.1:1e999"}}, "must be finite in float64"),
         ({"space": {"algorithm.inner_steps": f"1:{2**53 + 1}"}}, "at most 9,007,199,254,740,992"),
         ({"space": {"algorithm.inner_lr": "0.1"}}, "expected a range such as"),

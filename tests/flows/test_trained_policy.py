@@ -356,7 +356,7 @@ def test_what_does_not_fit_is_refused_in_words(made, tmp_path):
         policy.adapt(run[0].rollouts(0)).adapt(Robot())
     with pytest.raises(ValueError, match="got episodes with observations of 4 values and discrete actions; exp"):
         policy.adapt(made("ppo")[0].rollouts(0))
-    with pytest.raises(ValueError, match=r"got latent, log_stds, mean recorded .*; expected log_std, mean,"):
+    with pytest.raises(ValueError, match=r"the episodes record latent, log_stds, mean .*; expected log_std, mean,"):
         policy.adapt(made("pearl")[0].rollouts(0))
     with pytest.raises(TypeError, match=r"cannot adapt to 'Pendulum-v1'; pass a gymnasium\.Env"):
         policy.adapt("Pendulum-v1")
@@ -445,7 +445,7 @@ def test_a_file_of_other_bits_is_refused_and_so_are_numbers_that_are_no_policy_o
         params = TaskParams({**policy.params, name: wrong})
         path.unlink()
         PolicyFile(policy.blueprint, policy.state, params, True, 0).write(path)
-        with pytest.raises(UsageError, match=f"policy parameter {name}.*expected"):
+        with pytest.raises(UsageError, match=f"policy parameter {name}.*(expected|not finite)"):
             metaloom.load_policy(path)
 
     state = {f"params.{key}": value for key, value in policy.state.params.items()}

@@ -405,4 +405,4 @@ def test_an_episode_is_filmed_as_a_sheet_of_pictures(viewer):
         )
         assert first.tobytes() != last.tobytes()
     refused = viewer.api("run", "tiny", "film", 2, *ROLLOUTS, task=9, episode=0)
-    assert "must be" in refused.json()["problem"]
+    assert "no task 9" in refused.json()["problem"]

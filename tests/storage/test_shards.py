@@ -110,7 +110,7 @@ def test_what_is_no_whole_number_chooses_nothing(run, wrong):
         lambda: run.episodes(steps=wrong),
         lambda: run[0].rollouts(0, task=wrong),
     ):
-        with pytest.raises(ValueError, match="expected integers"):
+        with pytest.raises(ValueError, match="must be an integer or a list"):
             read()
 
 
