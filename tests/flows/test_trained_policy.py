@@ -385,7 +385,7 @@ def test_what_does_not_fit_is_refused_in_words(made, tmp_path):
         policy.save(tmp_path / "there.onnx")
     with pytest.raises(UsageError, match=r"unsupported suffix '.pkl'; use one of .safetensors, .onnx, .pt2"):
         policy.save(tmp_path / "policy.pkl")
-    with pytest.raises(UsageError, match=r"policy for 3 tasks; select one with `policy.task\(b\)`"):
+    with pytest.raises(UsageError, match=r"the policy is for 3 tasks; select one with `policy.task\(b\)`"):
         policy.adapt(run[0].rollouts(0)).save(tmp_path / "policy.pt2")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["there.onnx"]
 
@@ -437,7 +437,7 @@ def test_a_file_of_other_bits_is_refused_and_so_are_numbers_that_are_no_policy_o
         flipped = bytearray(whole)
         flipped[place] ^= 1
         path.write_bytes(flipped)
-        with pytest.raises(UsageError, match=r"^[^\n]*(contents differ from|not a safetensors|with format)[^\n]*$"):
+        with pytest.raises(UsageError, match=r"^[^\n]*(contents differ from|not a safetensors|has format)[^\n]*$"):
             metaloom.load_policy(path)
 
     name = "mean_network.output.kernel"
