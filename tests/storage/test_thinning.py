@@ -333,7 +333,7 @@ def test_a_copy_can_have_fewer_learners_and_keeps_their_metrics(make_run):
     path = make_run(5)
     before = storage.open_run(path).metrics()
     with storage.open_writer(path) as writer:
-        with pytest.raises(ValueError, match="every=0"):
+        with pytest.raises(ValueError, match="every must be at least 1, got 0"):
             writer.thin_learners(0)
         assert writer.thin_learners(2).iterations == (0, 2)
         assert writer.thin_learners(2).iterations == ()
