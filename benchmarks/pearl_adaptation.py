@@ -167,9 +167,7 @@ def _mean(values: Array) -> str:
 def _check(config: RunConfig, args: argparse.Namespace) -> None:
     """Say before episodes are collected what cannot be measured or drawn."""
     if config.algorithm.graph != "task_inference":
-        raise SystemExit(
-            f"{args.run}: found a run of {config.algorithm.name}, which infers no tasks; required one of pearl"
-        )
+        raise SystemExit(f"{args.run}: {config.algorithm.name} does not infer tasks; pass a run of pearl")
     if args.out is None:
         return
     check_plot_file(args.out)
@@ -177,7 +175,7 @@ def _check(config: RunConfig, args: argparse.Namespace) -> None:
     fields, shape = tuple(field.name for field in env.task_fields), env.observation_space.shape
     if fields != GOAL or shape != (2,):
         raise SystemExit(
-            f"--out: found observations of shape {shape} and tasks {fields} in {config.env.name}; required positions "
+            f"--out: got observations of shape {shape} and tasks {fields} in {config.env.name}; expected positions "
             f"(2,) and tasks {GOAL} to draw paths. Leave --out out, or take a point robot"
         )
 

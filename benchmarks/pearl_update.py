@@ -150,7 +150,7 @@ def _compare(size: Size) -> None:
         # Adam's first step is as long as the step size, 3e-4, wherever a gradient is not zero.
         apart = float(np.abs(found - expected[name]).mean())
         if apart > 3e-6:
-            raise SystemExit(f"{name}: parameters are {apart:.1e} apart after one step on average; required 3e-6")
+            raise SystemExit(f"{name}: parameters are {apart:.1e} apart after one step on average; expected 3e-6")
 
 
 def _time(size: Size, steps: int, pool: ThreadPoolExecutor) -> dict[str, Timings]:

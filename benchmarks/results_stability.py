@@ -43,7 +43,7 @@ def falls(groups: Groups, last: int) -> Iterator[str]:
     }
     if not fallen:
         return
-    yield f"Groups in which a seed ends {100 * FALL:.0f} % below its highest mean over {last} successive iterations:"
+    yield f"Groups in which a seed ends {100 * FALL:.0f}% below its highest mean over {last} successive iterations:"
     yield ""
     yield "| group | highest | last |"
     yield "| --- | --- | --- |"

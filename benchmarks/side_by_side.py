@@ -31,7 +31,7 @@ def complete_row(path: Path, about: Row) -> Row | None:
     if not path.exists() or not (row := json.loads(path.read_text()))["complete"]:
         return None
     if (found := {name: row[name] for name in about}) != about:
-        raise SystemExit(f"{path} holds {found}; required {about}. Choose another folder with --out")
+        raise SystemExit(f"{path} holds {found}; expected {about}. Choose another folder with --out")
     return row
 
 

@@ -49,7 +49,7 @@ def main() -> None:
     arguments = _arguments()
     folder = Path(tempfile.mkdtemp(prefix="soak-", dir=arguments.folder))
     try:
-        print("iterations  median ms  99.9 % ms  CPU ms  memory MB  open files")
+        print("iterations  median ms  99.9% ms  CPU ms  memory MB  open files")
         for block in soak(folder / "run", iterations=arguments.iterations, blocks=arguments.blocks):
             print(
                 f"{block.iterations:10}{block.median_ms:11.2f}{block.slowest_ms:11.2f}{block.cpu_ms:8.2f}"

@@ -44,7 +44,7 @@ def checked(function: F) -> F:
             if name in arguments and not fits(value := arguments[name], annotation):
                 found, listed = f"{name}={_found.repr(value)}", isinstance(value, str) and fits([value], annotation)
                 cure = f"; write {name}=[{value!r}]" if listed else ""
-                raise UsageError(f"{function.__name__}: found {found}; required {required(annotation)}{cure}")
+                raise UsageError(f"{function.__name__}: got {found}; expected {required(annotation)}{cure}")
         return function(*args, **kwargs)
 
     return cast(F, call)

@@ -54,7 +54,7 @@ class RunDataset(Dataset[Item]):
 
     def __init__(self, run: Run, unit: Unit, iterations: Iterations = None, steps: Steps = None) -> None:
         if unit not in get_args(Unit):
-            raise UsageError(f"found a dataset of {unit!r}; required one of {', '.join(get_args(Unit))}")
+            raise UsageError(f"unit must be one of {', '.join(get_args(Unit))}, got {unit!r}")
         self.unit, self._run, self._stage = unit, run, run.stages.named("rollouts")
         self._parts: list[_Part] = []
         counts = [0]
@@ -79,10 +79,10 @@ class RunDataset(Dataset[Item]):
             return {name: values[0] for name, values in self[[int(index)]].items()}
         indices = np.asarray(index)
         if indices.size and indices.dtype.kind not in "iu":  # such as a mask, which must not be read as indices 0 and 1
-            raise IndexError(f"found indices of type {indices.dtype}; required integers")
+            raise IndexError(f"indices must be integers, got dtype {indices.dtype}")
         indices = indices.astype(np.int64)
         if (outside := indices[(indices < 0) | (indices >= len(self))]).size:
-            raise IndexError(f"found index {outside[0]}; required 0 to {len(self) - 1}: there are {len(self)} items")
+            raise IndexError(f"index {outside[0]} is out of range; expected 0 to {len(self) - 1}")
         numbers = np.searchsorted(self._ends, indices, side="right") - 1
         offsets = indices - self._ends[numbers]
         stacked: dict[str, Array] = {}
@@ -190,7 +190,7 @@ class PartSampler(Sampler[int]):
 
     def __init__(self, ends: Array, seed: int, pool: int) -> None:
         if not 1 <= pool <= _CACHED_PARTS:
-            raise UsageError(f"found pool={pool}; required 1 to {_CACHED_PARTS} parts, the size of the cache")
+            raise UsageError(f"pool must be 1 to {_CACHED_PARTS}, the number of cached parts, got {pool}")
         self._ends, self._seed, self._pool = ends, seed, pool
         self.epoch = 0
 

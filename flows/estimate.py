@@ -106,8 +106,8 @@ def _refusal(config: RunConfig, least: Callable[[RunConfig], int], memory: int, 
     fits = bisect_right(range(1, numbers[path]), memory, key=lambda n: least(_with(config, path, n)))
     required = f"at most {fits}" if fits else "a smaller value, and other smaller sizes"
     return (
-        f"{path}: found {numbers[path]}, with which {what} take at least {size(least(config))} of memory, but "
-        f"the machine has {size(memory)}; required {required}"
+        f"with {path}={numbers[path]}, {what} need at least {size(least(config))} of memory, but "
+        f"the machine has {size(memory)}; use {required}"
     )
 
 

@@ -65,7 +65,7 @@ def check_comparable(runs: Sequence[Run], *, mixed: bool) -> None:
         raise UsageError("there are no runs to compare; pass one or more by name, path, pattern or sweep")
     paths = [str(run.path.resolve()) for run in runs]
     if twice := next((path for n, path in enumerate(paths) if path in paths[:n]), None):
-        raise UsageError(f"found the run {twice} twice; name it once")
+        raise UsageError(f"the run {twice} is given twice; name it once")
     environments = {run.name: environment_settings(run) for run in runs}
     if not mixed and len({tuple(found.items()) for found in environments.values()}) > 1:
         names = list(dict.fromkeys(name for found in environments.values() for name in found))
@@ -73,7 +73,7 @@ def check_comparable(runs: Sequence[Run], *, mixed: bool) -> None:
         setting = "env.name" if "env.name" in differ else differ[0]
         examples = _examples({run: f"{setting}={found.get(setting, '-')}" for run, found in environments.items()})
         raise UsageError(
-            f"found runs of different environments: {examples}; their returns mean different things. Compare runs of "
+            f"the runs have different environments: {examples}; their returns mean different things. Compare runs of "
             "one environment, or pass --mixed (in Python: mixed=True)"
         )
 
@@ -89,7 +89,7 @@ def grouped(runs: Sequence[Run], by: Sequence[str], *, mixed: bool) -> dict[str,
     for key in by:
         if key not in known:
             hint = suggestion(key, known)
-            raise UsageError(f"found --group {key}; required a setting such as algorithm.inner_lr{hint}")
+            raise UsageError(f"--group {key}: expected a setting such as algorithm.inner_lr{hint}")
     keys = [*by] or [name for name in known if section(name) not in BESIDE and not (mixed and _of_environment(name))]
     found: dict[tuple[str, ...], list[Run]] = {}
     for run in sorted(runs, key=lambda run: (int(run.config["seed"]), run.name)):
@@ -132,7 +132,7 @@ def _refuse_repeated(groups: Iterable[Sequence[Run]], settings: Mapping[Path, Ma
             other = seen.setdefault(tuple(sorted(decisive.items())), run)
             if other is not run:
                 raise UsageError(
-                    f"found runs {other.name} and {run.name} with the same settings and seed {run.config['seed']}: "
+                    f"runs {other.name} and {run.name} have the same settings and seed {run.config['seed']}: "
                     "the same seed would count twice. Name only one of them"
                 )
 

@@ -97,7 +97,7 @@ def updates_at(run: storage.Run, iteration: int | None) -> int:
     iteration = None if iteration is None else index(iteration)
     updates = newest if iteration is None else iteration if iteration >= 0 else newest + 1 + iteration
     if updates < 0:
-        raise UsageError(f"{run.path}: found iteration {iteration}; required one from {-newest - 1} to {newest}")
+        raise UsageError(f"{run.path}: no iteration {iteration}; choose one from {-newest - 1} to {newest}")
     return updates
 
 
@@ -106,7 +106,7 @@ def learner_after(run: storage.Run, updates: int) -> LearnerState:
     ref = run.learner_ref(updates)
     if not run.contains(ref):
         raise UsageError(
-            f"{run.path}: found {updates} as the number of updates, but the run has only "
+            f"{run.path}: no learner after {updates} updates; the run has had only "
             f"{len(run.iterations)}. `metaloom resume {storage.argument(run.path)} --iterations {updates}` adds more"
         )
     update = run.load(ref)
@@ -119,9 +119,9 @@ def check_seed(seed: int) -> int:
     try:
         number = index(seed)
     except TypeError:
-        raise UsageError(f"found seed {seed!r}; required an integer from 0 to 2**63 - 1") from None
+        raise UsageError(f"seed must be an integer from 0 to 2**63 - 1, got {seed!r}") from None
     if not 0 <= number < 2**63:
-        raise UsageError(f"found seed {seed}; required one from 0 to 2**63 - 1")
+        raise UsageError(f"seed must be an integer from 0 to 2**63 - 1, got {seed}")
     return number
 
 
@@ -130,7 +130,7 @@ def parse_span(option: str, text: str) -> slice | int:
     if re.fullmatch(r"-?\d{1,8}", text):
         return int(text)
     if not re.fullmatch(r"(-?\d{1,8})?:(-?\d{1,8})?", text):
-        raise UsageError(f"{option} {text}: required N or FROM:TO, such as 0:100 or -10:")
+        raise UsageError(f"{option} {text}: expected N or FROM:TO, such as 0:100 or -10:")
     start, stop = (int(part) if part else None for part in text.split(":"))
     return slice(start, stop)
 
@@ -156,7 +156,7 @@ def from_start(folder: Path, iteration: int, *, learner: bool = False) -> int:
     if learner:
         return updates_at(run, iteration)
     if (done := len(run.iterations)) < -iteration:
-        raise UsageError(f"{run.location}@{iteration}: found {done:,} complete; required at least {-iteration}")
+        raise UsageError(f"{run.location}@{iteration}: {done:,} iterations complete; expected at least {-iteration}")
     return done + iteration
 
 
@@ -187,7 +187,7 @@ class RunAt:
             return cls(run_folder(text), None)
         if not re.fullmatch("latest|best|-?[0-9]{1,8}", iteration):
             raise UsageError(
-                f"{text}: found {iteration!r} after the @; required an iteration such as {name}@12, or best or latest"
+                f"{text}: got {iteration!r} after the @; expected an iteration such as {name}@12, or best or latest"
             )
         folder = run_folder(name)
         if iteration == "best":
@@ -199,7 +199,7 @@ def require_one_iteration(run: RunLike, iteration: int | None) -> tuple[Path, in
     """Return a run's folder and the requested iteration; raise UsageError if no iteration is given."""
     at = RunAt.of(run, iteration)
     if at.iteration is None:
-        raise UsageError(f"{at.path}: found no iteration; required RUN@ITERATION, such as {at.path.name}@0")
+        raise UsageError(f"{at.path}: no iteration given; use RUN@ITERATION, such as {at.path.name}@0")
     return at.path, at.iteration
 
 

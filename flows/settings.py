@@ -31,8 +31,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, type):  # another process could not find it
-        raise ConfigError(f'found the class {value.__qualname__}; required its name, "{path_of(value)}"')
-    raise ConfigError(f"found the setting {value!r}; required numbers, text, lists or mappings")
+        raise ConfigError(f'a setting cannot be the class {value.__qualname__}; use its name, "{path_of(value)}"')
+    raise ConfigError(f"a setting cannot be {value!r}; use numbers, text, lists or mappings")
 
 
 SettingsFormat = Literal["yaml", "toml", "json"]

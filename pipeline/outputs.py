@@ -87,7 +87,7 @@ class OutputField:
         if not _FIELD.fullmatch(self.name) or keyword.iskeyword(self.name) or self.name in _TAKEN:
             yield f"is not a valid array name; use letters, digits and _, and none of {', '.join(_TAKEN)}"
         if self.dtype not in DTYPES:
-            yield f"has entries of dtype {self.dtype}; required one of {', '.join(DTYPES)}, as in NDArray[np.float32]"
+            yield f"has entries of dtype {self.dtype}; expected one of {', '.join(DTYPES)}, as in NDArray[np.float32]"
         if not self.description.strip():
             yield f"does not describe its entries; add a few words, as in {_EXAMPLE}"
         for axis in self.dims:
@@ -110,16 +110,16 @@ class OutputField:
         name; this array's lengths are added.
         """
         if not isinstance(value, np.ndarray):
-            return f"{name} is {type(value).__name__}; required an array of {self.dtype}"
+            return f"{name} is {type(value).__name__}; expected an array of {self.dtype}"
         array, dims = cast(Array, value), self.dims
         if array.dtype != np.dtype(self.dtype):
-            return f"{name} has dtype {array.dtype}; required {self.dtype}"
+            return f"{name} has dtype {array.dtype}; expected {self.dtype}"
         if array.ndim < len(dims) or (array.ndim > len(dims) and dims == self.axes):
-            return f"{name} has shape {list(array.shape)}; required the axes {', '.join(self.axes) or '(none)'}"
+            return f"{name} has shape {list(array.shape)}; expected the axes {', '.join(self.axes) or '(none)'}"
         for axis, size in zip(dims, array.shape, strict=False):
             if sizes.setdefault(axis, size) != size:
                 return (
-                    f"{name} has {size} entries along {axis}, but an earlier array has {sizes[axis]}; required equal "
+                    f"{name} has {size} entries along {axis}, but an earlier array has {sizes[axis]}; expected equal "
                     "lengths"
                 )
         return None
@@ -159,7 +159,7 @@ class OutputSchema:
         try:
             found = _plain().validate_python({**document, "name": name})
         except (ValueError, TypeError):  # pydantic raises the former
-            raise OutputError(f"not the schema of an output: found {document!r:.200}") from None
+            raise OutputError(f"not an output schema: {document!r:.200}") from None
         return found.checked()
 
     def checked(self) -> "OutputSchema":
@@ -198,10 +198,10 @@ class OutputSchema:
         sizes: dict[str, int] = {}
         for f in self.fields:
             if not hasattr(value, f.name):
-                return f"{type(value).__name__} has no {f.name}; required the fields of {self.name}"
+                return f"{type(value).__name__} has no {f.name}; expected the fields of {self.name}"
             part = getattr(value, f.name)
             if f.mapping and not isinstance(part, Mapping):
-                return f"{self.name}.{f.name} is {type(part).__name__}; required a mapping from names to arrays"
+                return f"{self.name}.{f.name} is {type(part).__name__}; expected a mapping from names to arrays"
             named = cast(Mapping[str, object], part) if f.mapping else {"": cast(object, part)}
             for name, array in named.items():
                 if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -245,9 +245,9 @@ def _field_of(declared: type[Any], name: str, hint: object, *, init: bool) -> Ou
     if mapping:
         key, inner = cast(Sequence[Any], get_args(inner))
         if key is not str:
-            raise OutputError(f"{where} is a mapping from {_name_of(key)}; required a mapping from str")
+            raise OutputError(f"{where} is a mapping from {_name_of(key)}; expected a mapping from str")
     if get_origin(inner) is not np.ndarray:
-        raise OutputError(f"{where} is {_name_of(inner)}; required an array with its dtype, as in {_EXAMPLE}")
+        raise OutputError(f"{where} is {_name_of(inner)}; expected an array with its dtype, as in {_EXAMPLE}")
     _, kind = cast(tuple[Any, Any], get_args(inner))
     (entries,) = get_args(kind) or (Any,)
     dtype = _name_of(entries).removesuffix("_")  # numpy.bool_ has the dtype bool

@@ -51,7 +51,7 @@ class Plugins:
         names, kind = self.names(), a_or_an(self.kind)
         known, hint = f"one of {', '.join(names)}; or " if names else "", suggestion(name, names)
         raise ConfigError(
-            f"found {name!r}{hint}{' Required' if hint else '; required'} {known}module:Class for {kind}, or a name "
+            f"got {name!r}{hint}{' Expected' if hint else '; expected'} {known}module:Class for {kind}, or a name "
             f"among the entry points {self.group} of an installed package"
         )
 
@@ -79,7 +79,7 @@ def load_class(path: str, base: type[T], name: str | None = None) -> type[T]:
     found = load(path)
     # Search the MRO, since issubclass does not accept a Protocol and runs the class's own code.
     if not (inspect.isclass(found) and base in found.__mro__):
-        raise ConfigError(f"found {name or path!r}, which is {_kind_of(found)}; required a subclass of {path_of(base)}")
+        raise ConfigError(f"got {name or path!r}, which is {_kind_of(found)}; expected a subclass of {path_of(base)}")
     return cast(type[T], found)
 
 
@@ -128,7 +128,7 @@ def is_installed(file: str) -> bool:
 
 def _not_found(path: str, problem: BaseException) -> str:
     return (
-        f"found {path!r}: {type(problem).__name__}: {problem}; required module:Class (of a metric or recipe "
+        f"got {path!r}: {type(problem).__name__}: {problem}; expected module:Class (of a metric or recipe "
         f"module:function, of a graph or export format module:NAME), with the module in {os.getcwd()} or installed"
     )
 

@@ -31,7 +31,7 @@ def describe(problem: ErrorDetails) -> str:
     found, context = problem["input"], problem.get("ctx", {})
     if problem["type"] == REFUSAL:
         return problem["msg"]
-    shown = "" if isinstance(found, dict) else f"; found {found!r}"
+    shown = "" if isinstance(found, dict) else f"; got {found!r}"
     hint = suggestion(str(found), re.findall("'([^']*)'", context["expected"])) if "expected" in context else ""
     return f"{problem['msg']}{shown}{hint}"
 
@@ -145,7 +145,7 @@ def _with_suggestion(problem: ErrorDetails, cls: type[BaseModel]) -> InitErrorDe
     context = problem.get("ctx", {})
     kind: str | PydanticCustomError = problem["type"]
     if kind == "extra_forbidden" and len(problem["loc"]) == 1:
-        shown = "" if isinstance(problem["input"], dict) else f"; found {problem['input']!r}"
+        shown = "" if isinstance(problem["input"], dict) else f"; got {problem['input']!r}"
         page = "`metaloom recipes --schema`" if cls.__module__.startswith("metaloom.") else path_of(cls)
         hint = suggestion(str(problem["loc"][0]), cls.model_fields) or f"; see {page} for the valid keys"
         kind = refusal(f"unknown key{shown}{hint}")
@@ -182,7 +182,7 @@ class ByName(Generic[S]):
             names = get_args(found.model_fields["name"].annotation)
             if names and name not in names:
                 raise ConfigError(
-                    f"found {name!r}, a class whose `name` must be {' or '.join(map(repr, names))}; use a class "
+                    f"{name!r} is a class whose `name` must be {' or '.join(map(repr, names))}; use a class "
                     + ("without the field `name`" if len(names) == 1 else f"derived from {path_of(self.base)}")
                 )
         except ConfigError as problem:

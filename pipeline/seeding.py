@@ -45,7 +45,7 @@ def own_generator(run_seed: int, name: str, *position: int) -> np.random.Generat
         ValueError: the name is empty or contains unprintable characters.
     """
     if not name or not name.isprintable():
-        raise ValueError(f"found the stream {name!r}; required a name of printable characters")
+        raise ValueError(f"a stream name must consist of printable characters, got {name!r}")
     return _generator(_digest(run_seed, f"{OWN}{name}", position))
 
 

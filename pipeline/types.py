@@ -132,7 +132,7 @@ class EpisodeBatch(_OfTasks):
 
     def __post_init__(self) -> None:
         if self.rewards.ndim != 3:
-            raise BatchError(f"EpisodeBatch.rewards has shape {self.rewards.shape}; required [B, E, T]")
+            raise BatchError(f"EpisodeBatch.rewards has shape {self.rewards.shape}; expected [B, E, T]")
         B, E, T = self.rewards.shape
         kept = self.observations.dtype.type if self.observations.dtype.kind in "iu" else np.float32
         _require(self, "observations", self.observations, kept, (B, E, T + 1, None))
@@ -154,7 +154,7 @@ class EpisodeBatch(_OfTasks):
             _require(self, f"behavior[{name!r}]", value, np.float32, (B, *value.shape[1:]))
         if self.lengths.size and not (self.lengths.min() >= 0 and self.lengths.max() <= T):
             raise BatchError(
-                f"EpisodeBatch.lengths lies in [{self.lengths.min()}, {self.lengths.max()}]; required 0 to T={T}"
+                f"EpisodeBatch.lengths lies in [{self.lengths.min()}, {self.lengths.max()}]; expected 0 to T={T}"
             )
         real = self.real
         if not real[:, :1].all():
@@ -243,7 +243,7 @@ class Samples(_OfTasks):
             if (value := getattr(self, f.name)) is not None:
                 _require(self, f.name, value, np.float32, np.shape(self.returns))
         if self.returns.ndim != 3:
-            raise BatchError(f"Samples.returns has shape {self.returns.shape}; required [B, E, T]")
+            raise BatchError(f"Samples.returns has shape {self.returns.shape}; expected [B, E, T]")
 
 
 @dataclass(frozen=True, repr=False)
@@ -380,7 +380,7 @@ class Minibatches(Shown):
 
     def __post_init__(self) -> None:
         if self.rows.ndim != 3:
-            raise BatchError(f"Minibatches.rows has shape {self.rows.shape}; required [U, K, N]")
+            raise BatchError(f"Minibatches.rows has shape {self.rows.shape}; expected [U, K, N]")
         U, K, _ = self.rows.shape
         _require(self, "rows", self.rows, np.int64, (U, K, None))
         _require(self, "task_ids", self.task_ids, np.int64, (U, K))
@@ -430,7 +430,7 @@ class Evaluation(Shown):
     def __post_init__(self) -> None:
         tasks = self.tasks  # checks them
         if self.test_returns.ndim != 3 or not self.test_returns.shape[1]:
-            raise BatchError(f"Evaluation.test_returns has shape {self.test_returns.shape}; required [B, K+1, M]")
+            raise BatchError(f"Evaluation.test_returns has shape {self.test_returns.shape}; expected [B, K+1, M]")
         B, K, M = len(tasks), self.test_returns.shape[1] - 1, self.test_returns.shape[2]
         for kind, shape in (("test", (B, K + 1, M)), ("adaptation", (B, K, None))):
             for name, dtype in (("returns", np.float64), ("lengths", np.int32), ("terminated", np.bool_)):
@@ -473,4 +473,4 @@ def _require(owner: object, name: str, value: Array, dtype: Any, shape: tuple[in
     if not fits or value.dtype != dtype:
         found = f"has shape {value.shape} and dtype {value.dtype}" if is_array else f"is {type(value).__name__}"
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise BatchError(f"{type(owner).__name__}.{name} {found}; required [{wanted}] and {np.dtype(dtype)}")
+        raise BatchError(f"{type(owner).__name__}.{name} {found}; expected [{wanted}] and {np.dtype(dtype)}")

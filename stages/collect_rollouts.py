@@ -261,4 +261,4 @@ class _Rollout:
 def _require_shape(name: str, found: Array, required: tuple[int, ...]) -> None:
     # NumPy would broadcast a smaller array over the rows.
     if found.shape != required:
-        raise EnvError(f"{name}: found shape {found.shape}; required {required}")
+        raise EnvError(f"{name}: got shape {found.shape}; expected {required}")

@@ -34,7 +34,7 @@ def require_params(
     The message names the function `what` that returned them.
     """
     said = f"{what} {_name(learner)} returned"
-    required = f"required TaskParams for {num_tasks} tasks, with each task's policy parameters"
+    required = f"expected TaskParams for {num_tasks} tasks, with each task's policy parameters"
     if not isinstance(found, TaskParams):
         raise StageFault(f"{said} {type(found).__name__}; {required}")
     for name, value in found.params.items():
@@ -43,7 +43,7 @@ def require_params(
     for name, before in {} if like is None else like.params.items():
         if name not in found.params or found.params[name].shape != before.shape:
             shape = [*found.params[name].shape] if name in found.params else "absent"
-            raise StageFault(f"{said} params[{name!r}] as {shape}; required {[*before.shape]}, as before")
+            raise StageFault(f"{said} params[{name!r}] as {shape}; expected {[*before.shape]}, as before")
     return found
 
 
@@ -56,18 +56,18 @@ def require_state(found: object, learner: Learner[Any, Any], what: str, like: Pa
     """
     said = f"{what} {_name(learner)} returned"
     if not isinstance(found, LearnerState):
-        raise StageFault(f"{said} {type(found).__name__}; required LearnerState(params, optimizer, extra)")
+        raise StageFault(f"{said} {type(found).__name__}; expected LearnerState(params, optimizer, extra)")
     for part in fields(found):
         for name, value in getattr(found, part.name).items():
             if not isinstance(value, np.ndarray | np.generic):
                 raise StageFault(
-                    f"{said} {part.name}[{name!r}] as {type(value).__name__}; required a NumPy array, such as "
+                    f"{said} {part.name}[{name!r}] as {type(value).__name__}; expected a NumPy array, such as "
                     "np.asarray(...) or tensor.numpy(), which the run can store"
                 )
             if part.name == "params" and like is not None:
                 required = like[name].dtype if name in like else np.dtype(np.float32)
                 if value.dtype != required:
-                    raise StageFault(f"{said} params[{name!r}] as {value.dtype}; required {required}")
+                    raise StageFault(f"{said} params[{name!r}] as {value.dtype}; expected {required}")
     return found
 
 
@@ -109,7 +109,7 @@ def updated(
         case _:
             kinds = f"({', '.join(type(part).__name__ for part in found)})" if isinstance(found, tuple) else ""
             raise StageFault(
-                f"the update of {_name(learner)} returned {kinds or type(found).__name__}; required (LearnerState, "
+                f"the update of {_name(learner)} returned {kinds or type(found).__name__}; expected (LearnerState, "
                 "metrics), where metrics maps names to numbers"
             )
     for name in sorted({*before.params, *after.params}):
@@ -117,7 +117,7 @@ def updated(
         forms = ["absent" if x is None else f"{x.dtype}{list(x.shape)}" for x in (found, required)]
         if forms[0] != forms[1]:
             raise StageFault(
-                f"the update returned params[{name!r}] as {forms[0]}; required {forms[1]}, as it was before"
+                f"the update returned params[{name!r}] as {forms[0]}; expected {forms[1]}, as it was before"
             )
     counters = {name: int(before.extra[name]) for name in (ENV_STEPS, ENV_STEPS_NOMINAL)}
     for episodes in rounds:
@@ -140,8 +140,8 @@ def _name(learner: Learner[Any, Any]) -> str:
 def _number(name: object, value: Any) -> float:
     """Convert a metric to the float that is stored."""
     if not isinstance(name, str):
-        raise StageFault(f"the update returned a metric named {name!r}; required a string, as in {{'loss': ...}}")
+        raise StageFault(f"the update returned a metric named {name!r}; expected a string, as in {{'loss': ...}}")
     if isinstance(value, int | float | np.number | np.bool) or getattr(value, "shape", None) == ():
         with suppress(ValueError, TypeError):  # an array that holds text or an object
             return float(value)
-    raise StageFault(f"the update returned the metric {name!r} as {value!r}; required one number, as in float(loss)")
+    raise StageFault(f"the update returned the metric {name!r} as {value!r}; expected one number, as in float(loss)")

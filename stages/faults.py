@@ -69,8 +69,8 @@ def require_finite(ref: StageRef, value: object, arrays: Mapping[str, Array]) ->
         words = [f"{'step' if axis == 't' else axis} {n}" for axis, n in place.items()]
         raise NotFinite(
             f"{ref.where}: {name} holds {found} at "
-            f"{', '.join([*words, f'index {list(index)}'])} ({count} of {array.size} values are not finite); required "
-            "finite numbers",
+            f"{', '.join([*words, f'index {list(index)}'])} ({count} of {array.size} values are not finite); all "
+            "must be finite",
             {**ref.document(), **place, "array": name, "index": list(index), "found": found, "count": count},
             arrays,
         )

@@ -42,7 +42,7 @@ def _taken(needed: Mapping[str, Array], given: Mapping[str, Array], of: str) -> 
     if shapes[0] != shapes[1]:
         name = min(name for name in {*shapes[0], *shapes[1]} if shapes[0].get(name) != shapes[1].get(name))
         raise ConfigError(
-            f"init_from: {of} parameter {name} has shape {shapes[1].get(name)} there; required "
+            f"init_from: {of} parameter {name} has shape {shapes[1].get(name)} there; expected "
             f"{shapes[0].get(name)}, as in this run's {of}"
         )
     return {name: given[name] for name in needed}

@@ -63,6 +63,6 @@ def _draw(env: MetaEnv, num_tasks: int, *, rng: np.random.Generator, iteration: 
     if params.shape != (num_tasks, len(names)) or not np.isfinite(params).all():
         raise EnvError(
             f"{type(env.unwrapped).__name__}.sample_tasks returned shape {params.shape}; "
-            f"required {(num_tasks, len(names))} finite numbers: one row per task, columns {names}"
+            f"expected {(num_tasks, len(names))} finite numbers: one row per task, columns {names}"
         )
     return params

@@ -83,11 +83,11 @@ def draw_transitions(
     where, num_tasks = f"sample_transitions of iteration {at.iteration}", plan.tasks_per_gradient_step
     if len(set(task_ids)) < num_tasks:
         raise ReplayError(
-            f"{where}: found {len(set(task_ids))} training tasks; each gradient step requires at least {num_tasks}. "
+            f"{where}: got {len(set(task_ids))} training tasks; each gradient step requires at least {num_tasks}. "
             "Use fewer tasks per gradient step or add training tasks to the environment"
         )
     if not 1 <= num_updates <= max_updates:
-        raise ReplayError(f"{where}: {num_updates} gradient steps; required 1 to {max_updates}")
+        raise ReplayError(f"{where}: {num_updates} gradient steps; expected 1 to {max_updates}")
     buffers = {task: view.rows(task, plan.memory_size) for task in task_ids}
     contexts = {task: view.context(task) for task in task_ids if plan.context_size}
     _require_rows(where, "replay buffer", buffers)

@@ -1,4 +1,4 @@
-"""Errors about stored runs. Messages give the location, what was found, what is required and a remedy."""
+"""Errors about stored runs. Messages give the location, what was found, what was expected and a remedy."""
 
 import os
 import shlex
@@ -12,7 +12,9 @@ _TOP = ("run.json", "writer.lock", "_commits", "_sessions", "_thinned", "_segmen
 
 
 class StoreError(Exception):
-    """Base class of errors about stored runs: where, what was found, what is required, and what to do next."""
+    """Base class of errors about stored runs: where, what was found, what was expected, and what to do next."""
+
+    _verb = "expected"
 
     def __init__(self, where: object, *, found: str, required: str, action: str) -> None:
         super().__init__(str(where), found, required, action)
@@ -22,7 +24,7 @@ class StoreError(Exception):
         self.action = action
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.found}; required: {self.required}. {self.action}"
+        return f"{self.where}: {self.found}; {self._verb} {self.required}. {self.action}"
 
     def __reduce__(self) -> tuple[object, ...]:
         # Workers pickle errors; by default, keyword-only arguments would be lost.
@@ -88,6 +90,8 @@ class IncompatibleFormat(StoreError):
 
 class StorageFailed(StoreError):
     """Raised if the operating system rejects a read or write, e.g. for lack of space. `__cause__` is the OSError."""
+
+    _verb = "this needs"
 
 
 def damaged(where: Path, found: str) -> DamagedRun:

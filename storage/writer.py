@@ -197,7 +197,7 @@ class RunWriter:
         learners.
         """
         if every < 1:
-            raise ValueError(f"found every={every}; required 1 or more")
+            raise ValueError(f"every must be at least 1, got {every}")
         self.flush()
         refs = [self.run.learner_ref(i) for i in self.run.iterations if i % every]
         with self._writing():
@@ -421,4 +421,4 @@ class Budget:
         if self._used > _WARN_AT * self._limit and not self._warned:
             self._warned = True
             share = self._used / self._limit
-            _LOG.warning("%s holds %d bytes, %.0f %% of its limit", self._root, self._used, 100 * share)
+            _LOG.warning("%s holds %d bytes, %.0f%% of its limit", self._root, self._used, 100 * share)

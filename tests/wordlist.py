@@ -24,6 +24,7 @@ INSTEAD = {
     r"\b(?:these|those|its|all) numbers\b": "metrics, values",
     r"\b(?:shall|anew|for want of|comes? of|at hand|mend(?:s|ed|ing)?)\b": "a plain verb: target, again, repair",
     r"\b(?:is|are) to be\b": "must be, can be",
+    r"; (?:found|required)\b|^ *[fr]*[\"'](?:found|required) ": "X must be Y, got Z; expected Y, got Z",
 }
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("docs", "pipeline", "stages", "storage", "flows", "metaloom")

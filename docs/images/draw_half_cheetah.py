@@ -31,13 +31,13 @@ def main() -> None:
     parser = _parser()
     args = parser.parse_args()
     if not args.folder.is_dir():
-        parser.error(f"{args.folder}: found no such folder; required one to put the picture in")
+        parser.error(f"{args.folder}: no such folder; create it first, or choose another")
     try:
         curves = {kind: [read(run, metric) for run in getattr(args, kind)] for kind, (_, metric) in CURVES.items()}
     except (StoreError, ValueError) as error:
         parser.error(str(error))
     if not any(curves.values()):
-        parser.error(f"found no runs; required one or more behind {', '.join(f'--{kind}' for kind in CURVES)}")
+        parser.error(f"no runs given; pass at least one of {', '.join(f'--{kind}' for kind in CURVES)}")
     draw(curves, args.folder / "half_cheetah_memory.png")
 
 
@@ -50,7 +50,7 @@ def read(run: str, metric: str) -> pd.DataFrame:
     """
     metrics = metaloom.open_run(run).metrics().to_pandas()
     if metric not in metrics:
-        raise ValueError(f"{run}: found no metric {metric!r}; required a run of the algorithm that the option names")
+        raise ValueError(f"{run}: no metric {metric!r}; pass a run of the algorithm that the option names")
     return metrics
 
 

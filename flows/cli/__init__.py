@@ -71,9 +71,7 @@ def _explain(error: CycloptsError) -> Panel:
     else:
         return CycloptsPanel(error)
     command = " ".join(["metaloom", *(error.command_chain or ())])
-    return CycloptsPanel(
-        printable(f"found {found}, which {command} does not accept{hint}\n`{command} --help` lists its options")
-    )
+    return CycloptsPanel(printable(f"{command} does not accept {found}{hint}\n`{command} --help` lists its options"))
 
 
 app: App = App(

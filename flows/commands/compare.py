@@ -230,7 +230,7 @@ def _require_same_evaluations(runs: Sequence[Run], *, mixed: bool) -> None:
         names = (n for n in sorted({*first, *other}) if section(n) == "evaluation" and n not in _NOT_MEASURED)
         if name := next((name for name in names if first.get(name) != other.get(name)), None):
             raise UsageError(
-                f"found runs with different evaluations: {name} is {first.get(name)} in {runs[0].name} and "
+                f"the runs have different evaluations: {name} is {first.get(name)} in {runs[0].name} and "
                 f"{other.get(name)} in {run.name}, so their returns are not comparable. Use --metric return, "
                 "or pass --mixed (in Python: mixed=True)"
             )
@@ -252,7 +252,7 @@ def compare(
     """Compare groups of runs; the runs in a group differ only in their seed."""
     check_seed(seed)
     if last < 1 or resamples < 100:
-        raise UsageError(f"found last={last} and resamples={resamples}; required last >= 1 and resamples >= 100")
+        raise UsageError(f"expected last >= 1 and resamples >= 100, got last={last} and resamples={resamples}")
     for run in runs:
         require_settings(run)
     check_comparable(runs, mixed=mixed)

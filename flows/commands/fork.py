@@ -50,7 +50,7 @@ def fork(
         log.warning("%s", note)
     new = new.model_copy(update={"env": env})
     if new.iterations < iteration:
-        raise ConfigError(f"iterations: found {new.iterations}, but the fork begins with {iteration}; use more")
+        raise ConfigError(f"iterations must be at least {iteration}, where the fork begins, got {new.iterations}")
     with stages_of(new, Backend(workers=0), partial(check_sizes, new)) as stages:
         require_stored_outputs(run, stages.graph)
         problem = next(_misfits(run, iteration, old, stages), None)

@@ -86,7 +86,7 @@ def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
     after = build_config(override(kept, settings))
     if graph_of(after) is not graph_of(config):
         raise UsageError(
-            f"found algorithm.name={after.algorithm.name}; it must have the same stages as "
+            f"algorithm.name={after.algorithm.name} must have the same stages as "
             f"the run's algorithm, {config.algorithm.name}. `metaloom train` collects new episodes"
         )
     changed = after.model_dump(mode="json")
@@ -98,7 +98,7 @@ def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
         refused.append("processing.scale_rewards")  # a policy with memory observes rewards
     if refused:
         raise UsageError(
-            f"found changes to {', '.join(refused)}, which affect sampling; only "
+            f"changes to {', '.join(refused)} affect sampling; only "
             f"{', '.join(CHANGEABLE)} can change without affecting stored batches. `metaloom train` collects new "
             "episodes"
         )
@@ -190,9 +190,9 @@ def _fitted(stored: LearnerState, wanted: LearnerState, asked: str) -> LearnerSt
         have, need = getattr(stored, name), getattr(wanted, name)
         for entry, value in need.items():
             if entry not in have or (have[entry].shape, have[entry].dtype) != (value.shape, value.dtype):
-                found = f"{have[entry].dtype}{list(have[entry].shape)}" if entry in have else "none"
+                found = f"{have[entry].dtype}{list(have[entry].shape)}" if entry in have else "nothing"
                 raise UsageError(
-                    f"{asked}: found {found} under {name}.{entry} in the stored learner; the algorithm "
+                    f"{asked}: the stored learner has {found} under {name}.{entry}; the algorithm "
                     f"requires {value.dtype}{list(value.shape)}. Choose settings that are compatible with the "
                     "stored learner"
                 )

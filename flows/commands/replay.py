@@ -184,7 +184,7 @@ def require_known(order: list[StageRef], stage: str | None, step: int | None) ->
     steps = dict.fromkeys(ref.step for ref in order if stage in (None, ref.stage))
     if step not in (None, *steps):
         found = ", ".join(map(str, steps))
-        raise UsageError(f"found --step {step}; required one of {found}: the inner steps of {stage or 'this run'}")
+        raise UsageError(f"--step must be one of {found} (the inner steps of {stage or 'this run'}), got {step}")
 
 
 INPUTS = "stage_inputs"
@@ -256,7 +256,7 @@ def reproduce_kept(
     if len(found) != 1:
         kept = ", ".join(f"--stage {e.ref.stage} --step {e.ref.step}" for e in entries) or "nothing"
         raise UsageError(
-            f"{path}: found {len(found)} matching failures of iteration {iteration} in the quarantine; required "
+            f"{path}: the quarantine has {len(found)} matching failures of iteration {iteration}; expected "
             f"exactly one. For this iteration it holds {kept}"
         )
     (entry,) = found

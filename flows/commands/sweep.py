@@ -213,7 +213,7 @@ def require_own(sweep: Sweep, run: PlannedRun, config: RunConfig) -> None:
     config = config.model_copy(update={"env": config.env.as_in(found.config["env"])})
     if found.info["config_digest"] != training.recorded(pinned(config)).digest():
         raise UsageError(
-            f"{folder}: found a run whose settings differ from the run of this name in the sweep {sweep.name}. "
+            f"{folder}: the run's settings differ from its settings in the sweep {sweep.name}. "
             "Start a sweep with a different --name, or remove the run with `metaloom rm`"
         )
 
@@ -231,7 +231,7 @@ def train_sweep(
     """Train the missing runs of a sweep. After an interruption, the same call continues it."""
     if sweep.search is not None and parallel > len(sweep.seeds):
         raise UsageError(
-            f"found --parallel {parallel}, but each trial of the search has {plural(len(sweep.seeds), 'run')}; "
+            f"--parallel is {parallel}, but each trial of the search has {plural(len(sweep.seeds), 'run')}; "
             "use at most that many, because each trial is suggested from the scores of earlier trials"
         )
     if parallel > 1 and backend.workers is None and backend.scheduler is None:

@@ -21,9 +21,7 @@ def load_tasks(path: Path, fields: Sequence[TaskField]) -> list[list[float]]:
     """
     if path.suffix not in (".json", ".yaml", ".yml", ".parquet"):
         hint = f"; did you mean --num-tasks {path}?" if str(path).isdigit() else ""
-        raise UsageError(
-            f"found tasks {str(path)!r}; required held-out, train, or a .json, .yaml or .parquet file{hint}"
-        )
+        raise UsageError(f"tasks must be held-out, train, or a .json, .yaml or .parquet file, got {str(path)!r}{hint}")
     try:
         if path.suffix == ".parquet":
             table, known = pq.read_table(path), {f"task_{field.name}": field.name for field in fields}
@@ -36,7 +34,7 @@ def load_tasks(path: Path, fields: Sequence[TaskField]) -> list[list[float]]:
     except (OSError, ValueError, pa.ArrowException) as error:
         raise UsageError(f"{path}: cannot be read as tasks: {error}") from None
     if not isinstance(rows, list) or not rows:
-        raise UsageError(f"{path}: found {type(rows).__name__}; required a list of at least one task")
+        raise UsageError(f"{path}: expected a list of at least one task, got {type(rows).__name__}")
     return [_task(path, n, row, fields) for n, row in enumerate(rows)]
 
 
@@ -44,7 +42,7 @@ def _task(path: Path, n: int, row: Any, fields: Sequence[TaskField]) -> list[flo
     names = [field.name for field in fields]
     if isinstance(row, Mapping):
         if {*row} != {*names}:
-            raise UsageError(f"{path}: task {n} has the fields {sorted(map(str, row))}; required {names}")
+            raise UsageError(f"{path}: task {n} has the fields {sorted(map(str, row))}; expected {names}")
         row = [row[name] for name in names]
     if (
         not isinstance(row, list)
@@ -55,5 +53,5 @@ def _task(path: Path, n: int, row: Any, fields: Sequence[TaskField]) -> list[flo
             for value in row
         )
     ):
-        raise UsageError(f"{path}: found task {n} {row!r}; required {len(names)} finite numbers {names}")
+        raise UsageError(f"{path}: task {n} is {row!r}; expected {len(names)} finite numbers {names}")
     return [float(number) for number in row]

@@ -147,8 +147,7 @@ def resuming(
         if iterations is not None:
             if iterations < (stored := len(run.iterations)):
                 raise ConfigError(
-                    f"{run.path}: found --iterations {iterations}, but {stored} are already stored; use at least "
-                    "that many"
+                    f"{run.path}: --iterations is {iterations}, but {stored} are already stored; use at least that many"
                 )
             config = build_config({**config.model_dump(), "iterations": iterations})
         # Lock first: reject a run that another process is writing before workers start.

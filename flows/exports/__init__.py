@@ -51,7 +51,7 @@ class ExportFormat:
             signature.bind(None, None, None, **{name: None for name in options if self.takes(name)})
         except TypeError as problem:
             raise TypeError(
-                f"found {path_of(self.write)}{signature}: {problem}; it must take (run, folder, done) and any of "
+                f"{path_of(self.write)}{signature}: {problem}; it must take (run, folder, done) and any of "
                 f"the keywords {', '.join(options)}"
             ) from None
 
@@ -88,7 +88,7 @@ def format_of(name: str) -> ExportFormat:
         hint = suggestion(name, names := format_names())
         if name in _OF_POLICIES:
             hint = f". `metaloom policy RUN --out policy.{name}` writes the trained policy"
-        raise UsageError(f"found --to {name}; required one of {', '.join(names)}, or module:FORMAT{hint}")
+        raise UsageError(f"unknown format --to {name}; use one of {', '.join(names)}, or module:FORMAT{hint}")
     try:
         found = load(path)
     except ConfigError as error:
@@ -124,7 +124,7 @@ def export(
         raise UsageError(f"{run.path} has no complete iteration to export")
     stored = dict.fromkeys(ref.step for ref in run.refs() if ref.stage == run.stages.named("rollouts"))
     if wrong := [step for step in steps if step not in stored]:
-        raise UsageError(f"found --step {wrong[0]}; required an inner step of the run: {', '.join(map(str, stored))}")
+        raise UsageError(f"the run has no inner step {wrong[0]}; --step must be one of {', '.join(map(str, stored))}")
     if form.holds_episodes and next(Export(out).available(run, iterations, steps or None), None) is None:
         raise UsageError(
             f"{run.path} has no iteration with stored episodes. "

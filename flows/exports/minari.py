@@ -45,7 +45,7 @@ def export_minari(
     data.mkdir(parents=True)
     observations, actions = _spaces(run)
     storage, num_steps = MinariStorage.new(data, observations, actions, data_format="hdf5"), 0
-    # Minari itself makes every array resizable, which takes several times as long and 50 % more space.
+    # Minari itself makes every array resizable, which takes several times as long and 50% more space.
     with h5py.File(data / "main_data.hdf5", "w", libver=("v108", "v110")) as file:  # HDF5 1.10
         for number, (arrays, options) in enumerate(_episodes(run, done, iterations, steps, actions)):
             length = len(arrays["rewards"])

@@ -33,8 +33,8 @@ def choose_renderer(asked: RendererName) -> RendererName:
     if asked in ("auto", "flat"):
         return "flat"
     raise UsageError(
-        f"cannot use OpenGL through {asked}: {problem_with(asked)}. Install libraries such as Debian's libegl1 and "
-        "libgl1-mesa-dri for egl, libosmesa6 for osmesa, use glfw with a screen, or use the renderer flat"
+        f"cannot use OpenGL through {asked}: {problem_with(asked)}. Install its libraries (on Debian, libegl1 and "
+        "libgl1-mesa-dri for egl, libosmesa6 for osmesa), use glfw with a display, or use the flat renderer"
     )
 
 

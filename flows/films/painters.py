@@ -222,7 +222,7 @@ class _Own(Painter):
         found = np.asarray(picture)
         if found.ndim != 3 or found.shape[-1] != 3 or found.dtype != np.uint8:
             raise UsageError(
-                f"{type(self._env.unwrapped).__name__}.render returned {found.dtype} of shape {found.shape}; required "
+                f"{type(self._env.unwrapped).__name__}.render returned {found.dtype} of shape {found.shape}; expected "
                 "[height, width, 3] uint8"
             )
         return found

@@ -51,11 +51,11 @@ class FramePanel:
 def check_film_file(out: Path, option: str = "--out") -> None:
     """Raise UsageError if a video cannot be written to this file."""
     if out.suffix.lower() not in FORMATS:
-        raise UsageError(f"{option} {out}: found {out.suffix or 'no suffix'}; required one of {', '.join(FORMATS)}")
+        raise UsageError(f"{option} {out}: the suffix must be one of {', '.join(FORMATS)}")
     if not out.absolute().parent.is_dir():
         raise UsageError(f"{option} {out}: the folder {out.absolute().parent} does not exist")
     if out.is_dir():
-        raise UsageError(f"{option} {out}: found a folder; required a file")
+        raise UsageError(f"{option} {out} is a folder; give the path of a file")
     if out.suffix.lower() == ".mp4":
         _mp4_writer()
 
@@ -311,7 +311,7 @@ def _recordings(
     chosen = [*dict.fromkeys((min(stored), max(stored)) if steps is None else steps)]
     for step in chosen:
         if step not in stored:
-            raise UsageError(f"found inner step {step}; required one of the stored ones: {', '.join(map(str, stored))}")
+            raise UsageError(f"inner step {step} is not stored; choose one of {', '.join(map(str, stored))}")
     with stages_of_run(run, Backend(workers=0)) as stages:
         outputs = Recomputed(run, stages)
         tasks: TaskBatch = run[iteration].tasks()
@@ -341,7 +341,7 @@ def _when(k: int, adapts: bool) -> str:
 def _place(task: WhichTask, after: EpisodeBatch) -> int:
     if isinstance(task, int):
         if not 0 <= task < len(after.lengths):
-            raise UsageError(f"found task {task}; required one from 0 to {len(after.lengths) - 1}, best or worst")
+            raise UsageError(f"task must be 0 to {len(after.lengths) - 1}, best or worst, got {task}")
         return task
     returns = np.nanmean(np.where(after.real, after.rewards.sum(-1, dtype=np.float64), np.nan), axis=1)
     return int(returns.argmax() if task == "best" else returns.argmin())
@@ -354,7 +354,7 @@ def median_episode(batch: EpisodeBatch, b: int, asked: int | None = None) -> int
         returns = batch.rewards[b, :episodes].sum(-1, dtype=np.float64)
         return int(np.argsort(returns, kind="stable")[(episodes - 1) // 2])
     if not 0 <= asked < episodes:
-        raise UsageError(f"found episode {asked} of task {b}; required one from 0 to {episodes - 1}")
+        raise UsageError(f"task {b} has no episode {asked}; choose one from 0 to {episodes - 1}")
     return asked
 
 

@@ -130,4 +130,4 @@ def _problem_of_type(graph: Graph, ref: StageRef, name: str, wanted: Input) -> s
         given = f"a tuple of {given}" if isinstance(wanted, tuple) else given
         types = items if isinstance(wanted, tuple) else single
         fits = any(all(issubclass(graph[one.stage].output, t) for one in refs) for t in types)
-    return None if fits else f"{given}; required {formatannotation(hint)}, the annotation in its function"
+    return None if fits else f"{given}; expected {formatannotation(hint)}, the annotation in its function"

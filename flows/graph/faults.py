@@ -67,14 +67,14 @@ def run_checked(stages: Runner, ref: StageRef, inputs: Mapping[str, Any]) -> Val
             )
     if type(value) is not (required := stages.graph[ref.stage].output):
         raise StageFault(
-            f"{ref.where}: the stage returned {type(value).__name__}; required {required.__name__}, as it declares"
+            f"{ref.where}: the stage returned {type(value).__name__}; expected {required.__name__}, its declared output"
         )
     if (schema := table_of(stages.graph)[ref.stage].schema) and (problem := schema.problem_of(value)):
         raise StageFault(f"{ref.where}: {problem}")
     arrays = flatten(value)
     for name, array in arrays.items():
         if type(array) is not np.ndarray:  # a subclass's extra data, such as a mask, would not be stored
-            raise StageFault(f"{ref.where}: {name} is {type(array).__name__}; required a plain NumPy array")
+            raise StageFault(f"{ref.where}: {name} is {type(array).__name__}; expected a plain NumPy array")
     require_finite(ref, value, arrays)
     # A plug-in may reuse the memory before it is stored. Later stages must not read more than a replay can.
     return as_read(table_of(stages.graph), ref, value) if stages.own else value
@@ -122,8 +122,8 @@ def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value)
     second = run_checked(again, ref, again.load_inputs(ref, outputs, witness=False))
     if name := first_differing(first, array_digests(second)):
         raise StageFault(
-            f"{ref.where}: two computations of the same inputs differ, first in {name}; check "
-            f"{', '.join(stages.own)}. Draw from {SEEDED}, not from a generator without a seed, and keep state in "
+            f"{ref.where}: two computations from the same inputs gave different results, first in {name}; check "
+            f"{', '.join(stages.own)}. Draw from {SEEDED}, not from an unseeded generator, and keep state in "
             "LearnerState.extra, not in a class or a module"
         )
 

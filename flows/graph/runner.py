@@ -135,7 +135,7 @@ class Runner:
         graph.check(config, context.env)
         if context.measures.of_steps and not any(stage.output is Samples for stage in graph.stages):
             raise ConfigError(
-                f"metrics: found {', '.join(context.measures.of_steps)}, which take a Step, but "
+                f"metrics: {', '.join(context.measures.of_steps)} take a Step, but "
                 f"{config.algorithm.name} has no samples; use functions that take an EpisodeBatch"
             )
         if config.task_sampling == "balanced":
@@ -242,7 +242,7 @@ class Runner:
             )
         found: object = self._compute(stage, at, {required[0]: Update(learner, {})}, where, tested=tested)
         if not isinstance(found, Evaluation):
-            raise StageFault(f"{where}: the stage {stage.name} returned {type(found).__name__}; required Evaluation")
+            raise StageFault(f"{where}: the stage {stage.name} returned {type(found).__name__}; expected Evaluation")
         return found
 
     def _compute(self, stage: Stage, at: At, inputs: Mapping[str, Any], where: str, **tools: Any) -> Any:

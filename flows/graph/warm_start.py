@@ -52,7 +52,7 @@ def pinned(config: RunConfig, *, step_timeout_seconds: float | None = None) -> R
     updates = len(run.iterations) if at.iteration is None else at.iteration
     ref = run.learner_ref(updates)
     if not run.contains(ref):
-        raise UsageError(f"init_from: found {place}@{updates}, but that run has had {len(run.iterations)} updates")
+        raise UsageError(f"init_from: no learner {place}@{updates}; that run has had {len(run.iterations)} updates")
     found = WarmStart(run=place, updates=updates, digest=run.record(ref).digest)
     _require_same(start, found)
     _require_same_function(config, run.config_of(ref), f"{place}@{updates}")
@@ -112,5 +112,5 @@ def _require_same(pinned: WarmStart, found: WarmStart) -> None:
     if pinned.digest not in (None, found.digest):
         raise UsageError(
             f"init_from: the learner of {found.run} after {found.updates} updates has the digest {found.digest}; "
-            f"required {pinned.digest}, as when the run was started"
+            f"expected {pinned.digest}, as when the run was started"
         )

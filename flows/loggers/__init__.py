@@ -41,8 +41,8 @@ def function_named(name: str) -> "Callable[[FinishedIteration], Any]":
     if ":" not in path:
         known = [*MODULES, *added]
         raise UsageError(
-            f"found the logger {name}; required one of {', '.join(known)}, or module:function{suggestion(name, known)}"
+            f"unknown logger {name}; use one of {', '.join(known)}, or module:function{suggestion(name, known)}"
         )
     if not callable(found := load(path)):
-        raise UsageError(f"found the logger {name}, a {type(found).__name__}; required module:function")
+        raise UsageError(f"the logger {name} is a {type(found).__name__}; it must be a function")
     return found

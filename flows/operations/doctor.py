@@ -26,7 +26,7 @@ def doctor(*, env: str | None = None, overrides: Overrides = ()) -> "Checks":
         overrides: Environment settings to change, as KEY=VALUE.
     """
     if env is None and overrides:
-        raise UsageError("found --set without --env; add --env, or remove --set: the machine has no settings")
+        raise UsageError("--set requires --env; add --env, or remove --set")
     if env is None:
         return late.Checks(late.check_all(runs_root()))
     # Imported here, since the other table must show a broken package as a row.

@@ -84,5 +84,5 @@ def _moment(text: str) -> datetime:
         return datetime.fromisoformat(text).astimezone(UTC)
     except ValueError:
         raise UsageError(
-            f"found --since {text}; required a span such as 30m, 12h, 2d or 1w, or a date such as 2026-11-22"
+            f"--since {text}: expected a span such as 30m, 12h, 2d or 1w, or a date such as 2026-11-22"
         ) from None

@@ -144,13 +144,13 @@ def changes(overrides: Sequence[str], settings: Mapping[str, Any] | None = None)
 def refuse_without(option: str, **others: object) -> None:
     """Raise UsageError if one of the other options is given, since each of them requires `option`."""
     for name in _given(others):
-        raise UsageError(f"found --{name} without {option}; add {option}, or remove --{name}")
+        raise UsageError(f"--{name} requires {option}; add {option}, or remove --{name}")
 
 
 def refuse_with(option: str, **others: object) -> None:
     """Raise UsageError if one of the other options is given, since none of them can be combined with `option`."""
     for name in _given(others):
-        raise UsageError(f"found --{name} with {option}; remove one of them")
+        raise UsageError(f"--{name} cannot be combined with {option}; remove one of them")
 
 
 def _given(options: dict[str, object]) -> list[str]:

@@ -22,7 +22,7 @@ from metaloom.storage import StageRef, open_run
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    Found = tuple[Callable[[], Any], Callable[[], RenderableType]]
+    DataAndView = tuple[Callable[[], Any], Callable[[], RenderableType]]
 
 
 @checked
@@ -71,11 +71,11 @@ def found(
     context: bool = False,
     trust: bool = False,
     everything: bool = False,
-) -> "Found":
+) -> "DataAndView":
     """Return two functions: one returns the requested facts as data, the other renders them."""
     opened = open_run(at.path)
     if stage not in (None, *(names := [known.name for known in opened.stages.stages])):
-        raise UsageError(f"found --stage {stage}; required a stage of the run: {', '.join(names)}")
+        raise UsageError(f"the run has no stage {stage}; --stage must be one of {', '.join(names)}")
     if at.iteration is not None:
         refuse_with("RUN@ITERATION", all=everything)
         require_iteration(opened, at.iteration)

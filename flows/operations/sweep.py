@@ -160,7 +160,7 @@ def _seeds(text: str) -> int | list[int]:
     if re.fullmatch(r"\d{1,9}", text):
         return int(text)
     if not re.fullmatch(r"\d{1,19}(,\d{1,19})*,?", text):
-        raise UsageError(f"found --seeds {text}; required a number of seeds, such as 5, or a list, such as 1,2,7")
+        raise UsageError(f"--seeds {text}: expected a number of seeds, such as 5, or a list, such as 1,2,7")
     return [int(part) for part in text.removesuffix(",").split(",")]
 
 

@@ -247,7 +247,7 @@ def require_witness(strict: bool, witness: bool) -> None:
     """Raise UsageError if `strict` is True, but no witness episode would be replayed."""
     if strict and not witness:
         raise UsageError(
-            "found --strict, but no episode would be replayed; train with env.witness=true, which is the "
+            "with --strict, no episode would be replayed; train with env.witness=true, which is the "
             "default for environments that are not built in, without --dry-run"
         )
 

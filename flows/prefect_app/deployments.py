@@ -153,7 +153,7 @@ def meta_train(
         trust: Import the modules named in an existing run's settings, now and later.
         overrides: Other settings to change, as KEY=VALUE, for example algorithm.inner_lr=0.05.
     """
-    asked = Asked(
+    asked = RunRequest(
         recipe=None if recipe == DEFAULT_RECIPE else recipe,
         seed=None if seed == DEFAULT_SEED else seed,
         iterations=iterations or None,
@@ -191,11 +191,11 @@ def meta_train_custom(
         trust: Import the modules named in an existing run's settings, now and later.
     """
     backend = backend_of(workers, scheduler, step_timeout, retries)
-    return _train(Asked(config=config), run, backend, log, film_every=film_every or None, trust=trust)
+    return _train(RunRequest(config=config), run, backend, log, film_every=film_every or None, trust=trust)
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunRequest:
     """Settings requested by a flow run; None stands for the value in the recipe or the stored run."""
 
     recipe: str | None = None
@@ -229,7 +229,7 @@ def backend_of(
 
 
 def _train(
-    asked: Asked, run: str, backend: Backend, loggers: Sequence[str], *, film_every: int | None = None, trust: bool
+    asked: RunRequest, run: str, backend: Backend, loggers: Sequence[str], *, film_every: int | None = None, trust: bool
 ) -> State:
     folder = run_folder(run or run_name())
     exists = storage.run_exists(folder)
@@ -299,7 +299,7 @@ def stored_config(run: storage.Run, parameters: Mapping[str, Any], *, trust: boo
     return config_of(run)
 
 
-def settings_for(folder: Path, stored: RunConfig | None, asked: Asked) -> RunConfig:
+def settings_for(folder: Path, stored: RunConfig | None, asked: RunRequest) -> RunConfig:
     """Return the configuration to train with, which combines the requested and the stored settings."""
     config = asked.config
     if config is None:

@@ -54,7 +54,7 @@ def server_url(named: str) -> str:
     scheme, _, rest = named.partition("://")
     if scheme not in _SCHEMES or not re.search(r"^[^/]*/[^/?]+", rest):
         raise UsageError(
-            f"--database: found {without_password(named)!r}; required postgresql://USER@HOST:PORT/DATABASE. Without "
+            f"--database: got {without_password(named)!r}; expected postgresql://USER@HOST:PORT/DATABASE. Without "
             "--database it is a SQLite file in .prefect"
         )
     return f"postgresql+asyncpg://{rest}"

@@ -48,14 +48,14 @@ def require_repeatable(run: Run) -> None:
     done = len(run.iterations)
     if not done or state_of(run, None) != "complete":
         raise UsageError(
-            f"{run.location}: found {done} of {plural(run.capacity, 'iteration')}; complete the run first: "
+            f"{run.location}: {done} of {plural(run.capacity, 'iteration')} complete; finish the run first: "
             f"metaloom resume {argument(run.path)}"
         )
     infos: list[Mapping[str, Any]] = [run.info, *run.info.get("ancestors", [])]
     for info in infos:
         if start := mapping(info.get("config")).get("init_from"):
             raise UsageError(
-                f"{run.location}: found init_from={mapping(start).get('run')}, a run that others do not have; "
+                f"{run.location}: init_from={mapping(start).get('run')} is a run that others do not have; "
                 "train a run without init_from, so that its first learner comes from its seed"
             )
     # The settings name the plug-ins of installed packages without a module.
@@ -131,7 +131,7 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
     name = check_run_name(run.name if name is None else name)
     _known_without(name, folder)  # before anything is copied
     if learners < 1:
-        raise UsageError(f"found --learners {learners}; required 1 or more")
+        raise UsageError(f"--learners must be at least 1, got {learners}")
     require_repeatable(run)
     if gone := _thinned_learners(run, learners):
         raise UsageError(

@@ -99,11 +99,11 @@ class Comparison(Shown):
             (g.name, str(len(g.scores)), number(g.iqm.value), interval(g.iqm.low, g.iqm.high, "")) for g in self.groups
         ]
         title = f"Comparison by {self.metric} after {count(self.env_steps)} environment steps"
-        header = ("group", "runs", "interquartile mean", "95 % interval")
+        header = ("group", "runs", "interquartile mean", "95% interval")
         return "; ".join([title, *self.verdicts[:3]]), [header, *rows]
 
     def table(self) -> pa.Table:
-        """Return one row per group: settings, runs, seeds, mean and interquartile mean with their 95 % intervals."""
+        """Return one row per group: settings, runs, seeds, mean and interquartile mean with their 95% intervals."""
         return pa.Table.from_pylist(
             [
                 {
@@ -158,7 +158,7 @@ class Comparison(Shown):
     def intervals(self) -> str:
         """Description of the intervals, shown below the table."""
         resamples = f"{plural(self.resamples, 'bootstrap resample')} of whole runs, seed {self.seed}"
-        return f"intervals: 95 % over seeds, {resamples}; Student's t"
+        return f"intervals: 95% over seeds, {resamples}; Student's t"
 
     @cached_property
     def verdicts(self) -> tuple[str, ...]:
@@ -228,7 +228,7 @@ def _verdict(pair: Pair, runs: tuple[int, int], num_pairs: int) -> str:
 
 def _by(difference: Estimate) -> str:
     ends = interval(difference.low, difference.high, "")
-    return number(difference.value) + (f", 95 % interval {ends}" if ends else "")
+    return number(difference.value) + (f", 95% interval {ends}" if ends else "")
 
 
 def _p(p: float) -> str:

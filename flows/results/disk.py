@@ -51,7 +51,7 @@ class DiskUsage(Shown):
 
     def shown(self) -> tuple[str, list[Row]]:
         rows = [(use.name, *map(size, (use.num_bytes, use.shared, use.thinning)), use.problem) for use in self.uses]
-        title = f"DiskUsage of {plural(len(rows), 'run')}: {size(bytes_together(self.paths))}"
+        title = f"Disk usage of {plural(len(rows), 'run')}: {size(bytes_together(self.paths))}"
         return title, [("run", "size", "shared", "thinning would free", ""), *rows]
 
     def as_dict(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class AdaptationSummary:
     adaptation_episodes: int  # per task, over all k steps
     adaptation_env_steps: float  # mean number per task in these episodes
     average_return: float  # mean of the per-task mean returns
-    average_low: float  # 95 % bootstrap interval; NaN for a single episode of a single task
+    average_low: float  # 95% bootstrap interval; NaN for a single episode of a single task
     average_high: float
     iqm_return: float  # interquartile mean of the per-task mean returns
     iqm_low: float  # likewise
@@ -135,7 +135,7 @@ class EvaluationOutcome(Shown):
         tests = f"{self.counted_tasks}, {plural(self.evaluation.test_returns.shape[2], 'test episode')} each"
         title = f"EvaluationOutcome of {self.run} after {plural(self.updates, 'update')}: {tests}"
         title += f"; {self.extrapolation}" if self.extrapolation else ""
-        return title, [("adaptation steps", "average return", "95 % interval"), *rows]
+        return title, [("adaptation steps", "average return", "95% interval"), *rows]
 
     @property
     def tasks(self) -> TaskBatch:

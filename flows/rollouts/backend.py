@@ -47,33 +47,31 @@ class Backend:
             )
         if self.workers is not None and self.scheduler is not None:
             raise UsageError(
-                f"found workers={self.workers} and scheduler={self.scheduler}; use only one of them, since a "
+                f"got workers={self.workers} and scheduler={self.scheduler}; use only one of them, since a "
                 "scheduler already has workers"
             )
         timeout, retries = self.step_timeout_seconds, self.retries
         if (timeout is not None and not 0 < timeout < float("inf")) or (retries is not None and retries < 0):
-            raise UsageError(
-                f"found step_timeout_seconds={timeout} and retries={retries}; required seconds > 0 and retries >= 0"
-            )
+            raise UsageError(f"expected step_timeout_seconds > 0 and retries >= 0, got {timeout} and {retries}")
         if self.workers == 0 and (timeout is not None or retries is not None):
             raise UsageError(
-                f"found step_timeout_seconds={timeout} and retries={retries} without worker processes; use "
+                f"got step_timeout_seconds={timeout} and retries={retries} without worker processes; use "
                 "--workers 1 or more, since this process can neither end nor survive an environment that hangs or "
                 "crashes"
             )
         if self.scheduler is not None and retries is not None:
             raise UsageError(
-                f"found retries={retries} with a scheduler; use the scheduler's own setting, as in "
+                f"got retries={retries} with a scheduler; use the scheduler's own setting, as in "
                 f"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES={retries} where `dask scheduler` is started"
             )
         if (self.workers or 0) < 0 or self.threads < 1:
             raise UsageError(
-                f"found workers={self.workers} and threads={self.threads}; required workers >= 0 (0 samples in this "
+                f"got workers={self.workers} and threads={self.threads}; expected workers >= 0 (0: sample in this "
                 "process) and threads >= 1"
             )
         if self.threads > 1 and self.workers != 0:
             raise UsageError(
-                f"found threads={self.threads} with Dask workers, which have one thread each; use --workers 0 to "
+                f"got threads={self.threads} with Dask workers, which have one thread each; use --workers 0 to "
                 "sample with several threads in this process, or remove --threads"
             )
 

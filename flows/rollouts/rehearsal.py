@@ -40,7 +40,7 @@ def settled(config: EnvConfig, max_episode_steps: int, timeout_seconds: float = 
     found = _rehearsed(plain.model_dump_json(), steps, timeout_seconds)
     if "unknown" in found and config.name in gymnasium.registry:
         raise EnvError(
-            f"env.name: found {config.name!r}, which is registered only in this process, so the run could not be "
+            f"env.name: {config.name!r} is registered only in this process, so the run could not be "
             "continued or replayed; use module:Id, with the module that registers it"
         )
     if "refusal" in found:

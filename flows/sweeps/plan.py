@@ -35,7 +35,7 @@ def plan(
     (root, name), grid = _place(recipe, name), dict(grid or {})
     _check_keys("--grid", grid, settings)
     if empty := [key for key, values in grid.items() if not values]:
-        raise UsageError(f"found --grid {empty[0]} without values; required one or more")
+        raise UsageError(f"--grid {empty[0]} has no values; give at least one")
     chosen = _seeds(seeds, recipes.new_config(recipe, settings).seed)
     _check_count(prod(map(len, grid.values())) * len(chosen), many=many)
     points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
@@ -65,9 +65,9 @@ def plan_search(
         raise UsageError("nothing to search; pass --search KEY=VALUES, such as algorithm.inner_lr=0.01:1:log")
     _check_keys("--search", search.space, settings)
     if not 1 <= search.trials <= search.size:
-        all_there_are = f"from 1 to {search.size:,}, the number of combinations: --grid tries all of them"
-        required = "of 1 or more" if search.trials < 1 else all_there_are
-        raise UsageError(f"found --optuna {search.trials}; required a number of trials {required}")
+        all_there_are = f"at most {search.size:,}, the number of combinations (--grid tries all of them)"
+        required = "at least 1" if search.trials < 1 else all_there_are
+        raise UsageError(f"--optuna must be {required}, got {search.trials}")
     base = recipes.new_config(recipe, settings)
     chosen = _seeds(seeds, base.seed)
     _check_count(search.trials * len(chosen), many=many)
@@ -105,7 +105,7 @@ def check_unchanged(stored: Sweep, planned: Sweep, *, extend: bool) -> None:
     """Raise UsageError if a plan differs from the stored sweep or, with `extend`, lacks some of its runs."""
     if (stored.search is None) != (planned.search is None):
         was, now = ("a grid", "a search") if stored.search is None else ("a search", "a grid")
-        raise UsageError(f"the sweep {stored.name} is stored as {was}; found {now}. --name starts another sweep")
+        raise UsageError(f"the sweep {stored.name} is stored as {was}, got {now}. --name starts another sweep")
     if stored.search is None or planned.search is None:
         old, new = ({run.name: run.digest for run in sweep.runs} for sweep in (stored, planned))
         same, grows, added = old == new, old.items() <= new.items(), len(new) - len(old)
@@ -147,7 +147,7 @@ def _place(recipe: str, name: str | None) -> tuple[Path, str]:
     if (url := url_of(root)) is not None:
         raise UsageError(f"the runs folder is {url}, but sweeps need a folder on this machine. Set METALOOM_RUNS")
     if len(check_run_name(name)) > _LONGEST_NAME:
-        raise UsageError(f"found a sweep name of {len(name)} characters; required at most {_LONGEST_NAME}")
+        raise UsageError(f"the sweep name has {len(name)} characters; use at most {_LONGEST_NAME}")
     if storage.run_exists(root / name):
         raise UsageError(f"{name} is the name of a run in {root}; choose another with --name NAME")
     return root, name
@@ -157,9 +157,9 @@ def _check_keys(option: str, keys: Iterable[str], settings: Sequence[str]) -> No
     given = {assignment.partition("=")[0] for assignment in settings}
     for key in keys:
         if key == "seed":
-            raise UsageError(f"found {option} seed=...; use --seeds, such as --seeds 5 or --seeds 1,2,3")
+            raise UsageError(f"{option} cannot set seed; use --seeds, such as --seeds 5 or --seeds 1,2,3")
         if key in given:
-            raise UsageError(f"found {key} in {option} and in --set; remove one of them")
+            raise UsageError(f"{key} is set by both {option} and --set; remove one of them")
 
 
 def _check_count(count: int, *, many: bool) -> None:
@@ -172,11 +172,11 @@ def _check_count(count: int, *, many: bool) -> None:
 def _seeds(seeds: int | Sequence[int], first: int) -> tuple[int, ...]:
     if not isinstance(seeds, Sized):
         if not 1 <= (count := check_seed(seeds)) <= 10**6:  # also accepts NumPy integers
-            raise UsageError(f"found {seeds} seeds; required 1 or more")
+            raise UsageError(f"the number of seeds must be at least 1, got {seeds}")
         return tuple(check_seed(first + n) for n in range(count))
     chosen = tuple(check_seed(seed) for seed in seeds)
     if not chosen or len({*chosen}) < len(chosen):
-        raise UsageError(f"found seeds {', '.join(map(str, chosen)) or 'none'}; required one or more different seeds")
+        raise UsageError(f"seeds must be one or more different integers, got {', '.join(map(str, chosen)) or 'none'}")
     return chosen
 
 
@@ -185,7 +185,7 @@ def _refuse_equal(option: str, points: Iterable[tuple[Mapping[str, str], str]]) 
     for point, digest in points:
         if digest in seen:
             twice = " and ".join(" ".join(f"{k}={v}" for k, v in p.items()) for p in (seen[digest], point))
-            raise UsageError(f"found {twice} in {option}, which are the same settings; remove one of them")
+            raise UsageError(f"{twice} in {option} are the same settings; remove one of them")
         seen[digest] = point
 
 

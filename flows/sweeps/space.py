@@ -93,7 +93,7 @@ class Search:
     def values(self, settings: Mapping[str, str]) -> dict[str, float | str]:
         """Return the values that a trial's settings represent, keyed by setting."""
         if settings.keys() != self.space.keys():
-            raise ValueError(f"found settings {[*settings]}; required {[*self.space]}")
+            raise ValueError(f"got settings {[*settings]}; expected {[*self.space]}")
         return {key: dimension.value(settings[key]) for key, dimension in self.dimensions.items()}
 
     def probes(self) -> list[dict[str, str]]:
@@ -110,7 +110,7 @@ def wanted_search(trials: int | None, space: Mapping[str, str], metric: str | No
             raise UsageError(f"{option} requires --optuna with a number of trials, such as --optuna 20")
         return None
     if grid:
-        raise UsageError("found --grid with --optuna; remove it: --search KEY=V1,V2 searches listed values too")
+        raise UsageError("--grid cannot be combined with --optuna; use --search KEY=V1,V2 to search listed values")
     return Search(trials, metric or "return", space)
 
 
@@ -120,37 +120,37 @@ def parse_space(assignments: Iterable[str]) -> dict[str, str]:
     for assignment in assignments:
         key, _, text = assignment.partition("=")
         if not key or not text:
-            raise UsageError(f"found --search {assignment}; required KEY=VALUES with {_EXAMPLES}")
+            raise UsageError(f"--search {assignment}: expected KEY=VALUES with {_EXAMPLES}")
         if key in space:
-            raise UsageError(f"found --search {key} twice; remove one of them")
+            raise UsageError(f"--search {key} is given twice; remove one of them")
         space[key] = text
     return space
 
 
 def _dimension(key: str, text: str) -> Dimension:
-    found = f"found --search {key}={text}"
+    found = f"--search {key}={text}"
     if (given := _RANGE.fullmatch(text)) is None:
         texts = tuple(split_values(text))
         if len(texts) < 2 or not all(texts):
-            raise UsageError(f"{found}; required {_EXAMPLES}")
+            raise UsageError(f"{found}: expected {_EXAMPLES}")
         if len({*texts}) < len(texts):
-            raise UsageError(f"{found}, which repeats a value; remove one of them")
+            raise UsageError(f"{found} repeats a value; remove one of them")
         return Choice(texts)
     low, high, log = given["low"], given["high"], given["log"] is not None
     whole = all(re.fullmatch(_WHOLE, text) for text in (low, high))
     if whole and max(len(low), len(high)) > 17:
-        raise UsageError(f"{found}; required whole numbers of at most {_LARGEST_WHOLE:,}")
+        raise UsageError(f"{found}: whole numbers must be at most {_LARGEST_WHOLE:,}")
     bounds = Range(*((int(low), int(high)) if whole else (float(low), float(high))), log=log, whole=whole)
     if not (isfinite(bounds.low) and isfinite(bounds.high) and isfinite(bounds.high - bounds.low)):
-        raise UsageError(f"{found}; required bounds that float64 can represent, and a finite distance between them")
+        raise UsageError(f"{found}: the bounds and the distance between them must be finite in float64")
     if whole and max(abs(bounds.low), abs(bounds.high)) > _LARGEST_WHOLE:
-        raise UsageError(f"{found}; required whole numbers of at most {_LARGEST_WHOLE:,}")
+        raise UsageError(f"{found}: whole numbers must be at most {_LARGEST_WHOLE:,}")
     if bounds.low >= bounds.high:
-        raise UsageError(f"{found}, an empty range; required a lower bound below the upper one, or --set for one value")
+        raise UsageError(f"{found} is empty; the lower bound must be below the upper one (for one value, use --set)")
     if not whole and bounds.high - bounds.low < _NARROWEST * max(abs(bounds.low), abs(bounds.high)):
-        raise UsageError(f"{found}, too narrow a range; required bounds that differ in their first nine digits")
+        raise UsageError(f"{found} is too narrow; the bounds must differ in their first nine digits")
     if log and bounds.low <= 0:
-        raise UsageError(f"{found}, which needs the logarithm of {low}; required a lower bound above 0, or no :log")
+        raise UsageError(f"{found} needs the logarithm of {low}; use a lower bound above 0, or remove :log")
     return bounds
 
 
@@ -161,7 +161,7 @@ def parse_grid(assignments: Iterable[str]) -> dict[str, list[str]]:
         key, equals, text = assignment.partition("=")
         values = split_values(text)
         if not equals or not key or not all(values) or key in grid:
-            raise UsageError(f"--grid {assignment}: required KEY=V1,V2,... once per KEY: algorithm.clip_eps=0.1,0.2")
+            raise UsageError(f"--grid {assignment}: expected KEY=V1,V2,... once per KEY: algorithm.clip_eps=0.1,0.2")
         grid[key] = values
     return grid
 

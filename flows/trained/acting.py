@@ -100,7 +100,7 @@ class Acting:
             return np.array(actions.reshape((*leading, *actions.shape[1:])))
 
     def observe(self, rewards: Array | float, ended: Array | bool) -> None:
-        """Report the rewards for the last actions; required after every step for policies with a memory.
+        """Report the rewards for the last actions. Policies with a memory need it after every step.
 
         If the memory only lasts for an episode, as in recurrent PPO, it is reset when the episode ends.
 
@@ -117,7 +117,7 @@ class Acting:
             raise UsageError(f"the policy of {algorithm.name} has no memory; do not call `observe`")
         with self._turn:
             if not self._awaits or self._last is None:
-                raise UsageError("found rewards without new actions; call `policy(observations)` before `observe`")
+                raise UsageError("got rewards without new actions; call `policy(observations)` before `observe`")
             actor = self._last.actor
             num_rows = actor.actions.shape[1]
             with np.errstate(over="ignore"):
@@ -125,7 +125,7 @@ class Acting:
             flags = np.asarray(ended, np.bool_).reshape(-1)
             if (len(earned), len(flags)) != (num_rows, num_rows) or not np.isfinite(earned).all():
                 raise ValueError(
-                    f"found {np.asarray(rewards)} and {np.asarray(ended)} for {num_rows} actions; pass a finite "
+                    f"got {np.asarray(rewards)} and {np.asarray(ended)} for {num_rows} actions; pass a finite "
                     "reward for each, and True where it ended the episode"
                 )
             actor.learn_of(np.arange(num_rows), earned, flags)
@@ -150,14 +150,14 @@ class Acting:
         num_actions, action_size = self.blueprint.spaces.num_actions, self.blueprint.spaces.action_size
         own = () if num_actions else (action_size,)
         if np.shape(actions) != (*leading, *own):
-            raise ValueError(f"found actions of shape {np.shape(actions)}; required {(*leading, *own)}")
+            raise ValueError(f"got actions of shape {np.shape(actions)}; expected {(*leading, *own)}")
         taken, required = np.asarray(actions), "finite numbers"
         fit = np.isfinite(taken)
         if num_actions:
             required = f"integers from 0 to {num_actions - 1}, as `act` returns them"
             fit &= (taken >= 0) & (taken < num_actions) & (np.floor(taken) == taken)
         if not fit.all():
-            raise ValueError(f"found the action {taken[~fit].flat[0]}; required {required}")
+            raise ValueError(f"got the action {taken[~fit].flat[0]}; expected {required}")
         dtype = torch.int64 if num_actions else torch.float32
         with self._turn:
             found = self._distribution(rows).log_prob(torch.as_tensor(taken).to(dtype).reshape(*rows.shape[:2], *own))
@@ -184,7 +184,7 @@ class Acting:
             return
         if (found := steps.actor.actions.shape[1]) != (kept := self._last.actor.actions.shape[1]):
             raise UsageError(
-                f"found {found} observations for a policy that remembers {kept}; pass the same number as in "
+                f"got {found} observations for a policy that remembers {kept}; pass the same number as in "
                 "earlier steps, or call `policy.reset()` to begin a trial"
             )
         steps.actor.recall(memory)
@@ -232,7 +232,7 @@ class Acting:
             raise
         except (TypeError, ValueError):
             raise ValueError(
-                f"found {observations!r:.100} as the observation; required numbers of shape ({required}), the vector "
+                f"got {observations!r:.100} as the observation; expected numbers of shape ({required}), the vector "
                 f"that gymnasium.spaces.utils.flatten makes of the observations in {self.blueprint.config.env.name}"
             ) from None
         if not np.isfinite(found).all():
@@ -243,7 +243,7 @@ class Acting:
             if found.shape[len(leading) :] == shape and leading[: len(tasks)] == tasks and 0 not in leading:
                 return found.reshape(self.num_tasks, -1, spaces.observation_size), leading
         hint = "" if found.ndim else "; of a discrete space, its unit vector"
-        raise ValueError(f"found observations of shape {found.shape}; required ({required}){hint}")
+        raise ValueError(f"got observations of shape {found.shape}; expected ({required}){hint}")
 
     def _steps(self, num_rows: int, deterministic: bool) -> _Steps:
         key, position = (num_rows, deterministic), (self.seed, self._episode)

@@ -102,12 +102,12 @@ class Blueprint:
         found, actions = spaces_of(plain := PolicyActions(inner, None)), taken_space(plain)
         if found != self.spaces:
             raise ValueError(
-                f"{type(env.unwrapped).__name__}: found {_sizes(found)}; required {_sizes(self.spaces)}, as in "
+                f"{type(env.unwrapped).__name__}: got {_sizes(found)}; expected {_sizes(self.spaces)}, as in "
                 f"{self.config.env.name}, which the policy was trained in"
             )
         if not _same_actions(actions, self.actions):
             raise ValueError(
-                f"{type(env.unwrapped).__name__}: found the action space {actions}; required {self.actions}, as in "
+                f"{type(env.unwrapped).__name__}: got the action space {actions}; expected {self.actions}, as in "
                 f"{self.config.env.name}, which the policy was trained in{_remedy(actions, self.actions)}"
             )
         return PolicyActions(inner, self.config.env.action_scale)

@@ -118,7 +118,7 @@ def _contents(path: str | Path) -> tuple[Mapping[str, str], Mapping[str, Array]]
         ) from None
     if metadata.get("format") != FORMAT:
         raise UsageError(
-            f"{path}: found a safetensors file with format {metadata.get('format')!r}; required {FORMAT!r}, as "
+            f"{path}: the safetensors file has format {metadata.get('format')!r}; expected {FORMAT!r}, as "
             "`policy.save` writes it"
         )
     if metadata.get("sha256") != digest_of(metadata, arrays):

@@ -164,7 +164,7 @@ class TrainedPolicy(Acting):
         """Return the policy for task b; for unadapted SVPG, the policy of particle b, which acts in task b."""
         count = self.num_tasks if self._adapted else self.blueprint.config.algorithm.num_policies
         if not -count <= b < count:
-            raise IndexError(f"found task {b}; required one from 0 to {count - 1}")
+            raise IndexError(f"task {b} is out of range; expected 0 to {count - 1}")
         b %= count
         if not self._adapted:
             return TrainedPolicy(self.blueprint, self.state, seed=self.seed, particle=b)
@@ -219,7 +219,7 @@ class TrainedPolicy(Acting):
         if isinstance(to, EpisodeBatch):
             if (episodes, steps, max_episode_steps) != (None, 1, None):
                 raise UsageError(
-                    "found episodes, steps or max_episode_steps together with a batch of episodes; omit them: one "
+                    "episodes, steps and max_episode_steps cannot be combined with a batch of episodes; omit them: one "
                     "step adapts to the whole batch"
                 )
             return self._adapted_to(to)
@@ -231,7 +231,7 @@ class TrainedPolicy(Acting):
         max_episode_steps = config.max_episode_steps if max_episode_steps is None else max_episode_steps
         for name, number in (("episodes", episodes), ("steps", steps), ("max_episode_steps", max_episode_steps)):
             if number < 1:
-                raise UsageError(f"found {name}={number}; required at least 1")
+                raise UsageError(f"{name} must be at least 1, got {number}")
         policy = self
         for _ in range(steps):
             at = RolloutPosition(self.seed, 0, len(policy._rounds))
@@ -280,7 +280,7 @@ class TrainedPolicy(Acting):
             UsageError: the policy has several tasks.
         """
         if self.num_tasks != 1:
-            raise UsageError(f"found a policy for {self.num_tasks} tasks; select one with `policy.task(b)`")
+            raise UsageError(f"the policy is for {self.num_tasks} tasks; select one with `policy.task(b)`")
         latent = self.latent
         params = {name: value[0] for name, value in self.params.items()}
         return DeployedPolicy(self.blueprint, params, None if latent is None else latent[0]).eval()
@@ -288,13 +288,13 @@ class TrainedPolicy(Acting):
     def _adapted_to(self, batch: EpisodeBatch) -> TrainedPolicy:
         B = len(batch.lengths)
         if self.num_tasks not in (1, B):
-            raise UsageError(f"found episodes of {B} tasks and a policy for {self.num_tasks}; the numbers must match")
+            raise UsageError(f"got episodes of {B} tasks and a policy for {self.num_tasks}; the numbers must match")
         self._check_like_ours(batch)
         config, setup = self.blueprint.config, self.blueprint.setup()
         learner, params = config.algorithm.build(setup), self._params
         if B > 1 and self.num_tasks == 1:
             if self._adapted:
-                raise UsageError(f"found episodes of {B} tasks for a policy that has adapted to one; required 1 task")
+                raise UsageError(f"got episodes of {B} tasks; expected 1, to which the policy has adapted")
             params = learner.acting_params(self.state, B)
         rounds = [*self._rounds, batch]
         tools = {"config": config, "setup": setup, "learner": learner, "parallel": map}
@@ -307,12 +307,12 @@ class TrainedPolicy(Acting):
         found = (batch.observations.shape[-1], 0 if batch.actions.dtype == np.int64 else batch.actions.shape[-1])
         required = (self.blueprint.spaces.observation_size, self.blueprint.spaces.action_size)
         if found != required:
-            raise ValueError(f"found episodes with {_sizes(*found)}; required {_sizes(*required)}")
+            raise ValueError(f"got episodes with {_sizes(*found)}; expected {_sizes(*required)}")
         # Likelihood ratios need the acting distribution; inferring a task does not.
         if self.latent is None and {*batch.behavior} != (recorded := self._recorded):
             raise ValueError(
-                f"found {', '.join(sorted(batch.behavior)) or 'nothing'} recorded from the episodes' behavior policy; "
-                f"required {', '.join(sorted(recorded))}, which this kind of policy records"
+                f"the episodes record {', '.join(sorted(batch.behavior)) or 'nothing'} of the behavior policy; "
+                f"expected {', '.join(sorted(recorded))}, which this kind of policy records"
             )
 
 

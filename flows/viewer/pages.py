@@ -212,7 +212,7 @@ def _axes(run: storage.Run, request: Request) -> dict[str, Any]:
     """Return the names of the entries along each axis of an array."""
     array, record = request.query_params.get("array", ""), run.record(_ref(request))
     if array not in [chunk.array for chunk in record.chunks]:
-        raise ValueError(f"found the array {array!r}; required one of {record.ref}")
+        raise ValueError(f"{record.ref} has no array {array!r}")
     return {"names": names_along(run, run.files.spec(array))}
 
 
@@ -258,7 +258,7 @@ def _task_and_episode(request: Request) -> tuple[int, int]:
     texts = {name: request.query_params.get(name, "") for name in ("task", "episode")}
     for name, text in texts.items():
         if not text.isdecimal() or len(text) > 9:
-            raise ValueError(f"found {name}={text!r}; required a whole number")
+            raise ValueError(f"{name} must be a whole number, got {text!r}")
     return int(texts["task"]), int(texts["episode"])
 
 

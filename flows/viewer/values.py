@@ -30,17 +30,17 @@ def slice_of(
     record = run.record(ref)
     chunk = next((chunk for chunk in record.chunks if chunk.array == array), None)
     if chunk is None:
-        raise UsageError(f"found the array {array!r}; required one of {', '.join(c.array for c in record.chunks)}")
+        raise UsageError(f"no array {array!r}; choose one of {', '.join(c.array for c in record.chunks)}")
     spec = run.files.spec(array)
     if not spec.shape:  # a single number
         return _read(run, ref, chunk, None).reshape(1, 1).astype("<f8"), (1, 1)
     shown = [axis for axis in (rows, columns) if axis is not None]
     axes = range(len(spec.shape))
     if len(at) != len(axes) or len({*shown}) != len(shown) or any(axis not in axes for axis in shown):
-        raise UsageError(f"found the axes {shown} and {len(at)} indices; required axes of {spec.dims[1:]}")
+        raise UsageError(f"got the axes {shown} and {len(at)} indices; expected axes of {spec.dims[1:]}")
     for axis in axes:
         if axis not in shown and not 0 <= at[axis] < spec.shape[axis]:
-            raise UsageError(f"found {spec.dims[axis + 1]} {at[axis]}; required one from 0 to {spec.shape[axis] - 1}")
+            raise UsageError(f"{spec.dims[axis + 1]} must be 0 to {spec.shape[axis] - 1}, got {at[axis]}")
     task = at[0] if spec.dims[1:2] == ("task",) and 0 not in shown else None
     values = _read(run, ref, chunk, task)
     place = [0 if task is not None and axis == 0 else index for axis, index in enumerate(at)]
@@ -61,7 +61,7 @@ def episode(run: Run, ref: StageRef, task: int, index: int) -> dict[str, Any]:
     lengths = run.lengths(ref)
     B, E = lengths.shape
     if not (0 <= task < B and 0 <= index < E and lengths[task, index]):
-        raise UsageError(f"found task {task}, episode {index}; required a stored episode of {B} tasks x {E} episodes")
+        raise UsageError(f"no stored episode {index} of task {task}; the batch has {B} tasks x {E} episodes")
     length = int(lengths[task, index])
     samples = run.stages.in_group("samples", ref.iteration, ref.step)
     signals: list[dict[str, Any]] = []
@@ -122,7 +122,7 @@ def _signals(run: Run, ref: StageRef, task: int, index: int, length: int) -> lis
         values = run.files.read_row(run.record(ref), chunk, [task])[0][0, index]
         values = values[: length + (spec.dims[3] == "t_with_final")]
         if values.size > MOST_NUMBERS:
-            raise UsageError(f"{name}: found {values.size} values in an episode; the page shows at most {MOST_NUMBERS}")
+            raise UsageError(f"{name} has {values.size} values in an episode; the page shows at most {MOST_NUMBERS}")
         flat = values.reshape(len(values), -1).T
         labels = next((names for dim, names in names_along(run, spec).items() if dim == spec.dims[-1]), None)
         found.append(
@@ -161,6 +161,6 @@ def _require_modest(spec: ArraySpec, tasks: Sequence[int] | None) -> None:
     parts = 1 if tasks is None or not spec.sharded else spec.shape[0] // len(tasks)
     if spec.raw_bytes > MOST_BYTES * parts:
         raise UsageError(
-            f"found an array of {spec.raw_bytes} bytes to read; the page reads at most {MOST_BYTES}. In Python, "
+            f"the array has {spec.raw_bytes} bytes; the page reads at most {MOST_BYTES}. In Python, "
             "metaloom.open_run(...) reads it"
         )

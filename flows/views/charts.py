@@ -215,7 +215,7 @@ def _scaled(x: Array) -> tuple[Array, str]:
 def check_plot_file(path: Path) -> None:
     """Raise UsageError if a plot cannot be written to this file."""
     if path.suffix not in (".png", ".svg", ".pdf") or not path.absolute().parent.is_dir() or path.is_dir():
-        raise UsageError(f"found plot file {str(path)!r}; required a .png, .svg or .pdf file in a folder that exists")
+        raise UsageError(f"plot file {str(path)!r}: expected a .png, .svg or .pdf file in an existing folder")
 
 
 def write_plot(path: Path, figure: Figure) -> None:

@@ -154,7 +154,7 @@ class TrainingPanel:
         else:
             done, total = report.iteration + 1, report.iterations
             row = Table.grid(padding=(0, 2))
-            row.add_row(f"{done} of {total} done", ProgressBar(total, done, width=30), f"{100 * done / total:.0f} %")
+            row.add_row(f"{done} of {total} done", ProgressBar(total, done, width=30), f"{100 * done / total:.0f}%")
             yield "iteration", row
         if stage is not None and not _finished(report):
             yield "stage", f"{stage_name(stage[0])}  {self._clock() - stage[1]:.1f} s"

@@ -180,7 +180,7 @@ class Plots:
         """Plot the chart with this name."""
         known = self._charts()
         if name not in known:
-            raise UsageError(f"{self._run.location}: found no chart {name!r}; required one of {', '.join(known)}")
+            raise UsageError(f"{self._run.location}: no chart {name!r}; choose one of {', '.join(known)}")
         return charts.draw(known[name])
 
     def __getattr__(self, name: str) -> Callable[[], charts.Drawing]:

@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from metaloom.flows.results.comparison import Comparison
 
 
-BAND_NOTE = "line: mean over episodes; band: middle half (25–75 %) of the per-task means"
+BAND_NOTE = "line: mean over episodes; band: middle half (25–75%) of the per-task means"
 BAND = "middle half of the tasks"
 BALANCED_NOTE = "line: mean of the per-class means, with equal weights; band: ± 1 standard error over tasks"
-INTERVAL_NOTE = "lines: averages over tasks of the mean test return; bands: 95 % bootstrap intervals"
-INTERVAL = "95 % bootstrap interval"
+INTERVAL_NOTE = "lines: averages over tasks of the mean test return; bands: 95% bootstrap intervals"
+INTERVAL = "95% bootstrap interval"
 MOST_ITERATIONS, MOST_POINTS = 100, 20_000  # maximum number of iterations, and of points, in charts of single tasks
 SECTIONS = ("Return", "Trials", "By class of task", "Tasks", "Success", "Evaluation", "Optimization", "Time")
 """Headings of groups of charts, in page order."""
@@ -300,7 +300,7 @@ def _time_charts(run: Run, history: RunHistory, seconds: Mapping[StageRef, Array
     typical = np.array([np.nansum(v) / len(v) if np.isnan(v).any() else np.median(v) for v in each])
     shares = typical / max(float(typical.sum()), 1e-12)
     bars = (Series(layer.label, layer.color, np.array([value])) for layer, value in zip(layers, typical, strict=True))
-    texts = (f"{short_time(value)}  ({100 * share:.0f} %)" for value, share in zip(typical, shares, strict=True))
+    texts = (f"{short_time(value)}  ({100 * share:.0f}%)" for value, share in zip(typical, shares, strict=True))
     yield Chart(
         "stage_seconds", "Time", "bars", "Seconds per iteration by stage", "wall seconds (median over iterations)", "",
         "Computation only; data is written to disk in parallel.", "", np.zeros(1), alone(bars),

@@ -305,9 +305,9 @@ def parameters_table(fitted: Mapping[str, Params]) -> Table:
 def evaluation_table(outcome: "EvaluationOutcome") -> Table:
     """Return the main table of `metaloom evaluate`: test returns per number of adaptation steps."""
     table = new_table(
-        *(">adaptation steps", ">episodes", ">average return", "95 % interval"),
-        *(">interquartile mean", "its 95 % interval", "middle half of tasks"),
-        drop=("middle half of tasks", "its 95 % interval", "interquartile mean"),
+        *(">adaptation steps", ">episodes", ">average return", "95% interval"),
+        *(">interquartile mean", "its 95% interval", "middle half of tasks"),
+        drop=("middle half of tasks", "its 95% interval", "interquartile mean"),
     )
     new = " that training never drew" if outcome.tasks_are_new else ""
     table.title = f"learner after {plural(outcome.updates, 'update')}, {outcome.counted_tasks}{new}"
@@ -582,8 +582,8 @@ def _numbers(value: Any) -> str:
 
 def comparison_view(found: "Comparison") -> RenderableType:
     """Return the output of `metaloom compare`: groups, pairs, and conclusions about the ranking."""
-    columns = ("group", ">runs", ">interquartile mean", "95 % interval", ">mean", "its 95 % interval")
-    dropped = ("lowest to highest run", "its 95 % interval", "mean")
+    columns = ("group", ">runs", ">interquartile mean", "95% interval", ">mean", "its 95% interval")
+    dropped = ("lowest to highest run", "its 95% interval", "mean")
     table = new_table(*columns, "lowest to highest run", drop=dropped)
     for group in found.groups:
         means = group.scores.run_means
@@ -601,8 +601,8 @@ def comparison_view(found: "Comparison") -> RenderableType:
 
 
 def _pairs_table(found: "Comparison") -> Table:
-    columns = ("a", "b", ">a - b", "95 % interval", ">P(a > b)", "its 95 % interval", ">p")
-    table = new_table(*columns, drop=("its 95 % interval", "P(a > b)", "p"))
+    columns = ("a", "b", ">a - b", "95% interval", ">P(a > b)", "its 95% interval", ">p")
+    table = new_table(*columns, drop=("its 95% interval", "P(a > b)", "p"))
     for pair in found.pairs:
         difference, better = pair.difference, pair.improvement
         table.add_row(

@@ -135,9 +135,7 @@ def require_finite_params(params: Mapping[str, Mapping[str, Array]], *, stage: s
     """Raise NumericalError, naming the network, if a parameter is not finite after an update."""
     for name, arrays in params.items():
         if not all(np.isfinite(value).all() for value in arrays.values()):
-            raise NumericalError(
-                f"{stage}: parameters of {name} are not finite after the update; required finite numbers. {advice}"
-            )
+            raise NumericalError(f"{stage}: parameters of {name} are not finite after the update. {advice}")
 
 
 class RunSettings(Protocol):

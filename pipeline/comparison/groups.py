@@ -135,7 +135,7 @@ def _side_weights(both: Scores, sides: Array) -> Array:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A measure with its 95 % confidence interval, whose ends are NaN if a stratum has only one run."""
+    """A measure with its 95% confidence interval, whose ends are NaN if a stratum has only one run."""
 
     value: float
     low: float
@@ -144,7 +144,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Band:
-    """A measure along an axis, with pointwise 95 % confidence intervals, [m] each."""
+    """A measure along an axis, with pointwise 95% confidence intervals, [m] each."""
 
     values: Array
     low: Array
@@ -161,7 +161,7 @@ class Pair:
     improvement: Estimate  # probability that a run of a scores higher than a run of b
     test: Permutations
     adjusted_p: float  # after Holm's correction for all pairs
-    shown: bool  # a is significantly higher at the 5 % level after the correction
+    shown: bool  # a is significantly higher at the 5% level after the correction
     smallest_p: float  # smallest attainable adjusted p-value for this number of runs
 
     @property

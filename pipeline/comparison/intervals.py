@@ -114,7 +114,7 @@ def probability_of_improvement(x: Scores, y: Scores) -> float:
 
 
 def improvement_interval(x: Scores, y: Scores) -> IntervalEnds:
-    """Return the 95 % confidence interval of the probability of improvement; NaN if a stratum has a single run.
+    """Return the 95% confidence interval of the probability of improvement; NaN if a stratum has a single run.
 
     Newcombe's score interval for the Mann-Whitney statistic (2006, Statistics in Medicine 25, p. 559, method 5): all p
     at most t standard errors from the observed probability, with the standard error evaluated at p. It stays within
@@ -157,7 +157,7 @@ def _share_of_newcombe(all_wins: list[Array], sizes: list[tuple[int, ...]]) -> f
 def _wins(x: Scores, y: Scores) -> list[Array]:
     """Return, for each stratum, the share of tasks on which each run of x beats each run of y, [R_x, R_y]."""
     if x.stratum_names != y.stratum_names:
-        raise ValueError(f"found strata {x.stratum_names} and {y.stratum_names}; both groups must have the same strata")
+        raise ValueError(f"got strata {x.stratum_names} and {y.stratum_names}; both groups must have the same strata")
     by_task = x.same_tasks and y.same_tasks and (x + y).same_tasks
     found: list[Array] = []
     for name in x.stratum_names:

@@ -25,14 +25,14 @@ class Scores:
     def __post_init__(self) -> None:
         if not self.runs or len(self.runs) != len(self.strata):
             raise ValueError(
-                f"found scores for {len(self.runs)} runs and strata for {len(self.strata)}; every "
+                f"got scores for {len(self.runs)} runs and strata for {len(self.strata)}; every "
                 "run needs a stratum, and there must be at least one run"
             )
         for place, run in enumerate(self.runs):
             if run.ndim != 1 or not len(run) or not np.isfinite(run).all():
                 raise ValueError(f"scores of run {place} are {run!r}; they must be one or more finite numbers [B]")
         if self.same_tasks and any(len({*map(len, self.of_stratum(name))}) > 1 for name in self.stratum_names):
-            raise ValueError("found runs with different numbers of scores; required equal numbers on the same tasks")
+            raise ValueError("the runs have different numbers of scores; for the same tasks, they must be equal")
 
     @classmethod
     def of(cls, values: Sequence[Sequence[float]] | Array, *, same_tasks: bool = False) -> "Scores":

@@ -94,4 +94,4 @@ def conversions(given: Any, kept: Any, *path: str) -> Iterator[str]:
         or (isinstance(given, float) and isinstance(kept, int))
     ):
         required = {bool: "true or false", int: "an integer", float: "a number"}[type(kept)]
-        yield f"{'.'.join(path)}: required {required}; found {given!r}"
+        yield f"{'.'.join(path)}: expected {required}, got {given!r}"

@@ -102,7 +102,7 @@ class RunConfig(Settings):
             )
         for name, found in (("iterations", self.iterations), ("inner steps", self.algorithm.adaptation_steps + 1)):
             if found > (most := MOST_ITERATIONS if name == "iterations" else MOST_STEPS):
-                yield f"{name}: found {found}; required at most {most}"
+                yield f"{name} must be at most {most}, got {found}"
         if self.policy.network in RECURRENT_NETWORKS and self.algorithm.trial is None:
             yield (
                 f"policy.network is {self.policy.network}, which has a memory, but {self.algorithm.name} keeps none; "

@@ -47,7 +47,7 @@ class EvaluationConfig(Settings):
     def _tasks_are_a_table(self) -> "EvaluationConfig":
         if not isinstance(self.tasks, str) and len({len(task) for task in self.tasks}) != 1:
             raise ValueError(
-                f"tasks must be one or more rows of equal length; found {sorted({len(task) for task in self.tasks})}"
+                f"tasks must be rows of equal length, got lengths {sorted({len(task) for task in self.tasks})}"
             )
         if self.task_sampling == "balanced" and self.evenly_by is not None:
             raise ValueError(f"task_sampling is balanced but evenly_by is {self.evenly_by}; remove one of them")
@@ -65,7 +65,7 @@ class RetentionConfig(Settings):
     keep_every: int | None = Field(default=None, ge=1)
     """Keep the batches of every Nth iteration, starting with iteration 0."""
     max_bytes: int | None = Field(default=None, ge=1)
-    """Stop before the run's files exceed this number of bytes; warn at 90 %."""
+    """Stop before the run's files exceed this number of bytes; warn at 90%."""
 
 
 class ReplayConfig(Settings):

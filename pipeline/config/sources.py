@@ -134,7 +134,7 @@ def plugin_paths(config: RunConfig) -> list[str]:
 def changed_sources(now: Mapping[str, str], then: Mapping[str, object]) -> list[str]:
     """Return a message for each source whose digest differs from its digest in `then`."""
     return [
-        f"the source of {name} had the SHA-256 {before[:12]}..., found {now[name][:12]}..."
+        f"the source of {name} had the SHA-256 {before[:12]}..., now {now[name][:12]}..."
         for name, before in then.items()
         if isinstance(before, str) and now.get(name, before) != before
     ]

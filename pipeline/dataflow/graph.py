@@ -54,7 +54,7 @@ class Graph:
         for found, kind, required in given:
             if other := [one for one in found if not isinstance(one, kind)]:  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise GraphError(
-                    f"graph {self.name}: found {other[0]!r} among its {kind.__name__.lower()}s; required {required}"
+                    f"graph {self.name}: got {other[0]!r} among its {kind.__name__.lower()}s; expected {required}"
                 )
         if problems := [*dict.fromkeys(self._problems())]:
             raise GraphError("\n".join(f"graph {self.name}: {problem}" for problem in problems))
@@ -215,7 +215,7 @@ class Graph:
         if gives is None:
             return replace(self, stages=(*self.stages[:n], stage, *self.stages[n:]))
         if gives not in self.edges:
-            raise GraphError(f"graph {self.name}: insert gives={gives!r}; required {_one_of(self.edges, gives)}")
+            raise GraphError(f"graph {self.name}: insert gives={gives!r}; expected {_one_of(self.edges, gives)}")
         source = self[self.edges[gives].stages[0]]
         if stage.output is not source.output or stage.per is not source.per:
             raise GraphError(

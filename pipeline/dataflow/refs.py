@@ -28,11 +28,11 @@ class StageRef:
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.stage):
             raise ValueError(
-                f"StageRef.stage is {self.stage!r}; required lowercase letters, digits and _, such as adapt"
+                f"StageRef.stage is {self.stage!r}; expected lowercase letters, digits and _, such as adapt"
             )
         if not (0 <= self.iteration < _LIMIT and 0 <= self.step < 10**4):
             raise ValueError(
-                f"StageRef has iteration {self.iteration} and step {self.step}; required 0 to 99999999 and 0 to 9999"
+                f"StageRef has iteration {self.iteration} and step {self.step}; expected 0 to 99999999 and 0 to 9999"
             )
 
     def __str__(self) -> str:

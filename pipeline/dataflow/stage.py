@@ -150,7 +150,7 @@ class Stage:
             )
         if not isinstance(self.per, Per):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise GraphError(
-                f"stage {name} has per={self.per!r}; required ONCE, ITERATION, INNER_STEP, EACH_STEP or EVALUATION"
+                f"stage {name} has per={self.per!r}; expected ONCE, ITERATION, INNER_STEP, EACH_STEP or EVALUATION"
             )
         if self.over not in (None, "tasks"):
             raise GraphError(f"stage {name} is over {self.over!r}; use over='tasks' or omit it")
@@ -328,7 +328,7 @@ def _joined(stage: Stage, values: Sequence[Any]) -> Any:
     for b, value in enumerate(values):
         where = f"stage {stage.name} is over tasks, and for task {b} returned"
         if not isinstance(value, stage.output):
-            raise GraphError(f"{where} {type(value).__name__}; required {stage.output.__name__}, as it declares")
+            raise GraphError(f"{where} {type(value).__name__}; expected {stage.output.__name__}, its declared output")
         parts.append(_arrays(value))
         if sizes := {len(array) for array in parts[b].values()} - {1}:
             raise GraphError(

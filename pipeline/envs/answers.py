@@ -36,7 +36,7 @@ def observation_of(answer: Any, shape: tuple[int, ...]) -> Array:
     values = np.asarray(answer)
     if values.dtype.kind not in "biuf" or values.shape != shape:
         raise EnvError(
-            f"found an observation of dtype {values.dtype} and shape {values.shape}; required numbers of shape "
+            f"got an observation of dtype {values.dtype} and shape {values.shape}; expected numbers of shape "
             f"{shape}, as its observation_space declares"
         )
     return values.reshape(-1)
@@ -51,7 +51,7 @@ def as_integers(values: Array, dtype: np.dtype[Any]) -> Array:
     if not (kept == values).all():
         found = values[kept != values].ravel()[0]
         raise EnvError(
-            f"found {found} in the observation; required integers of type {dtype}, as its observation_space "
+            f"got {found} in the observation; expected integers of type {dtype}, as its observation_space "
             "declares. To keep observations as float32: --set env.integer_observations=false"
         )
     return kept
@@ -64,7 +64,7 @@ def wrong_number(observations: Array) -> tuple[int, str] | None:
     if sound.all():
         return None
     row, at = np.argwhere(~sound)[0].tolist()
-    return row, f"found {observations[row, at]} at index {at} of the observation; required {_FINITE}"
+    return row, f"got {observations[row, at]} at index {at} of the observation; expected {_FINITE}"
 
 
 def number_of(answer: Any, name: str) -> float:
@@ -74,10 +74,10 @@ def number_of(answer: Any, name: str) -> float:
     else:
         value = np.asarray(answer)
         if value.ndim or value.dtype.kind not in "biuf":
-            raise EnvError(f"found {shown(answer)} as {name}; required one number")
+            raise EnvError(f"got {shown(answer)} as {name}; expected one number")
         number = float(value)
     if not abs(number) <= LARGEST:
-        raise EnvError(f"found {number} as {name}; required {_FINITE}")
+        raise EnvError(f"got {number} as {name}; expected {_FINITE}")
     return number
 
 
@@ -87,18 +87,18 @@ def flag_of(answer: Any, name: str) -> bool:
         return answer
     value = np.asarray(answer)
     if value.ndim or value.dtype.kind != "b":
-        raise EnvError(f"found {shown(answer)} as {name}; required True or False")
+        raise EnvError(f"got {shown(answer)} as {name}; expected True or False")
     return bool(value)
 
 
 def reward_terms_of(reward: float, info: Any) -> dict[str, float]:
     """Return the reward terms in `info`, which must sum to the reward, or the reward as the only term."""
     if not isinstance(info, Mapping):
-        raise EnvError(f"found {shown(info)} as info; required a dict")
+        raise EnvError(f"got {shown(info)} as info; expected a dict")
     if "reward_terms" not in info:
         return {"reward": reward}
     if not isinstance(info["reward_terms"], Mapping):
-        raise EnvError(f'found {shown(info["reward_terms"])} as info["reward_terms"]; required a dict of numbers')
+        raise EnvError(f'got {shown(info["reward_terms"])} as info["reward_terms"]; expected a dict of numbers')
     terms = {str(name): number_of(term, f"reward term {name}") for name, term in info["reward_terms"].items()}
     total = sum(terms.values())
     if not abs(total - reward) <= 1e-6 + 1e-6 * abs(reward):
@@ -153,16 +153,16 @@ def declared_facts(env: gymnasium.Env[Any, Any]) -> tuple[Fact, ...]:
     try:
         facts = tuple(Fact(*fact) for fact in declared)
     except TypeError as problem:
-        raise EnvError(f"{where}: found {shown(declared)}; required a sequence of Fact: {problem}") from None
+        raise EnvError(f"{where}: got {shown(declared)}; expected a sequence of Fact: {problem}") from None
     names = [fact.name for fact in facts]
     for fact in facts:
         if not _NAME.fullmatch(str(fact.name)) or names.count(fact.name) > 1:
             raise EnvError(
-                f"{where}: found the name {fact.name!r}; names must be unique and consist of letters, digits and '_', "
+                f"{where}: invalid name {fact.name!r}; names must be unique and consist of letters, digits and '_', "
                 "starting with a letter"
             )
         if fact.kind not in ("flag", "number") or fact.per not in ("step", "episode"):
-            raise EnvError(f'{where}: found {fact}; required kind "flag" or "number", and per "step" or "episode"')
+            raise EnvError(f'{where}: got {fact}; expected kind "flag" or "number", and per "step" or "episode"')
         if fact.kind == "flag" and fact.optional:
             raise EnvError(
                 f"{where}: the flag {fact.name} is optional, but a flag cannot be NaN; declare it as a number"
@@ -187,7 +187,7 @@ def facts_in(info: Mapping[str, Any], declared: Sequence[Fact]) -> dict[str, flo
     if not declared and reported == {}:
         return {}
     if not isinstance(reported, Mapping):
-        raise EnvError(f'found {shown(reported)} as info["facts"]; required a dict of numbers and flags')
+        raise EnvError(f'got {shown(reported)} as info["facts"]; expected a dict of numbers and flags')
     _require_names('info["facts"]', reported, declared)
     return {fact.name: _value(reported[fact.name], fact) for fact in declared}
 
@@ -202,7 +202,7 @@ def check_facts(reported: Mapping[str, Array], declared: Sequence[Fact], rows: A
         values, kinds = reported[fact.name], "b" if fact.kind == "flag" else "iuf"
         if values.shape != (len(rows),) or values.dtype.kind not in kinds:
             raise EnvError(
-                f"step: fact {fact.name}: found dtype {values.dtype} and shape {values.shape}; required "
+                f"step: fact {fact.name}: got dtype {values.dtype} and shape {values.shape}; expected "
                 f"{'bool' if fact.kind == 'flag' else 'numbers'} of shape ({len(rows)},)"
             )
         if fact.kind == "flag":
@@ -212,14 +212,14 @@ def check_facts(reported: Mapping[str, Array], declared: Sequence[Fact], rows: A
             sound |= np.isnan(values)
         if not sound.all():
             at = int(np.argmin(sound))
-            raise RowFault(f"found {values[at]} as fact {fact.name}; required {_wanted(fact)}", int(rows[at]), "step")
+            raise RowFault(f"got {values[at]} as fact {fact.name}; expected {_wanted(fact)}", int(rows[at]), "step")
 
 
 def _require_names(where: str, reported: Mapping[str, Any], declared: Sequence[Fact]) -> None:
     names = [fact.name for fact in declared]
     if sorted(map(str, reported)) != sorted(names):
         raise EnvError(
-            f"{where}: found {sorted(map(str, reported))}; required the facts that the environment declares, "
+            f"{where}: got {sorted(map(str, reported))}; expected the facts that the environment declares, "
             f"{sorted(names)}, in every step"
         )
 
@@ -230,11 +230,11 @@ def _value(answer: Any, fact: Fact) -> float:
         if value.ndim == 0 and value.dtype.kind == "f" and math.isnan(value):
             if fact.optional:
                 return math.nan
-            raise EnvError(f"found nan as fact {fact.name}; required {_wanted(fact)}")
+            raise EnvError(f"got nan as fact {fact.name}; expected {_wanted(fact)}")
         return number_of(answer, f"fact {fact.name}")
     # Many environments report success as 0.0 and 1.0.
     if value.ndim or value.dtype.kind not in "biuf" or value not in (0, 1):
-        raise EnvError(f"found {shown(answer)} as fact {fact.name}; required True or False, or 1 or 0")
+        raise EnvError(f"got {shown(answer)} as fact {fact.name}; expected True or False, or 1 or 0")
     return float(value)
 
 

@@ -176,7 +176,7 @@ class PearlAntDir(PearlRobot, AnyDirection, AntWalk, Ant):
     ) -> None:
         super().__init__(obs_style, render_mode, num_train_tasks=num_train_tasks, num_test_tasks=num_test_tasks)
         if not isinstance(forward_backward, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise EnvError(f"{type(self).__name__}: forward_backward is {forward_backward!r}; required true or false")
+            raise EnvError(f"{type(self).__name__}: forward_backward is {forward_backward!r}; expected true or false")
         if forward_backward:
             if (num_train_tasks, num_test_tasks) != (100, 30):
                 raise EnvError(

@@ -8,11 +8,11 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, RowBatch, TaskField, require_count
-from metaloom.pipeline.envs.pictures import Drawn, table_picture
+from metaloom.pipeline.envs.pictures import RenderedEnv, table_picture
 from metaloom.pipeline.types import Array
 
 
-class BernoulliBandit(Drawn, MetaEnv):
+class BernoulliBandit(RenderedEnv, MetaEnv):
     """Pull one of k arms, each of which pays 1 with a hidden probability (RL2's bandit problems).
 
     | observation | unit | | action | unit | range     |
@@ -46,7 +46,7 @@ class BernoulliBandit(Drawn, MetaEnv):
     def set_task(self, task: Array) -> None:
         super().set_task(task)
         if not ((self.task >= 0) & (self.task <= 1)).all():
-            raise EnvError(f"{type(self).__name__}.set_task: found {self.task.tolist()}; required probabilities")
+            raise EnvError(f"{type(self).__name__}.set_task: got {self.task.tolist()}; expected probabilities")
 
     def render(self) -> Any:
         """Return an image, [height, width, 3] uint8, of each arm's probability and number of pulls."""

@@ -102,7 +102,7 @@ class EnvConfig(Settings):
     @classmethod
     def _sees_nothing_twice(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
         if value is not None and len(set(value)) < len(value):
-            raise ValueError(f"found {list(value)}; each index may appear only once")
+            raise ValueError(f"got {list(value)}; each index may appear only once")
         return value
 
     @model_validator(mode="after")

@@ -20,7 +20,7 @@ class EnvError(ValueError):
 def require_count(env: gymnasium.Env[Any, Any], option: str, value: object, *, least: int) -> None:
     """Raise EnvError unless an environment option is an integer of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise EnvError(f"{type(env).__name__}: {option} is {value!r}; required a whole number of at least {least}")
+        raise EnvError(f"{type(env).__name__}: {option} must be a whole number of at least {least}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -286,5 +286,5 @@ def check_task(env: MetaEnv, task: Array) -> Array:
     names = [field.name for field in env.task_fields]
     value = np.array(task, np.float64)
     if value.shape != (len(names),) or not np.isfinite(value).all():
-        raise EnvError(f"{type(env).__name__}.set_task: found {value!r}; required {len(names)} finite numbers {names}")
+        raise EnvError(f"{type(env).__name__}.set_task: got {value!r}; expected {len(names)} finite numbers {names}")
     return value

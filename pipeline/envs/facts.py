@@ -121,12 +121,12 @@ def component_facts(env: MetaEnv) -> dict[str, Any]:
         size = 0 if isinstance(space, Discrete) else _size(space)
         if len(names) != size:
             raise EnvError(
-                f"{where}: found {len(names)} components; required {size}, one for each number of the {kind} space "
+                f"{where}: got {len(names)} components; expected {size}, one for each number of the {kind} space "
                 f"{space}. Declare them all, or None, also on a wrapper that changes the {kind}s"
             )
         if wrong := [name for name in names if not _COMPONENT.fullmatch(name) or names.count(name) > 1]:
             raise EnvError(
-                f"{where}: found the name {wrong[0]!r}; names must be unique and consist of letters, digits, '_', '-' "
+                f"{where}: invalid name {wrong[0]!r}; names must be unique and consist of letters, digits, '_', '-' "
                 "and '.'"
             )
         facts[kind] = {"names": names, "units": [part.unit for part in parts]}

@@ -36,7 +36,7 @@ class FlatObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
                 else "Wrap it in a custom gymnasium.Wrapper that returns one: --set 'env.wrappers=[my_module:Class]'"
             )
             raise EnvError(
-                f"{type(env.unwrapped).__name__} has the observation space {space}; required a Box, Discrete, "
+                f"{type(env.unwrapped).__name__} has the observation space {space}; expected a Box, Discrete, "
                 f"MultiDiscrete or MultiBinary, or a Dict or Tuple of such parts. {remedy}"
             )
         self.observation_space = flat_space = cast(Box, flatten_space(space))
@@ -68,12 +68,12 @@ def _require_in(space: gymnasium.Space[Any], value: Any, name: str) -> None:
     if isinstance(space, Dict):
         if not isinstance(value, Mapping) or value.keys() != space.keys():
             found = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
-            raise EnvError(f"found {found} as the {name}; required a dict of {sorted(space)}, as its space declares")
+            raise EnvError(f"got {found} as the {name}; expected a dict of {sorted(space)}, as its space declares")
         for key, part in space.items():
             _require_in(part, value[key], f"{name}[{key!r}]")
     elif isinstance(space, Tuple):
         if not isinstance(value, Sequence) or len(value) != len(space):
-            raise EnvError(f"found {value!r:.100} as the {name}; required a tuple of {len(space)} parts")
+            raise EnvError(f"got {value!r:.100} as the {name}; expected a tuple of {len(space)} parts")
         for n, part in enumerate(space):
             _require_in(part, value[n], f"{name}[{n}]")
     elif isinstance(space, Box):
@@ -81,12 +81,12 @@ def _require_in(space: gymnasium.Space[Any], value: Any, name: str) -> None:
         is_the_one = array.shape == () and math.prod(space.shape) == 1
         if array.dtype.kind not in "biuf" or not (array.shape == space.shape or is_the_one):
             raise EnvError(
-                f"found dtype {array.dtype} and shape {array.shape} as the {name}; required numbers of shape "
+                f"got dtype {array.dtype} and shape {array.shape} as the {name}; expected numbers of shape "
                 f"{space.shape}"
             )
     elif not space.contains(value):
         kind = "an integer" if isinstance(space, Discrete) else "an array"
-        raise EnvError(f"found the {name} {value!r}; required {kind} in {space}, the {name} space")
+        raise EnvError(f"got the {name} {value!r}; expected {kind} in {space}, the {name} space")
 
 
 def _flattens(space: gymnasium.Space[Any]) -> bool:

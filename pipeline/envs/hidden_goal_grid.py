@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 from metaloom.pipeline.envs.contract import BatchStep, EnvError, Fact, MetaEnv, RowBatch, TaskField, require_count
-from metaloom.pipeline.envs.pictures import Drawn, Picture
+from metaloom.pipeline.envs.pictures import Picture, RenderedEnv
 from metaloom.pipeline.types import Array
 
 Excluded = Literal["block", "start"]
@@ -24,7 +24,7 @@ def goals_of(size: int, excluded: Excluded) -> list[tuple[int, int]]:
     return [(x, y) for x, y in cells if x >= near or y >= near]
 
 
-class HiddenGoalGrid(Drawn, MetaEnv):
+class HiddenGoalGrid(RenderedEnv, MetaEnv):
     """Find a goal cell that only the reward reveals (VariBAD's gridworld).
 
     | observation | unit | | action               | unit | range |
@@ -62,7 +62,7 @@ class HiddenGoalGrid(Drawn, MetaEnv):
         super().__init__()
         require_count(self, "size", size, least=3)
         if excluded not in get_args(Excluded):
-            raise EnvError(f"{type(self).__name__}: excluded is {excluded}; required one of block, start")
+            raise EnvError(f"{type(self).__name__}: excluded is {excluded}; expected one of block, start")
         self.size = size
         self.task_set: tuple[tuple[float, float], ...] = tuple(
             (float(x), float(y)) for x, y in goals_of(size, excluded)
@@ -76,8 +76,8 @@ class HiddenGoalGrid(Drawn, MetaEnv):
     def set_task(self, task: Array) -> None:
         super().set_task(task)
         if not ((self.task >= 0) & (self.task < self.size) & (self.task % 1 == 0)).all():
-            found = f"{type(self).__name__}.set_task: found the goal {self.task.tolist()}"
-            raise EnvError(f"{found}; required a cell, whole numbers from 0 to {self.size - 1}")
+            found = f"{type(self).__name__}.set_task: got the goal {self.task.tolist()}"
+            raise EnvError(f"{found}; expected a cell, whole numbers from 0 to {self.size - 1}")
 
     def render(self) -> Any:
         """Return an image, [height, width, 3] uint8, of this goal, other tasks' goals, and the path since the reset."""

@@ -45,15 +45,15 @@ class LoopBatch:
         self.action_size: int = int(np.prod(first.action_space.shape or ()))
         self._terms: tuple[str, ...] | None = None
         self._facts = answers.declared_facts(first)
-        self._asking = _Asked(self._name)
+        self._call_context = _CallContext(self._name)
 
     def reset(self, tasks: Array, seeds: Array) -> Array:
         observations = np.empty((self.num_rows, self.observation_size), self._dtype)
         for row, (task, seed) in enumerate(zip(tasks, seeds.tolist(), strict=True)):
             self.watch_row(row)
-            with self._asked(row, "set_task"):
+            with self._in_call(row, "set_task"):
                 self._envs[row].set_task(task.copy())
-            with self._asked(row, "reset"):
+            with self._in_call(row, "reset"):
                 observation, _ = self._envs[row].reset(seed=seed)
                 if (found := _spaces(self._envs[row])) != self._spaces:
                     raise EnvError(
@@ -74,7 +74,7 @@ class LoopBatch:
         facts_by_row: list[list[float]] = []
         for i, row in enumerate(numbers):
             self.watch_row(row)
-            with self._asked(row, "step"):
+            with self._in_call(row, "step"):
                 observation, reward, ends, is_cut, info = self._envs[row].step(actions[i].copy())
                 terms.append(self._read_terms(reward, info))
                 observations[i] = self._read(observation)
@@ -90,10 +90,10 @@ class LoopBatch:
         }
         return BatchStep(observations, named, terminated, truncated, facts)
 
-    def _asked(self, row: int, call: str) -> "_Asked":
+    def _in_call(self, row: int, call: str) -> "_CallContext":
         """Return a context manager that converts errors within the block to RowFaults for this row and call."""
-        self._asking.row, self._asking.call = row, call
-        return self._asking
+        self._call_context.row, self._call_context.call = row, call
+        return self._call_context
 
     def _read(self, observation: Any) -> Array:
         values = answers.observation_of(observation, self._shape)
@@ -127,7 +127,7 @@ class LoopBatch:
             env.close()
 
 
-class _Asked:
+class _CallContext:
     """Context manager that converts errors to a RowFault."""
 
     def __init__(self, name: str) -> None:

@@ -169,7 +169,7 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
     def __init__(self, model: mujoco.MjModel | str, render_mode: str | None = None) -> None:
         """Build a robot from a model or from the name of one of gymnasium's model files."""
         if render_mode not in (None, *self.metadata["render_modes"]):
-            raise EnvError(f"{type(self).__name__}: render_mode is {render_mode!r}; required None or 'rgb_array'")
+            raise EnvError(f"{type(self).__name__}: render_mode is {render_mode!r}; expected None or 'rgb_array'")
         if isinstance(model, str):
             model = mujoco.MjModel.from_xml_path(str(GYMNASIUM_MODELS / model))
         self.model: mujoco.MjModel = model
@@ -313,7 +313,7 @@ class MujocoBatch(RowBatch):
         self._robot = robot
         contact_forces = CONTACT_FORCES in robot.derived
         if contact_forces and type(robot).write_models is not MujocoRobot.write_models:
-            raise EnvError(f"{type(robot).__name__} has contact forces and a model per row; required only one of them")
+            raise EnvError(f"{type(robot).__name__} has contact forces and a model per row; use only one of them")
         self._batch = physics_batch(robot.model, num_rows, num_threads, contact_forces=contact_forces)
         self._qpos, self._qvel, self._ctrl = (self._batch.bind(name) for name in ("qpos", "qvel", "ctrl"))
         self._derived = {name: self._batch.bind(name) for name in robot.derived}
@@ -375,7 +375,7 @@ def squared_norm(vectors: Array) -> Array:
 def check_obs_style(robot: MujocoRobot, obs_style: ObsStyle, allowed: tuple[ObsStyle, ...]) -> ObsStyle:
     """Return an observation style, or raise EnvError if the robot does not offer it."""
     if obs_style not in allowed:
-        raise EnvError(f"{type(robot).__name__}: obs_style is {obs_style!r}; required one of {', '.join(allowed)}")
+        raise EnvError(f"{type(robot).__name__}: obs_style is {obs_style!r}; expected one of {', '.join(allowed)}")
     return obs_style
 
 

@@ -101,7 +101,7 @@ def table_picture(means: Array, taken: Array) -> Array:
     return canvas.round().astype(np.uint8)
 
 
-class Drawn(gymnasium.Env[Array, Any]):
+class RenderedEnv(gymnasium.Env[Array, Any]):
     """Base class of environments that draw their episodes. List it before MetaEnv."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
@@ -109,8 +109,8 @@ class Drawn(gymnasium.Env[Array, Any]):
 
     def __init_subclass__(cls, **others: Any) -> None:
         super().__init_subclass__(**others)
-        if issubclass(cls, MetaEnv) and cls.mro().index(MetaEnv) < cls.mro().index(Drawn):
-            name = next(base.__name__ for base in cls.__bases__ if issubclass(base, Drawn))
+        if issubclass(cls, MetaEnv) and cls.mro().index(MetaEnv) < cls.mro().index(RenderedEnv):
+            name = next(base.__name__ for base in cls.__bases__ if issubclass(base, RenderedEnv))
             raise EnvError(f"{cls.__name__} lists MetaEnv before {name}; list {name} first")
 
     def __init__(self) -> None:
@@ -130,4 +130,4 @@ class Drawn(gymnasium.Env[Array, Any]):
 
     def batch(self, num_rows: int, num_threads: int) -> BatchEnv | None:
         assert isinstance(self, MetaEnv), "its rules are in a row_batch"
-        return self.row_batch(num_rows, num_threads) if keeps_rules(self, Drawn) else None
+        return self.row_batch(num_rows, num_threads) if keeps_rules(self, RenderedEnv) else None

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from metaloom.pipeline.envs.contract import BatchStep, Component, MetaEnv, RowBatch, TaskField
-from metaloom.pipeline.envs.pictures import Drawn, Picture
+from metaloom.pipeline.envs.pictures import Picture, RenderedEnv
 from metaloom.pipeline.types import Array
 
 GOAL = (
@@ -18,7 +18,7 @@ GOAL = (
 )
 
 
-class PointRobot(Drawn):
+class PointRobot(RenderedEnv):
     """Base class of point robots, used together with MetaEnv. A subclass defines the rules for n points.
 
     | observation | unit | | action | unit | range                 |

@@ -50,9 +50,9 @@ class PointCorner(PointRobot, MetaEnv):
         super().__init__()
         where = type(self).__name__
         if reward not in self.rewards:
-            raise EnvError(f"{where}: reward is {reward!r}; required one of {', '.join(self.rewards)}")
+            raise EnvError(f"{where}: reward is {reward!r}; expected one of {', '.join(self.rewards)}")
         if success_radius is not None and not (np.isfinite(success_radius) and success_radius > 0):
-            raise EnvError(f"{where}: success_radius is {success_radius}; required a length above 0, in m, or null")
+            raise EnvError(f"{where}: success_radius is {success_radius}; expected a length above 0, in m, or null")
         self.reward: RewardName = reward
         self.success_radius = success_radius
         if success_radius is not None:

@@ -74,7 +74,7 @@ class PearlSparsePointRobot(PearlPointRobot):
     ) -> None:
         super().__init__(num_train_tasks=num_train_tasks, num_test_tasks=num_test_tasks)
         if reward not in ("dense", "sparse"):
-            raise EnvError(f"{type(self).__name__}: reward is {reward!r}; required one of dense, sparse")
+            raise EnvError(f"{type(self).__name__}: reward is {reward!r}; expected one of dense, sparse")
         self.reward = reward
 
     @staticmethod

@@ -122,7 +122,7 @@ class RandomDynamics(MujocoRobot, MetaEnv):
     def _check_positive(self, tasks: Array) -> None:
         if tasks.min() <= 0:
             field = self.task_fields[int(tasks.min(axis=0).argmin())]
-            raise EnvError(f"{type(self).__name__}: {field.name} of a task is {tasks.min()}; required a number above 0")
+            raise EnvError(f"{type(self).__name__}: {field.name} of a task is {tasks.min()}; expected a number above 0")
 
 
 def _write(models: Array, varied: _Varied, tasks: Array) -> None:

@@ -105,14 +105,14 @@ def _check_tasks(env: MetaEnv) -> None:
     for which, tasks in (("task_set", env.task_set), ("test_task_set", env.test_task_set)):
         if tasks is not None and not _is_task_set(tasks, len(fields)):
             raise EnvError(
-                f"{name}.{which}: found {tasks!r:.100}; required a tuple with a tuple of {len(fields)} numbers for "
+                f"{name}.{which}: got {tasks!r:.100}; expected a tuple with a tuple of {len(fields)} numbers for "
                 "every task, one per task field; from an array: tuple(map(tuple, array.tolist()))"
             )
     if classes is None:
         return
     if not isinstance(classes, Classes):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise EnvError(
-            f"{name}.task_classes: found {classes!r:.100}; use `nearest` or `bins` of "
+            f"{name}.task_classes: got {classes!r:.100}; use `nearest` or `bins` of "
             "metaloom.pipeline.envs.task_classes, or None"
         )
     if missing := [field for field in classes.fields if field not in fields]:

@@ -226,7 +226,7 @@ def missed_box(space: gymnasium.Space[Any]) -> str:
         return ""
     return (
         f"actions lie in {space}. A new policy, with mean 0 and standard deviation 1, reaches "
-        f"{100 * reached.min():.2g} % of it, and {100 * beyond:.2g} % of its actions are clipped to one bound; "
+        f"{100 * reached.min():.2g}% of it, and {100 * beyond:.2g}% of its actions are clipped to one bound; "
         "--set env.action_scale=3 maps them onto the whole box"
     )
 

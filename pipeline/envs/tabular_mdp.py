@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 from metaloom.pipeline.envs.contract import BatchStep, EnvError, MetaEnv, RowBatch, TaskField, require_count
-from metaloom.pipeline.envs.pictures import Drawn, table_picture
+from metaloom.pipeline.envs.pictures import RenderedEnv, table_picture
 from metaloom.pipeline.types import Array
 
 _DRAWN_AHEAD = 32
@@ -30,7 +30,7 @@ def draw_tables(number: int, num_states: int, num_actions: int) -> Tables:
     return Tables(means, rng.dirichlet(np.ones(num_states), (num_states, num_actions)))
 
 
-class TabularMDP(Drawn, MetaEnv):
+class TabularMDP(RenderedEnv, MetaEnv):
     """Act in a random MDP with hidden rewards and transition probabilities (RL2's tabular MDPs).
 
     | observation | unit | | action | unit | range                |
@@ -74,7 +74,7 @@ class TabularMDP(Drawn, MetaEnv):
         number = float(self.task[0])
         if not (0 <= number < 2**53 and number.is_integer()):
             raise EnvError(
-                f"{type(self).__name__}.set_task: found mdp {number}; required a whole number from 0 to 2^53 - 1"
+                f"{type(self).__name__}.set_task: got mdp {number}; expected a whole number from 0 to 2^53 - 1"
             )
 
     def render(self) -> Any:

@@ -46,28 +46,28 @@ class Classes:
         of_one_line = all(isinstance(text, str) and text.isprintable() for text in texts)
         if not of_one_line or len({*self.fields}) < len(self.fields):
             return (
-                f"found the fields {self.fields} and the names {self.names}; each must be a single line, and fields "
+                f"got the fields {self.fields} and the names {self.names}; each must be a single line, and fields "
                 "must not repeat"
             )
         names = [name.strip() for name in self.names]
         if len(names) < 2 or len({*names}) < len(names) or "" in names or BALANCED in names:
-            return f"found the names {self.names}; required two or more distinct names other than '' and {BALANCED!r}"
+            return f"got the names {self.names}; expected two or more distinct names other than '' and {BALANCED!r}"
         if len({*names} - {*self.held_out}) != len(names) - len(self.held_out) or {*names} <= {*self.held_out}:
-            return f"found held_out {self.held_out}; use some, but not all, of the names {self.names}"
+            return f"got held_out {self.held_out}; use some, but not all, of the names {self.names}"
         if not np.isfinite([*self.edges, *(x for center in self.centers for x in center)]).all():
-            return f"found centers {self.centers} and edges {self.edges}; required finite numbers"
+            return f"got centers {self.centers} and edges {self.edges}; expected finite numbers"
         if self.edges:
             if self.centers or len(self.fields) != 1 or len(names) != len(self.edges) + 1:
                 return (
-                    f"found {len(self.edges)} edges for {len(names)} classes by {self.fields}; use one field, and "
+                    f"got {len(self.edges)} edges for {len(names)} classes by {self.fields}; use one field, and "
                     "one edge fewer than classes"
                 )
             increasing = all(low < high for low, high in pairwise(self.edges))
-            return None if increasing else f"found edges {self.edges}; they must be increasing"
+            return None if increasing else f"got edges {self.edges}; they must be increasing"
         sizes = {len(center) for center in self.centers}
         if len(self.centers) != len(names) or sizes != {len(self.fields)} or len({*self.centers}) < len(names):
             return (
-                f"found the centers {self.centers}; required {len(names)} distinct centers, one per class, each with a "
+                f"got the centers {self.centers}; expected {len(names)} distinct centers, one per class, each with a "
                 f"value for every field of {self.fields}"
             )
         return None
@@ -109,7 +109,7 @@ class Classes:
         try:
             return _PLAIN.validate_python(facts)
         except ValidationError as problem:
-            raise ValueError(f"task_classes: found {facts!r:.200}; required the result of `Classes.facts`") from problem
+            raise ValueError(f"task_classes: got {facts!r:.200}; expected the result of `Classes.facts`") from problem
 
 
 _PLAIN = TypeAdapter(Classes)

@@ -41,7 +41,7 @@ class FixedTasks:
         """
         for name, number in (("num_train_tasks", num_train_tasks), ("num_test_tasks", num_test_tasks)):
             if not isinstance(number, int) or number < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise EnvError(f"{name} is {number!r}; required a whole number of at least 1")
+                raise EnvError(f"{name} must be a whole number of at least 1, got {number!r}")
         draw = draw or super().sample_tasks  # pyright: ignore[reportAttributeAccessIssue]
         drawn = draw(num_train_tasks + num_test_tasks, np.random.default_rng(TASK_SET_SEED))
         tasks = tuple(tuple(task) for task in drawn.tolist())

@@ -74,7 +74,7 @@ class Walker2d(PlanarWalker, MujocoRobot, MetaEnv):
 
     def __init__(self, model: ModelName = "original", render_mode: str | None = None) -> None:
         if model not in tuple(MODEL_FILES):
-            raise EnvError(f"{type(self).__name__}: model is {model!r}; required one of {', '.join(MODEL_FILES)}")
+            raise EnvError(f"{type(self).__name__}: model is {model!r}; expected one of {', '.join(MODEL_FILES)}")
         super().__init__(MODEL_FILES[model], render_mode)
 
     def healthy(self, qpos: Array, qvel: Array) -> Array:

@@ -25,7 +25,7 @@ class ActionMap:
     """Map from a policy's actions [..., A] to an environment's box.
 
     With a scale c, [-c, c] is mapped linearly onto the box; otherwise actions are unchanged. Both clip to the box. With
-    c = 10 and a policy with standard deviation 1, as in ProMP, the noise is 10 % of the box's half-width.
+    c = 10 and a policy with standard deviation 1, as in ProMP, the noise is 10% of the box's half-width.
     """
 
     def __init__(self, box: Box, scale: float | None) -> None:
@@ -58,7 +58,7 @@ class DiscreteActionMap:
     def __init__(self, space: Discrete | MultiDiscrete | MultiBinary, scale: float | None) -> None:
         if scale is not None:
             raise EnvError(
-                f"env.action_scale: found {scale:g}, but the actions {space} are discrete and cannot be scaled; use "
+                f"env.action_scale is {scale:g}, but the actions {space} are discrete and cannot be scaled; use "
                 "--set env.action_scale=null"
             )
         self._shape = space.shape or ()
@@ -303,8 +303,8 @@ def observe_places(env: gymnasium.Env[Any, Any], places: Sequence[int]) -> gymna
     space, chosen = env.observation_space, list(places)
     if not isinstance(space, Box) or len(space.shape) != 1 or max(chosen) >= space.shape[0]:
         raise EnvError(
-            f"env.observed: found {chosen} for {type(env.unwrapped).__name__} with the observation space {space}; "
-            "required indices of a Box with one axis, counted from 0"
+            f"env.observed is {chosen}, but the observation space of {type(env.unwrapped).__name__} is {space}; "
+            "use valid indices of a one-dimensional Box, counted from 0"
         )
     shown = Box(space.low[chosen], space.high[chosen], dtype=space.dtype.type)
     return TransformObservation(env, lambda observation: observation[chosen], shown)
@@ -329,8 +329,8 @@ def _action_space(env: MetaEnv) -> ActionSpace:
     if isinstance(space, Box) and len(space.shape) == 1 and space.shape[0] and np.issubdtype(space.dtype, np.floating):
         return space
     raise EnvError(
-        f"{name} has the action space {space}; required a Box of floats with one axis, not empty, for a Gaussian "
-        f"policy, or Discrete, MultiDiscrete or MultiBinary, for a categorical one. {_OWN_ACTIONS}"
+        f"{name} has the action space {space}; expected a one-dimensional, non-empty Box of floats for a Gaussian "
+        f"policy, or Discrete, MultiDiscrete or MultiBinary for a categorical one. {_OWN_ACTIONS}"
     )
 
 

@@ -87,12 +87,12 @@ def _find(name: str) -> tuple[type, Callable[[Any], Numbers]]:
 
 def _checked(source: str, numbers: object) -> dict[str, float]:
     if not isinstance(numbers, Mapping) or not all(isinstance(name, str) for name in numbers):
-        raise ConfigError(f"metrics: {source} returned {numbers!r}; required a mapping from names to floats")
+        raise ConfigError(f"metrics: {source} returned {numbers!r}; expected a mapping from names to floats")
     try:
         return {name: float(value) for name, value in numbers.items()}
     except (TypeError, ValueError) as problem:
         raise ConfigError(
-            f"metrics: {source} returned {numbers!r}: {problem}; required a mapping from names to floats"
+            f"metrics: {source} returned {numbers!r}: {problem}; expected a mapping from names to floats"
         ) from problem
 
 

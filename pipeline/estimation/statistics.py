@@ -130,7 +130,7 @@ def first_to_finish(lengths: Array, success: Array) -> float:
     rate may depend on missing episodes.
     """
     if lengths.shape[1] < COUNTED_EPISODES:
-        raise ValueError(f"found {lengths.shape[1]} episodes per environment; required {COUNTED_EPISODES} or more")
+        raise ValueError(f"got {lengths.shape[1]} episodes per environment; expected {COUNTED_EPISODES} or more")
     over = np.cumsum(lengths, axis=1)
     # Sorted by time, then by environment: an environment never finishes two episodes at once.
     order = np.lexsort((np.repeat(np.arange(len(over)), over.shape[1]), over.ravel()))

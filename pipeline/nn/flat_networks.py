@@ -113,7 +113,7 @@ class FlatNetwork:
         last bits differ. The bias must follow its kernel in `flat`. Only for relu, which maps 1 to 1.
         """
         if fold_bias and activation != "relu":
-            raise ValueError(f"fold_bias is for relu, which maps 1 to 1; found {activation}")
+            raise ValueError(f"fold_bias requires relu, which maps 1 to 1; got {activation}")
         pairs = [flat.layer(layer, fold_bias=fold_bias) for layer in layers]
         self._layers, self._gradients = [layer for layer, _ in pairs], [gradient for _, gradient in pairs]
         self._activate, self._times_slope = ACTIVATE_IN_PLACE[activation], _TIMES_SLOPE[activation]

@@ -58,10 +58,10 @@ def require_function(module: nn.Module, name: str, inputs: Sequence[Tensor], che
 def require_learnable(module: nn.Module, name: str) -> None:
     """Raise ConfigError if a module has no trainable parameters, or parameters that are not float32."""
     if not learned_parameters(module):
-        raise ConfigError(f"policy.network: {name} has no parameters to learn; required at least one")
+        raise ConfigError(f"policy.network: {name} has no parameters to learn; expected at least one")
     for key, value in module.named_parameters():
         if value.dtype != torch.float32:
-            raise ConfigError(f"policy.network: parameter {key} of {name} is {value.dtype}; required torch.float32")
+            raise ConfigError(f"policy.network: parameter {key} of {name} is {value.dtype}; expected torch.float32")
 
 
 def require_room_for(construct: Callable[[], nn.Module]) -> None:
@@ -164,7 +164,7 @@ class ModuleNetwork:
         options = json.dumps(dict(spec.options))
         self._module, dtype = _checked(self._class, spec.name, self._shape, spec.output_size, options)
         if dtype != torch.float32 and _float32_alone.get():
-            raise ConfigError(f"policy.network: {spec.name} returns outputs of {dtype}; required torch.float32")
+            raise ConfigError(f"policy.network: {spec.name} returns outputs of {dtype}; expected torch.float32")
         self._copies = ModuleCopies(self._module)
 
     @property
@@ -234,5 +234,5 @@ def _check_outputs(name: str, inputs: Tensor, output_size: int, outputs: Any) ->
         found = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ConfigError(
             f"policy.network: {name} returned {found} for inputs of shape {tuple(inputs.shape)}; "
-            f"required {(len(inputs), output_size)}"
+            f"expected {(len(inputs), output_size)}"
         )

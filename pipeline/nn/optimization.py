@@ -51,7 +51,7 @@ def _from_bare_name(value: Any) -> Any:
         return {"name": value}
     close = [name for name in FROM_A_COUNT if value.lower() in name.lower()] or ["CosineAnnealingLR"]
     raise ValueError(
-        f"found {value!r}; required one of {', '.join(_BUILT_IN)}, or a class of torch.optim.lr_scheduler, such as "
+        f"got {value!r}; expected one of {', '.join(_BUILT_IN)}, or a class of torch.optim.lr_scheduler, such as "
         f"{' or '.join(close)}, as in {{name: CosineAnnealingLR, options: {{T_max: 1000}}}}"
         f"{suggestion(value, _BUILT_IN)}"
     )

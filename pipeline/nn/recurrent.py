@@ -204,7 +204,7 @@ class ModuleCell:
         size = getattr(self._module, name, None)
         if not isinstance(size, int) or size < 1:
             raise ConfigError(
-                f"policy.network: {self.spec.name}.{name} is {size!r}; required integers state_size and "
+                f"policy.network: {self.spec.name}.{name} is {size!r}; expected integers state_size and "
                 "feature_size, the sizes of its state and of its features"
             )
         return size
@@ -213,10 +213,10 @@ class ModuleCell:
         expected = [(4, self.feature_size), (4, self.state_size)]
         if (found := _shapes(outputs)) != expected:
             raise ConfigError(
-                f"policy.network: {self.spec.name} returned {found}; required features and states {expected}"
+                f"policy.network: {self.spec.name} returned {found}; expected features and states {expected}"
             )
         if dtypes := {part.dtype for part in outputs} - {torch.float32}:
-            raise ConfigError(f"policy.network: {self.spec.name} returns outputs of {dtypes.pop()}; required float32")
+            raise ConfigError(f"policy.network: {self.spec.name} returns outputs of {dtypes.pop()}; expected float32")
 
 
 def _shapes(outputs: Any) -> list[object]:
@@ -287,7 +287,7 @@ def _require_same_sequence(factory: Any, name: str, input_size: int, options: st
                     found = along(*given)
                 shapes = [tuple(part.shape) for part in expected]
                 if (of_sequence := _shapes(found)) != shapes:
-                    raise ConfigError(f"policy.network: {name}.sequence returned {of_sequence}; required {shapes}")
+                    raise ConfigError(f"policy.network: {name}.sequence returned {of_sequence}; expected {shapes}")
                 for what, part, as_given in zip(("inputs", "states"), given, (inputs, before), strict=True):
                     if not torch.equal(part, as_given):
                         raise ConfigError(

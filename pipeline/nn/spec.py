@@ -161,12 +161,11 @@ def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Ma
             ) from None
     elif name in SIZED_NETWORKS and options:
         others = "; ".join(f"{other} takes {_names(of)}" for other, of in _OPTIONS.items())
-        raise ValueError(f"network {name} has no options, found {dict(options)}; {others}")
-    found = f"found hidden_sizes {hidden_sizes}"
+        raise ValueError(f"network {name} has no options, got {dict(options)}; {others}")
     if name == RESIDUAL and len(set(hidden_sizes)) > 1:
-        raise ValueError(f"network residual adds each layer's outputs to its inputs; {found}; sizes must be equal")
+        raise ValueError(f"hidden_sizes of network residual must be equal, got {hidden_sizes}")
     if name in RECURRENT_NETWORKS and len(hidden_sizes) != 1:
-        raise ValueError(f"network {name} has a single layer; {found}; give one size, the number of features")
+        raise ValueError(f"network {name} has a single layer; hidden_sizes must be one size, got {hidden_sizes}")
 
 
 def check_fits(spec: NetworkSpec) -> None:
@@ -227,11 +226,11 @@ def convolutions(spec: NetworkSpec) -> Convolutions:
     try:
         options = ConvolutionOptions.model_validate(dict(spec.options))
     except ValidationError as problem:
-        raise ConfigError(f"policy.network_options of cnn: {problem.errors()[0]['msg']}; {_CNN_OPTIONS}") from None
+        raise ConfigError(f"policy.network_options for cnn: {problem.errors()[0]['msg']}; {_CNN_OPTIONS}") from None
     if len(spec.input_shape) not in (2, 3):
         raise ConfigError(
-            f"policy.network is cnn, but observations have the shape {spec.input_shape}; required images [height, "
-            "width] or [height, width, channels], or policy.network=mlp"
+            f"policy.network is cnn, but observations have the shape {spec.input_shape}; expected images, [height, "
+            "width] or [height, width, channels]; for other observations, use policy.network=mlp"
         )
     first = options.channels_first and len(spec.input_shape) == 3
     height, width = spec.input_shape[1:] if first else spec.input_shape[:2]

@@ -47,9 +47,9 @@ def check_actor(kind: ActorKind, actions: gymnasium.Space[Any], *, deterministic
     if kind == "uniform" and deterministic:
         raise ValueError("actor uniform: no action is the most likely; use deterministic=False")
     if kind == "q_values" and not isinstance(actions, Discrete):
-        raise ValueError(f"actor q_values: found the action space {actions}; required discrete actions (Discrete)")
+        raise ValueError(f"actor q_values: got the action space {actions}; expected discrete actions (Discrete)")
     if kind == "tanh_gaussian" and not isinstance(actions, Box):
-        raise ValueError(f"actor tanh_gaussian: found the action space {actions}; required continuous actions (Box)")
+        raise ValueError(f"actor tanh_gaussian: got the action space {actions}; expected continuous actions (Box)")
     whole = not isinstance(actions, Box) or (np.all(actions.low == -1) and np.all(actions.high == 1))
     # A policy that reaches half the box would never explore the other half.
     if kind in ("tanh_gaussian", "uniform") and not whole:
@@ -91,4 +91,4 @@ def check_actor_params(kind: ActorKind, config: PolicyConfig, params: Params, sp
             check(Q_NETWORK, spaces.num_actions)
             check_shapes(params, {EPSILON: ()})
             if ((found := params[EPSILON]) < 0).any() or (found > 1).any():
-                raise ValueError(f"policy parameter {EPSILON}: found {found.tolist()}; required probabilities, 0 to 1")
+                raise ValueError(f"policy parameter {EPSILON}: got {found.tolist()}; expected probabilities, 0 to 1")

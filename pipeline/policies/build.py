@@ -81,7 +81,7 @@ class _Check:
             if not callable(getattr(found, method, None)):
                 self._refuse(f"returns distributions ({type(found).__name__}) without {method}", required)
         if not torch.equal(torch.get_rng_state(), state):
-            self._refuse("draws random numbers in `distribution`", "draws only in the distributions' `sample`")
+            self._refuse("draws random numbers in `distribution`", "random draws only in the distributions' `sample`")
         return found
 
     def _actions(self, of_rows: OwnDistribution) -> Tensor:
@@ -129,7 +129,7 @@ class _Check:
             self._refuse(
                 f"rebuilds other distributions in `recorded` than it acted with (log_prob is {found[0]:g} but was "
                 f"{log_prob[0]:g}), so likelihood ratios would not start at 1",
-                "recorded(distribution.parameters()) equal to the distribution",
+                "recorded(distribution.parameters()) to equal the distribution",
             )
 
     def _call(self, what: str, call: Callable[[], T]) -> T:
@@ -144,7 +144,7 @@ class _Check:
             ) from problem
 
     def _refuse(self, found: str, required: str) -> None:
-        raise ConfigError(f"policy.name: {self._name} {found}; required {required}")
+        raise ConfigError(f"policy.name: {self._name} {found}; expected {required}")
 
 
 def _form(value: object) -> str:

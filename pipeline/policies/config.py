@@ -45,7 +45,7 @@ class EncoderConfig(Settings):
     @model_validator(mode="after")
     def _network_has_its_options(self) -> "EncoderConfig":
         if self.name in (*RECURRENT_NETWORKS, RESIDUAL):
-            raise ValueError(f"found {self.name}; required cnn, mlp, or module:Class of a torch.nn.Module")
+            raise ValueError(f"got {self.name}; expected cnn, mlp, or module:Class of a torch.nn.Module")
         check_network_settings(self.name, (), self.options)
         return self
 
@@ -87,7 +87,7 @@ class PolicyConfig(Settings):
     """For cnn: channels, kernel_sizes, strides, channels_first. For linear-attention: key_size, value_size, reading
     (linear or asinh). For module:Class: keyword arguments of the class."""
     encoder: EncoderConfig | None = later(None)
-    """Observation encoder in front of a recurrent network; required for images."""
+    """Observation encoder in front of a recurrent network; needed for images."""
     activation: str | None = later(None)
     """Activation after each hidden layer: tanh, relu, identity, or a torch.nn class such as SiLU; null: tanh, or relu
     for off-policy algorithms."""
@@ -101,9 +101,7 @@ class PolicyConfig(Settings):
     @classmethod
     def _activation_is_known(cls, value: str | None) -> str | None:
         if value is not None and value not in ACTIVATIONS:
-            raise ValueError(
-                f"found {value!r}; required one of {', '.join(ACTIVATIONS)}{suggestion(value, ACTIVATIONS)}"
-            )
+            raise ValueError(f"got {value!r}; expected one of {', '.join(ACTIVATIONS)}{suggestion(value, ACTIVATIONS)}")
         return value
 
     @model_validator(mode="after")

@@ -91,11 +91,11 @@ def check_shapes(params: Params, required: Shapes) -> None:
     for name, shape in required.items():
         if name not in params or params[name].shape[1:] != shape:
             found = params[name].shape if name in params else "nothing"
-            raise BatchError(f"policy parameter {name}: found {found}; required [{', '.join(map(str, ('B', *shape)))}]")
+            raise BatchError(f"policy parameter {name}: got {found}; expected [{', '.join(map(str, ('B', *shape)))}]")
         finite = np.isfinite(params[name])
         if not finite.all():
             task = np.argwhere(~finite)[0][0]
-            raise BatchError(f"policy parameter {name} of task {task} is not finite; required finite numbers")
+            raise BatchError(f"policy parameter {name} of task {task} is not finite")
 
 
 def log_softmax(logits: Array) -> Array:

@@ -99,7 +99,7 @@ class RowIndex:
         """Raise ReplayError if any of the row indices [...] is not in the run."""
         if rows.size and not (rows.min() >= 0 and rows.max() < self.num_rows):
             raise ReplayError(
-                f"found rows from {rows.min()} to {rows.max()}; the replay buffer has 0 to {self.num_rows - 1}. "
+                f"got rows from {rows.min()} to {rows.max()}; the replay buffer has 0 to {self.num_rows - 1}. "
                 "Append every rollout batch up to the iteration in which the rows were drawn"
             )
 
@@ -226,10 +226,10 @@ class TaskIndex:
         """
         _require_lengths(lengths)
         if len(task_ids) != len(lengths):
-            raise ReplayError(f"lengths have shape {lengths.shape} for {len(task_ids)} tasks; required [B, E], B tasks")
+            raise ReplayError(f"lengths have shape {lengths.shape} for {len(task_ids)} tasks; expected [B, E], B tasks")
         if len(self) and iteration < (last := int(self._rounds[0][-1])):
             raise ReplayError(
-                f"found a rollout batch of iteration {iteration} after iteration {last}; append them in order"
+                f"got a rollout batch of iteration {iteration} after iteration {last}; append them in order"
             )
         first = int(self._rounds[1][-1]) if len(self) else 0
         for task_id, count in zip(task_ids, lengths.sum(axis=1, dtype=np.int64).tolist(), strict=True):

@@ -185,5 +185,5 @@ def task_batch(fields: tuple[TaskField, ...], tasks: Array, ids: Array) -> TaskB
     """Return tasks [B, P] as a TaskBatch, or raise EnvError if their shape is wrong or an entry is not finite."""
     names = tuple(field.name for field in fields)
     if tasks.ndim != 2 or tasks.shape[1] != len(names) or not np.isfinite(tasks).all():
-        raise EnvError(f"found tasks of shape {tasks.shape}; required finite numbers for {names} in every row")
+        raise EnvError(f"got tasks of shape {tasks.shape}; expected finite numbers for {names} in every row")
     return TaskBatch(tasks.astype(np.float64), ids.astype(np.int64), names, tuple(field.unit for field in fields))

@@ -32,8 +32,8 @@ def check_tasks(config: RunConfig, env: MetaEnv) -> None:
     num_train_tasks, plan = len(fixed_tasks(env)), plan_of(config)
     if config.task_sampling != "uniform":
         raise ConfigError(
-            f"task_sampling is {config.task_sampling}, but {config.algorithm.name} learns from the whole training set, "
-            "while an iteration samples only some of its tasks; use task_sampling=uniform"
+            f"task_sampling must be uniform, got {config.task_sampling}: {config.algorithm.name} draws uniformly from "
+            "a fixed training set"
         )
     asked = {"num_tasks": config.num_tasks, "algorithm.meta_batch_size": plan.tasks_per_gradient_step}
     for name, number in asked.items():

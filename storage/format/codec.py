@@ -89,7 +89,7 @@ def encode(stages: StageTable, ref: StageRef, value: Value) -> list[Piece]:
     stage = stages[ref.stage]
     if stage.schema is not None:
         if problem := stage.schema.problem_of(value):
-            raise _mismatch(ref, *problem.split("; required "))
+            raise _mismatch(ref, *problem.split("; expected "))
     elif not isinstance(value, KINDS[stage.output]):
         raise _mismatch(ref, f"output of type {type(value).__name__}", stage.output)
     group, row = stages.group_of(ref), stages.row_of(ref)

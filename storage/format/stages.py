@@ -60,7 +60,7 @@ class StageTable(StageOrder):
         self._by_name = {stage.name: stage for stage in self.stages}
         if wrong := [stage.group for stage in self.stages if not _GROUP.fullmatch(stage.group)]:
             raise ValueError(
-                f"found the group {wrong[0]!r}; required lowercase letters, digits and _, with {STEP} at the end"
+                f"got the group {wrong[0]!r}; expected lowercase letters, digits and _, with {STEP} at the end"
             )
         ends = [stage.name for stage in self.stages if stage.ends_iteration]
         starts = [stage.name for stage in self.stages if stage.group == LEARNER and not stage.ends_iteration]

@@ -91,7 +91,7 @@ def require_same(record: StageRecord, value: Value, *, changed: Callable[[], Seq
             action = f"Changed since: {changes}. Recompute it with the original sources and versions"
         raise DigestMismatch(
             str(record.ref),
-            found=f"bits in {', '.join(wrong[:5])} that differ from the record, so nothing was stored",
+            found=f"values in {', '.join(wrong[:5])} that differ from the record, so nothing was stored",
             required=f"the output with digest {record.digest[:12]}",
             action=action,
         )

@@ -81,7 +81,7 @@ def _batches(files: CommittedFiles, stage: str | None) -> list[StageRef]:
         return [ref for ref in refs if ref.stage == stages.named("rollouts")]
     groups = [stages.group_of(ref) for ref in refs if stages[ref.stage].output == "EpisodeBatch"]
     if stage not in groups:
-        raise ValueError(f"found stage {stage!r}; required one of {', '.join(sorted({*groups})) or 'none, so far'}")
+        raise ValueError(f"no rollouts stored as {stage!r}; stored so far: {', '.join(sorted({*groups})) or 'none'}")
     return [ref for ref in refs if stages.group_of(ref) == stage]
 
 
@@ -89,7 +89,7 @@ def _known_steps(chosen: Steps, batches: Sequence[StageRef]) -> list[int] | None
     """Return the selected inner steps after checking that each exists in some iteration; None for all."""
     steps, known = chosen_steps(chosen), sorted({ref.step for ref in batches})
     if unknown := [step for step in steps or () if step not in known]:
-        raise ValueError(f"found inner step {unknown[0]}; required one of {', '.join(map(str, known))}")
+        raise ValueError(f"no inner step {unknown[0]}; choose one of {', '.join(map(str, known))}")
     return steps
 
 

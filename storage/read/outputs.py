@@ -38,14 +38,14 @@ def whole_numbers(chosen: Any, what: str) -> list[int]:
             raise TypeError
         return [index(number) for number in numbers]
     except TypeError:
-        raise ValueError(f"found {what} {chosen!r}; required integers, such as 0 or [0, 2]") from None
+        raise ValueError(f"{what} must be an integer or a list of them, such as 0 or [0, 2], got {chosen!r}") from None
 
 
 def chosen_steps(chosen: Steps) -> list[int] | None:
     """Return the selected inner steps as a list, or None for all."""
     numbers = None if chosen is None else whole_numbers(chosen, "inner step")
     if wrong := [number for number in numbers or () if number < 0]:
-        raise ValueError(f"found inner step {wrong[0]}; inner steps start at 0")
+        raise ValueError(f"got inner step {wrong[0]}; inner steps start at 0")
     return numbers
 
 
@@ -55,7 +55,7 @@ def places(chosen: Places, count: int, what: str) -> list[int]:
         return [*range(count)[chosen or slice(None)]]
     numbers = whole_numbers(chosen, what)
     if wrong := [number for number in numbers if not -count <= number < count]:
-        raise ValueError(f"found {what} {wrong[0]}; required one from 0 to {count - 1}, or -1 to -{count} from the end")
+        raise ValueError(f"no {what} {wrong[0]}; choose one from 0 to {count - 1}, or -1 to -{count} from the end")
     return [number % count for number in numbers]
 
 
@@ -176,7 +176,7 @@ class StoredOutputs:
         specs = (self.files.spec(chunk.array) for chunk in record.chunks)
         counts = {spec.shape[0] for spec in specs if spec.dims[1:2] == ("task",)}
         if len(counts) != 1:
-            raise ValueError(f"found task={task!r} for {record.ref}, whose arrays have no task axis; omit `task`")
+            raise ValueError(f"got task={task!r} for {record.ref}, whose arrays have no task axis; omit `task`")
         return places(task, counts.pop(), "task")
 
     def lengths(self, ref: StageRef) -> Array:

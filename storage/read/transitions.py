@@ -43,7 +43,7 @@ def read_transitions(run: StoredOutputs, rows: Array) -> pa.Table:
     Raises StageMissing if a row is not stored, and ValueError if a row number is negative.
     """
     if rows.size and rows.min() < 0:
-        raise ValueError(f"rows: found {rows.min()}; row numbers start at 0, and -1 means no row")
+        raise ValueError(f"rows: got {rows.min()}; row numbers start at 0, and -1 means no row")
     rounds, index = _index(run, int(rows.max(initial=-1)))
     found = index.locate(rows)
     of_rows = [rounds[number] for number in found.rounds]

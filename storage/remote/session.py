@@ -52,7 +52,7 @@ class RemoteSession:
                 raise RunLocked(
                     log.objects.url,
                     found=f"process {who.get('pid')} on {who.get('host')} has been writing it since {who.get('since')}",
-                    required="one writer at a time",
+                    required="no other writer",
                     action=f"Wait for it or stop it. This machine cannot know whether it is dead; if it is: {dead}",
                 )
             log.claim(token)

@@ -243,6 +243,6 @@ def _locked(path: Path, holder: bytes) -> RunLocked:
     return RunLocked(
         path.parent,
         found=who,
-        required="one writer at a time",
+        required="no other writer",
         action=f"Wait for it or stop it. If its host is dead: `metaloom resume {argument(path.parent)} --take-over`",
     )

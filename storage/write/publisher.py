@@ -68,7 +68,7 @@ class Publisher:
             raise StageExists(
                 self._files.record_path(output.ref),
                 found="a record that appeared while this writer held the run",
-                required="one writer at a time",
+                required="no other writer",
                 action="Stop all writers of the run, then resume it",
             ) from None
         self._session.share()

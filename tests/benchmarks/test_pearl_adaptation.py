@@ -101,10 +101,10 @@ def test_the_picture_has_every_path_and_every_goal(benchmark, run, monkeypatch, 
 
 
 def test_what_cannot_be_measured_or_drawn_is_refused(benchmark, run, tiny_run, monkeypatch, capsys, tmp_path):
-    with pytest.raises(SystemExit, match="a run of promp, which infers no tasks"):
+    with pytest.raises(SystemExit, match="promp does not infer tasks"):
         printed(benchmark, monkeypatch, capsys, tiny_run)
     monkeypatch.setattr(benchmark, "GOAL", ("velocity",))
-    with pytest.raises(SystemExit, match="in pearl-point-robot; required positions"):
+    with pytest.raises(SystemExit, match="in pearl-point-robot; expected positions"):
         printed(benchmark, monkeypatch, capsys, run, "--out", tmp_path / "paths.png")
 
 
@@ -118,9 +118,9 @@ def test_a_run_is_named_as_commands_name_it(benchmark, run, monkeypatch, capsys)
     ("arguments", "said"),
     [
         (["cv"], "cv: no such folder"),
-        (["run", "--at", 9], "found 9 as the number of updates, but the run has only 2"),
+        (["run", "--at", 9], "no learner after 9 updates; the run has had only 2"),
         (["run", "--tasks", 0], "num_tasks=0"),
-        (["run", "--out", "paths.gif"], "required a .png, .svg or .pdf file"),
+        (["run", "--out", "paths.gif"], "expected a .png, .svg or .pdf file"),
     ],
 )
 def test_what_no_command_could_do_is_one_line(benchmark, run, monkeypatch, capsys, arguments, said):

@@ -42,7 +42,7 @@ def test_only_the_file_of_an_ended_run_with_equal_settings_stands_for_it(load, t
     assert side_by_side.complete_row(path, {"steps": 5}) is None
     path.write_text(json.dumps({"steps": 5, "complete": True, "returns": [1.0]}))
     assert side_by_side.complete_row(path, {"steps": 5})["returns"] == [1.0]
-    with pytest.raises(SystemExit, match=r"holds \{'steps': 5\}; required \{'steps': 6\}.*--out"):
+    with pytest.raises(SystemExit, match=r"holds \{'steps': 5\}; expected \{'steps': 6\}.*--out"):
         side_by_side.complete_row(path, {"steps": 6})
 
 

@@ -53,10 +53,10 @@ def test_the_half_cheetahs_picture_takes_runs_by_any_name_and_refuses_all_else(t
         runpy.run_path(str(next(path for path in PROGRAMS if path.stem == "draw_half_cheetah")), run_name="__main__")
 
     for arguments, told in (
-        (("nowhere", "--gru", "remembers"), "nowhere: found no such folder"),
-        ((".",), "found no runs"),
-        ((".", "--gru", "remembers", "nothing"), "no such folder; required: the folder of a run"),
-        ((".", "--promp", "remembers"), "remembers: found no metric 'step_1.average_return'"),
+        (("nowhere", "--gru", "remembers"), "nowhere: no such folder"),
+        ((".",), "no runs given"),
+        ((".", "--gru", "remembers", "nothing"), "no such folder; expected the folder of a run"),
+        ((".", "--promp", "remembers"), "remembers: no metric 'step_1.average_return'"),
     ):
         with pytest.raises(SystemExit) as ended:
             draw(*arguments)

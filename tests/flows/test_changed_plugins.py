@@ -52,7 +52,7 @@ def say(tmp_path, monkeypatch, capsys, caplog):
 
 
 def changed(run, session, before, after):
-    digests = f"had the SHA-256 {DIGESTS[before][:12]}..., found {DIGESTS[after][:12]}..."
+    digests = f"had the SHA-256 {DIGESTS[before][:12]}..., now {DIGESTS[after][:12]}..."
     return f"runs/{run}, session {session}: the source of own_scale {digests}; results may differ"
 
 
@@ -118,7 +118,7 @@ def test_batches_of_a_plug_in_that_has_changed_since_are_thinned_only_on_request
     for dry in ("", " --dry-run"):
         assert cli.run(f"thin first --keep-last 1{dry}".split()) == 2
         message = capsys.readouterr().err
-        assert f"the source of own_scale had the SHA-256 {DIGESTS[0][:12]}..., found {DIGESTS[1][:12]}..." in message
+        assert f"the source of own_scale had the SHA-256 {DIGESTS[0][:12]}..., now {DIGESTS[1][:12]}..." in message
         assert "1 iteration, starting at 0, could not be recomputed. Restore the original sources" in message
     assert storage.open_run("runs/first").thinned_iterations() == []
     warnings = say("resume first --iterations 4 --set retention.keep_last=1 --workers 0")[1]

@@ -234,7 +234,7 @@ def test_classes_of_a_run_that_nothing_of_ours_wrote_are_refused(tmp_path, copy_
     monkeypatch.setattr(type(run), "sessions", lambda self: [foreign])
     with pytest.raises(
         storage.IncompatibleFormat,
-        match=r"session 0: task_classes: found .*required: task classes in the format of this version",
+        match=r"session 0: task_classes: got .*expected task classes in the format of this version",
     ):
         run.class_returns()
 

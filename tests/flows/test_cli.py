@@ -119,27 +119,30 @@ def test_every_command_has_a_help_text_with_an_example(name, capsys):
         (["train", "settings.yaml"], "settings.yaml"),
         (["train", "promp-point-corner", "--speed", "9"], "--set NAME=VALUE` changes a setting"),
         (["train", "promp-point-corner", "--iteratons", "3"], "did you mean --iterations?"),
-        (["train", "promp-point-corner", "--seed", "0", "--set", "seed=2"], "found --seed with --set seed"),
+        (
+            ["train", "promp-point-corner", "--seed", "0", "--set", "seed=2"],
+            "--seed cannot be combined with --set seed",
+        ),
         (["ls", "--sotr", "name"], "did you mean --sort?"),
-        (["du", "--sotr"], "found --sotr, which metaloom du does not accept"),
+        (["du", "--sotr"], "metaloom du does not accept --sotr"),
         (["resume", "nothing-here"], "nothing-here"),
         (["show", "nothing-here"], "nothing-here"),
         (["verify", "nothing-here"], "nothing-here"),
         (["replay", "nothing-here@1"], "nothing-here"),
         (["replay", "x@last"], "last"),
         (["replay", f"x@{'9' * 5000}"], "after the @"),
-        (["train", "promp-point-corner", "--run", "x", "--set", "iterations=true"], "required an integer; found True"),
+        (["train", "promp-point-corner", "--run", "x", "--set", "iterations=true"], "expected an integer, got True"),
         (["train", "promp-point-corner", "--run", "x", "--workers", "2", "--scheduler", "tcp://x:1"], "one of them"),
         (
             ["train", "promp-point-corner", "--probe"],
-            "found --probe without --dry-run; add --dry-run, or remove --probe",
+            "--probe requires --dry-run; add --dry-run, or remove --probe",
         ),
-        (["recipes", "--format", "json"], "found --format without a recipe; add a recipe, or remove --format"),
-        (["recipes", "promp", "--schema"], "found --schema with a recipe"),
-        (["doctor", "--set", "env.options.reward=dense"], "found --set without --env"),
+        (["recipes", "--format", "json"], "--format requires a recipe; add a recipe, or remove --format"),
+        (["recipes", "promp", "--schema"], "--schema cannot be combined with a recipe"),
+        (["doctor", "--set", "env.options.reward=dense"], "--set requires --env"),
         (
             ["doctor", "--env", "point-corner", "--set", "iterations=3"],
-            "found settings of iterations; only env settings are allowed",
+            "got settings of iterations; only env settings are allowed",
         ),
         (["doctor", "--env", "point-corner", "--set", "env.speed=3"], "use env settings such as env.options.NAME"),
         (["sweep", "promp-point-corner", "--metric", "x"], "--metric requires --optuna"),
@@ -184,7 +187,7 @@ def test_a_wrong_environment_gets_a_suggestion_first_and_a_list_that_is_complete
 def test_a_name_that_is_taken_is_refused_and_the_run_untouched(first, capsys):
     before = {file: file.read_bytes() for file in first.rglob("*") if file.is_file()}
     assert train("first") == 2
-    assert "first: there is a run; required: a path where nothing is stored yet" in capsys.readouterr().err
+    assert "first: there is a run; expected a path where nothing is stored yet" in capsys.readouterr().err
     assert before == {file: file.read_bytes() for file in first.rglob("*") if file.is_file()}
 
 
@@ -322,7 +325,7 @@ def test_evaluate_takes_all_it_is_asked_for_from_the_command_line(first, tmp_pat
 @pytest.mark.parametrize("plot", ["curve.jpg", "nowhere/curve.png"])
 def test_a_picture_that_cannot_be_written_is_refused_before_evaluating(plot, capsys):
     assert run(["evaluate", "nothing-here", "--plot", plot]) == 2
-    assert "required a .png, .svg or .pdf file" in capsys.readouterr().err
+    assert "expected a .png, .svg or .pdf file" in capsys.readouterr().err
 
 
 def test_settings_can_come_from_a_file(tmp_path, capsys):

@@ -193,7 +193,7 @@ def test_groups_by_chosen_settings_put_together_what_else_differs(make, runs):
         "algorithm.inner_lr=0.05": 2,
         "algorithm.inner_lr=0.1": 3,
     }
-    with pytest.raises(UsageError, match=r"found --group algorithm.iner_lr; .*did you mean algorithm.inner_lr"):
+    with pytest.raises(UsageError, match=r"--group algorithm.iner_lr: .*did you mean algorithm.inner_lr"):
         compare(runs, group=["algorithm.iner_lr"])
 
 
@@ -236,7 +236,7 @@ def test_the_same_comparison_gives_the_same_numbers_and_another_seed_others(runs
         "interval": "student",
     }
     for wrong in ({"resamples": 99}, {"last": 0}):
-        with pytest.raises(UsageError, match="required last >= 1 and resamples >= 100"):
+        with pytest.raises(UsageError, match="expected last >= 1 and resamples >= 100"):
             compare(runs, **wrong)
     assert compare(runs, resamples=100, last=1).resamples == 100
 

@@ -77,7 +77,7 @@ def test_a_users_declarations_are_stored_and_name_columns_and_coordinates(tmp_pa
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("Short", "found 1 components; required 2, one for each number"), ("Twice", "found the name 'level'")],
+    [("Short", "got 1 components; expected 2, one for each number"), ("Twice", "invalid name 'level'")],
 )
 def test_wrong_declarations_are_refused_before_a_run_starts(tmp_path, tiny_config, name, message):
     with pytest.raises(EnvError, match=rf"{name}.observation_components: {message}"):

@@ -146,16 +146,16 @@ def test_another_kind_of_processing_comes_with_the_algorithm_that_needs_it(store
 def test_an_algorithm_that_needs_more_than_is_stored_is_refused_by_what_is_missing(tmp_path, tiny_config, monkeypatch):
     monkeypatch.undo()
     train(tiny_config(algorithm="maml-trpo", iterations=1), tmp_path / "trpo", backend=SERIAL)
-    with pytest.raises(UsageError, match=r"algorithm=promp: found none under optimizer\.\S+ in the stored learner"):
+    with pytest.raises(UsageError, match=r"algorithm=promp: the stored learner has nothing under optimizer\.\S+;"):
         optimize(tmp_path / "trpo", 0, ["algorithm=promp"])
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["num_tasks=8"], "found changes to num_tasks, which affect sampling"),
-        (["policy.hidden_sizes=[4]", "env=point"], "found changes to env, policy"),
-        (["algorithm.trainable_inner_lr=true"], r"found none under \S+log_inner_lr"),
+        (["num_tasks=8"], "changes to num_tasks affect sampling"),
+        (["policy.hidden_sizes=[4]", "env=point"], "changes to env, policy"),
+        (["algorithm.trainable_inner_lr=true"], r"has nothing under \S+log_inner_lr"),
         (["algorithm.inner_steps=2"], "reads the episodes of inner step 2, which are not stored"),
     ],
 )
@@ -197,7 +197,7 @@ def test_a_grid_is_split_at_commas_outside_of_brackets_and_quotes():
 
 @pytest.mark.parametrize("grid", [["a"], ["=1"], ["a="], ["a=1,,2"], ["a=1", "a=2"]])
 def test_a_grid_without_key_or_value_is_refused(grid):
-    with pytest.raises(UsageError, match="required KEY=V1,V2"):
+    with pytest.raises(UsageError, match="expected KEY=V1,V2"):
         parse_grid(grid)
 
 
@@ -231,7 +231,7 @@ def test_the_grid_command_prints_one_table_and_json(stored, capsys):
 
 def test_an_iteration_must_be_named(stored, capsys):
     assert cli.run(["optimize", str(stored)]) == 2
-    assert "required RUN@ITERATION" in capsys.readouterr().err
+    assert "use RUN@ITERATION" in capsys.readouterr().err
 
 
 def test_padding_counts_in_no_mean(tiny_config):

@@ -267,7 +267,7 @@ def test_commands_show_it(run, capsys):
     shown("export", "run", "--to", "parquet", "--out", "out")
     assert pq.read_table("out/spread.parquet").column_names[:3] == ["iteration", "step", "scale"]
     assert cli.run(["show", "run@1", "--stage", "spreads"]) == 2
-    assert "required a stage of the run: initialize, " in capsys.readouterr().err
+    assert "--stage must be one of initialize, " in capsys.readouterr().err
 
 
 def test_the_page_shows_its_arrays(run):
@@ -315,7 +315,7 @@ def test_a_class_that_changed_under_a_stored_run_is_refused(run, flow, monkeypat
         lambda: optimize(run.path, 1),
         lambda: fork(run.path, 1, Path("fork")),
     ):
-        with pytest.raises(IncompatibleFormat, match="required: what the run stores") as caught:
+        with pytest.raises(IncompatibleFormat, match="expected what the run stores") as caught:
             operation()
         found.append(caught.value.found)
     assert {*found} == {
@@ -348,20 +348,20 @@ def test_a_class_that_cannot_be_stored_is_refused_before_a_folder_exists(flow, t
 @pytest.mark.parametrize(
     ("name", "error", "sentence"),
     [
-        ("Float32", StageFault, "spread k=0: Spread.share has dtype float32; required float64"),
-        ("FewAxes", StageFault, "spread k=0: Spread.share has shape [4, 3]; required the axes task, episode, t"),
+        ("Float32", StageFault, "spread k=0: Spread.share has dtype float32; expected float64"),
+        ("FewAxes", StageFault, "spread k=0: Spread.share has shape [4, 3]; expected the axes task, episode, t"),
         (
             "FewTasks",
             StageFault,
-            "Spread.share has 4 entries along task, but an earlier array has 3; required equal lengths",
+            "Spread.share has 4 entries along task, but an earlier array has 3; expected equal lengths",
         ),
         ("Endless", StageFault, "spread k=0: share holds nan at task 0, episode 0, step 0, index [0, 0, 0] (120 of"),
-        ("Other", StageFault, "spread k=0: the stage returned ndarray; required Spread, as it declares"),
-        ("Slashed", LayoutMismatch, "spread(i=0, k=0): an array named 'ends.a/b'; required: letters, digits, '_'"),
+        ("Other", StageFault, "spread k=0: the stage returned ndarray; expected Spread, its declared output"),
+        ("Slashed", LayoutMismatch, "spread(i=0, k=0): an array named 'ends.a/b'; expected letters, digits, '_'"),
         (
             "Wider",
             LayoutMismatch,
-            "run: iteration 1, spread k=0: spread_0/ends.first: shape (4, 3, 2); required: shape (4, 3",
+            "run: iteration 1, spread k=0: spread_0/ends.first: shape (4, 3, 2); expected shape (4, 3",
         ),
     ],
 )

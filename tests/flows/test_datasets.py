@@ -99,7 +99,7 @@ def test_the_default_loader_reads_a_batch_at_once_and_stacks_it_as_a_list_of_ind
     expected = dataset[order]
     assert loaded.keys() == expected.keys()
     assert all(torch.equal(loaded[name], values) for name, values in expected.items())
-    with pytest.raises(IndexError, match="required 0 to"):
+    with pytest.raises(IndexError, match="expected 0 to"):
         dataset.__getitems__([0, len(dataset)])
 
 
@@ -118,16 +118,16 @@ def test_the_order_depends_on_seed_and_epoch_and_reads_every_part_once(run, monk
 
 
 def test_what_there_is_not_is_refused(run, tmp_path, copy_tiny_run):
-    with pytest.raises(UsageError, match=r"found a dataset of 'steps'; required one of transitions, episodes, trials"):
+    with pytest.raises(UsageError, match=r"unit must be one of transitions, episodes, trials, got 'steps'"):
         run.dataset("steps")
-    with pytest.raises(IndexError, match="required 0 to 11: there are 12 items"):
+    with pytest.raises(IndexError, match="expected 0 to 11"):
         run.dataset("trials")[12]
     for indices, first in (([-1, 3], -1), ([3, 12, -1], 12)):
-        with pytest.raises(IndexError, match=f"found index {first}; required 0 to 11"):
+        with pytest.raises(IndexError, match=f"index {first} is out of range; expected 0 to 11"):
             run.dataset("trials")[indices]
     with pytest.raises(storage.StageMissing, match="no episodes of these"):
         run.dataset("episodes", steps=5)
-    with pytest.raises(UsageError, match="found pool=0"):
+    with pytest.raises(UsageError, match=r"pool must be 1 to .*, got 0"):
         run.dataset("episodes").sampler(pool=0)
     thinned = copy_tiny_run(tmp_path / "thinned")
     with storage.open_writer(thinned) as writer:
@@ -139,5 +139,5 @@ def test_what_there_is_not_is_refused(run, tmp_path, copy_tiny_run):
 
 @pytest.mark.parametrize("indices", [[True, False], np.array([False, True]), [1.7], torch.tensor([True])])
 def test_a_mask_or_a_fraction_is_no_list_of_indices(run, indices):
-    with pytest.raises(IndexError, match=r"found indices of type (bool|float64); required integers"):
+    with pytest.raises(IndexError, match=r"indices must be integers, got dtype (bool|float64)"):
         run.dataset("trials")[indices]

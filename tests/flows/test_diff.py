@@ -108,7 +108,7 @@ def test_settings_that_differ_are_in_the_order_of_their_names():
 
 def test_a_folder_without_a_run_is_refused(stored, tmp_path, capsys):
     assert cli.run(["diff", str(stored), str(tmp_path)]) == 2
-    assert "required: a run" in capsys.readouterr().err
+    assert "expected a run" in capsys.readouterr().err
 
 
 def test_a_run_of_version_0_1_had_the_same_environment_and_the_defaults_of_later_settings(stored, monkeypatch):

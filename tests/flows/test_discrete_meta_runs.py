@@ -95,7 +95,7 @@ def test_actions_that_nobody_scales_are_those_of_the_recipe_without_a_scale(tmp_
     small = ["iterations=1", "num_tasks=2", "episodes_per_task=2", "max_episode_steps=3", "policy.hidden_sizes=[4]"]
     train(new_config("promp", ["env=small_envs:Bells", *small]), tmp_path / "run", backend=SERIAL)
     assert metaloom.open_run(tmp_path / "run").config["env"]["action_scale"] is None
-    with pytest.raises(EnvError, match=r"found 10, .*Discrete\(4\) are discrete .*--set env.action_scale=null"):
+    with pytest.raises(EnvError, match=r"is 10, .*Discrete\(4\) are discrete .*--set env.action_scale=null"):
         train(new_config("promp", ["env=small_envs:Bells", "env.action_scale=10"]), tmp_path / "no", backend=SERIAL)
 
 

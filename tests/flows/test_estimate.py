@@ -52,7 +52,7 @@ HUGE = {
     "policy.network": ("promp-point-corner", "policy.network=own_networks_of_estimates:Huge"),
     "policy.network_options": ("rl2-tabular-mdp", "policy.network_options={key_size: 1000000, value_size: 1000000}"),
     # The environment has options, which are no settings of the run's own.
-    "max_episode_steps: found 10{14}": ("rl2-bandit", "max_episode_steps=100000000000000"),
+    "with max_episode_steps=10{14},": ("rl2-bandit", "max_episode_steps=100000000000000"),
     "algorithm.encoder_size": ("varibad-half-cheetah-dir", "algorithm.encoder_size=1000000"),
     "algorithm.decoder_layers": ("varibad-half-cheetah-dir", "algorithm.decoder_layers=[1000000, 1000000]"),
 }
@@ -104,9 +104,9 @@ def test_the_number_that_is_said_to_fit_fits_and_the_next_one_does_not() -> None
     def refusal(num_tasks: int) -> str | None:
         return refusal_of(new_config("promp-point-corner", (f"num_tasks={num_tasks}",)))
 
-    most = int((refusal(10**9) or "").split("required at most ")[1])
+    most = int((refusal(10**9) or "").split("use at most ")[1])
     assert refusal(most) is None
-    assert (refusal(most + 1) or "").startswith(f"num_tasks: found {most + 1}, with which the episodes of an iteration")
+    assert (refusal(most + 1) or "").startswith(f"with num_tasks={most + 1}, the episodes of an iteration")
 
 
 def test_episodes_that_may_end_early_count_by_the_steps_that_are_asked_for() -> None:
@@ -114,7 +114,7 @@ def test_episodes_that_may_end_early_count_by_the_steps_that_are_asked_for() -> 
     assert refusal_of(new_config("ppo", ("env=Pendulum-v1", "min_steps=4000", "max_episode_steps=100000"))) is None
     refused = refusal_of(new_config("ppo", ("env=Pendulum-v1", "min_steps=1000000000000")))
     assert refused is not None
-    assert refused.startswith("min_steps: found 1000000000000")
+    assert refused.startswith("with min_steps=1000000000000")
 
 
 def test_resuming_forking_and_evaluating_refuse_what_cannot_fit(
@@ -122,13 +122,13 @@ def test_resuming_forking_and_evaluating_refuse_what_cannot_fit(
 ) -> None:
     config = new_config("promp-point-corner", ("iterations=1", "num_tasks=2", "episodes_per_task=2"))
     train(config, tmp_path / "run", backend=HERE)
-    with pytest.raises(ConfigError, match=r"evaluation\.adaptation_steps: found 1000000000"):
+    with pytest.raises(ConfigError, match=r"evaluation\.adaptation_steps=1000000000"):
         evaluate(tmp_path / "run", adaptation_steps=10**9, num_tasks=2)
-    with pytest.raises(ConfigError, match=r"num_tasks: found 1000000000"):
+    with pytest.raises(ConfigError, match=r"num_tasks=1000000000"):
         fork(tmp_path / "run", 1, tmp_path / "fork", ("num_tasks=1000000000",))
     assert not (tmp_path / "fork").exists()
     monkeypatch.setattr(metaloom.flows.estimate, "machine_memory", lambda: 10_000)
-    with pytest.raises(ConfigError, match=r"required at most \d+"):
+    with pytest.raises(ConfigError, match=r"use at most \d+"):
         resume(tmp_path / "run", iterations=2, backend=HERE)
     monkeypatch.undo()
     resume(tmp_path / "run", iterations=2, backend=HERE)
@@ -247,8 +247,8 @@ def test_a_dry_run_of_what_cannot_fit_prints_counts_and_then_why(
     assert main([*arguments, "--workers", "0"]) == 2
     output = capsys.readouterr()
     assert "environment steps" in output.out
-    assert output.err.startswith("metaloom: num_tasks: found 1000000000, with which the episodes of an iteration take ")
+    assert output.err.startswith("metaloom: with num_tasks=1000000000, the episodes of an iteration need ")
     assert main([*arguments, "--workers", "0", "--json"]) == 2
     found = json.loads(capsys.readouterr().out)
-    assert found["refusal"].startswith("num_tasks: found 1000000000")
+    assert found["refusal"].startswith("with num_tasks=1000000000")
     assert found["probe"] is None

@@ -264,12 +264,12 @@ def test_the_seed_draws_other_tasks_and_starts_and_the_same_one_the_same(plain):
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 10**20])
 def test_a_seed_that_no_run_can_have_is_refused(plain, seed):
-    with pytest.raises(UsageError, match=r"required (one from 0 to 2\*\*63 - 1|a whole number of at least 0)"):
+    with pytest.raises(UsageError, match=r"an integer from 0 to 2\*\*63 - 1|expected a whole number of at least 0"):
         evaluate(plain, seed=seed)
 
 
 def test_more_updates_than_the_run_has_are_refused_with_the_command_that_makes_them(plain):
-    with pytest.raises(UsageError, match=r"the run has only 2.*--iterations 3"):
+    with pytest.raises(UsageError, match=r"the run has had only 2.*--iterations 3"):
         evaluate(plain, 3)
     assert evaluate(plain, 2).updates == 2
 
@@ -315,16 +315,16 @@ def test_tasks_come_from_a_file(plain, tmp_path, kind):
 @pytest.mark.parametrize(
     ("name", "text", "found"),
     [
-        ("tasks.json", "[[0.25, 1]]", r"task 0 \[0.25, 1\].*1 finite numbers \['velocity'\]"),
-        ("tasks.json", '[{"speed": 1}]', r"task 0 has the fields \['speed'\]; required \['velocity'\]"),
-        ("tasks.json", "[]", "required a list of at least one task"),
-        ("tasks.json", "{}", "found dict; required a list"),
-        ("tasks.json", "[[true]]", "found task 0"),
-        ("tasks.json", f"[[1{400 * '0'}]]", "required 1 finite numbers"),
-        ("tasks.yaml", "[[.nan]]", "found task 0"),
+        ("tasks.json", "[[0.25, 1]]", r"task 0 is \[0.25, 1\].*1 finite numbers \['velocity'\]"),
+        ("tasks.json", '[{"speed": 1}]', r"task 0 has the fields \['speed'\]; expected \['velocity'\]"),
+        ("tasks.json", "[]", "expected a list of at least one task"),
+        ("tasks.json", "{}", "expected a list of at least one task, got dict"),
+        ("tasks.json", "[[true]]", "task 0 is"),
+        ("tasks.json", f"[[1{400 * '0'}]]", "expected 1 finite numbers"),
+        ("tasks.yaml", "[[.nan]]", "task 0 is"),
         ("tasks.yaml", "[", "cannot be read as tasks"),
         ("tasks.parquet", "no table", "cannot be read as tasks"),
-        ("tasks.txt", "", r"required held-out, train, or a \.json"),
+        ("tasks.txt", "", r"must be held-out, train, or a \.json"),
     ],
 )
 def test_a_file_without_tasks_of_the_environment_is_refused(plain, tmp_path, name, text, found):

@@ -185,7 +185,7 @@ def test_places_without_an_episode_are_no_rows_of_a_history(tmp_path):
         ("parquet", {"by": "task"}, "--to parquet does not support --by"),
         ("tensorboard", {"steps": (0,)}, "remove it"),
         ("delta", {"iterations": 1}, "--to delta does not support --iterations"),
-        ("parquet", {"steps": (5,)}, "found --step 5; required an inner step of the run: 0, 1"),
+        ("parquet", {"steps": (5,)}, "the run has no inner step 5; --step must be one of 0, 1"),
         ("parquet", {"iterations": slice(5, 6)}, "no complete iteration"),
     ],
 )
@@ -223,7 +223,7 @@ def test_iterations_are_chosen_as_python_slices(text, parsed):
 
 @pytest.mark.parametrize("text", ["", "a", "1:2:3", "1-2", "1,2"])
 def test_other_words_for_iterations_are_refused(text):
-    with pytest.raises(UsageError, match="required N or FROM:TO"):
+    with pytest.raises(UsageError, match="expected N or FROM:TO"):
         parse_span("--iterations", text)
 
 
@@ -284,10 +284,7 @@ def test_a_format_refuses_a_function_that_it_could_not_call():
 def test_a_format_that_does_not_exist_is_refused_with_those_that_do(stored, tmp_path, capsys):
     assert cli.run(["export", str(stored.path), "--to", "parket", "--out", str(tmp_path / "out")]) == 2
     told = capsys.readouterr().err
-    assert (
-        "required one of delta, histories, minari, parquet, tensorboard, or module:FORMAT; did you mean parquet?"
-        in told
-    )
+    assert "use one of delta, histories, minari, parquet, tensorboard, or module:FORMAT; did you mean parquet?" in told
     assert cli.run(["export", str(stored.path), "--to", "onnx", "--out", str(tmp_path / "out")]) == 2
     assert "`metaloom policy RUN --out policy.onnx`" in capsys.readouterr().err
 

@@ -209,12 +209,12 @@ def test_facts_of_episodes_and_optional_numbers_of_a_users_environment_are_kept(
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ("missing", r"has|found \['force', 'success'\]; required the facts that the environment declares"),
-        ("undeclared", r"found \['force', 'height', 'moves', 'success'\]"),
-        ("nan", "found nan as fact moves; required a finite number within float32; only an optional fact"),
-        ("shape", "as fact force; required one number"),
-        ("flag", "found float 0.5 as fact success; required True or False, or 1 or 0"),
-        ("infinite", "found inf as fact force"),
+        ("missing", r"has|got \['force', 'success'\]; expected the facts that the environment declares"),
+        ("undeclared", r"got \['force', 'height', 'moves', 'success'\]"),
+        ("nan", "got nan as fact moves; expected a finite number within float32; only an optional fact"),
+        ("shape", "as fact force; expected one number"),
+        ("flag", "got float 0.5 as fact success; expected True or False, or 1 or 0"),
+        ("infinite", "got inf as fact force"),
     ],
 )
 def test_wrong_facts_are_refused_with_their_place(tmp_path, wrong, told):
@@ -229,11 +229,11 @@ def test_facts_of_a_batch_are_checked_row_by_row():
     good = {"success": np.array([True, False]), "force": np.array([1.0, 2.0])}
     check_facts(good, declared, rows)
     for wrong in ({"force": np.zeros(3)}, {"success": np.zeros(2)}, {"force": np.array(["1", "2"])}):
-        with pytest.raises(EnvError, match="found dtype"):
+        with pytest.raises(EnvError, match="got dtype"):
             check_facts(good | wrong, declared, rows)
-    with pytest.raises(EnvError, match=r"found \['success'\]; required .*'force'"):
+    with pytest.raises(EnvError, match=r"got \['success'\]; expected .*'force'"):
         check_facts({"success": good["success"]}, declared, rows)
-    with pytest.raises(RowFault, match="found nan as fact force") as caught:
+    with pytest.raises(RowFault, match="got nan as fact force") as caught:
         check_facts(good | {"force": np.array([1.0, np.nan])}, declared, rows)
     assert caught.value.row == 5
 
@@ -247,7 +247,7 @@ def test_facts_of_a_batch_are_checked_row_by_row():
         ((Fact("a", per="batch"),), 'per "step" or "episode"'),
         ((Fact("return"),), "every run already has the metric average_return"),
         ((Fact("a", "flag", optional=True),), "the flag a is optional"),
-        (3, "required a sequence of Fact"),
+        (3, "expected a sequence of Fact"),
     ],
 )
 def test_a_declaration_that_cannot_be_is_refused(facts, told):

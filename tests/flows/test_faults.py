@@ -182,11 +182,11 @@ def test_a_stage_that_does_not_fail_says_so_and_whether_it_gave_the_stored_bits(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--stage", "adapt", "--until-diff"], "found --until-diff with --pdb"),
-        (["--stage", "adapt", "--workers", "2"], "found --workers with --pdb"),
+        (["--stage", "adapt", "--until-diff"], "--until-diff cannot be combined with --pdb"),
+        (["--stage", "adapt", "--workers", "2"], "--workers cannot be combined with --pdb"),
         ([], "--pdb requires one stage"),
         (["--stage", "rollout"], "its stages are initialize, sample_tasks"),
-        (["--stage", "adapt", "--step", "3"], "required one of 0"),
+        (["--stage", "adapt", "--step", "3"], "must be one of 0"),
     ],
 )
 def test_the_debugger_takes_exactly_one_stage_in_this_process(tmp_path, tiny_config, capsys, options, message):

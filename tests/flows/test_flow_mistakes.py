@@ -703,8 +703,8 @@ def global_draw(who: str, generator: str) -> str:
     return rf"{who}, line \d+ drew from the global generator of {generator}, .*; draw from"
 
 
-TWICE = "two computations of the same inputs differ, first in .*; check own_flow:"
-NAN = r"\(\d+ of \d+ values are not finite\); required finite numbers"
+TWICE = "two computations from the same inputs gave different results, first in .*; check own_flow:"
+NAN = r"\(\d+ of \d+ values are not finite\); all must be finite"
 STRUCTURAL = {
     "a learner that is missing": (
         of("NoLearner"),
@@ -712,9 +712,9 @@ STRUCTURAL = {
     ),
     "a learner of a foreign class": (
         of("Foreign"),
-        "the class own_flow:ForeignLearner; required a subclass of .*:Learner",
+        "the class own_flow:ForeignLearner; expected a subclass of .*:Learner",
     ),
-    "a learner that is nowhere": (of("Nowhere"), "found 'own_flow:NowhereLearner': .*; required module:Class"),
+    "a learner that is nowhere": (of("Nowhere"), "got 'own_flow:NowhereLearner': .*; expected module:Class"),
     "a learner without update": (
         of("Short"),
         r"lacks the method update; define update\(self, state, experience, \*",
@@ -727,34 +727,34 @@ STRUCTURAL = {
         of("OnGpu"),
         "constructor of own_flow:OnGpuLearner asks for a GPU .*; create tensors on set",
     ),
-    "initialize that gives None": (of("InitializesNone"), r"initialize of .* returned NoneType; required LearnerState"),
-    "initialize in float64": (of("InitializesDouble"), r"returned params\['mean_.*'\] as float64; required float32"),
+    "initialize that gives None": (of("InitializesNone"), r"initialize of .* returned NoneType; expected LearnerState"),
+    "initialize in float64": (of("InitializesDouble"), r"returned params\['mean_.*'\] as float64; expected float32"),
     "initialize without a parameter": (
         of("InitializesLess"),
-        r"parameter mean_\S+: found nothing; required \[B, 2, 8\]",
+        r"parameter mean_\S+: got nothing; expected \[B, 2, 8\]",
     ),
-    "initialize of a wrong shape": (of("InitializesShorter"), r"parameter log_std: found \(1, 1\); required \[B, 2\]"),
-    "recorded that lies": ({"policy": "own_flow:Lying"}, "ratios would not start at 1; required recorded"),
+    "initialize of a wrong shape": (of("InitializesShorter"), r"parameter log_std: got \(1, 1\); expected \[B, 2\]"),
+    "recorded that lies": ({"policy": "own_flow:Lying"}, "ratios would not start at 1; expected recorded"),
     "log_prob with an action axis": (
         {"policy": "own_flow:KeepsAxisPolicy"},
-        r"for actions \(4, 2\); required \(4,\): sum ov",
+        r"for actions \(4, 2\); expected \(4,\): sum ov",
     ),
-    "no mode": ({"policy": "own_flow:NoModePolicy"}, r"without mode; required mode\(\): the most likely actions"),
+    "no mode": ({"policy": "own_flow:NoModePolicy"}, r"without mode; expected mode\(\): the most likely actions"),
     "sample from NumPy": (
         {"policy": "own_flow:NumpyPolicy"},
-        "draws different actions from the same seed .*; required draws with tor",
+        "draws different actions from the same seed .*; expected draws with tor",
     ),
     "a network in float64": (
         {"policy": {"network": "own_flow:DoubleNet"}},
-        "last.weight of .* is torch.float64; required",
+        "last.weight of .* is torch.float64; expected",
     ),
     "outputs in float64": (
         {"policy": {"network": "own_flow:DoubleOutputs"}},
-        "outputs of torch.float64; required torch.fl",
+        "outputs of torch.float64; expected torch.fl",
     ),
     "an encoder with outputs in float64": (
         {"algorithm": "rl2", "episodes_per_task": 4, "policy": {"encoder": "own_flow:DoubleOutputs"}},
-        "policy.encoder: own_flow:DoubleOutputs returns outputs of torch.float64; required torch.fl",
+        "policy.encoder: own_flow:DoubleOutputs returns outputs of torch.float64; expected torch.fl",
     ),
     "a network on a GPU": (
         {"policy": {"network": "own_flow:GpuNet"}},
@@ -787,59 +787,59 @@ STRUCTURAL = {
     ),
     "a key that is not its own": (
         {"algorithm": {"name": "own_flow:Halved", "nothing": 1}},
-        "algorithm.nothing: unknown key; found 1; see own_flow:Halved for the valid keys",
+        "algorithm.nothing: unknown key; got 1; see own_flow:Halved for the valid keys",
     ),
     "an input of another type": (
         of("OtherType"),
-        r"samples from .* returns EpisodeBatch; required .*Samples \| None, the annotation in its",
+        r"samples from .* returns EpisodeBatch; expected .*Samples \| None, the annotation in its",
     ),
 }
 """Mistakes that are refused before the run has a folder: settings, and the sentence."""
 OF_DATA = {
     "process of a wrong shape": (
         of("ProcessesShorter"),
-        r"line \d+: Samples.advantages has shape \(4, 3, 9\) .*; required",
+        r"line \d+: Samples.advantages has shape \(4, 3, 9\) .*; expected",
     ),
     "process with NaN": (of("ProcessesNan"), f"process_samples k=0: advantages holds nan at task 0, .* {NAN}"),
     "process in float64": (
         of("ProcessesDouble"),
-        r"line \d+: Samples.advantages .* float64; required \[4, 3, 10\] and f",
+        r"line \d+: Samples.advantages .* float64; expected \[4, 3, 10\] and f",
     ),
     "adapt that gives None": (
         of("NoAdapt"),
-        "adaptation by own_flow:NoAdaptLearner returned NoneType; required TaskParams for 4",
+        "adaptation by own_flow:NoAdaptLearner returned NoneType; expected TaskParams for 4",
     ),
     "adapt of too few tasks": (
         of("FewTasks"),
-        "for 3 tasks; required TaskParams for 4 tasks, with each task's policy param",
+        "for 3 tasks; expected TaskParams for 4 tasks, with each task's policy param",
     ),
     "adapt of a wrong shape": (
         of("AdaptsShorter"),
-        r"returned params\['mean_.*'\] as \[4, 2, 7\]; required \[4, 2, 8\], as be",
+        r"returned params\['mean_.*'\] as \[4, 2, 7\]; expected \[4, 2, 8\], as be",
     ),
     "adapt without a parameter": (
         of("AdaptsLess"),
-        r"returned params\['mean_.*'\] as absent; required \[4, 2, 8\], as before",
+        r"returned params\['mean_.*'\] as absent; expected \[4, 2, 8\], as before",
     ),
     "adapt with NaN": (of("AdaptsToNan"), rf"adapt k=0: params.mean_\S+ holds nan at task 0, .* {NAN}"),
-    "update without a tuple": (of("NotTwo"), r"update of .* returned LearnerState; required \(LearnerState, metrics\)"),
-    "update in another order": (of("Swapped"), r"returned \(dict, LearnerState\); required \(LearnerState, metrics\)"),
+    "update without a tuple": (of("NotTwo"), r"update of .* returned LearnerState; expected \(LearnerState, metrics\)"),
+    "update in another order": (of("Swapped"), r"returned \(dict, LearnerState\); expected \(LearnerState, metrics\)"),
     "update of a wrong shape": (
         of("UpdatesShorter"),
-        r"params\['log_std'\] as float32\[1\]; required float32\[2\], as it",
+        r"params\['log_std'\] as float32\[1\]; expected float32\[2\], as it",
     ),
     "update in float64": (
         of("UpdatesDouble"),
-        r"params\['log_std'\] as float64\[2\]; required float32\[2\], as it was",
+        r"params\['log_std'\] as float64\[2\]; expected float32\[2\], as it was",
     ),
     "update without a parameter": (
         of("UpdatesLess"),
-        r"params\['mean_.*'\] as absent; required float32\[2, 8\], as it w",
+        r"params\['mean_.*'\] as absent; expected float32\[2, 8\], as it w",
     ),
     "update with NaN": (of("UpdatesToNan"), rf"meta_optimize k=0: learner.params.mean_\S+ holds nan at .* {NAN}"),
-    "a metric of text": (of("String"), "the metric 'own' as '0.1'; required one number"),
-    "a metric of None": (of("Missing"), "the metric 'own' as None; required one number"),
-    "a metric of many numbers": (of("Many"), r"the metric 'own' as array\(\[0., 0.\]\); required one number"),
+    "a metric of text": (of("String"), "the metric 'own' as '0.1'; expected one number"),
+    "a metric of None": (of("Missing"), "the metric 'own' as None; expected one number"),
+    "a metric of many numbers": (of("Many"), r"the metric 'own' as array\(\[0., 0.\]\); expected one number"),
     "hidden state in a learner": (of("Counting", iterations=2), f"iteration 1, meta_optimize k=0: {TWICE}Counting"),
     "hidden state in a class": (of("ClassCounting"), f"iteration 0, meta_optimize k=0: {TWICE}ClassCounting"),
     "hidden state in a graph": (of("Remembering", iterations=2), f"iteration 1, remembering k=0: {TWICE}Remembering"),
@@ -890,7 +890,7 @@ OF_DATA = {
     "an update on a GPU": (of("UpdatesOnGpu"), r"line \d+: asks for a GPU .*; put tensors on setup.device"),
     "an output of a subclass": (
         of("WithMore"),
-        "with_more k=0: the stage returned MoreSamples; required Samples, as it decl",
+        "with_more k=0: the stage returned MoreSamples; expected Samples, its decl",
     ),
 }
 """Mistakes that only data show: settings, and the sentence."""
@@ -951,7 +951,7 @@ def test_a_stored_run_whose_parameters_are_float64_replays_identical_and_resumes
     assert {value.dtype for value in storage.open_run("run")[0].learner().params.values()} == {np.dtype(np.float64)}
     assert all(outcome.identical for outcome in replay(Path("run")))
     resume(Path("run"), iterations=2, backend=SERIAL)
-    with pytest.raises(StageFault, match="as float64; required float32"):
+    with pytest.raises(StageFault, match="as float64; expected float32"):
         train(tiny_config(iterations=1, algorithm="own_flow:DoubleStates"), Path("new"), backend=SERIAL)
 
 
@@ -1145,7 +1145,7 @@ def test_after_training_a_stage_draws_nothing_that_training_drew_whatever_the_se
 
 
 def test_an_output_that_would_lose_its_mask_in_the_store_is_refused(flow, tiny_config):
-    with pytest.raises(StageFault, match="masked k=0: advantages is MaskedArray; required a plain NumPy array"):
+    with pytest.raises(StageFault, match="masked k=0: advantages is MaskedArray; expected a plain NumPy array"):
         train(tiny_config(iterations=1, algorithm="own_flow:Masked"), Path("run"), backend=SERIAL)
 
 
@@ -1157,9 +1157,9 @@ def test_an_output_that_would_lose_its_mask_in_the_store_is_refused(flow, tiny_c
         ("Before", "halve(i=0, k=0) reads samples from own = last_iteration(process_samples), which has no output"),
         (
             "OneOfMany",
-            "samples from process_samples(i=0, k=0), which returns Samples; required tuple[metaloom.",
+            "samples from process_samples(i=0, k=0), which returns Samples; expected tuple[metaloom.",
         ),
-        ("SpanOfMany", "a span of outputs; required tuple[metaloom.pipeline.types.Samples, ...]"),
+        ("SpanOfMany", "a span of outputs; expected tuple[metaloom.pipeline.types.Samples, ...]"),
         ("Metrics", "stage halve has the group 'metrics', which holds the metrics of every iteration"),
     ],
 )
@@ -1178,7 +1178,7 @@ def test_a_graph_that_was_written_for_an_earlier_version_is_refused(flow, tiny_c
 
 def test_an_evaluation_whose_input_has_another_name_is_given_the_learner(flow, tiny_config):
     train(tiny_config(iterations=1, algorithm="own_flow:OwnInput"), Path("run"), backend=SERIAL)
-    with pytest.raises(StageFault, match="the stage evaluate_later returned NoneType; required Evaluation"):
+    with pytest.raises(StageFault, match="the stage evaluate_later returned NoneType; expected Evaluation"):
         evaluate(Path("run"), backend=SERIAL)
 
 
@@ -1229,7 +1229,7 @@ def test_an_evaluation_by_stages_that_read_what_is_there_in_training_only_is_ref
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("NoneOfATask", "is over tasks, and for task 0 returned NoneType; required Samples, as it declares"),
+        ("NoneOfATask", "is over tasks, and for task 0 returned NoneType; expected Samples, its declared output"),
         (
             "TwiceATask",
             "twice_a_task is over tasks, and for task 0 returned arrays of 2 tasks; return arrays of this task only",

@@ -76,7 +76,7 @@ def test_other_numbers_of_tasks_or_inner_steps_are_explained_where_a_run_compute
     assert cli.run(["replay", "forged@0", "--workers", "0", "--json"]) == 1
     stages = json.loads(capsys.readouterr().out)
     assert [stage["stage"] for stage in stages if not stage["identical"]] == ["sample_tasks"]
-    assert "required: shape (" in explained("resume forged --iterations 4 --workers 0", capsys)
+    assert "expected shape (" in explained("resume forged --iterations 4 --workers 0", capsys)
     shutil.rmtree("runs/forged")
     shutil.copytree("runs/good", "runs/forged")
     forge(Path("runs/forged"), put("config", "algorithm", "inner_steps", value=2))

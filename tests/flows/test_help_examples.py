@@ -140,7 +140,7 @@ def test_what_toml_has_no_words_for_is_refused_and_broken_toml_named(here, capsy
     assert cli.run(["train", "mine.toml"]) == 2
     assert "mine.toml: cannot be read as TOML" in capsys.readouterr().err
     assert cli.run(["recipes", "--format", "toml"]) == 2
-    assert "found --format without a recipe" in capsys.readouterr().err
+    assert "--format requires a recipe" in capsys.readouterr().err
 
 
 def test_the_shell_completes_commands_runs_and_recipes(tmp_path, copy_tiny_run):

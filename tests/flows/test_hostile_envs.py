@@ -240,7 +240,7 @@ def test_a_process_that_dies_among_blocks_of_choices_names_the_episode(tmp_path)
     train(config("none"), tmp_path / "good", backend=HERE)
     good = storage.open_run(tmp_path / "good")[0].rollouts(0)
     b, e = np.argwhere(good.observations[:, :, 0, 1] > 0.9)[0]
-    assert (b, e) > (0, 2), "required a first faulty episode behind the first block"
+    assert (b, e) > (0, 2), "expected a first faulty episode behind the first block"
     with pytest.raises(RolloutError) as caught:
         train(config("exit"), tmp_path / "run", backend=Backend(workers=1, retries=0))
     about, arrays = caught.value.about, caught.value.arrays
@@ -326,7 +326,7 @@ def test_replay_finds_an_environment_that_does_not_do_the_same_twice(hostile, tm
     [
         ("none", ["ok", "ok"], "identical in two runs"),
         ("random", ["fail"], "two new copies (observations at step 2 of episode 0) gave different results"),
-        ("wrong_shape", ["fail"], "required numbers of shape (2,)"),
+        ("wrong_shape", ["fail"], "expected numbers of shape (2,)"),
         ("raise_in_constructor", ["fail"], "the licence server is away"),
     ],
 )
@@ -343,7 +343,7 @@ def test_doctor_finds_what_is_wrong_with_an_environment(fault, statuses, found, 
     [
         (["half-cheetah-dri"], "env.name is 'half-cheetah-dri'; did you mean half-cheetah-dir?"),
         (["point-corner", "--set", "env.options.rewrd=1"], "unexpected keyword argument 'rewrd'; allowed: reward,"),
-        (["nowhere:Env"], "required module:Class"),
+        (["nowhere:Env"], "expected module:Class"),
     ],
 )
 def test_doctor_leaves_it_to_the_message_to_say_what_helps_where_no_environment_can_be_made(tokens, found, capsys):
@@ -356,7 +356,7 @@ def test_doctor_leaves_it_to_the_message_to_say_what_helps_where_no_environment_
 @pytest.mark.parametrize(
     ("tokens", "found"),
     [
-        (["--set", "env.options.at=1"], "found --set without --env"),
+        (["--set", "env.options.at=1"], "--set requires --env"),
         (["--env", "point-2d", "--set", "seed=1"], "only env settings are allowed"),
         (["--env", "x", "--set", "env.y=1"], "use env settings"),
     ],

@@ -119,9 +119,7 @@ def test_the_type_that_is_kept_holds_every_number_of_the_space(space, kept):
 def test_a_number_that_is_no_integer_of_the_space_is_refused_with_what_helps(wrong, tiny_config, tmp_path, monkeypatch):
     monkeypatch.setattr(Camera, "seen", lambda self: np.full((8, 8, 3), wrong, np.float32))
     settings = {"algorithm": "a2c", "iterations": 1, "policy": {"network": "cnn", "hidden_sizes": [4]}}
-    with pytest.raises(
-        RolloutError, match=rf"found {float(wrong)} in the observation; required integers of type uint8"
-    ):
+    with pytest.raises(RolloutError, match=rf"got {float(wrong)} in the observation; expected integers of type uint8"):
         train(tiny_config(env=bytes_env(), **settings), tmp_path / "run", backend=HERE)
     floats = bytes_env(integer_observations=False)
     train(tiny_config(env=floats, **settings), tmp_path / "other", backend=HERE)

@@ -115,8 +115,16 @@ def test_a_loop_logs_as_train_does_and_leaving_it_is_no_failure_for_the_loggers(
         (lambda run: metaloom.iterate("promp-point-corner", run), storage.RunExists, "there is a run"),
         (lambda run: metaloom.iterate("promp-point-cornr"), ConfigError, "did you mean promp-point-corner"),
         (lambda run: metaloom.iterate("promp-point-corner", nume_tasks=2), ConfigError, "nume_tasks: unknown key"),
-        (lambda run: metaloom.iterate(metaloom.open_run(run), seed=2), UsageError, "found --seed with an opened run"),
-        (lambda run: metaloom.iterate(metaloom.open_run(run), num_tasks=2), UsageError, "--num-tasks with an opened"),
+        (
+            lambda run: metaloom.iterate(metaloom.open_run(run), seed=2),
+            UsageError,
+            "--seed cannot be combined with an opened run",
+        ),
+        (
+            lambda run: metaloom.iterate(metaloom.open_run(run), num_tasks=2),
+            UsageError,
+            "--num-tasks cannot be combined with an opened",
+        ),
         (lambda run: metaloom.iterate("sac", log="wandb"), UsageError, r"write log=\['wandb'\]"),
     ],
 )

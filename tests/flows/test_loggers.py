@@ -347,7 +347,7 @@ def test_after_training_the_command_says_where_tensorboard_looks(tmp_path, capsy
     ("options", "message"),
     [
         (["--log", "tensorbord"], "tensorboard"),
-        (["--film-every", "2"], "found --film-every without --log"),
+        (["--film-every", "2"], "--film-every requires --log"),
         (["--log", "wandb", "--film-every", "0"], "Must be >= 1"),
     ],
 )
@@ -370,10 +370,10 @@ def test_films_are_refused_without_a_logger_that_keeps_them(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("csv", "found the logger csv; required one of mlflow, tensorboard, wandb, watch, or module:function$"),
+        ("csv", "unknown logger csv; use one of mlflow, tensorboard, wandb, watch, or module:function$"),
         ("tensorbord", "or module:function; did you mean tensorboard"),
         ("my_watch:nothing", "my_watch:nothing"),
-        ("my_watch:SEEN", "found the logger my_watch:SEEN, a list; required module:function"),
+        ("my_watch:SEEN", "the logger my_watch:SEEN is a list; it must be a function"),
     ],
 )
 def test_python_refuses_loggers_that_there_are_not(watch, tmp_path, name, message):

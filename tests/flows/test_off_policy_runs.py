@@ -207,10 +207,10 @@ def test_an_update_is_computed_again_under_other_settings(whole, recipe):
 @pytest.mark.parametrize(
     ("recipe", "change", "message"),
     [
-        ("sac", "algorithm.num_init_memory_steps=6", "algorithm.num_init_memory_steps, which affect sampling"),
-        ("dql", "algorithm.eps_init=0.5", "algorithm.eps_init, which affect sampling"),
-        ("pearl-sparse-point-robot", "algorithm.num_steps_prior=5", "algorithm.num_steps_prior, which affect sampling"),
-        ("sac", "algorithm.name=promp", "it must have the same stages as the run's algorithm, sac"),
+        ("sac", "algorithm.num_init_memory_steps=6", "algorithm.num_init_memory_steps affect sampling"),
+        ("dql", "algorithm.eps_init=0.5", "algorithm.eps_init affect sampling"),
+        ("pearl-sparse-point-robot", "algorithm.num_steps_prior=5", "algorithm.num_steps_prior affect sampling"),
+        ("sac", "algorithm.name=promp", "algorithm.name=promp must have the same stages as the run's algorithm, sac"),
     ],
 )
 def test_an_update_is_not_computed_again_under_settings_that_decide_the_episodes(whole, recipe, change, message):

@@ -130,7 +130,7 @@ found = metaloom.longest(sys.argv[1], top=2)
 try:
     metaloom.longest(sys.argv[1], top=0)
 except ValueError as problem:
-    assert "longest: found top=0; required a whole number of at least 1" in str(problem), problem
+    assert "longest: got top=0; expected a whole number of at least 1" in str(problem), problem
 assert metaloom.the_longest is metaloom.longest and {"longest", "the_longest"} < {*dir(metaloom)}
 assert import_object("metaloom.flows.prefect_app.generated.flow_the-longest").name == "the-longest"
 form = parameter_schema(flow_longest).model_dump_for_openapi()["properties"]
@@ -216,38 +216,38 @@ def test_a_broken_operation_of_a_package_is_named_and_every_other_command_works(
     [
         (
             lambda run: metaloom.thin(run, keep_last=-1),
-            "thin: found keep_last=-1; required a whole number of at least 0",
+            "thin: got keep_last=-1; expected a whole number of at least 0",
         ),
-        (lambda run: metaloom.thin(run, keep_every=0), "keep_every=0; required a whole number of at least 1 or None"),
-        (lambda run: metaloom.view(run, port=70000), "port=70000; required a whole number from 0 to 65535$"),
-        (lambda run: metaloom.ls(status="done"), "status='done'; required one of complete, .*, unreadable or None$"),
-        (lambda run: metaloom.ls(sort=True), "sort=True; required one of started"),
-        (lambda run: metaloom.ls(limit=2.0), "limit=2.0; required a whole number"),
-        (lambda run: metaloom.ls(reverse=1), "reverse=1; required True or False$"),
-        (lambda run: metaloom.logs(run, level=None), "level=None; required one of debug"),
-        (lambda run: metaloom.graph(str(run), form="png"), "form='png'; required one of text, mermaid, svg$"),
-        (lambda run: metaloom.replay(run, True), "replay: found iteration=True; required a whole number or None$"),
-        (lambda run: metaloom.replay(run, "0"), "iteration='0'; required a whole number or None$"),
-        (lambda run: metaloom.replay(5), "run=5; required text, a Path or a Run$"),
-        (lambda run: metaloom.replay(run, backend="dask"), "backend='dask'; required a Backend$"),
-        (lambda run: metaloom.replay(run, replayed=1), "replayed=1; required a function or None$"),
-        (lambda run: metaloom.train(7), "recipe=7; required text or a RunConfig$"),
-        (lambda run: metaloom.train("sac", log="wandb"), r"log='wandb'; required a list .*; write log=\['wandb'\]$"),
-        (lambda run: metaloom.train("sac", log=[1]), r"log=\[1\]; required a list whose items are each text$"),
-        (lambda run: metaloom.iterate(3), "iterate: found recipe=3; required text, a RunConfig or a Run$"),
-        (lambda run: metaloom.compare([run, 3]), r", 3\]; required .* or a list whose items are each text, a Path or"),
-        (lambda run: metaloom.compare(run, group="seed"), r"group='seed'; required .*; write group=\['seed'\]$"),
-        (lambda run: metaloom.evaluate(run, tasks=[[1.0, "x"]]), r"tasks=\[\[1.0, 'x'\]\]; required text, a list "),
+        (lambda run: metaloom.thin(run, keep_every=0), "keep_every=0; expected a whole number of at least 1 or None"),
+        (lambda run: metaloom.view(run, port=70000), "port=70000; expected a whole number from 0 to 65535$"),
+        (lambda run: metaloom.ls(status="done"), "status='done'; expected one of complete, .*, unreadable or None$"),
+        (lambda run: metaloom.ls(sort=True), "sort=True; expected one of started"),
+        (lambda run: metaloom.ls(limit=2.0), "limit=2.0; expected a whole number"),
+        (lambda run: metaloom.ls(reverse=1), "reverse=1; expected True or False$"),
+        (lambda run: metaloom.logs(run, level=None), "level=None; expected one of debug"),
+        (lambda run: metaloom.graph(str(run), form="png"), "form='png'; expected one of text, mermaid, svg$"),
+        (lambda run: metaloom.replay(run, True), "replay: got iteration=True; expected a whole number or None$"),
+        (lambda run: metaloom.replay(run, "0"), "iteration='0'; expected a whole number or None$"),
+        (lambda run: metaloom.replay(5), "run=5; expected text, a Path or a Run$"),
+        (lambda run: metaloom.replay(run, backend="dask"), "backend='dask'; expected a Backend$"),
+        (lambda run: metaloom.replay(run, replayed=1), "replayed=1; expected a function or None$"),
+        (lambda run: metaloom.train(7), "recipe=7; expected text or a RunConfig$"),
+        (lambda run: metaloom.train("sac", log="wandb"), r"log='wandb'; expected a list .*; write log=\['wandb'\]$"),
+        (lambda run: metaloom.train("sac", log=[1]), r"log=\[1\]; expected a list whose items are each text$"),
+        (lambda run: metaloom.iterate(3), "iterate: got recipe=3; expected text, a RunConfig or a Run$"),
+        (lambda run: metaloom.compare([run, 3]), r", 3\]; expected .* or a list whose items are each text, a Path or"),
+        (lambda run: metaloom.compare(run, group="seed"), r"group='seed'; expected .*; write group=\['seed'\]$"),
+        (lambda run: metaloom.evaluate(run, tasks=[[1.0, "x"]]), r"tasks=\[\[1.0, 'x'\]\]; expected text, a list "),
         (
             lambda run: metaloom.evaluate(run, episodes=np.True_),
-            "episodes=.*True.*; required a whole number of at least 1",
+            "episodes=.*True.*; expected a whole number of at least 1",
         ),
-        (lambda run: metaloom.video(run, "x.gif", size=(1, 2, 3)), "size=.*; required text or a tuple of 2: a whole"),
-        (lambda run: metaloom.sweep("sac", grid={"seed": 3}), "grid={'seed': 3}; required .* or a mapping$"),
+        (lambda run: metaloom.video(run, "x.gif", size=(1, 2, 3)), "size=.*; expected text or a tuple of 2: a whole"),
+        (lambda run: metaloom.sweep("sac", grid={"seed": 3}), "grid={'seed': 3}; expected .* or a mapping$"),
         (lambda run: metaloom.optimize(run, 0, overrides="seed=2"), r"; write overrides=\['seed=2'\]$"),
         (
             lambda run: metaloom.reference.add(run, learners=0),
-            "add: found learners=0; required a whole number of at least 1",
+            "add: got learners=0; expected a whole number of at least 1",
         ),
     ],
 )
@@ -281,7 +281,7 @@ def test_an_iteration_counts_from_the_end_as_it_does_behind_an_at(copy_tiny_run,
     run = copy_tiny_run(tmp_path / "run")
     assert metaloom.show(run, -1) == metaloom.show(f"{run}@-1") == metaloom.show(run, len(metaloom.open_run(run)) - 1)
     assert metaloom.optimize(run, -1).ref == metaloom.optimize(f"{run}@latest").ref
-    with pytest.raises(UsageError, match=r"@-9: found \d complete; required at least 9"):
+    with pytest.raises(UsageError, match=r"@-9: \d iterations complete; expected at least 9"):
         metaloom.show(run, -9)
 
 

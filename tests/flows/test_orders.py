@@ -89,7 +89,7 @@ def test_the_return_stands_above_the_other_metrics_of_inner_steps() -> None:
 def test_runs_with_the_same_settings_are_told_whatever_the_order_of_these() -> None:
     runs: Any = [SimpleNamespace(path=Path(name), name=name, config={"seed": 1}) for name in ("one", "two")]
     settings = {run.path: {name: "1" for name in shuffled(["seed", *NAMES], n)} for n, run in enumerate(runs)}
-    with pytest.raises(UsageError, match="found runs one and two with the same settings and seed 1"):
+    with pytest.raises(UsageError, match="runs one and two have the same settings and seed 1"):
         _refuse_repeated([runs], settings)
     _refuse_repeated([runs[:1], runs[1:]], settings)
     _refuse_repeated([runs], settings | {runs[0].path: settings[runs[0].path] | {"seed": "2"}})

@@ -99,7 +99,7 @@ def test_a_worker_gives_the_digests_of_this_process(tmp_path, digests):
             ("promp-point-corner", "env=pixels:Catch", "policy.network=cnn"),
             r"baseline is linear_feature, but observations are images .* 256 bytes .* Use baseline=linear_time",
         ),
-        (("ppo", "env=Pendulum-v1", "policy.network=cnn"), r"observations have the shape \(3,\); required images"),
+        (("ppo", "env=Pendulum-v1", "policy.network=cnn"), r"observations have the shape \(3,\); expected images"),
         (("ppo", "env=Pendulum-v1", "policy.network=own_network:Nothing"), "own_network:Nothing"),
         (
             ("rl2", "env=pixels:Catch"),
@@ -110,7 +110,7 @@ def test_a_worker_gives_the_digests_of_this_process(tmp_path, digests):
             r"policy.encoder is mlp, but .* use policy.encoder=cnn",
         ),
         (("rl2-bandit", "policy.encoder=cnn"), r"policy.encoder is cnn, but observations have the shape \(1,\)"),
-        (("rl2-bandit", "policy.encoder=gru"), "policy.encoder: found gru; required cnn, mlp, or module:Class"),
+        (("rl2-bandit", "policy.encoder=gru"), "policy.encoder: got gru; expected cnn, mlp, or module:Class"),
         (
             ("ppo", "env=pixels:Catch", "policy.network=cnn", "policy.encoder=cnn"),
             "policy.encoder is cnn, but ppo has no memory; remove it",

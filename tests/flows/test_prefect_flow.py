@@ -18,7 +18,7 @@ from metaloom.flows.commands.train import IterationReport
 from metaloom.flows.prefect_app import artifacts as prefect_page
 from metaloom.flows.prefect_app import deployments
 from metaloom.flows.prefect_app.artifacts import TrainingPage, artifact_key, iteration_line, summary, table_of
-from metaloom.flows.prefect_app.deployments import Asked, meta_train, meta_train_custom, settings_for
+from metaloom.flows.prefect_app.deployments import RunRequest, meta_train, meta_train_custom, settings_for
 from metaloom.flows.recipes import RECIPES
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views.report import ReportFiles
@@ -26,7 +26,7 @@ from metaloom.pipeline.algorithms import ALGORITHMS
 from metaloom.pipeline.config.input import ConfigError
 
 FOLDER = Path("runs/first")
-NOTHING = Asked()
+NOTHING = RunRequest()
 
 
 def report(iteration: int, iterations: int = 10, **metrics: float) -> IterationReport:
@@ -112,7 +112,7 @@ class TestSettings:
         assert settings_for(FOLDER, None, NOTHING) == RECIPES["first-steps"]()
 
     def test_seed_and_iterations_replace_those_of_the_recipe(self):
-        settings = settings_for(FOLDER, None, Asked("promp-point-corner", seed=0, iterations=5))
+        settings = settings_for(FOLDER, None, RunRequest("promp-point-corner", seed=0, iterations=5))
         assert (settings.env.name, settings.seed, settings.iterations) == ("point-corner", 0, 5)
 
     def test_a_stored_run_goes_on_with_its_own_settings(self, tiny_config):
@@ -120,30 +120,30 @@ class TestSettings:
         assert settings_for(FOLDER, stored, NOTHING) == stored
 
     def test_a_stored_run_may_be_asked_for_with_its_own_settings_and_more_iterations(self, tiny_config):
-        asked = Asked(config=tiny_config(), iterations=50)
+        asked = RunRequest(config=tiny_config(), iterations=50)
         assert settings_for(FOLDER, tiny_config(), asked) == tiny_config(iterations=50)
 
     def test_other_settings_than_the_stored_ones_are_refused_by_name_and_value(self, tiny_config):
         with pytest.raises(ConfigError, match="num_tasks is 4 in the stored run, but 5 was requested"):
-            settings_for(FOLDER, tiny_config(), Asked(config=tiny_config(num_tasks=5)))
+            settings_for(FOLDER, tiny_config(), RunRequest(config=tiny_config(num_tasks=5)))
 
     @pytest.mark.parametrize("recorded", [{}, {"obs_style": "promp"}])
     def test_an_option_left_at_its_default_is_no_other_setting(self, tiny_config, recorded):
         stored = tiny_config(env={"name": "ant-dir", "options": recorded})
-        assert settings_for(FOLDER, stored, Asked(config=tiny_config(env="ant-dir")))
+        assert settings_for(FOLDER, stored, RunRequest(config=tiny_config(env="ant-dir")))
         other = tiny_config(env={"name": "ant-dir", "options": {"obs_style": "v5"}})
         with pytest.raises(ConfigError, match=r"obs_style is 'promp' in the stored run, but 'v5' was requested"):
-            settings_for(FOLDER, stored, Asked(config=other))
+            settings_for(FOLDER, stored, RunRequest(config=other))
 
     def test_another_evaluation_than_the_stored_one_is_refused(self, tiny_config):
-        asked = Asked(config=tiny_config(evaluation={"every": 5}))
+        asked = RunRequest(config=tiny_config(evaluation={"every": 5}))
         with pytest.raises(ConfigError, match=r"evaluation\.every is None in the stored run, but 5 was requested"):
             settings_for(FOLDER, tiny_config(), asked)
 
     @pytest.mark.parametrize("changes", [{"retention": {"keep_last": 2}}, {"stop": {"samples": 9}}])
     def test_what_a_stored_run_would_not_go_by_is_refused(self, tiny_config, changes):
         with pytest.raises(ConfigError, match=r"(retention\.keep_last|stop\.samples) is None in the stored run"):
-            settings_for(FOLDER, tiny_config(), Asked(config=tiny_config(**changes)))
+            settings_for(FOLDER, tiny_config(), RunRequest(config=tiny_config(**changes)))
 
     def test_a_flow_run_is_retried_although_its_warm_start_was_pinned_meanwhile(
         self, tiny_config, monkeypatch, tmp_path
@@ -152,15 +152,15 @@ class TestSettings:
         pinned = {"run": str(tmp_path / "first"), "updates": 3, "digest": "0" * 64}
         stored = tiny_config(init_from=pinned)
         for start in ("first", "first@3", "first@best", pinned):
-            asked = Asked(config=tiny_config(init_from=start))
+            asked = RunRequest(config=tiny_config(init_from=start))
             assert settings_for(FOLDER, stored, asked) == stored
         for start in ("first@2", "other"):
-            asked = Asked(config=tiny_config(init_from=start))
+            asked = RunRequest(config=tiny_config(init_from=start))
             with pytest.raises(ConfigError, match=r"init_from\.run is"):
                 settings_for(FOLDER, stored, asked)
         for before, after in ((stored, tiny_config()), (tiny_config(), stored)):
             with pytest.raises(ConfigError, match=r"init_from\b"):
-                settings_for(FOLDER, before, Asked(config=after))
+                settings_for(FOLDER, before, RunRequest(config=after))
 
     def test_an_empty_folder_counts_as_new(self, tmp_path):
         assert not storage.run_exists(tmp_path)
@@ -219,9 +219,9 @@ class TestForm:
         meta_train.fn("promp", 5, 2, "r", workers=3, scheduler="", log=["wandb"], trust=True)
         meta_train.fn(scheduler="tcp://10.0.0.1:8786")
         (left, changed, elsewhere) = asked
-        assert left[:2] == (Asked(), str(tmp_path))
+        assert left[:2] == (RunRequest(), str(tmp_path))
         assert left[2].workers is None
-        assert changed == (Asked("promp", None, 2, 5), "r", Backend(workers=3), ["wandb"], {"trust": True})
+        assert changed == (RunRequest("promp", None, 2, 5), "r", Backend(workers=3), ["wandb"], {"trust": True})
         assert elsewhere[2] == Backend(scheduler="tcp://10.0.0.1:8786")
 
     def test_settings_of_ones_own_are_passed_on(self, tiny_config, monkeypatch):
@@ -230,7 +230,7 @@ class TestForm:
         meta_train_custom.fn(tiny_config(), workers=3, step_timeout=2.5, retries=0, film_every=4)
         meta_train_custom.fn(tiny_config(), workers=0)
         ((what, run, backend, log, options), here) = asked
-        assert (what, run, log) == (Asked(config=tiny_config()), "", [])
+        assert (what, run, log) == (RunRequest(config=tiny_config()), "", [])
         assert backend == Backend(workers=3, step_timeout_seconds=2.5, retries=0)
         assert here[2] == Backend(workers=0)
         assert options == {"film_every": 4, "trust": False}
@@ -383,14 +383,14 @@ class TestPage:
 
 
 def test_meta_train_takes_any_setting_and_refuses_another_one_for_a_run_that_exists():
-    asked = Asked(recipe="promp-point-corner", overrides=("algorithm.inner_lr=0.05", "num_tasks=3"))
+    asked = RunRequest(recipe="promp-point-corner", overrides=("algorithm.inner_lr=0.05", "num_tasks=3"))
     wanted = settings_for(FOLDER, None, asked)
     assert (wanted.algorithm.inner_lr, wanted.num_tasks) == (0.05, 3)
-    assert settings_for(FOLDER, wanted, Asked(overrides=("num_tasks=3",))) == settings_for(FOLDER, wanted, NOTHING)
+    assert settings_for(FOLDER, wanted, RunRequest(overrides=("num_tasks=3",))) == settings_for(FOLDER, wanted, NOTHING)
     with pytest.raises(ConfigError, match="num_tasks is 3 in the stored run, but 4 was requested"):
-        settings_for(FOLDER, wanted, Asked(overrides=("num_tasks=4",)))
+        settings_for(FOLDER, wanted, RunRequest(overrides=("num_tasks=4",)))
     with pytest.raises(ConfigError, match="iner_lr: unknown key"):
-        settings_for(FOLDER, None, Asked(overrides=("algorithm.iner_lr=1",)))
+        settings_for(FOLDER, None, RunRequest(overrides=("algorithm.iner_lr=1",)))
 
 
 def test_a_replay_of_which_a_stage_differs_fails_its_flow_run(monkeypatch):

@@ -386,7 +386,7 @@ class TestDatabase:
     def test_anything_else_is_refused_without_its_password(self, tmp_path, named):
         refused = serve(tmp_path, 4300, "--database", named)
         assert refused.returncode == 2
-        assert "required postgresql://USER@HOST:PORT/DATABASE" in refused.stderr
+        assert "expected postgresql://USER@HOST:PORT/DATABASE" in refused.stderr
         assert "secret" not in refused.stderr
         assert not any(tmp_path.iterdir())
 

@@ -176,7 +176,7 @@ def test_the_panel_shows_stage_returns_speed_and_time_left():
     panel.iteration_done(report(12, elapsed=4.0))
     panel.iteration_done(report(13, after=3.25, elapsed=8.0))
     text = shown(panel)
-    for part in ("14 of 20 done", "70 %", "before −20  after 3.25", "▁█", "39.2 k steps/s", "4.00 s per iteration"):
+    for part in ("14 of 20 done", "70%", "before −20  after 3.25", "▁█", "39.2 k steps/s", "4.00 s per iteration"):
         assert part in text
     assert "2.24 M env steps so far" in text
     assert "0:00:24 left" in text

@@ -93,13 +93,13 @@ def test_what_cannot_be_run_again_is_refused_with_what_there_is(failed, tmp_path
         (
             "run@1",
             "--quarantine",
-        ): "found 0 matching failures of iteration 1 in the quarantine; required exactly one",
+        ): "the quarantine has 0 matching failures of iteration 1; expected exactly one",
         ("run@0", "--quarantine", "--step", "1"): "it holds --stage collect_rollouts --step 0",
         ("run", "--quarantine"): "--quarantine requires one iteration",
-        ("run@0", "--quarantine", "--materialise"): "found --materialise with --quarantine",
-        ("run@0", "--quarantine", "--workers", "1"): "found --workers with --quarantine",
+        ("run@0", "--quarantine", "--materialise"): "--materialise cannot be combined with --quarantine",
+        ("run@0", "--quarantine", "--workers", "1"): "--workers cannot be combined with --quarantine",
         ("run@0", "--quarantine", "--retries", "1"): "use --workers 1 or more",
-        ("run@0", "--pdb", "--stage", "adapt", "--workers", "1"): "found --workers with --pdb",
+        ("run@0", "--pdb", "--stage", "adapt", "--workers", "1"): "--workers cannot be combined with --pdb",
     }
     for arguments, words in cases.items():
         assert command(["replay", *arguments]) == 2, arguments
@@ -108,6 +108,6 @@ def test_what_cannot_be_run_again_is_refused_with_what_there_is(failed, tmp_path
         run, StageRef(0, "process_samples"), message="advantages holds nan", about={}, arrays={"a": np.zeros(1)}
     )
     assert command(["replay", "run@0", "--quarantine"]) == 2
-    assert "found 2 matching failures of iteration 0" in capsys.readouterr().err
+    assert "the quarantine has 2 matching failures of iteration 0" in capsys.readouterr().err
     assert command(["replay", "run@0", "--quarantine", "--stage", "process_samples"]) == 2
     assert "--stage process_samples --step 0 --pdb" in capsys.readouterr().err

@@ -183,7 +183,7 @@ def test_a_broken_recipe_of_an_installed_package_is_named_and_hides_no_other(tmp
     monkeypatch.syspath_prepend(tmp_path)
     assert cli.run(["recipes"]) == 0
     told = capsys.readouterr().out
-    assert "broken: ConfigError: found 'no_such_module:recipe'" in " ".join(told.split())
+    assert "broken: ConfigError: got 'no_such_module:recipe'" in " ".join(told.split())
     assert "promp-point-corner" in told
 
 

@@ -117,7 +117,7 @@ def test_an_episode_that_ended_is_forgotten_and_those_of_other_rows_are_not(made
         ),
         ("baseline=linear_feature", "recurrent-ppo learns its own values"),
         ("evaluation.adaptation_steps=1", "recurrent-ppo does not adapt"),
-        ("env.observed=[0, 0]", r"found \[0, 0\]; each index may appear only once"),
+        ("env.observed=[0, 0]", r"got \[0, 0\]; each index may appear only once"),
         ("env.observed=[]", "env.observed"),
     ],
 )
@@ -129,8 +129,8 @@ def test_settings_that_do_not_fit_are_refused_with_the_reason(change, reason):
 @pytest.mark.parametrize(
     ("env", "observed", "reason"),
     [
-        ("CartPole-v1", "[0, 4]", r"env\.observed: found \[0, 4\] for CartPoleEnv"),
-        ("FrozenLake-v1", "[16]", "required indices of a Box with one axis"),  # the unit vector of its 16 states
+        ("CartPole-v1", "[0, 4]", r"env\.observed is \[0, 4\], but the observation space of CartPoleEnv"),
+        ("FrozenLake-v1", "[16]", "use valid indices of a one-dimensional Box"),  # the unit vector of its 16 states
         ("half-cheetah-dir", "[0]", "is a MetaEnv; it is for plain gymnasium environments"),
     ],
 )

@@ -161,7 +161,7 @@ def test_references_of_earlier_versions_lack_nothing_of_it(reference):
 
 def test_a_run_that_starts_from_another_one_is_refused(forged, tiny_config, tmp_path):
     train(tiny_config(iterations=1, init_from=str(forged)), tmp_path / "warm", backend=SERIAL)
-    with pytest.raises(UsageError, match=f"warm: found init_from={forged}, a run that others do not have"):
+    with pytest.raises(UsageError, match=f"warm: init_from={forged} is a run that others do not have"):
         add(tmp_path / "warm", tmp_path / "references")
     assert not (tmp_path / "references").exists()
 

@@ -225,7 +225,7 @@ def test_the_commands_list_show_verify_and_extract(made, tmp_path, monkeypatch, 
     [
         ("ls --from nowhere", "contains no references"),
         ("verify tny@2", "did you mean tiny"),
-        ("verify tiny@best", "found 'best' after the @"),
+        ("verify tiny@best", "got 'best' after the @"),
         ("extract tiny@2", "names an iteration"),
     ],
 )

@@ -169,7 +169,7 @@ def test_an_environment_that_takes_seeds_of_32_bits_trains_and_can_be_reproduced
 def test_an_environment_registered_in_the_calling_script_alone_is_refused(tiny_config, tmp_path):
     gymnasium.register("OnlyHere-v0", entry_point=Legacy)
     try:
-        with pytest.raises(EnvError, match=r"'OnlyHere-v0', which is registered only in this process"):
+        with pytest.raises(EnvError, match=r"'OnlyHere-v0' is registered only in this process"):
             train(tiny_config(env="OnlyHere-v0", algorithm="a2c"), tmp_path / "run", backend=HERE)
     finally:
         del gymnasium.registry["OnlyHere-v0"]
@@ -178,7 +178,7 @@ def test_an_environment_registered_in_the_calling_script_alone_is_refused(tiny_c
 
 @pytest.mark.parametrize(
     ("low", "high", "words"),
-    [(0, 512, "50 % of its actions"), (-512, 512, "reaches 0.59 %"), (-1, 1, ""), (-0.4, 0.4, ""), (-np.inf, 1, "")],
+    [(0, 512, "50% of its actions"), (-512, 512, "reaches 0.59%"), (-1, 1, ""), (-0.4, 0.4, ""), (-np.inf, 1, "")],
 )
 def test_a_box_that_a_new_policy_misses_is_named(low, high, words):
     found = missed_box(Box(low, high, (2,), np.float32))

@@ -81,9 +81,9 @@ def test_an_iteration_that_is_not_stored_is_refused_with_what_there_is(stored):
         (0, "rollout", None, "its stages are initialize, sample_tasks, collect_rollouts"),
         (None, "rollout", 5, "has no stage 'rollout'; its stages are initialize"),
         (1, "initialize", None, "iteration 1 has no stage 'initialize'; its stages are sample_tasks"),
-        (1, "adapt", 5, "found --step 5; required one of 0: the inner steps of adapt"),
-        (1, "collect_rollouts", 5, "required one of 0, 1: the inner steps of collect_rollouts"),
-        (None, None, 2, "required one of 0, 1: the inner steps of this run"),
+        (1, "adapt", 5, r"--step must be one of 0 \(the inner steps of adapt\), got 5"),
+        (1, "collect_rollouts", 5, r"one of 0, 1 \(the inner steps of collect_rollouts"),
+        (None, None, 2, r"one of 0, 1 \(the inner steps of this run"),
     ],
 )
 def test_a_stage_or_step_that_no_iteration_has_is_refused_with_those_it_has(stored, iteration, stage, step, message):

@@ -228,7 +228,7 @@ def test_a_notebook_draws_the_charts_by_name(run):
     assert plots.learning_curve()._repr_png_().startswith(b"\x89PNG")
     drawn = lines(plots.learning_curve())
     assert list(drawn) == ["before adaptation", "after 1 inner step", "after adaptation"]
-    with pytest.raises(UsageError, match="no chart 'evaluation'; required one of learning_curve, classes"):
+    with pytest.raises(UsageError, match="no chart 'evaluation'; choose one of learning_curve, classes"):
         plots.evaluation()
 
 
@@ -242,9 +242,9 @@ def test_a_report_holds_a_film_where_one_is_asked_for(run, tmp_path, monkeypatch
 
 def test_options_that_mean_nothing_alone_are_refused(run, capsys):
     assert cli.run(["report", str(run.path), "--format", "pdf"]) == 2
-    assert "--format without --figures" in capsys.readouterr().err
+    assert "--format requires --figures" in capsys.readouterr().err
     assert cli.run(["report", str(run.path), "--trust"]) == 2
-    assert "--trust without --video" in capsys.readouterr().err
+    assert "--trust requires --video" in capsys.readouterr().err
 
 
 def test_a_report_of_a_strangely_named_run_is_intact(run, tmp_path):

@@ -186,9 +186,9 @@ def test_adapting_is_to_remember_and_reset_is_to_begin_a_trial(made):
     policy.observe(1.0, False)
     assert not np.array_equal(policy.act(seen), fresh)
     policy.observe(0.0, True)
-    with pytest.raises(UsageError, match="found 2 observations for a policy that remembers 1"):
+    with pytest.raises(UsageError, match="got 2 observations for a policy that remembers 1"):
         policy.act(np.stack([seen, seen]))
-    with pytest.raises(UsageError, match="found rewards without new actions"):
+    with pytest.raises(UsageError, match="got rewards without new actions"):
         policy.observe(0.0, True)
 
 

@@ -106,7 +106,7 @@ class TestRemove:
         (tmp_path / "folder").mkdir()
         assert "without run.json" in says(f"rm {tmp_path}/folder --yes", capsys, 2)
         (runs / "first" / "notes.txt").touch()
-        assert "first: notes.txt in it; required" in says("rm first --yes", capsys, 2)
+        assert "first: notes.txt in it; expected" in says("rm first --yes", capsys, 2)
         assert (runs / "first" / "run.json").exists()
 
     @pytest.mark.parametrize("file", ["_commits/thesis.txt", "data.zarr/mine", "tables/notes/a.parquet", "_sessions/x"])
@@ -115,7 +115,7 @@ class TestRemove:
             (run / "_commits").mkdir(parents=True, exist_ok=True)
             (run / file).parent.mkdir(parents=True, exist_ok=True)
             (run / file).touch()
-            assert f"{file} in it; required" in says(f"rm {run} --yes", capsys, 2)
+            assert f"{file} in it; expected" in says(f"rm {run} --yes", capsys, 2)
             assert (run / file).exists()
 
     def test_a_damaged_run_goes_too(self, runs, capsys):
@@ -328,7 +328,7 @@ class TestList:
 
     def test_nothing_found_is_told_and_a_wrong_moment_refused(self, runs, capsys):
         assert says("ls --env ant-dir", capsys) == f"none of 1 runs in {runs} matches\n"
-        assert "required a span such as 30m" in says("ls --since yesterday", capsys, 2)
+        assert "expected a span such as 30m" in says("ls --since yesterday", capsys, 2)
 
     def test_what_is_no_terminal_gets_plain_characters(self, runs, capsys):
         for words in ("ls", "show first", "show first@0", "du first", "--help", "watch first", "logs first"):

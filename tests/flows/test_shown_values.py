@@ -142,7 +142,7 @@ RESULTS = {
     "doctor": (lambda a, b, out: metaloom.doctor(env="point-corner"), ["Checks: all is well", "ok"]),
     "evaluate": (lambda a, b, out: metaloom.evaluate(a, num_tasks=1, episodes=1), ["EvaluationOutcome"]),
     "verify": (lambda a, b, out: metaloom.verify(a), ["^Verification of .*first: every file is intact$"]),
-    "du": (lambda a, b, out: metaloom.du(a), ["DiskUsage of 1 run", "first .* kB"]),
+    "du": (lambda a, b, out: metaloom.du(a), ["Disk usage of 1 run", "first .* kB"]),
     "thin": (lambda a, b, out: metaloom.thin(b, keep_last=1, dry_run=True), ["ThinnedRun"]),
     "pack": (lambda a, b, out: metaloom.pack(b), ["Packed"]),
     "rm": (lambda a, b, out: metaloom.rm(), ["Removed"]),

@@ -241,14 +241,14 @@ def test_a_sweep_that_there_is_not_is_told_with_those_that_there_are_in_order(ru
     ("grid", "problem"),
     [
         ({"algorithm.iner_lr": ("0.1",)}, r"--grid algorithm.iner_lr=0.1: algorithm.iner_lr: .*did you mean inner_lr"),
-        ({"algorithm.inner_lr": ("0.1", "-1")}, r"--grid algorithm.inner_lr=-1: algorithm.inner_lr: .*found -1"),
-        ({"algorithm.inner_lr": ("0.1", "much")}, r"found 'much'"),
+        ({"algorithm.inner_lr": ("0.1", "-1")}, r"--grid algorithm.inner_lr=-1: algorithm.inner_lr: .*got -1"),
+        ({"algorithm.inner_lr": ("0.1", "much")}, r"got 'much'"),
         ({"algorithm.inner_lr": ("0.1", "0.10")}, r"inner_lr=0.1 and algorithm.inner_lr=0.10 .* the same settings"),
         ({"seed": ("1", "2")}, "use --seeds"),
-        ({"num_tasks": ("2", "3")}, "num_tasks in --grid and in --set"),
-        ({"algorithm.inner_lr": ()}, "without values"),
+        ({"num_tasks": ("2", "3")}, "num_tasks is set by both --grid and --set"),
+        ({"algorithm.inner_lr": ()}, "has no values"),
         ({"algorithm.inner_lr": tuple(f"0.{n:04}" for n in range(1, 502))}, r"1,002 runs; .*--yes"),
-        ({"env.options.reward": ("dense", "dens")}, "in --grid and in --set"),
+        ({"env.options.reward": ("dense", "dens")}, "is set by both --grid and --set"),
         ({"algorithm.optimizer": ("adam", "adamm")}, "adamm"),
     ],
 )
@@ -273,7 +273,7 @@ def test_what_only_building_a_run_shows_is_refused_before_the_first_one_trains(r
 def test_bad_seeds_are_refused(seeds):
     with pytest.raises(UsageError, match="seed"):
         planned(seeds=seeds)
-    with pytest.raises(UsageError, match=r"found --grid algorithm\.inner_lr without values"):
+    with pytest.raises(UsageError, match=r"--grid algorithm\.inner_lr has no values"):
         plan("promp-point-corner", "r", grid={"algorithm.inner_lr": ()})
     assert [run.seed for run in planned(seeds=(7, 3))[0].runs] == [7, 3, 7, 3]
     assert planned(seeds=np.int64(2))[0] == planned(seeds=np.array([1, 2]))[0] == planned(seeds=2)[0]
@@ -281,17 +281,17 @@ def test_bad_seeds_are_refused(seeds):
 
 def test_the_command_refuses_what_it_cannot_read(capsys):
     for more, problem in (
-        (["--seeds", "x"], "found --seeds x"),
-        (["--grid", "algorithm.inner_lr"], "required KEY=V1,V2"),
+        (["--seeds", "x"], "--seeds x: expected"),
+        (["--grid", "algorithm.inner_lr"], "expected KEY=V1,V2"),
         (["--parallel", "0"], "Must be >= 1"),
         (["--name", "a/b"], "run name"),
         (["--name", "a" * 61], "61 characters"),
-        (["--status"], "found --set with --status"),
+        (["--status"], "--set cannot be combined with --status"),
     ):
         assert cli.run(words(*more)) == 2, more
         assert problem in capsys.readouterr().err
     assert cli.run(words("and", "more")) == 2
-    assert "found and more, which metaloom sweep does not accept" in capsys.readouterr().err
+    assert "metaloom sweep does not accept and more" in capsys.readouterr().err
     assert cli.run(["sweep", "nothing", "--status"]) == 2
     assert "there is no sweep 'nothing'" in capsys.readouterr().err
 
@@ -346,7 +346,7 @@ def test_a_run_of_other_settings_under_a_name_of_the_sweep_is_not_touched(runs_f
     other = runs_folder / sweep.runs[1].name
     metaloom.train(configs[0], other, progress=False)
     before = digests(other)
-    with pytest.raises(UsageError, match="found a run whose settings differ"):
+    with pytest.raises(UsageError, match="the run's settings differ"):
         trained(sweep, configs)
     assert digests(other) == before
     assert len(storage.find_runs(runs_folder)) == 1

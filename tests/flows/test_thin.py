@@ -120,7 +120,7 @@ def test_a_replay_of_what_was_thinned_names_the_arrays_that_differ(trained, monk
     (outcome,) = json.loads(capsys.readouterr().out)
     assert [difference["array"] for difference in outcome["differences"]] == ["rewards"]
     assert command(["replay", "run@0", "--stage", "process_samples", "--step", "1"]) == 1  # of this input
-    assert "collect_rollouts(i=0, k=1): bits in rewards that differ" in capsys.readouterr().err
+    assert "collect_rollouts(i=0, k=1): values in rewards that differ" in capsys.readouterr().err
 
 
 def test_an_iteration_that_is_not_stored_cannot_be_materialised(trained, capsys):
@@ -182,7 +182,7 @@ def test_a_stage_that_gives_other_bits_now_is_not_stored(trained, monkeypatch):
         return value
 
     monkeypatch.setattr(Runner, "run", changed)
-    with pytest.raises(storage.DigestMismatch, match=r"collect_rollouts\(i=1, k=1\): bits in rewards that differ"):
+    with pytest.raises(storage.DigestMismatch, match=r"collect_rollouts\(i=1, k=1\): values in rewards that differ"):
         list(materialise(trained, 1))
     after = files_of(trained)
     assert {name for name in before.keys() ^ after.keys() if not name.startswith("_sessions")} == set()

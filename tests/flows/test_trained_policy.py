@@ -108,7 +108,7 @@ def test_every_particle_acts_and_weighs_actions_as_the_stored_episodes_of_its_ta
         assert repr(particle) == f"TrainedPolicy(svpg in CartPole-v1, particle {b} of 4)"
     assert np.array_equal(policy.log_prob(seen, batch.actions[-1]), policy.task(0).log_prob(seen, batch.actions[-1]))
     assert not np.array_equal(particle.log_prob(seen, batch.actions[-1]), policy.log_prob(seen, batch.actions[-1]))
-    with pytest.raises(IndexError, match="found task 4; required one from 0 to 3"):
+    with pytest.raises(IndexError, match="task 4 is out of range; expected 0 to 3"):
         policy.task(4)
     particle.save(tmp_path / "particle.safetensors")
     for again in (metaloom.load_policy(tmp_path / "particle.safetensors"), particle.unadapted, policy.task(-1)):
@@ -338,47 +338,45 @@ def test_what_does_not_fit_is_refused_in_words(made, tmp_path):
     policy = run.policy()
     env = Robot()
     env.action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
-    with pytest.raises(ValueError, match=r"found the action space Box\(-1.0, 1.0.*RescaleAction"):
+    with pytest.raises(ValueError, match=r"got the action space Box\(-1.0, 1.0.*RescaleAction"):
         policy.adapt(env)
-    with pytest.raises(
-        ValueError, match=r"found observations of shape \(4,\) and 2 discrete actions; required .*\(2,\)"
-    ):
+    with pytest.raises(ValueError, match=r"got observations of shape \(4,\) and 2 discrete actions; expected .*\(2,\)"):
         policy.adapt(gymnasium.make("CartPole-v1"))
-    with pytest.raises(ValueError, match=r"found observations of shape \(3,\); required \(..., 2\)"):
+    with pytest.raises(ValueError, match=r"got observations of shape \(3,\); expected \(..., 2\)"):
         policy(np.zeros(3))
-    with pytest.raises(ValueError, match=r"found observations of shape \(\); .*of a discrete space, its unit vector"):
+    with pytest.raises(ValueError, match=r"got observations of shape \(\); .*of a discrete space, its unit vector"):
         policy(1)
-    with pytest.raises(ValueError, match="found actions of shape"):
+    with pytest.raises(ValueError, match="got actions of shape"):
         policy.log_prob(np.zeros((4, 2)), np.zeros((3, 2)))
-    with pytest.raises(UsageError, match="found episodes=0; required at least 1"):
+    with pytest.raises(UsageError, match="episodes must be at least 1, got 0"):
         policy.adapt(Robot(), episodes=0)
-    with pytest.raises(UsageError, match="together with a batch of episodes"):
+    with pytest.raises(UsageError, match="cannot be combined with a batch of episodes"):
         policy.adapt(run[0].rollouts(0), episodes=3)
     with pytest.raises(UsageError, match="3 tasks cannot adapt to one environment"):
         policy.adapt(run[0].rollouts(0)).adapt(Robot())
-    with pytest.raises(ValueError, match="found episodes with observations of 4 values and discrete actions; req"):
+    with pytest.raises(ValueError, match="got episodes with observations of 4 values and discrete actions; exp"):
         policy.adapt(made("ppo")[0].rollouts(0))
-    with pytest.raises(ValueError, match=r"found latent, log_stds, mean recorded .*; required log_std, mean,"):
+    with pytest.raises(ValueError, match=r"the episodes record latent, log_stds, mean .*; expected log_std, mean,"):
         policy.adapt(made("pearl")[0].rollouts(0))
     with pytest.raises(TypeError, match=r"cannot adapt to 'Pendulum-v1'; pass a gymnasium\.Env"):
         policy.adapt("Pendulum-v1")
-    with pytest.raises(UsageError, match="found 5 as the number of updates, but the run has only 2"):
+    with pytest.raises(UsageError, match="no learner after 5 updates; the run has had only 2"):
         run.policy(5)
-    with pytest.raises(UsageError, match="found iteration -4; required one from -3 to 2"):
+    with pytest.raises(UsageError, match="no iteration -4; choose one from -3 to 2"):
         run.policy(-4)
     for found in (np.nan, np.inf, 1e300):
         with pytest.raises(ValueError, match="observations must be finite"):
             policy(np.full(2, found))
-    with pytest.raises(ValueError, match="found the action nan; required finite numbers"):
+    with pytest.raises(ValueError, match="got the action nan; expected finite numbers"):
         policy.log_prob(np.zeros(2), np.full(2, np.nan))
     discrete = made("ppo").policy()
     for action in (-1, 2, 0.5):
-        with pytest.raises(ValueError, match=f"found the action {action}; required integers from 0 to 1"):
+        with pytest.raises(ValueError, match=f"got the action {action}; expected integers from 0 to 1"):
             discrete.log_prob(np.zeros(4), action)
     for seed in (-1, 2**63):
-        with pytest.raises(UsageError, match=rf"found seed {seed}; required one from 0 to 2\*\*63 - 1"):
+        with pytest.raises(UsageError, match=rf"seed must be an integer from 0 to 2\*\*63 - 1, got {seed}"):
             run.policy(seed=seed)
-        with pytest.raises(UsageError, match=f"found seed {seed}"):
+        with pytest.raises(UsageError, match=f"seed must be .*, got {seed}"):
             policy.reset(seed=seed)
     with pytest.raises(UsageError, match=r"nowhere.policy.safetensors cannot be written \(No such file"):
         policy.save(tmp_path / "nowhere" / "policy.safetensors")
@@ -387,7 +385,7 @@ def test_what_does_not_fit_is_refused_in_words(made, tmp_path):
         policy.save(tmp_path / "there.onnx")
     with pytest.raises(UsageError, match=r"unsupported suffix '.pkl'; use one of .safetensors, .onnx, .pt2"):
         policy.save(tmp_path / "policy.pkl")
-    with pytest.raises(UsageError, match=r"policy for 3 tasks; select one with `policy.task\(b\)`"):
+    with pytest.raises(UsageError, match=r"the policy is for 3 tasks; select one with `policy.task\(b\)`"):
         policy.adapt(run[0].rollouts(0)).save(tmp_path / "policy.pt2")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["there.onnx"]
 
@@ -416,7 +414,7 @@ def test_a_file_that_is_no_policy_is_told_in_one_line(tmp_path):
     with pytest.raises(UsageError, match="is not a safetensors file"):
         metaloom.load_policy(broken)
     safetensors.numpy.save_file({"a": np.zeros(1)}, foreign)
-    with pytest.raises(UsageError, match="found a safetensors file with format None"):
+    with pytest.raises(UsageError, match="the safetensors file has format None"):
         metaloom.load_policy(foreign)
     for policy in ("{", json.dumps({"config": {}})):
         metadata, arrays = {"format": "metaloom-policy-1", "policy": policy}, {"a": np.zeros(1)}
@@ -439,7 +437,7 @@ def test_a_file_of_other_bits_is_refused_and_so_are_numbers_that_are_no_policy_o
         flipped = bytearray(whole)
         flipped[place] ^= 1
         path.write_bytes(flipped)
-        with pytest.raises(UsageError, match=r"^[^\n]*(contents differ from|not a safetensors|with format)[^\n]*$"):
+        with pytest.raises(UsageError, match=r"^[^\n]*(contents differ from|not a safetensors|has format)[^\n]*$"):
             metaloom.load_policy(path)
 
     name = "mean_network.output.kernel"
@@ -447,7 +445,7 @@ def test_a_file_of_other_bits_is_refused_and_so_are_numbers_that_are_no_policy_o
         params = TaskParams({**policy.params, name: wrong})
         path.unlink()
         PolicyFile(policy.blueprint, policy.state, params, True, 0).write(path)
-        with pytest.raises(UsageError, match=f"policy parameter {name}.*required"):
+        with pytest.raises(UsageError, match=f"policy parameter {name}.*(expected|not finite)"):
             metaloom.load_policy(path)
 
     state = {f"params.{key}": value for key, value in policy.state.params.items()}
@@ -527,9 +525,9 @@ def test_runs_of_one_name_or_without_a_table_can_be_read_together(made, tmp_path
 def test_numbers_of_numpy_and_paths_are_settings_too():
     settings = {"seed": np.int64(3), "algorithm": {"inner_lr": np.float64(0.1)}, "init_from": Path("runs/a")}
     assert assignments(settings) == ["seed=3", "algorithm.inner_lr=0.1", 'init_from="runs/a"']
-    with pytest.raises(ConfigError, match=r"found the setting \{1\}; required numbers"):
+    with pytest.raises(ConfigError, match=r"a setting cannot be \{1\}; use numbers"):
         assignments({"seed": {1}})
-    with pytest.raises(ConfigError, match=rf'found the class Robot; required its name, "{Robot.__module__}:Robot"'):
+    with pytest.raises(ConfigError, match=rf'cannot be the class Robot; use its name, "{Robot.__module__}:Robot"'):
         assignments({"env": Robot})
 
 
@@ -547,5 +545,5 @@ def test_a_seed_of_numpys_is_kept_in_a_file_and_a_fraction_is_none(copy_tiny_run
     loaded = metaloom.load_policy(tmp_path / "policy.safetensors")
     assert np.array_equal(loaded.act(observations, deterministic=False), plain.act(observations, deterministic=False))
     assert metaloom.fork(run, np.int64(1), tmp_path / "fork").info["parent"]["iteration"] == 1
-    with pytest.raises(UsageError, match=r"found seed 1\.5; required an integer"):
+    with pytest.raises(UsageError, match=r"seed must be an integer .*, got 1\.5"):
         run.policy(1, seed=1.5)

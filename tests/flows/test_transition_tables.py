@@ -111,11 +111,11 @@ def test_the_context_is_shown_instead_if_it_is_asked_for(run, capsys):
     ("words", "code", "said"),
     [
         (("run", "--stage", "sample_transitions"), 2, "one iteration, such as run@0"),
-        (("run@0", "--update", "1"), 2, "--update without --stage sample_transitions"),
-        (("run@0", "--rows", "1:2"), 2, "--rows without --stage"),
-        (("run@0", "--context"), 2, "--context without --stage"),
-        ((*STAGE, "--rows", "a"), 2, "--rows a: required N or FROM:TO"),
-        ((*STAGE, "--update", "1"), 1, "no gradient step 1; required: a step from 0 to 0"),
+        (("run@0", "--update", "1"), 2, "--update requires --stage sample_transitions"),
+        (("run@0", "--rows", "1:2"), 2, "--rows requires --stage"),
+        (("run@0", "--context"), 2, "--context requires --stage"),
+        ((*STAGE, "--rows", "a"), 2, "--rows a: expected N or FROM:TO"),
+        ((*STAGE, "--update", "1"), 1, "no gradient step 1; expected a step from 0 to 0"),
     ],
 )
 def test_what_cannot_be_shown_is_explained(run, capsys, words, code, said):

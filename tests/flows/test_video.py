@@ -314,10 +314,10 @@ def test_flat_drawing_covers_what_opengl_draws(tmp_path):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"task": 3}, "found task 3; required one from 0 to 2"),
-        ({"episode": 2}, "found episode 2 of task 0; required one from 0 to 1"),
-        ({"steps": [2]}, "found inner step 2; required one of the stored ones: 0, 1"),
-        ({"out": "film.mpg"}, "found .mpg; required one of .gif"),
+        ({"task": 3}, "task must be 0 to 2, best or worst, got 3"),
+        ({"episode": 2}, "task 0 has no episode 2; choose one from 0 to 1"),
+        ({"steps": [2]}, "inner step 2 is not stored; choose one of 0, 1"),
+        ({"out": "film.mpg"}, "film.mpg: the suffix must be one of .gif"),
         ({"out": "nowhere/film.gif"}, "does not exist"),
     ],
 )
@@ -384,7 +384,7 @@ def test_a_renderer_that_does_not_work_is_told_with_what_helps(monkeypatch):
     monkeypatch.setattr("sys.modules", {k: v for k, v in sys.modules.items() if k != "mujoco"})
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     assert opengl.choose_renderer("auto") == "flat"
-    with pytest.raises(UsageError, match=r"cannot use OpenGL through osmesa: osmesa is broken\. Install libraries"):
+    with pytest.raises(UsageError, match=r"cannot use OpenGL through osmesa: osmesa is broken\. Install its libraries"):
         opengl.choose_renderer("osmesa")
 
 
@@ -451,7 +451,7 @@ def test_an_evaluation_is_told_even_if_its_pictures_cannot_be_written(
     out, err = capsys.readouterr()
     assert len(json.loads(out)["adaptation"]) == 2
     assert err.count("\n") == 1
-    assert "No space left on device; required: free space and permission to write" in err
+    assert "No space left on device; this needs free space and permission to write" in err
     assert [*tmp_path.iterdir()] == []
 
 

@@ -137,15 +137,15 @@ def test_runs_without_wrappers_keep_their_digest_and_those_with_some_have_anothe
     [
         ("FlatenObservation", "no wrapper 'FlatenObservation'; did you mean FlattenObservation?"),
         ("vector.ClipReward", "no wrapper 'vector.ClipReward'"),
-        ("wrapped_envs:Missing", "found 'wrapped_envs:Missing': AttributeError"),
-        ("wrapped_envs:np", "required a subclass of gymnasium.core:Wrapper"),
+        ("wrapped_envs:Missing", "got 'wrapped_envs:Missing': AttributeError"),
+        ("wrapped_envs:np", "expected a subclass of gymnasium.core:Wrapper"),
         ("RescaleAction", "missing a required argument: 'min_action'; allowed: min_action, max_action"),
         ({"name": "wrapped_envs:Shifted", "options": {"to": 1}}, "unexpected keyword argument 'to'; allowed: by"),
         ("GrayscaleObservation", r"the environment has observations in Box"),
         ("NormalizeObservation", "and --set policy.normalize_observations=true"),
         ("gymnasium.wrappers:NormalizeReward", "and --set processing.scale_rewards=true"),
         ({"name": "RecordVideo", "options": {"video_folder": "films"}}, "remove it and film stored episodes with"),
-        ("wrapped_envs:Misfit", r"required numbers of shape \(7,\), as its observation_space declares; without them"),
+        ("wrapped_envs:Misfit", r"expected numbers of shape \(7,\), as its observation_space declares; without them"),
         ({"name": "TransformReward", "options": {"func": 3}}, "'int' object is not callable; without them the"),
     ],
 )  # fmt: skip
@@ -275,7 +275,7 @@ def test_a_policy_takes_what_the_environment_shows_and_gives_what_it_takes(part,
             assert asked.log_prob(seen, asked.act(seen)) == asked.log_prob(vector, asked.act(vector))
         seen, *_ = env.step(action)
     for wrong in ({"other": 1}, [{"near": 1}], ["go", "on"], (np.zeros(2), "go")):
-        with pytest.raises(ValueError, match=r"^found .*the observation"):
+        with pytest.raises(ValueError, match=r"^got .*the observation"):
             policy(wrong)
 
 
@@ -304,11 +304,11 @@ def test_every_action_of_several_parts_is_one_of_the_policys_here_in_a_file_and_
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"heading": 0}, "found the observation['heading'] 0; required an integer in Discrete(4, start=1)"),
-        ({"keys": np.zeros(3, np.int8)}, "found the observation['keys'] array([0, 0, 0], dtype=int8); required an"),
-        ({"near": (np.zeros(3), np.zeros(2, int))}, "shape (3,) as the observation['near'][0]; required numbers of"),
-        ({"near": [np.zeros(2)]}, "as the observation['near']; required a tuple of 2 parts"),
-        ({"other": 1}, "found ['heading', 'keys', 'near', 'other'] as the observation; required a dict of"),
+        ({"heading": 0}, "got the observation['heading'] 0; expected an integer in Discrete(4, start=1)"),
+        ({"keys": np.zeros(3, np.int8)}, "got the observation['keys'] array([0, 0, 0], dtype=int8); expected an"),
+        ({"near": (np.zeros(3), np.zeros(2, int))}, "shape (3,) as the observation['near'][0]; expected numbers of"),
+        ({"near": [np.zeros(2)]}, "as the observation['near']; expected a tuple of 2 parts"),
+        ({"other": 1}, "got ['heading', 'keys', 'near', 'other'] as the observation; expected a dict of"),
     ],
 )
 def test_a_part_that_is_not_in_its_space_is_refused_by_its_name(wrong, words, monkeypatch):
@@ -321,7 +321,7 @@ def test_a_number_stands_for_a_part_of_one_number_and_for_no_other():
     space = Dict({"mass": Box(0, 9, (1,)), "position": Box(-1, 1, (2,))})
     np.testing.assert_array_equal(flat(space, {"mass": 8.0, "position": np.ones(2)}), [8, 1, 1])
     with pytest.raises(
-        EnvError, match=r"shape \(\) as the observation\['position'\]; required numbers of shape \(2,\)"
+        EnvError, match=r"shape \(\) as the observation\['position'\]; expected numbers of shape \(2,\)"
     ):
         flat(space, {"mass": 8.0, "position": 1.0})
 
@@ -363,7 +363,7 @@ class Class(gymnasium.Wrapper):
         ("Spoken", {}, "Remove the other parts"),
         ("OnlySpoken", {}, "Wrap it in a custom gymnasium.Wrapper"),
         ("ManySwitches", {}, "with 8,192 combinations"),
-        ("Grasps", {}, "required a Box of floats with one axis"),
+        ("Grasps", {}, "expected a one-dimensional, non-empty Box of floats"),
         ("Camera", {}, "whose pixels it would treat as unrelated numbers"),
         (
             "Camera",

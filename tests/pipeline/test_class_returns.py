@@ -34,7 +34,7 @@ def test_the_standard_error_is_how_much_the_balanced_mean_varies():
         class_returns(rng.normal([0] * 3 + [9] * 12, [1] * 3 + [4] * 12), classes, ("a", "b")).balanced
         for _ in range(2000)
     ]
-    # Var = (1/3 + 16/12) / 4 exactly; of 2,000 estimates the mean square is within 5 %.
+    # Var = (1/3 + 16/12) / 4 exactly; of 2,000 estimates the mean square is within 5%.
     expected = (1 / 3 + 16 / 12) / 4
     assert np.var([mean for mean, _ in found]) == pytest.approx(expected, rel=0.1)
     assert np.mean([error**2 for _, error in found]) == pytest.approx(expected, rel=0.05)

@@ -35,14 +35,14 @@ def test_a_bare_environment_name_is_short_for_its_section():
         ("baseline=quadratic", "baseline", "quadratic", "linear_feature"),
         ("policy.hidden_sizes=[0]", "policy.hidden_sizes", "0", "greater than"),
         ("algorithm.outer_lr=.nan", "algorithm", "nan", "finite number"),
-        ("iterations=true", "iterations", "True", "required an integer"),
-        ("iterations='5'", "iterations", "'5'", "required an integer"),
-        ("iterations=1e3", "iterations", "1000.0", "required an integer"),
-        ("policy.hidden_sizes=[8,true]", "policy.hidden_sizes.1", "True", "required an integer"),
-        ("algorithm.inner_lr=true", "algorithm.inner_lr", "True", "required a number"),
-        ("algorithm.inner_lr='0.1'", "algorithm.inner_lr", "'0.1'", "required a number"),
-        ("algorithm.first_order=1", "algorithm.first_order", "1", "required true or false"),
-        ("algorithm.first_order=yes", "algorithm.first_order", "'yes'", "required true or false"),
+        ("iterations=true", "iterations", "True", "expected an integer"),
+        ("iterations='5'", "iterations", "'5'", "expected an integer"),
+        ("iterations=1e3", "iterations", "1000.0", "expected an integer"),
+        ("policy.hidden_sizes=[8,true]", "policy.hidden_sizes.1", "True", "expected an integer"),
+        ("algorithm.inner_lr=true", "algorithm.inner_lr", "True", "expected a number"),
+        ("algorithm.inner_lr='0.1'", "algorithm.inner_lr", "'0.1'", "expected a number"),
+        ("algorithm.first_order=1", "algorithm.first_order", "1", "expected true or false"),
+        ("algorithm.first_order=yes", "algorithm.first_order", "'yes'", "expected true or false"),
         ("seed=2024-01-01", "seed", "2024-01-01", "valid integer"),
     ],
 )
@@ -221,7 +221,7 @@ def test_a_file_of_settings_is_read_as_yaml_or_json(tmp_path):
 
 def test_a_date_in_a_file_is_text_and_refused_where_a_number_belongs(tmp_path):
     (tmp_path / "a.yaml").write_text("env: point-corner\nalgorithm: {name: promp}\nseed: 2024-01-01\n")
-    with pytest.raises(ConfigError, match=r"seed: Input should be a valid integer.*; found '2024-01-01'"):
+    with pytest.raises(ConfigError, match=r"seed: Input should be a valid integer.*; got '2024-01-01'"):
         build_config(override(load_config(tmp_path / "a.yaml"), ["iterations=1"]))
 
 

@@ -123,8 +123,8 @@ def test_evaluating_is_no_part_of_what_decides_training():
     [
         ({"every": 0}, "evaluation.every"),
         ({"tasks": "heldout"}, "evaluation.tasks"),
-        ({"tasks": [[1.0], [1.0, 2.0]]}, r"rows of equal length; found \[1, 2\]"),
-        ({"tasks": []}, "one or more rows of equal length"),
+        ({"tasks": [[1.0], [1.0, 2.0]]}, r"rows of equal length, got lengths \[1, 2\]"),
+        ({"tasks": []}, "tasks must be rows of equal length"),
         ({"num_tasks": 0}, "evaluation.num_tasks"),
         ({"adaptation_steps": -1}, "evaluation.adaptation_steps"),
         ({"episodes": 0}, "evaluation.episodes"),

@@ -36,7 +36,7 @@ def test_episodes_of_an_environment_follow_each_other_and_ties_go_to_the_first_e
 
 
 def test_fewer_test_episodes_than_may_count_are_refused():
-    with pytest.raises(ValueError, match="found 2 episodes per environment; required 3"):
+    with pytest.raises(ValueError, match="got 2 episodes per environment; expected 3"):
         first_to_finish(np.ones((4, 2)), np.ones((4, 2), bool))
 
 

@@ -111,7 +111,7 @@ def test_half_cheetah_tells_how_fast_it_ran():
         ("os:system", "is a builtin_function_or_method; use a function"),
         ("subprocess:call", "use a function of one EpisodeBatch or Step"),
         ("own_metrics:nothing", "no attribute 'nothing'"),
-        ("nothing", "found 'nothing'"),
+        ("nothing", "got 'nothing'"),
     ],
 )
 def test_what_is_no_function_of_episodes_is_refused_before_it_is_called(name, message):
@@ -123,7 +123,7 @@ def test_what_is_no_function_of_episodes_is_refused_before_it_is_called(name, me
 @pytest.mark.parametrize(("name", "found"), [("listed", r"\[1.0\]"), ("numbered", "{1: 2.0}")])
 def test_a_function_that_returns_no_mapping_from_names_is_refused_before_and_in_a_run(name, found):
     measures = Measures.named([f"own_metrics:{name}"])
-    message = f"metrics: own_metrics:{name} returned {found}; required a mapping from names to floats"
+    message = f"metrics: own_metrics:{name} returned {found}; expected a mapping from names to floats"
     with pytest.raises(ConfigError, match=message):
         measures.of_round([episodes()], 0)
     with pytest.raises(ConfigError, match=message):
@@ -150,6 +150,6 @@ def test_the_names_of_metrics_are_known_before_a_run_unless_a_function_fails(pro
 @pytest.mark.usefixtures("own")
 def test_a_function_that_returns_no_numbers_is_refused():
     with pytest.raises(
-        ConfigError, match=r"own_metrics:wordy returned {'a': 'many'}: .*required a mapping from names to floats"
+        ConfigError, match=r"own_metrics:wordy returned {'a': 'many'}: .*expected a mapping from names to floats"
     ):
         Measures.named(["own_metrics:wordy"]).of_round([episodes()], 0)

@@ -128,25 +128,25 @@ def test_an_installed_package_brings_names_of_its_own():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["algorithm.rate=0"], r"^algorithm\.rate: .* greater than 0; found 0$"),
-        (["algorithm.rat=1"], r"^algorithm\.rat: unknown key; found 1; did you mean rate\?$"),
-        (["algorithm.rate=true"], r"^algorithm\.rate: required a number; found True$"),
+        (["algorithm.rate=0"], r"^algorithm\.rate: .* greater than 0; got 0$"),
+        (["algorithm.rat=1"], r"^algorithm\.rat: unknown key; got 1; did you mean rate\?$"),
+        (["algorithm.rate=true"], r"^algorithm\.rate: expected a number, got True$"),
         (["num_tasks=101"], r"^config: num_tasks is above 100; use fewer$"),
-        (["algorithm=own_plugins:Nothing"], r"^algorithm\.name: found 'own_plugins:Nothing': .* no attribute"),
-        (["algorithm=nowhere:Still"], r"^algorithm\.name: found 'nowhere:Still': .*No module named 'nowhere'"),
+        (["algorithm=own_plugins:Nothing"], r"^algorithm\.name: got 'own_plugins:Nothing': .* no attribute"),
+        (["algorithm=nowhere:Still"], r"^algorithm\.name: got 'nowhere:Still': .*No module named 'nowhere'"),
         (
             ["algorithm=own_plugins:Plain"],
-            r"is the class own_plugins:Plain; required a subclass of metaloom\..*Settings",
+            r"is the class own_plugins:Plain; expected a subclass of metaloom\..*Settings",
         ),
-        (["algorithm=own_plugins:Halved"], r"is the class own_plugins:Halved; required a subclass"),
-        (["algorithm=own_plugins:outer"], r"algorithm\.name: found 'own_plugins:outer', which is a function; required"),
-        (["algorithm=os:system"], r"algorithm\.name: found 'os:system', which is a builtin.*; required a subclass"),
+        (["algorithm=own_plugins:Halved"], r"is the class own_plugins:Halved; expected a subclass"),
+        (["algorithm=own_plugins:outer"], r"algorithm\.name: got 'own_plugins:outer', which is a function; expected"),
+        (["algorithm=os:system"], r"algorithm\.name: got 'os:system', which is a builtin.*; expected a subclass"),
         (
             ["algorithm=prommp"],
-            r"^algorithm\.name: found 'prommp'; did you mean promp\? Required one of .*module:Class",
+            r"^algorithm\.name: got 'prommp'; did you mean promp\? Expected one of .*module:Class",
         ),
-        (["baseline=linear_feture"], r"^baseline\.name: found 'linear_feture'; did you mean linear_feature\? Required"),
-        (["baseline=own_plugins:Still"], r"^baseline\.name: found .*; required a subclass of .*BaselineSettings$"),
+        (["baseline=linear_feture"], r"^baseline\.name: got 'linear_feture'; did you mean linear_feature\? Expected"),
+        (["baseline=own_plugins:Still"], r"^baseline\.name: got .*; expected a subclass of .*BaselineSettings$"),
     ],
 )
 def test_what_is_no_plug_in_of_the_kind_is_refused_before_it_is_called(changes, message):
@@ -222,7 +222,7 @@ def test_a_subclass_of_a_built_in_algorithm_is_found_under_its_own_name(name):
     ],
 )
 def test_a_subclass_that_fixes_the_names_of_built_in_settings_is_refused_with_the_cure(section, name, cure):
-    with pytest.raises(ConfigError, match=f"^{section}.name: found '{name}', a class whose `name` must be .*{cure}"):
+    with pytest.raises(ConfigError, match=f"^{section}.name: '{name}' is a class whose `name` must be .*{cure}"):
         build_config(settings(**{section: name}))
 
 
@@ -252,7 +252,7 @@ def test_the_files_of_plug_ins_are_recorded_and_compared(own):
     (own / "own_plugins.py").write_text(OWN + "\n")
     lines = changed_sources(plugin_sources(config), then)
     assert len(lines) == 3
-    assert lines[0].startswith(f"the source of own_plugins:Halved had the SHA-256 {sha256(OWN)[:12]}..., found ")
+    assert lines[0].startswith(f"the source of own_plugins:Halved had the SHA-256 {sha256(OWN)[:12]}..., now ")
     assert changed_sources({}, {"own_plugins:Still": "of a run that another plug-in goes on with"}) == []
 
 
@@ -306,7 +306,7 @@ def test_what_is_not_written_in_python_has_no_source():
 def test_an_algorithm_whose_learner_is_none_is_refused_before_it_is_called():
     config = build_config(settings())
     with pytest.raises(
-        ConfigError, match=r"'own_plugins:Learner', which is the class .*; required a subclass of .*:Le"
+        ConfigError, match=r"'own_plugins:Learner', which is the class .*; expected a subclass of .*:Le"
     ):
         config.algorithm.build(None)
 

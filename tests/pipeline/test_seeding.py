@@ -32,7 +32,7 @@ def test_streams_and_runs_are_independent():
 @given(st.sampled_from(get_args(Stream)), st.text(st.characters(codec="utf-8"), max_size=12), positions, positions)
 def test_a_stream_of_a_plug_in_equals_none_of_ours_whatever_its_name(stream, name, a, b):
     if not name or not name.isprintable():  # such as one that goes on with what could be a position
-        with pytest.raises(ValueError, match="required a name of printable characters"):
+        with pytest.raises(ValueError, match="a stream name must consist of printable characters"):
             own_generator(1, name, *a)
         return
     own = own_generator(1, name, *a).bit_generator.state["state"]["key"].tolist()

@@ -52,7 +52,7 @@ def test_a_single_episode_has_a_mean_and_no_interval():
 def test_one_task_is_as_uncertain_as_its_episodes():
     returns = np.random.default_rng(1).normal(size=(1, 400))
     _, low, high = bootstrap(returns, mean, np.random.default_rng(0))
-    # The standard error of a mean of 400 is a twentieth of their deviation; a 95 % interval is 3.92 of them wide.
+    # The standard error of a mean of 400 is a twentieth of their deviation; a 95% interval is 3.92 of them wide.
     assert high - low == pytest.approx(3.92 * returns.std() / 20, rel=0.1)
 
 

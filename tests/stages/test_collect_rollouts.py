@@ -257,7 +257,7 @@ def test_numbers_that_are_not_finite_stop_the_rollout_and_are_named() -> None:
 def test_a_policy_for_another_env_is_refused_before_a_step() -> None:
     sampler = Sampler(CHEETAH, POLICY, episodes_per_task=1, max_episode_steps=5)
     tasks = draw_tasks(make_env(CHEETAH), num_tasks=2, run_seed=1, iteration=0)
-    with pytest.raises(ValueError, match=r"log_std: found \(2, 2\); required \[B, 6\]"):
+    with pytest.raises(ValueError, match=r"log_std: got \(2, 2\); expected \[B, 6\]"):
         play_episodes(sampler, task_params(make_env(FADING), 2), tasks, position=RolloutPosition(1, 0, 0))
 
 

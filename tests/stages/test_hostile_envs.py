@@ -68,26 +68,26 @@ IN_A_STEP = {
     "raise_unpicklable": "Hostile.step raised hostile_envs.NotPicklable: carries a lock",
     "raise_unreadable": "Hostile.step raised hostile_envs.BadWords: <exception str() failed>",
     "sys_exit": "Hostile.step raised SystemExit: 3",
-    "nan_observation": "found nan at index 0 of the observation; required a finite number",
-    "inf_reward": "found inf as reward; required a finite number",
-    "huge_observation": "found 3e+300 at index 0 of the observation; required a finite number within float32",
-    "huge_reward": "found 1e+300 as reward; required a finite number within float32",
-    "wrong_shape": "found an observation of dtype float32 and shape (2, 1); required numbers of shape (2,)",
-    "object_observation": "found an observation of dtype object",
-    "text_observation": "found an observation of dtype <U1",
+    "nan_observation": "got nan at index 0 of the observation; expected a finite number",
+    "inf_reward": "got inf as reward; expected a finite number",
+    "huge_observation": "got 3e+300 at index 0 of the observation; expected a finite number within float32",
+    "huge_reward": "got 1e+300 as reward; expected a finite number within float32",
+    "wrong_shape": "got an observation of dtype float32 and shape (2, 1); expected numbers of shape (2,)",
+    "object_observation": "got an observation of dtype object",
+    "text_observation": "got an observation of dtype <U1",
     "ragged_observation": "inhomogeneous shape",
-    "array_reward": "found ndarray array([",
-    "no_reward": "found NoneType None as reward; required one number",
-    "text_flag": "found str 'False' as terminated; required True or False",
+    "array_reward": "got ndarray array([",
+    "no_reward": "got NoneType None as reward; expected one number",
+    "text_flag": "got str 'False' as terminated; expected True or False",
     "old_gym": "not enough values to unpack (expected 5, got 4)",
-    "info_is_none": "found NoneType None as info; required a dict",
+    "info_is_none": "got NoneType None as info; expected a dict",
     "ragged_terms": "inhomogeneous shape",
 }
 BEFORE_A_STEP = {
     "raise_in_set_task": ("set_task", "Hostile.set_task raised ValueError: unknown task"),
     "raise_in_reset": ("reset", "Hostile.reset raised ValueError: no start found"),
-    "nan_in_reset": ("reset", "found nan at index 0 of the observation"),
-    "reset_without_info": ("reset", "required numbers of shape (2,)"),
+    "nan_in_reset": ("reset", "got nan at index 0 of the observation"),
+    "reset_without_info": ("reset", "expected numbers of shape (2,)"),
     "new_space_per_task": ("reset", "must be the same in all tasks"),
 }
 
@@ -276,7 +276,7 @@ def rollout_of_choices(fault: str) -> EpisodeBatch:
 def test_a_fault_among_choices_in_a_later_block_names_its_episode_and_is_reproduced():
     good = rollout_of_choices("none")
     b, e = np.argwhere(good.observations[:, :, 0, 1] > 0.9)[0]
-    assert e >= 3, "required a first faulty episode behind the first block"
+    assert e >= 3, "expected a first faulty episode behind the first block"
     with pytest.raises(RolloutError) as caught:
         rollout_of_choices("raise")
     about, arrays = json.loads(json.dumps(caught.value.about)), caught.value.arrays
@@ -334,4 +334,4 @@ def test_a_batched_robot_with_observations_for_fewer_rows_is_refused(monkeypatch
 
     monkeypatch.setattr(PointBatch, call, fewer)
     error = fault(EnvConfig(name="torn_envs:Torn"))
-    assert f"{call}: observations: found shape (1, 2); required ({3 * E}, 2)" in str(error)
+    assert f"{call}: observations: got shape (1, 2); expected ({3 * E}, 2)" in str(error)

@@ -111,7 +111,7 @@ def test_a_warm_start_takes_the_parameters_of_another_state_that_fit():
     update = first(start)
     assert update.learner.params["weight"].tolist() == [0, 0]
     assert set(update.learner.extra) == {ENV_STEPS, ENV_STEPS_NOMINAL}
-    with pytest.raises(ConfigError, match=r"policy parameter weight has shape \(3,\) there; required \(2,\)"):
+    with pytest.raises(ConfigError, match=r"policy parameter weight has shape \(3,\) there; expected \(2,\)"):
         first(LearnerState({"weight": np.zeros(3, np.float32)}, {}, {}))
 
 
@@ -155,9 +155,9 @@ class Odd(Counting):
 @pytest.mark.parametrize(
     ("params", "metrics", "told"),
     [
-        ({"weight": np.zeros(2)}, {}, r"params\['weight'\] as float64\[2\]; required float32\[2\]"),
-        ({"weight": np.zeros(3, np.float32)}, {}, r"as float32\[3\]; required float32\[2\]"),
-        ({}, {}, r"as absent; required float32\[2\]"),
+        ({"weight": np.zeros(2)}, {}, r"params\['weight'\] as float64\[2\]; expected float32\[2\]"),
+        ({"weight": np.zeros(3, np.float32)}, {}, r"as float32\[3\]; expected float32\[2\]"),
+        ({}, {}, r"as absent; expected float32\[2\]"),
         ({"weight": np.zeros(2, np.float32)}, {ENV_STEPS: -1.0}, "the metrics env_steps, which every run already has"),
         ({"weight": np.zeros(2, np.float32)}, {"step_0.average_return": 9.0}, "metrics step_0.average_return"),
     ],
@@ -175,16 +175,16 @@ PER_TASK = TaskParams({"weight": np.zeros((B, 2), np.float32)})
 @pytest.mark.parametrize(
     ("found", "told"),
     [
-        (PER_TASK.params, "the adaptation of .*:Counting returned dict; required TaskParams for 3 tasks"),
+        (PER_TASK.params, "the adaptation of .*:Counting returned dict; expected TaskParams for 3 tasks"),
         (
             TaskParams({"weight": np.zeros((2, 2), np.float32)}),
-            r"returned params\['weight'\] for 2 tasks; required .* for 3 tasks",
+            r"returned params\['weight'\] for 2 tasks; expected .* for 3 tasks",
         ),
         (
             TaskParams({"weight": np.zeros((B, 3), np.float32)}),
-            r"returned params\['weight'\] as \[3, 3\]; required \[3, 2\]",
+            r"returned params\['weight'\] as \[3, 3\]; expected \[3, 2\]",
         ),
-        (TaskParams({}), r"returned params\['weight'\] as absent; required \[3, 2\]"),
+        (TaskParams({}), r"returned params\['weight'\] as absent; expected \[3, 2\]"),
     ],
 )
 def test_parameters_that_the_tasks_cannot_act_with_are_refused(found, told):
@@ -198,11 +198,11 @@ def test_parameters_that_the_tasks_cannot_act_with_are_refused(found, told):
 @pytest.mark.parametrize(
     ("found", "told"),
     [
-        ({}, r"the start of .*:Counting returned dict; required LearnerState\(params, optimizer, extra\)"),
-        (LearnerState({"weight": [1.0]}), r"returned params\['weight'\] as list; required a NumPy array"),
-        (LearnerState({}, {}, {"count": 1}), r"returned extra\['count'\] as int; required a NumPy array"),
-        (LearnerState({"weight": np.zeros(2)}), r"params\['weight'\] as float64; required float32"),
-        (LearnerState({"index": np.zeros(2, np.float32)}), r"params\['index'\] as float32; required int64"),
+        ({}, r"the start of .*:Counting returned dict; expected LearnerState\(params, optimizer, extra\)"),
+        (LearnerState({"weight": [1.0]}), r"returned params\['weight'\] as list; expected a NumPy array"),
+        (LearnerState({}, {}, {"count": 1}), r"returned extra\['count'\] as int; expected a NumPy array"),
+        (LearnerState({"weight": np.zeros(2)}), r"params\['weight'\] as float64; expected float32"),
+        (LearnerState({"index": np.zeros(2, np.float32)}), r"params\['index'\] as float32; expected int64"),
     ],
 )
 def test_a_state_that_no_run_could_store_is_refused(found, told):
@@ -218,11 +218,11 @@ def test_a_state_that_no_run_could_store_is_refused(found, told):
 @pytest.mark.parametrize(
     ("metrics", "told"),
     [
-        ({5: 1.0}, r"returned a metric named 5; required a string"),
-        ({"loss": "low"}, "returned the metric 'loss' as 'low'; required one number"),
-        ({"loss": np.zeros(2)}, r"returned the metric 'loss' as array\(\[0., 0.\]\); required one number"),
-        ({"loss": np.array("low")}, "returned the metric 'loss' as array.*; required one number"),
-        ({"loss": None}, "returned the metric 'loss' as None; required one number"),
+        ({5: 1.0}, r"returned a metric named 5; expected a string"),
+        ({"loss": "low"}, "returned the metric 'loss' as 'low'; expected one number"),
+        ({"loss": np.zeros(2)}, r"returned the metric 'loss' as array\(\[0., 0.\]\); expected one number"),
+        ({"loss": np.array("low")}, "returned the metric 'loss' as array.*; expected one number"),
+        ({"loss": None}, "returned the metric 'loss' as None; expected one number"),
     ],
 )
 def test_metrics_that_are_no_numbers_with_names_are_refused(steps, metrics, told):
@@ -281,10 +281,10 @@ def test_the_first_inner_step_adapts_the_learners_parameters_and_the_next_the_ta
 
 def test_an_inner_step_keeps_the_shapes_of_parameters_and_a_memory_may_have_others(steps):
     wrong = {"weight": np.zeros((B, 5), np.float32)}
-    with pytest.raises(StageFault, match=r"returned params\['weight'\] as \[3, 5\]; required \[3, 2\], as before"):
+    with pytest.raises(StageFault, match=r"returned params\['weight'\] as \[3, 5\]; expected \[3, 2\], as before"):
         adapted(Adapting(wrong), steps, first())
-    with pytest.raises(StageFault, match=r"params\['weight'\] as absent; required \[3, 2\]"):
+    with pytest.raises(StageFault, match=r"params\['weight'\] as absent; expected \[3, 2\]"):
         adapted(Adapting({}), steps, first())
     assert adapted(Adapting(wrong), steps, first(), samples=None).params["weight"].shape == (B, 5)
-    with pytest.raises(StageFault, match=r"params\['weight'\] for 2 tasks; required TaskParams for 3 tasks"):
+    with pytest.raises(StageFault, match=r"params\['weight'\] for 2 tasks; expected TaskParams for 3 tasks"):
         adapted(Adapting({"weight": np.zeros((2, 2), np.float32)}), steps, first(), samples=None)

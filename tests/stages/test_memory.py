@@ -96,7 +96,7 @@ def test_as_many_training_tasks_as_there_are_can_be_collected_from_and_learned_f
 
 
 def test_training_tasks_that_task_inference_cannot_take_are_refused():
-    with pytest.raises(ConfigError, match="task_sampling is balanced, but pearl learns from the whole training set"):
+    with pytest.raises(ConfigError, match="task_sampling must be uniform, got balanced: pearl draws"):
         check_tasks(*pearl("task_sampling=balanced"))
     with pytest.raises(EnvError, match="sparse"):
         check_tasks(*pearl("algorithm.sparse_rewards=true"))

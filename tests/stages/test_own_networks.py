@@ -151,7 +151,7 @@ def test_beta_actions_stay_in_their_box_and_are_drawn_anew_for_every_task_step_a
     [
         (PolicyConfig(), ConfigError, r"policy.network is mlp, but observations are images .*policy.network=cnn"),
         (PolicyConfig(network="own_network:Residual"), ConfigError, r"Residual\(\(16, 16, 1\), 3\) raised ValueError"),
-        (PolicyConfig(name="beta_policy:Gamma"), ConfigError, "policy.name: found 'beta_policy:Gamma'"),
+        (PolicyConfig(name="beta_policy:Gamma"), ConfigError, "policy.name: got 'beta_policy:Gamma'"),
     ],
 )
 def test_what_does_not_fit_pixels_is_refused_by_learners_and_by_workers(policy, error, message):
@@ -173,5 +173,5 @@ def test_a_bare_name_stands_for_the_policys_name():
 
 @pytest.mark.parametrize("field", ["name", "network"])
 def test_a_name_that_nothing_has_is_refused_with_the_settings(field):
-    with pytest.raises(ValueError, match=r"found 'betta'; required .*module:Class for a (policy|network), or a name"):
+    with pytest.raises(ValueError, match=r"got 'betta'; expected .*module:Class for a (policy|network), or a name"):
         PolicyConfig.model_validate({field: "betta"})

@@ -59,7 +59,7 @@ def test_tasks_of_the_wrong_form_are_refused(value: np.ndarray) -> None:
         def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> np.ndarray:
             return value
 
-    with pytest.raises(EnvError, match=r"Odd.sample_tasks returned shape .*; required \(3, 2\) finite numbers"):
+    with pytest.raises(EnvError, match=r"Odd.sample_tasks returned shape .*; expected \(3, 2\) finite numbers"):
         draw_tasks(Odd(), num_tasks=3, run_seed=0, iteration=0)
 
 

@@ -261,7 +261,7 @@ def test_other_parameters_or_metrics_than_the_first_iterations_are_refused(tmp_p
         put(writer, [(StageRef(1, stage), later, [])])
         with pytest.raises(storage.LayoutMismatch, match=f"{stage}: iteration 1, {stage} k=0: ") as caught:
             writer.close()
-        found, required = str(caught.value).split("; required: ")
+        found, required = str(caught.value).split("; expected ")
         assert said in required
         assert stored in required
         assert "absent" in found or stage == "sample_tasks"
@@ -393,7 +393,7 @@ def test_opening_what_is_no_run_says_so(tmp_path, make_run):
 
 def test_errors_survive_being_rebuilt_on_the_way_home_from_a_worker():
     error = copy.copy(storage.StageMissing("runs/x", found="nothing", required="something", action="Do it"))
-    assert str(error) == "runs/x: nothing; required: something. Do it"
+    assert str(error) == "runs/x: nothing; expected something. Do it"
 
 
 def test_who_goes_on_after_an_error_of_the_queue_gets_it_each_time():

@@ -65,7 +65,7 @@ def test_the_table_has_a_row_per_episode_with_units(evaluated):
 def test_a_run_without_evaluations_says_so(make_run):
     run = storage.open_run(make_run(1))
     with pytest.raises(
-        storage.StageMissing, match=r"no evaluation is stored; required: a run trained with evaluation\.every"
+        storage.StageMissing, match=r"no evaluation is stored; expected a run trained with evaluation\.every"
     ):
         run.evaluations()
     with pytest.raises(storage.StageMissing, match="evaluate"):
@@ -103,7 +103,7 @@ def test_arrays_that_do_not_fit_together_are_refused(batches):
         replace(evaluation, test_lengths=evaluation.test_lengths[:, 1:])
     with pytest.raises(BatchError, match="adaptation_returns has shape"):
         replace(evaluation, adaptation_returns=evaluation.adaptation_returns[:, :1])
-    with pytest.raises(BatchError, match=r"test_returns.*required \[B, K\+1, M\]"):
+    with pytest.raises(BatchError, match=r"test_returns.*expected \[B, K\+1, M\]"):
         replace(evaluation, test_returns=evaluation.test_returns[0])
 
 

@@ -303,7 +303,7 @@ def test_a_chunk_or_table_of_another_size_than_was_committed_is_refused_by_the_w
 def test_a_run_json_without_what_every_version_wrote_is_refused(make_run, member):
     path = make_run(1)
     rewrite(path / "run.json", lambda document: document.update({member: 3}))
-    with pytest.raises(storage.IncompatibleFormat, match=rf"run\.json: no {member}; required: the members"):
+    with pytest.raises(storage.IncompatibleFormat, match=rf"run\.json: no {member}; expected the members"):
         storage.open_run(path)
 
 

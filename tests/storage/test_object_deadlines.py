@@ -145,5 +145,5 @@ def test_requests_that_a_deadline_has_ended_do_not_go_on_unheard(monkeypatch, ca
 @pytest.mark.parametrize("seconds", ["0", "-1", "soon", "nan", "1e9"])
 def test_a_deadline_that_is_none_is_refused(seconds, monkeypatch):
     monkeypatch.setenv(TIMEOUT, seconds)
-    with pytest.raises(StorageFailed, match=f"METALOOM_STORE_TIMEOUT: '{seconds}'; required: a number"):
+    with pytest.raises(StorageFailed, match=f"METALOOM_STORE_TIMEOUT: '{seconds}'; this needs a number"):
         ObjectFolder("s3://bucket/none").get_all(["a"])

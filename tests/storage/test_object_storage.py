@@ -171,7 +171,7 @@ def test_a_trainer_killed_in_the_middle_of_an_upload_resumes_to_equal_digests(
 def test_a_second_writer_is_refused_here_and_elsewhere(make_remote, other_machine):
     url = make_remote("first")
     with storage.open_writer(url):
-        with pytest.raises(storage.RunLocked, match="one writer at a time"):
+        with pytest.raises(storage.RunLocked, match="no other writer"):
             storage.open_writer(url)
         other_machine("second")
         with pytest.raises(storage.RunLocked, match=rf"{socket.gethostname()} has been writing it since"):

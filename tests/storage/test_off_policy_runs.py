@@ -68,7 +68,7 @@ def test_a_run_of_an_earlier_version_that_ends_its_iterations_in_an_unknown_way_
     file = path / "run.json"
     info = {name: value for name, value in read_sealed(file, indented=True).items() if name != "stages"}
     file.write_bytes(render(sealed({**info, "last_stage": "distil"}), indented=True))
-    with pytest.raises(storage.IncompatibleFormat, match="last_stage 'distil'; required: meta_optimize or update"):
+    with pytest.raises(storage.IncompatibleFormat, match="last_stage 'distil'; expected meta_optimize or update"):
         storage.open_run(path)
 
 

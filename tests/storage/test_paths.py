@@ -85,7 +85,7 @@ def test_a_path_that_cannot_be_told_on_one_line_is_refused_at_the_start(path, tm
 
 
 def test_a_user_whom_the_system_does_not_know_has_no_folder():
-    with pytest.raises(storage.InvalidRunName, match=r"'~nobody-of-that-name/x'; required: an existing user name"):
+    with pytest.raises(storage.InvalidRunName, match=r"'~nobody-of-that-name/x'; expected an existing user name"):
         storage.run_path("~nobody-of-that-name/x", "runs")
 
 

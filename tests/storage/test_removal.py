@@ -47,7 +47,7 @@ def test_a_link_to_a_run_is_not_removed(make_run):
     path = make_run(1)
     link = path.parent / "link"
     link.symlink_to(path)
-    with pytest.raises(storage.NotARun, match=f"link: a symbolic link to {path}; required: the folder of a run itself"):
+    with pytest.raises(storage.NotARun, match=f"link: a symbolic link to {path}; expected the folder of a run itself"):
         remove_run(link)
     assert storage.verify_run(path) == []
 

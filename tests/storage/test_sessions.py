@@ -196,5 +196,5 @@ def test_numbers_of_sessions_end_where_names_of_folders_do(tmp_path):
     last = tmp_path / "_sessions" / f"{sessions.MOST_SESSIONS - 1}-{'0' * 16}"
     last.mkdir(parents=True)
     (last / "session.json").touch()
-    with pytest.raises(storage.DamagedRun, match=f"_sessions: names session {sessions.MOST_SESSIONS - 1}; required"):
+    with pytest.raises(storage.DamagedRun, match=f"_sessions: names session {sessions.MOST_SESSIONS - 1}; expected"):
         begin_session(tmp_path, take_over=False)

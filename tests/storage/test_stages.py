@@ -86,7 +86,7 @@ def test_an_output_that_is_not_as_its_schema_says_is_not_stored(tmp_path, batche
     ) as writer:
         put(writer, [(StageRef(0, "begin"), type(batches.update())(batches.learner(), {}), [])])
         with pytest.raises(
-            storage.LayoutMismatch, match=r"Scale.scale has dtype float64; required: float32\. Change what"
+            storage.LayoutMismatch, match=r"Scale.scale has dtype float64; expected float32\. Change what"
         ):
             put(writer, [(StageRef(0, "measure"), schema.record({"scale": np.ones(3)}), [])])
         put(writer, [(StageRef(0, "measure"), schema.record({"scale": np.ones(3, np.float32)}), [])])
@@ -112,11 +112,11 @@ def test_a_run_of_an_earlier_version_has_the_stages_of_its_kind(table, tmp_path,
         ([{"name": "a", "group": "g", "output": "Update", "code": "x"}], "unexpected keyword"),
         ([{**stage, "output": "Pickle"} for stage in OWN.document()], "output Pickle"),
         ([{**stage, "group": "../x"} for stage in OWN.document()], "group"),
-        ([{**stage, "schema": SCHEMA} for stage in OWN.document()], "output EpisodeBatch, Samples, Update; required"),
-        ([{**stage, "output": "Scale", "schema": 3} for stage in OWN.document()], "not the schema of an output"),
+        ([{**stage, "schema": SCHEMA} for stage in OWN.document()], "output EpisodeBatch, Samples, Update; expected"),
+        ([{**stage, "output": "Scale", "schema": 3} for stage in OWN.document()], "not an output schema"),
         (
             [{**stage, "output": "Scale", "schema": {**SCHEMA, "fields": [OBJECTS]}} for stage in OWN.document()],
-            r"Scale.scale has entries of dtype object; required one of bool",
+            r"Scale.scale has entries of dtype object; expected one of bool",
         ),
     ],
 )

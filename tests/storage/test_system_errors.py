@@ -216,7 +216,9 @@ def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(make_run, 
     if (path / name).exists():
         os.rename(path / name, path / "elsewhere")
     os.symlink(name, path / name)
-    with pytest.raises(storage.StorageFailed, match=f"{name}: .*symbolic links; required: a folder that can be listed"):
+    with pytest.raises(
+        storage.StorageFailed, match=f"{name}: .*symbolic links; this needs a folder that can be listed"
+    ):
         run.thinned_iterations() if name == "_thinned" else run.refs()
 
 

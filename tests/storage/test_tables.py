@@ -153,7 +153,7 @@ def test_an_inner_step_that_does_not_exist_is_refused_as_such(run):
     ):
         run[0].rollouts(7)
     for read in (run.steps, run.episodes):
-        with pytest.raises(ValueError, match="found inner step 5; required one of 0, 1"):
+        with pytest.raises(ValueError, match="no inner step 5; choose one of 0, 1"):
             read(steps=5)
 
 

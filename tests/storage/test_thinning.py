@@ -167,7 +167,7 @@ def test_arrays_come_back_only_with_the_digests_they_had(thinned, make_batches):
     wrong = {**mine, first: outputs[StageRef(0, "collect_rollouts", 0)]}
     with storage.open_writer(thinned) as writer:
         with pytest.raises(
-            storage.DigestMismatch, match=r"bits in .* that differ from the record, so nothing was stored"
+            storage.DigestMismatch, match=r"values in .* that differ from the record, so nothing was stored"
         ):
             writer.restore(wrong)
         assert not any(chunk.exists() for chunk in chunks_of(thinned, 1))
@@ -305,7 +305,7 @@ def test_a_limit_counts_what_is_used_reserved_and_needed_to_the_byte(tmp_path, b
     assert caplog.text == ""
     full.release(refs[0], 1)
     full.release(refs[0], 1)
-    assert caplog.text.count("holds 901 bytes, 90 % of its limit") == len(caplog.records) == 1
+    assert caplog.text.count("holds 901 bytes, 90% of its limit") == len(caplog.records) == 1
 
 
 def test_nine_tenths_of_the_limit_bring_one_warning(tmp_path, batches, caplog):
@@ -333,7 +333,7 @@ def test_a_copy_can_have_fewer_learners_and_keeps_their_metrics(make_run):
     path = make_run(5)
     before = storage.open_run(path).metrics()
     with storage.open_writer(path) as writer:
-        with pytest.raises(ValueError, match="every=0"):
+        with pytest.raises(ValueError, match="every must be at least 1, got 0"):
             writer.thin_learners(0)
         assert writer.thin_learners(2).iterations == (0, 2)
         assert writer.thin_learners(2).iterations == ()

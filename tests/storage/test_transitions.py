@@ -98,8 +98,8 @@ def test_only_batches_that_hold_a_row_are_read(run, transitions, monkeypatch):
 @pytest.mark.parametrize(
     ("read", "said"),
     [
-        (lambda run: run.transitions([10**6]), "no row 1000000; required: a row from 0 to"),
-        (lambda run: run[1].transitions(2), "no gradient step 2; required: a step from 0 to 1"),
+        (lambda run: run.transitions([10**6]), "no row 1000000; expected a row from 0 to"),
+        (lambda run: run[1].transitions(2), "no gradient step 2; expected a step from 0 to 1"),
         (lambda run: run[1].transitions(-1), "no gradient step -1"),
         (lambda run: run[5].transitions(), "iteration 5 does not exist; 3 iterations are complete"),
     ],
@@ -111,7 +111,7 @@ def test_what_is_not_there_is_told_with_what_is(run, read, said):
 
 def test_empty_places_are_no_rows(run):
     assert run[0].minibatches().num_updates == 2
-    with pytest.raises(ValueError, match="found -1"):
+    with pytest.raises(ValueError, match="got -1"):
         run.transitions([3, -1])
 
 

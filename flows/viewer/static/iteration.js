@@ -155,7 +155,7 @@ async function adapted(here, run, page, into) {
     const { from_learner: own, parameters, shares } = found.policies;
     parts.push(h("div", { class: "grid" }, card(h("h3", {}, "Where adaptation took every task"),
       h("p", { class: "note" }, `the two principal components of ${own ? "the differences from the learner (cross)" : "what was inferred, about its mean"}, `
-        + `of ${number(parameters)} parameters; they show ${shares.map((s) => `${(100 * s).toFixed(0)} %`).join(" and ")} of the squared differences; one point per task`), policies)));
+        + `of ${number(parameters)} parameters; they show ${shares.map((s) => `${(100 * s).toFixed(0)}%`).join(" and ")} of the squared differences; one point per task`), policies)));
   }
   into.replaceChildren(h("h2", {}, "Adaptation"), ...parts);
   if (found.ways && !found.ways.problem) await drawWays(ways, found.ways, page);

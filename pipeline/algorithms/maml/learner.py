@@ -142,7 +142,7 @@ class MetaLearner(Learner[Step, Steps]):
     ) -> tuple[LearnerState, Metrics]:
         found, required = [step.k for step in experience], list(range(self.settings.inner_steps + 1))
         if found != required:
-            raise ValueError(f"meta_optimize: found samples of inner steps {found}; required {required}, in this order")
+            raise ValueError(f"meta_optimize: got samples of inner steps {found}; expected {required}, in this order")
         draws = partial(generator, run_seed, "minibatches", iteration)
         made = self.minimize(state, experience, draws=draws, parallel=parallel)
         extra, of_algorithm = self.concluded(state, made.after)

@@ -91,7 +91,7 @@ def minibatches(samples: Samples, num_minibatches: int, rng: np.random.Generator
         return minibatch_rows(samples.mask.reshape(B, E * T), num_minibatches, rng)
     if num_minibatches > E:
         raise ValueError(
-            f"found {num_minibatches} minibatches for {E} episodes per task; use at most one per episode, since "
+            f"got {num_minibatches} minibatches for {E} episodes per task; use at most one per episode, since "
             "the loss takes whole episodes; lower algorithm.num_minibatches"
         )
     order: Array = rng.permuted(np.broadcast_to(np.arange(E, dtype=np.int64), (B, E)), axis=1)
@@ -179,7 +179,7 @@ def require_finite(values: Mapping[str, Tensor], first_task: int, advice: str, *
             bad = int((~finite).reshape(len(value), -1).any(1).nonzero()[0])
             found = value.detach()[bad][~finite[bad]].reshape(-1)[0].item()
             task = first_task + bad
-            raise NumericalError(f"{of}{name} of task {task} holds {found}; required finite numbers. {advice}")
+            raise NumericalError(f"{of}{name} of task {task} holds {found}; expected finite numbers. {advice}")
 
 
 def to_tensor(array: Array, dtype: torch.dtype, device: torch.device = CPU) -> Tensor:

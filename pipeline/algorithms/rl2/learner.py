@@ -107,7 +107,7 @@ class MemoryLearner(TrialLearner[Steps]):
         return self.improved(state, step, run_seed=run_seed, iteration=iteration)
 
 
-class Found(NamedTuple):
+class PolicyMeans(NamedTuple):
     """Means over all real steps, for one set of policy parameters."""
 
     loss: float
@@ -161,7 +161,7 @@ class SequenceRegion:
             return self._mean(of_chunk)
 
     @torch.no_grad()
-    def at(self, params: Mapping[str, Array]) -> Found | None:
+    def at(self, params: Mapping[str, Array]) -> PolicyMeans | None:
         """Return the means for other parameters, or None if any mean is not finite."""
         total = np.zeros(3)
         for of, recorded in self._chunks:
@@ -169,7 +169,7 @@ class SequenceRegion:
             loss = -(likelihood_ratio(now.log_prob(of.actions), of.old_log_prob) * of.advantages).sum()
             entropy = now.entropy().expand(of.advantages.shape).sum()
             total += [float(loss), float(recorded.kl(now).sum()), float(entropy)]
-        return Found(*(total / self._num_steps).tolist()) if np.isfinite(total).all() else None
+        return PolicyMeans(*(total / self._num_steps).tolist()) if np.isfinite(total).all() else None
 
     def _leaves(self, of: Sequences) -> dict[str, Tensor]:
         tensors = _tensors(self._params, of)
@@ -214,7 +214,7 @@ class RL2TRPOLearner(MemoryLearner):
             )
         full_step, metrics = natural_step(region.product, gradient, self._settings)
 
-        def accept(found: Found) -> bool:
+        def accept(found: PolicyMeans) -> bool:
             return before is not None and found.loss < before.loss and found.kl <= self._settings.max_kl
 
         found, searched = search(state.params, region.flat.views(full_step), region.at, accept, self._settings)

@@ -12,7 +12,7 @@ from torch import Tensor
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Kernel, Setup, require_finite_params
 from metaloom.pipeline.algorithms.trials.learner import CRITIC_SCALE, UNSCALED, TrialLearner
 from metaloom.pipeline.algorithms.trials.losses import Sequences
-from metaloom.pipeline.algorithms.varibad.model import DecodedSteps, Decoders, Drawn, Encoder, TrialTensors, elbo
+from metaloom.pipeline.algorithms.varibad.model import DecodedSteps, Decoders, Encoder, RandomDraws, TrialTensors, elbo
 from metaloom.pipeline.algorithms.varibad.settings import VariBAD
 from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.nn.distributions import Distribution
@@ -139,7 +139,7 @@ class VariBADLearner(TrialLearner[TrialExperience]):
         optimizer = after.optimizer | renamed(flat.optimizer_state, "", MODEL_STATE)
         return LearnerState(after.params | params, optimizer, after.extra | extra), metrics
 
-    def _drawn(self, trials: TrialTensors, rng: np.random.Generator) -> Drawn:
+    def _drawn(self, trials: TrialTensors, rng: np.random.Generator) -> RandomDraws:
         settings, lengths = self.settings, trials.lengths.cpu().numpy()
         L, N, _ = trials.inputs.shape
         K = settings.elbo_steps or L
@@ -149,7 +149,7 @@ class VariBADLearner(TrialLearner[TrialExperience]):
         D = settings.decoded_steps
         decoded = None if D is None else (rng.random((N, D)) * lengths[:, None]).astype(np.int64)
         at, decoded = (None if steps is None else self._tensor(steps) for steps in (at, decoded))
-        return Drawn(at, decoded, self._tensor(noise))
+        return RandomDraws(at, decoded, self._tensor(noise))
 
     def _tensors(self, chosen: Sequence[tuple[Trials, int]]) -> TrialTensors:
         lengths = np.array([int(trials.mask[n].sum()) for trials, n in chosen])

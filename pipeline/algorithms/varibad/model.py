@@ -128,7 +128,7 @@ class TrialTensors:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class RandomDraws:
     """Random draws for a gradient step of the model."""
 
     at: Tensor | None  # steps whose posteriors are trained, [K, N] int64; None for all L steps
@@ -158,7 +158,7 @@ def priors_of(posteriors: DiagGaussian) -> DiagGaussian:
 
 
 def elbo(
-    encoder: Encoder, decoders: Decoders, params: Mapping[str, Tensor], trials: TrialTensors, drawn: Drawn
+    encoder: Encoder, decoders: Decoders, params: Mapping[str, Tensor], trials: TrialTensors, drawn: RandomDraws
 ) -> Elbo:
     """Return the parts of E_q(m|τ_:t)[log p(τ | m)] - KL(q(m|τ_:t) ‖ q(m|τ_:t-1)), averaged over t and trials τ.
 

@@ -96,7 +96,7 @@ _VERSION_OF_RULES = "v2"
 def check_computation(where: str, computation: object, reward_version: str, names: Sequence[str]) -> None:
     """Raise EnvError if a computation is unknown, or is `vectorized` although a class has no vectorized rules."""
     if computation not in get_args(Computation):
-        raise EnvError(f"{where}: computation is {computation!r}; required one of {', '.join(get_args(Computation))}")
+        raise EnvError(f"{where}: computation is {computation!r}; expected one of {', '.join(get_args(Computation))}")
     if computation != "vectorized":
         return
     if reward_version != _VERSION_OF_RULES:

@@ -97,11 +97,11 @@ class MetaWorld(FixedTasks, MetaEnv):
         seed = benchmark_seed
         is_whole = isinstance(seed, int) and not isinstance(seed, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
         if not is_whole or not 0 <= seed < 2**32 - 1:
-            raise EnvError(f"{where}: benchmark_seed is {seed!r}; required a whole number from 0 to 2**32 - 2")
+            raise EnvError(f"{where}: benchmark_seed is {seed!r}; expected a whole number from 0 to 2**32 - 2")
         if reward_version not in ("v1", "v2"):
-            raise EnvError(f"{where}: reward_version is {reward_version!r}; required v1 or v2")
+            raise EnvError(f"{where}: reward_version is {reward_version!r}; expected v1 or v2")
         if render_mode not in (None, "rgb_array"):
-            raise EnvError(f"{where}: render_mode is {render_mode!r}; required None or 'rgb_array'")
+            raise EnvError(f"{where}: render_mode is {render_mode!r}; expected None or 'rgb_array'")
         names = tuple(dict.fromkeys((*split.train, *split.test)))
         check_computation(where, computation, reward_version, names)
         self.reward_version, self.render_mode = reward_version, render_mode
@@ -136,7 +136,7 @@ class MetaWorld(FixedTasks, MetaEnv):
         task = check_task(self, task)
         if task[0] not in self._numbers:
             known = ", ".join(f"{number} ({CLASSES[number]})" for number in self._numbers)
-            raise EnvError(f"{type(self).__name__}.set_task: found the class {task[0]:g}; required one of {known}")
+            raise EnvError(f"{type(self).__name__}.set_task: got the class {task[0]:g}; expected one of {known}")
         self._row.official(int(task[0])).goal_of(task[1:])
         super().set_task(task)
 

@@ -141,7 +141,7 @@ class OfficialClass:
         goal, rest = task_goal[: len(low)], task_goal[len(low) :]
         if rest.any() or (goal < low).any() or (goal > high).any():
             raise EnvError(
-                f"Meta-World: found the goal {task_goal.tolist()} for {self.name}; required {len(low)} numbers from "
+                f"Meta-World: got the goal {task_goal.tolist()} for {self.name}; expected {len(low)} numbers from "
                 f"{low.tolist()} to {high.tolist()}, and 0 beyond them"
             )
         return goal.copy()

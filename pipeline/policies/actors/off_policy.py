@@ -34,7 +34,7 @@ def latent_size(params: Params) -> int:
     check_shapes(params, {BELIEF_MEAN: (size,), BELIEF_VARIANCE: (size,)})
     smallest = params[BELIEF_VARIANCE].min()
     if smallest < 0:
-        raise ValueError(f"policy parameter {BELIEF_VARIANCE}: found {smallest}; required variances of 0 or more")
+        raise ValueError(f"policy parameter {BELIEF_VARIANCE}: got {smallest}; expected variances of 0 or more")
     return size
 
 
@@ -44,7 +44,7 @@ MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0
 
 
 class TanhGaussianActor(Actor):
-    """Actor that takes actions tanh(mean + std * noise), or tanh(mean) without generators. See Actor.
+    """Actor that takes actions tanh(mean + std * noise), or tanh(mean) if `rngs` is None. See Actor.
 
     Haarnoja et al. 2018, arXiv:1801.01290, appendix C. If the parameters contain a posterior, the network's input
     includes a latent variable drawn once per episode (Rakelly et al. 2019, arXiv:1903.08254).
@@ -85,7 +85,7 @@ EPSILON = "epsilon"
 class QValuesActor(Actor):
     """Epsilon-greedy actor: takes the (first) action with the highest Q-value or, with probability ε, a random action.
 
-    ε is a parameter [B]; without generators, it is 0. See Actor.
+    ε is a parameter [B]; it is 0 if `rngs` is None. See Actor.
     """
 
     def __init__(self, setup: ActorSetup) -> None:

@@ -13,7 +13,7 @@ from metaloom.pipeline.types import Array
 
 
 class GaussianActor(Actor):
-    """Actor that takes actions mean + std * noise, or the mean without generators. See Actor."""
+    """Actor that takes actions mean + std * noise, or the mean if `rngs` is None. See Actor."""
 
     def __init__(self, setup: ActorSetup, network: Inference | None = None) -> None:
         super().__init__(setup)
@@ -41,7 +41,7 @@ class GaussianActor(Actor):
 class CategoricalActor(Actor):
     """Actor that samples discrete actions by inverting the cumulative distribution function. See Actor.
 
-    Without generators, it takes the most probable action (the first one in a tie).
+    If `rngs` is None, it takes the most probable action (the first one in a tie).
     """
 
     def __init__(self, setup: ActorSetup, network: Inference | None = None) -> None:

@@ -13,7 +13,7 @@ from metaloom.pipeline.types import Array
 class OwnPolicyActor(Actor):
     """Actor that samples from a custom policy's distributions, with a separate seed per task and step. See Actor.
 
-    Without generators, it takes the distributions' modes.
+    If `rngs` is None, it takes the distributions' modes.
     """
 
     def __init__(self, setup: ActorSetup) -> None:

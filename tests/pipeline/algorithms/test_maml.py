@@ -271,7 +271,7 @@ def test_every_option_of_maml_ppo_changes_the_learner(random_steps, changed, bas
 def test_inner_steps_decides_the_number_of_rounds(random_steps, algorithm):
     for inner_steps in (1, 3):
         optimize(algorithm(inner_steps=inner_steps), random_steps(inner_steps + 1))
-    with pytest.raises(ValueError, match=r"found samples of inner steps \[0, 1\]; required \[0, 1, 2\]"):
+    with pytest.raises(ValueError, match=r"got samples of inner steps \[0, 1\]; expected \[0, 1, 2\]"):
         optimize(algorithm(inner_steps=2), random_steps(2))
 
 

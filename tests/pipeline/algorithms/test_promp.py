@@ -66,7 +66,7 @@ def test_inner_steps_decides_the_number_of_rounds(random_steps):
     for inner_steps in (0, 1, 3):
         _, metrics = optimize(ProMP(inner_steps=inner_steps), random_steps(inner_steps + 1))
         assert ("inner_kl" in metrics) == (inner_steps > 0)
-    with pytest.raises(ValueError, match=r"found samples of inner steps \[0, 1\]; required \[0, 1, 2\]"):
+    with pytest.raises(ValueError, match=r"got samples of inner steps \[0, 1\]; expected \[0, 1, 2\]"):
         optimize(ProMP(inner_steps=2), random_steps(2))
 
 

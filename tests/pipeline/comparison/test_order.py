@@ -168,7 +168,7 @@ def test_a_pair_is_attainable_where_others_that_are_shown_leave_it_the_level():
         for name, shift, runs in (("a", 200.0, 4), ("b", 100.0, 4), ("c", 0.0, 8))
     }
     pairs = {(pair.a, pair.b): pair for pair in Resampled(groups, 0, 200).pairs()}
-    # 4 and 4 runs have p = 2/70 at best: too much for a third of 5 %, but the other two pairs are shown before.
+    # 4 and 4 runs have p = 2/70 at best: too much for a third of 5%, but the other two pairs are shown before.
     assert pairs["a", "b"].smallest_p == pytest.approx(2 / 70)
     assert all(pair.attainable and pair.shown for pair in pairs.values())
 

@@ -169,7 +169,7 @@ REFUSED = {
     ),
     "gives": (
         lambda: ON_POLICY.insert(SMOOTH, after="process_samples", gives="sample"),
-        "insert gives='sample'; required one of learner, tasks, acting, rollouts, samples",
+        "insert gives='sample'; expected one of learner, tasks, acting, rollouts, samples",
     ),
     "another type": (
         lambda: ON_POLICY.insert(
@@ -191,10 +191,10 @@ REFUSED = {
         lambda: ON_POLICY.rename("adapt", "evaluate"),
         "two stages have the name evaluate; rename one with graph.rename",
     ),
-    "no stage": (lambda: ON_POLICY.insert(smooth, after="adapt"), "among its stages; required Stage(function, per)"),
+    "no stage": (lambda: ON_POLICY.insert(smooth, after="adapt"), "among its stages; expected Stage(function, per)"),
     "text": (
         lambda: ON_POLICY.edge(own="samples"),
-        "graph on_policy: found 'samples' among its edges; required an edge from a stage, such as this_step('adapt')",
+        "graph on_policy: got 'samples' among its edges; expected an edge from a stage, such as this_step('adapt')",
     ),
     "edge from a function": (
         lambda: ON_POLICY.edge(own=this_step(smooth)),
@@ -214,7 +214,7 @@ REFUSED = {
     ),
     "per": (
         lambda: Stage(smooth, "each_step"),
-        "stage smooth has per='each_step'; required ONCE, ITERATION, INNER_STEP",
+        "stage smooth has per='each_step'; expected ONCE, ITERATION, INNER_STEP",
     ),
     "name": (
         lambda: Stage(lambda *, samples: samples, EACH_STEP, output=Samples),
@@ -369,7 +369,7 @@ def test_tasks_act_with_what_the_step_before_has_given():
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        (lambda b: None, r"for task 0 returned NoneType; required TaskParams, as it declares"),
+        (lambda b: None, r"for task 0 returned NoneType; expected TaskParams, its declared output"),
         (lambda b: params_of(w=2), "for task 0 returned arrays of 2 tasks; return arrays of this task only"),
         (lambda b: params_of(w=1 + (b == 1)), "for task 1 returned arrays of 2 tasks"),
         (lambda b: params_of(w=1, **({"more": 1} if b else {})), r"for task 1 .* only one has params\['more'\]"),

@@ -304,10 +304,10 @@ def test_a_film_of_every_step_shows_a_robot_at_its_speed(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("pearl-ant-dir", {"forward_backward": "maybe"}, "forward_backward is 'maybe'; required true or false"),
-        ("walker2d-dir", {"model": ["v5"]}, r"model is \['v5'\]; required one of original, v5"),
-        ("ant-dir", {"obs_style": ["v5"]}, r"obs_style is \['v5'\]; required one of promp, pearl, v5"),
-        ("pearl-sparse-point-robot", {"reward": ["sparse"]}, r"reward is \['sparse'\]; required one of dense, sparse"),
+        ("pearl-ant-dir", {"forward_backward": "maybe"}, "forward_backward is 'maybe'; expected true or false"),
+        ("walker2d-dir", {"model": ["v5"]}, r"model is \['v5'\]; expected one of original, v5"),
+        ("ant-dir", {"obs_style": ["v5"]}, r"obs_style is \['v5'\]; expected one of promp, pearl, v5"),
+        ("pearl-sparse-point-robot", {"reward": ["sparse"]}, r"reward is \['sparse'\]; expected one of dense, sparse"),
     ],
 )
 def test_an_option_of_the_wrong_kind_is_refused(name: str, options: dict[str, Any], message: str) -> None:

@@ -235,7 +235,7 @@ def test_an_ant_with_a_speed_that_is_not_finite_has_fallen() -> None:
 
 
 def test_a_style_that_a_robot_does_not_offer_is_refused() -> None:
-    with pytest.raises(ValueError, match="SwimmerVel: obs_style is 'pearl'; required one of promp, v5"):
+    with pytest.raises(ValueError, match="SwimmerVel: obs_style is 'pearl'; expected one of promp, v5"):
         SwimmerVel(obs_style="pearl")
-    with pytest.raises(ValueError, match="AntDir: obs_style is 'gym'; required one of promp, pearl, v5"):
+    with pytest.raises(ValueError, match="AntDir: obs_style is 'gym'; expected one of promp, pearl, v5"):
         AntDir(obs_style="gym")  # pyright: ignore[reportArgumentType]

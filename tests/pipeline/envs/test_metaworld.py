@@ -267,9 +267,9 @@ def test_rewards_of_six_classes_differ_by_as_much_as_the_page_says(name: str) ->
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ([0, 0, 0.6, 0.02, 0.1, 0.8, 0.2], r"found the class 0; required one of 30 \(pick-place\)"),
-        ([30, 0, 0.6, 0.02, 0.1, 0.8, 2], "found the goal .* for pick-place; required 6 numbers from .* to "),
-        ([30, 0, 0.6], "required 7 finite numbers"),
+        ([0, 0, 0.6, 0.02, 0.1, 0.8, 0.2], r"got the class 0; expected one of 30 \(pick-place\)"),
+        ([30, 0, 0.6, 0.02, 0.1, 0.8, 2], "got the goal .* for pick-place; expected 6 numbers from .* to "),
+        ([30, 0, 0.6], "expected 7 finite numbers"),
     ],
 )
 def test_a_task_that_the_benchmark_has_not_is_refused(task: list[float], message: str) -> None:
@@ -288,8 +288,8 @@ def test_a_goal_that_the_package_would_draw_again_forever_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"reward_version": "v3"}, "reward_version is 'v3'; required v1 or v2"),
-        ({"benchmark_seed": -1}, "benchmark_seed is -1; required a whole number"),
+        ({"reward_version": "v3"}, "reward_version is 'v3'; expected v1 or v2"),
+        ({"benchmark_seed": -1}, "benchmark_seed is -1; expected a whole number"),
         ({"render_mode": "human"}, "render_mode is 'human'"),
     ],
 )

@@ -186,7 +186,7 @@ def test_an_option_chooses_who_computes_and_the_run_records_who_did():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("reach", {"computation": "fast"}, "computation is 'fast'; required one of auto, vectorized, oracle"),
+        ("reach", {"computation": "fast"}, "computation is 'fast'; expected one of auto, vectorized, oracle"),
         (
             "hammer",
             {"computation": "vectorized"},

@@ -196,7 +196,7 @@ def test_gaps_lie_on_their_walls() -> None:
 
 @pytest.mark.parametrize(("env", "reward"), [(PointCorner, "dens"), (PointWalls, "dense_squared")])
 def test_an_unknown_reward_is_refused_with_the_ones_there_are(env: type, reward: str) -> None:
-    with pytest.raises(EnvError, match=f"{env.__name__}: reward is '{reward}'; required one of dense, "):
+    with pytest.raises(EnvError, match=f"{env.__name__}: reward is '{reward}'; expected one of dense, "):
         env(reward=reward)
 
 
@@ -254,5 +254,5 @@ def test_pearls_rewards_share_their_episodes() -> None:
 
 
 def test_pearls_unknown_reward_is_refused() -> None:
-    with pytest.raises(EnvError, match="PearlSparsePointRobot: reward is 'both'; required one of dense, sparse"):
+    with pytest.raises(EnvError, match="PearlSparsePointRobot: reward is 'both'; expected one of dense, sparse"):
         PearlSparsePointRobot("both")  # pyright: ignore[reportArgumentType]

@@ -149,7 +149,7 @@ def test_a_multiplier_that_is_not_positive_is_refused_and_changes_nothing(task: 
     mass = env.model.body_mass.copy()
     wrong = ones(env)
     wrong[1] = task
-    with pytest.raises(EnvError, match=f"HopperRandParams: thigh_mass of a task is {task}; required .* above 0"):
+    with pytest.raises(EnvError, match=f"HopperRandParams: thigh_mass of a task is {task}; expected .* above 0"):
         env.set_task(wrong)
     assert np.array_equal(env.model.body_mass, mass)
     batch = env.batch(1, 1)

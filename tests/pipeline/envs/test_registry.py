@@ -121,7 +121,7 @@ def test_a_meta_env_of_ones_own_is_found_by_its_path_in_the_working_folder() -> 
 
 
 def test_an_env_without_an_action_is_refused() -> None:
-    with pytest.raises(EnvError, match=r"Still has the action space Box\(.*\(0,\), float32\); required .* not empty"):
+    with pytest.raises(EnvError, match=r"Still has the action space Box\(.*\(0,\), float32\); expected .* non-empty"):
         make_env(EnvConfig(name="own_envs:Still"))
 
 
@@ -164,18 +164,18 @@ def test_a_loop_of_envs_records_the_state_that_gymnasiums_mujoco_envs_show() -> 
     [
         ("half-cheeta-dir", r"^env.name is 'half-cheeta-dir'; did you mean half-cheetah-dir\?\n.*recipes --envs"),
         ("no-such-thing-at-all", r"which is unknown\n.*Hopper-v5; or module:Class"),
-        ("own_envs:Missing", r"env.name: found 'own_envs:Missing': .*no attribute 'Missing'; required module:Class"),
-        ("nowhere:Env", r"No module named 'nowhere'; required module:Class .*, with the module in "),
-        (":Env", r"required module:Class"),
+        ("own_envs:Missing", r"env.name: got 'own_envs:Missing': .*no attribute 'Missing'; expected module:Class"),
+        ("nowhere:Env", r"No module named 'nowhere'; expected module:Class .*, with the module in "),
+        (":Env", r"expected module:Class"),
         (
             "own_envs:TasksInAnArray",
-            r"(?s)TasksInAnArray.task_set: found array.*a tuple of 1 numbers.*tuple\(map\(tuple",
+            r"(?s)TasksInAnArray.task_set: got array.*a tuple of 1 numbers.*tuple\(map\(tuple",
         ),
-        ("own_envs:TasksOfTwo", r"TasksOfTwo.test_task_set: found \(\(1.0, 2.0\),\); required"),
-        ("own_envs:NotAnEnv", r"the class own_envs:NotAnEnv; required a subclass of gymnasium"),
+        ("own_envs:TasksOfTwo", r"TasksOfTwo.test_task_set: got \(\(1.0, 2.0\),\); expected"),
+        ("own_envs:NotAnEnv", r"the class own_envs:NotAnEnv; expected a subclass of gymnasium"),
         (
             "own_envs:Choices",
-            r"env.action_scale: found 10, but the actions Discrete\(3\) .* --set env.action_scale=null",
+            r"env.action_scale is 10, but the actions Discrete\(3\) .* --set env.action_scale=null",
         ),
         ("own_envs:Endless", r"has no bounds, so action_scale 10.0 .* --set env.action_scale=null"),
     ],
@@ -373,7 +373,7 @@ def test_a_box_bounded_by_the_largest_number_has_no_bounds(bound) -> None:
 def test_a_function_is_not_called_to_find_out_what_it_makes(monkeypatch) -> None:
     monkeypatch.setattr("os.system", pytest.fail)
     for path in ("os:system", "subprocess:run"):
-        with pytest.raises(EnvError, match="required a subclass of gymnasium"):
+        with pytest.raises(EnvError, match="expected a subclass of gymnasium"):
             make_env(EnvConfig(name=path, options={"command": "true", "args": "true"}))
 
 
@@ -418,9 +418,7 @@ def test_a_state_that_there_is_not_is_refused(state):
     env = make_env(rooms(leads_to=state))
     env.set_task(np.zeros(1))
     env.reset(seed=0)
-    with pytest.raises(
-        EnvError, match=rf"found the observation {state}; required an integer in Discrete\(3, start=5\)"
-    ):
+    with pytest.raises(EnvError, match=rf"got the observation {state}; expected an integer in Discrete\(3, start=5\)"):
         env.step(0)
 
 

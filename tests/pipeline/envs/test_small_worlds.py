@@ -53,18 +53,18 @@ def test_sizes_of_mdps_are_options_and_wrong_ones_are_refused():
     assert make_env(small).observation_space.shape == (3,)
     assert make_env(small).action_space.n == 2
     for options in ({"states": 1}, {"actions": 2.5}, {"states": None}):
-        with pytest.raises(EnvError, match="required a whole number of at least 2"):
+        with pytest.raises(EnvError, match="must be a whole number of at least 2"):
             make_env(EnvConfig(name="tabular-mdp", options=options))
 
 
 @pytest.mark.parametrize(
     ("name", "task", "told"),
     [
-        ("tabular-mdp", [0.5], r"found mdp 0\.5; required a whole number"),
-        ("tabular-mdp", [1e300], r"found mdp 1e\+300; required a whole number from 0 to 2\^53 - 1"),
-        ("bernoulli-bandit", [2.0, -1, 0, 0, 0], r"found \[2\.0, -1\.0, .*; required probabilities"),
-        ("hidden-goal-grid", [5.0, 0], r"found the goal \[5\.0, 0\.0\]; required a cell, whole numbers from 0 to 4"),
-        ("hidden-goal-grid", [0.5, 3], "required a cell"),
+        ("tabular-mdp", [0.5], r"got mdp 0\.5; expected a whole number"),
+        ("tabular-mdp", [1e300], r"got mdp 1e\+300; expected a whole number from 0 to 2\^53 - 1"),
+        ("bernoulli-bandit", [2.0, -1, 0, 0, 0], r"got \[2\.0, -1\.0, .*; expected probabilities"),
+        ("hidden-goal-grid", [5.0, 0], r"got the goal \[5\.0, 0\.0\]; expected a cell, whole numbers from 0 to 4"),
+        ("hidden-goal-grid", [0.5, 3], "expected a cell"),
     ],
 )
 def test_tasks_that_the_world_does_not_have_are_refused(name, task, told):
@@ -140,7 +140,7 @@ def test_a_move_on_the_grid_goes_where_it_says_and_not_off_it():
     assert rewards == [-0.1, -0.1, -0.1, -0.1, 1, 1, -0.1]
     assert successes == [reward == 1 for reward in rewards]
     assert (len(env.task_set), min(map(max, env.task_set))) == (21, 2)
-    with pytest.raises(EnvError, match="excluded is corner; required one of block, start"):
+    with pytest.raises(EnvError, match="excluded is corner; expected one of block, start"):
         make_env(EnvConfig(name="hidden-goal-grid", options={"excluded": "corner"}))
 
 

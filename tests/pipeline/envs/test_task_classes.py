@@ -55,7 +55,7 @@ def test_they_are_plain_data(classes):
         (lambda: nearest("v", {1: 1, 2: 0}), "each must be a single line"),
         (lambda: nearest("v", {"a\nb": 1, "c": 0}), "a single line, and fields must not repeat"),
         (lambda: bins("v", (2, 1)), "increasing"),
-        (lambda: bins("v", ()), "required two"),
+        (lambda: bins("v", ()), "expected two"),
         (lambda: Classes(("v", "w"), ("a", "b"), edges=(1.0,)), "one field"),
         (lambda: Classes.from_facts({"fields": ["v"], "colour": 1}), "Classes.facts"),
         (lambda: Classes.from_facts({"fields": [3], "names": ["a", "b"], "edges": [1]}), "'fields': .3."),

@@ -108,5 +108,5 @@ def test_the_models_differ_in_the_friction_of_the_right_foot_only() -> None:
 
 
 def test_an_unknown_model_is_refused() -> None:
-    with pytest.raises(EnvError, match="Walker2dVel: model is 'v4'; required one of original, v5"):
+    with pytest.raises(EnvError, match="Walker2dVel: model is 'v4'; expected one of original, v5"):
         Walker2dVel("v4")  # pyright: ignore[reportArgumentType]

@@ -104,10 +104,10 @@ def test_options_of_another_name_or_kind_are_refused():
         ValueError, match=r"network_options: heads: .*; the options of linear-attention are key_size, v"
     ):
         check_network_settings("linear-attention", (8,), {"heads": 2})
-    with pytest.raises(ValueError, match=r"key_size: .* greater than or equal to 1; found 0; the options"):
+    with pytest.raises(ValueError, match=r"key_size: .* greater than or equal to 1; got 0; the options"):
         check_network_settings("linear-attention", (8,), {"key_size": 0})
     for found, hint in (("loud", ""), ("Asinh", r"; did you mean asinh\?"), (None, "")):
-        required = rf"reading: .*'linear' or 'asinh'; found {found!r}{hint}; the options"
+        required = rf"reading: .*'linear' or 'asinh'; got {found!r}{hint}; the options"
         with pytest.raises(ValueError, match=required):
             check_network_settings("linear-attention", (8,), {"reading": found})
     with pytest.raises(ValueError, match="a single layer"):

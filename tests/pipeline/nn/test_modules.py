@@ -215,20 +215,20 @@ def test_threads_do_not_see_each_others_parameters():
         ("With", {"layer": "BatchNorm1d"}, "changes its buffer norm.running_mean .*, as batch normalization does"),
         ("With", {"layer": "BatchNorm1d-static"}, "depends on the other rows"),
         ("Drifting", {}, "returns different outputs for the same inputs on a second call"),
-        ("Fickle", {}, "returned .*; required "),
+        ("Fickle", {}, "returned .*; expected "),
         ("NoisyWhileLearning", {}, "draws random numbers when it is called"),
         ("Frozen", {"layers": ["first", "norm", "last"]}, "has no parameters to learn"),
-        ("Wide", {}, r"returned \(1, 4, 3\) for inputs of shape \(4, 5\); required \(4, 3\)"),
+        ("Wide", {}, r"returned \(1, 4, 3\) for inputs of shape \(4, 5\); expected \(4, 3\)"),
         ("Failing", {}, "raised RuntimeError on inputs of shape .*: shapes do not match"),
-        ("Double", {}, "parameter first.weight of nets:Double is torch.float64; required torch.float32"),
+        ("Double", {}, "parameter first.weight of nets:Double is torch.float64; expected torch.float32"),
         (
             "Net",
             {"breadth": 3},
             r"nets:Net\(\(5,\), 3, breadth=3\) raised TypeError: .*breadth.*; a network's class is called with "
             r"\(input_shape, output_size\)",
         ),
-        ("factory", {}, "found 'nets:factory', which is a function; required a subclass of torch"),
-        ("Nothing", {}, "policy.network: found 'nets:Nothing': .*required module:Class"),
+        ("factory", {}, "got 'nets:factory', which is a function; expected a subclass of torch"),
+        ("Nothing", {}, "policy.network: got 'nets:Nothing': .*expected module:Class"),
     ],
 )
 def test_what_is_no_function_of_its_parameters_and_single_inputs_is_refused(name, options, message):
@@ -239,14 +239,14 @@ def test_what_is_no_function_of_its_parameters_and_single_inputs_is_refused(name
 def test_a_name_that_nobody_knows_is_refused_with_those_that_are_known():
     with pytest.raises(
         ConfigError,
-        match=r"found 'resnet'; required one of mlp, cnn, .*, linear-attention; or module:Class .*metaloom.networks",
+        match=r"got 'resnet'; expected one of mlp, cnn, .*, linear-attention; or module:Class .*metaloom.networks",
     ):
         build_network("net", NetworkSpec("resnet", (5,), 3))
 
 
 def test_outputs_of_another_type_than_float32_are_refused_unless_an_earlier_version_took_them():
     assert build("Doubled")
-    with float32_alone(), pytest.raises(ConfigError, match=r"Doubled returns outputs of torch.float64; required"):
+    with float32_alone(), pytest.raises(ConfigError, match=r"Doubled returns outputs of torch.float64; expected"):
         build("Doubled")
     with float32_alone():
         assert build("Net")

@@ -155,7 +155,7 @@ def test_a_network_that_would_flatten_an_image_is_refused_and_cnn_is_named(netwo
 
 @pytest.mark.parametrize("shape", [(), (5,), (2, 3, 4, 5)])
 def test_a_cnn_on_what_is_no_image_is_refused(shape):
-    with pytest.raises(ConfigError, match=r"required images .* or policy.network=mlp"):
+    with pytest.raises(ConfigError, match=r"expected images.* use policy.network=mlp"):
         PolicyConfig(network="cnn").network_spec(Spaces(shape, 1.0, 2, 0), 2)
 
 
@@ -183,10 +183,10 @@ def test_the_options_that_are_advised_fit_the_image_which_the_defaults_do_not(sh
         ({"network_options": {"width": 3}}, "network mlp has no options"),
         ({"network": "cnn", "network_options": {"width": 3}}, "(?s)width.*unknown key"),
         ({"network": "cnn", "network_options": {"strides": [2]}}, "differ in length"),
-        ({"network": "residual", "hidden_sizes": (64, 32)}, "sizes must be equal"),
-        ({"network": "gru", "hidden_sizes": ()}, r"gru has a single layer; found hidden_sizes \(\); give one size"),
-        ({"activation": "Silu"}, "found 'Silu'; .*did you mean SiLU"),
-        ({"output_activation": "PReLU"}, "required one of identity, tanh"),
+        ({"network": "residual", "hidden_sizes": (64, 32)}, "hidden_sizes of network residual must be equal"),
+        ({"network": "gru", "hidden_sizes": ()}, r"gru has a single layer; hidden_sizes must be one size, got \(\)"),
+        ({"activation": "Silu"}, "got 'Silu'; .*did you mean SiLU"),
+        ({"output_activation": "PReLU"}, "expected one of identity, tanh"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_before_there_is_an_environment(settings, message):

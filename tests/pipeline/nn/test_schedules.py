@@ -50,7 +50,7 @@ def test_absolute_step_sizes_of_a_scheduler_are_those_of_the_run():
     [
         ("ReduceLROnPlateau", "waits for a metric"),
         ({"name": "SequentialLR"}, "combines other schedulers"),
-        ("cosine", "found 'cosine'; .*a class of torch.optim.lr_scheduler, such as CosineAnnealingLR"),
+        ("cosine", "got 'cosine'; .*a class of torch.optim.lr_scheduler, such as CosineAnnealingLR"),
         ("linaer", "did you mean linear"),
         ({"name": "StepLR", "option": {}}, "unknown key; did you mean options"),
     ],

@@ -18,8 +18,8 @@ BELIEF = {"belief.mean": np.zeros((2, 4), np.float32), "belief.variance": np.one
         ("tanh_gaussian", WIDE, r"actor tanh_gaussian: its actions lie in \[-1, 1\], .*set env.action_scale to 1"),
         ("uniform", WIDE, r"actor uniform: its actions lie in \[-1, 1\], .*set env.action_scale to 1"),
         ("uniform", Box(np.float32([-1, -1]), np.float32([1, 2])), "env.action_scale"),
-        ("tanh_gaussian", DISCRETE, r"found the action space Discrete\(3\); required continuous"),
-        ("q_values", UNIT, r"found the action space Box.*; required discrete"),
+        ("tanh_gaussian", DISCRETE, r"got the action space Discrete\(3\); expected continuous"),
+        ("q_values", UNIT, r"got the action space Box.*; expected discrete"),
     ],
 )
 def test_an_actor_whose_actions_are_not_the_environments_is_refused(kind, actions, message):
@@ -48,11 +48,11 @@ def test_a_tanh_gaussian_reads_the_belief_behind_the_observation_and_gives_two_n
     check_actor_params(
         "tanh_gaussian", config, random_network("policy_network", 2, inputs, 4) | extra, CONTINUOUS_SPACES
     )
-    with pytest.raises(ValueError, match=rf"hidden_0.kernel: found \(2, 9, 7\); required \[B, {inputs}, 7\]"):
+    with pytest.raises(ValueError, match=rf"hidden_0.kernel: got \(2, 9, 7\); expected \[B, {inputs}, 7\]"):
         check_actor_params(
             "tanh_gaussian", config, random_network("policy_network", 2, 9, 4) | extra, CONTINUOUS_SPACES
         )
-    with pytest.raises(ValueError, match=r"output.kernel: found \(2, 5, 2\); required \[B, 5, 4\]"):
+    with pytest.raises(ValueError, match=r"output.kernel: got \(2, 5, 2\); expected \[B, 5, 4\]"):
         check_actor_params(
             "tanh_gaussian", config, random_network("policy_network", 2, inputs, 2) | extra, CONTINUOUS_SPACES
         )
@@ -61,10 +61,10 @@ def test_a_tanh_gaussian_reads_the_belief_behind_the_observation_and_gives_two_n
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"belief.variance": None}, r"belief.variance: found nothing; required \[B, 4\]"),
-        ({"belief.mean": None}, r"belief.mean: found nothing; required \[B, 4\]"),
-        ({"belief.variance": np.ones((2, 3), np.float32)}, r"belief.variance: found \(2, 3\); required \[B, 4\]"),
-        ({"belief.variance": np.full((2, 4), -0.5, np.float32)}, "found -0.5; required variances of 0 or more"),
+        ({"belief.variance": None}, r"belief.variance: got nothing; expected \[B, 4\]"),
+        ({"belief.mean": None}, r"belief.mean: got nothing; expected \[B, 4\]"),
+        ({"belief.variance": np.ones((2, 3), np.float32)}, r"belief.variance: got \(2, 3\); expected \[B, 4\]"),
+        ({"belief.variance": np.full((2, 4), -0.5, np.float32)}, "got -0.5; expected variances of 0 or more"),
         ({"belief.mean": np.full((2, 4), np.nan, np.float32)}, "belief.mean of task 0 is not finite"),
     ],
 )
@@ -78,10 +78,10 @@ def test_half_a_belief_or_a_wrong_one_is_refused(changes, message, random_networ
 @pytest.mark.parametrize(
     ("epsilon", "message"),
     [
-        (None, r"epsilon: found nothing; required \[B\]"),
-        (np.float32([0.1, 1.5]), "required probabilities, 0 to 1"),
-        (np.float32([-0.1, 0.5]), "required probabilities, 0 to 1"),
-        (np.float32([[0.1], [0.5]]), r"epsilon: found \(2, 1\); required \[B\]"),
+        (None, r"epsilon: got nothing; expected \[B\]"),
+        (np.float32([0.1, 1.5]), "expected probabilities, 0 to 1"),
+        (np.float32([-0.1, 0.5]), "expected probabilities, 0 to 1"),
+        (np.float32([[0.1], [0.5]]), r"epsilon: got \(2, 1\); expected \[B\]"),
     ],
 )
 def test_an_epsilon_that_is_no_probability_of_each_task_is_refused(epsilon, message, random_network, config):
@@ -91,7 +91,7 @@ def test_an_epsilon_that_is_no_probability_of_each_task_is_refused(epsilon, mess
         check_actor_params(
             "q_values", config, params | ({} if epsilon is None else {"epsilon": epsilon}), Spaces((3,), 1.0, 0, 5)
         )
-    with pytest.raises(ValueError, match=r"q_network.output.kernel: found \(2, 5, 5\); required \[B, 5, 6\]"):
+    with pytest.raises(ValueError, match=r"q_network.output.kernel: got \(2, 5, 5\); expected \[B, 5, 6\]"):
         check_actor_params("q_values", config, params | {"epsilon": np.float32([0, 1])}, Spaces((3,), 1.0, 0, 6))
 
 

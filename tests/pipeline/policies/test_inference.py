@@ -94,10 +94,10 @@ def test_log_std_has_the_floor_of_the_config(setup) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("mean_network.hidden_0.kernel", (2, 4, 8), r"hidden_0.kernel: found \(2, 4, 8\); required \[B, 3, 8\]"),
-        ("mean_network.output.bias", (2, 1), r"output.bias: found \(2, 1\); required \[B, 2\]"),
-        ("log_std", (2, 3), r"log_std: found \(2, 3\); required \[B, 2\]"),
-        ("log_std", None, r"log_std: found nothing; required \[B, 2\]"),
+        ("mean_network.hidden_0.kernel", (2, 4, 8), r"hidden_0.kernel: got \(2, 4, 8\); expected \[B, 3, 8\]"),
+        ("mean_network.output.bias", (2, 1), r"output.bias: got \(2, 1\); expected \[B, 2\]"),
+        ("log_std", (2, 3), r"log_std: got \(2, 3\); expected \[B, 2\]"),
+        ("log_std", None, r"log_std: got nothing; expected \[B, 2\]"),
     ],
 )
 def test_parameters_that_do_not_fit_the_env_are_refused(name: str, shape: tuple[int, ...] | None, message: str) -> None:

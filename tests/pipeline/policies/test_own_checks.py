@@ -69,25 +69,25 @@ def with_policy(**methods):
 
 GENERATOR = torch.Generator()
 WRONG = {
-    "returns distributions (Wrong) without mode; required mode(): the most": with_distribution(mode=None),
-    "returns float32[4, 2] in `log_prob` for actions (4, 2); required (4,): sum over the last axis": with_distribution(
+    "returns distributions (Wrong) without mode; expected mode(): the most": with_distribution(mode=None),
+    "returns float32[4, 2] in `log_prob` for actions (4, 2); expected (4,): sum over the last axis": with_distribution(
         log_prob=lambda self, actions: torch.distributions.Normal(self.mean, self.log_std.exp()).log_prob(actions)
     ),
     "returns float32[2, 4, 1] in `log_prob of parameters with a task axis`": with_distribution(
         log_prob=lambda self, actions: DiagGaussian(*self).log_prob(actions)[(..., None)[: actions.ndim - 1]]
     ),
     "`sample` of own:Wrong raised ZeroDivisionError": with_distribution(sample=lambda self: 1 / 0),
-    "returns float32[4] in `sample` for 4 rows; required actions (4, 2), floating-point": with_distribution(
+    "returns float32[4] in `sample` for 4 rows; expected actions (4, 2), floating-point": with_distribution(
         sample=lambda self: self.mean[:, 0]
     ),
-    "returns int64[4, 2] in `mode` for 4 rows; required actions (4, 2)": with_distribution(
+    "returns int64[4, 2] in `mode` for 4 rows; expected actions (4, 2)": with_distribution(
         mode=lambda s: s.mean.long()
     ),
     "draws different actions from the same seed of torch's generator": with_distribution(
         sample=lambda self: self.mean + torch.randn(self.mean.shape, generator=GENERATOR)
     ),
-    "returns kl of shape (4, 2) for 4 rows; required (4,)": with_distribution(kl=lambda self, other: self.mean),
-    "returns parameters()['log_std'] as float32[1, 2]; required a tensor (4, ...)": with_distribution(
+    "returns kl of shape (4, 2) for 4 rows; expected (4,)": with_distribution(kl=lambda self, other: self.mean),
+    "returns parameters()['log_std'] as float32[1, 2]; expected a tensor (4, ...)": with_distribution(
         parameters=lambda self: self._asdict()
     ),
     "in `recorded` than it acted with (log_prob": with_policy(
@@ -96,10 +96,10 @@ WRONG = {
     "in `recorded` than it acted with (log_prob is -": with_policy(
         recorded=lambda self, behavior: Gaussian(behavior["mean"], 2 * behavior["log_std"])
     ),
-    "returns the parameter kernel as float64; required float32": with_policy(
+    "returns the parameter kernel as float64; expected float32": with_policy(
         initialize=lambda s, rng: {"kernel": rng.random(2)}
     ),
-    "draws random numbers in `distribution`; required draws only in": with_policy(
+    "draws random numbers in `distribution`; expected random draws only in": with_policy(
         distribution=lambda self, params, rows: Gaussian(rows @ params["kernel"] + torch.randn(()), params["log_std"])
     ),
 }
@@ -136,7 +136,7 @@ class Breaks(Right):
 
 class Asks(Right):
     def distribution(self, params, observations):
-        raise ConfigError("policy.options: found no width; required one")
+        raise ConfigError("policy.options: got no width; expected one")
 
 
 def test_a_policy_that_cannot_be_made_is_refused_with_its_error(build):
@@ -147,5 +147,5 @@ def test_a_policy_that_cannot_be_made_is_refused_with_its_error(build):
 
 
 def test_what_a_policy_refuses_itself_comes_through_as_it_says_it(build):
-    with pytest.raises(ConfigError, match=r"^policy.options: found no width; required one$"):
+    with pytest.raises(ConfigError, match=r"^policy.options: got no width; expected one$"):
         build(Asks)

@@ -140,11 +140,11 @@ def test_parameters_that_do_not_fit_are_refused():
     config, _, _, of_tasks = made(CONTINUOUS)
     check_actor_params("posterior", config, of_tasks.params, CONTINUOUS)
     for name, value, found in (
-        ("encoder.embedding.kernel", np.zeros((B, 4, 6), np.float32), r"found \(2, 4, 6\); required \[B, 7, 6\]"),
-        ("cell.hidden_kernel", np.zeros((B, 7, 20), np.float32), r"found \(2, 7, 20\); required \[B, 7, 21\]"),
-        ("mean_network.hidden_0.kernel", np.zeros((B, 3, 6), np.float32), r"found \(2, 3, 6\); required \[B, 7, 6\]"),
-        ("log_std", np.zeros((B, 3), np.float32), r"found \(2, 3\); required \[B, 2\]"),
-        ("trial.state", np.zeros((B, 7), np.float32), "trial.last: found nothing"),
+        ("encoder.embedding.kernel", np.zeros((B, 4, 6), np.float32), r"got \(2, 4, 6\); expected \[B, 7, 6\]"),
+        ("cell.hidden_kernel", np.zeros((B, 7, 20), np.float32), r"got \(2, 7, 20\); expected \[B, 7, 21\]"),
+        ("mean_network.hidden_0.kernel", np.zeros((B, 3, 6), np.float32), r"got \(2, 3, 6\); expected \[B, 7, 6\]"),
+        ("log_std", np.zeros((B, 3), np.float32), r"got \(2, 3\); expected \[B, 2\]"),
+        ("trial.state", np.zeros((B, 7), np.float32), "trial.last: got nothing"),
     ):
         with pytest.raises(ValueError, match=found):
             check_actor_params("posterior", config, {**of_tasks.params, name: value}, CONTINUOUS)

@@ -312,13 +312,13 @@ def test_parameters_that_do_not_fit_are_refused():
     config, _, _params, of_tasks = made("gru", CONTINUOUS)
     check_actor_params("recurrent", config, of_tasks.params, CONTINUOUS)
     wrong = {**of_tasks.params, "cell.hidden_bias": np.zeros((B, 3), np.float32)}
-    with pytest.raises(ValueError, match=r"policy parameter cell.hidden_bias: found \(2, 3\); required \[B, 18\]"):
+    with pytest.raises(ValueError, match=r"policy parameter cell.hidden_bias: got \(2, 3\); expected \[B, 18\]"):
         check_actor_params("recurrent", config, wrong, CONTINUOUS)
     half = {**of_tasks.params, "trial.state": np.zeros((B, 6), np.float32)}
-    with pytest.raises(ValueError, match=r"policy parameter trial\.last: found nothing"):
+    with pytest.raises(ValueError, match=r"policy parameter trial\.last: got nothing"):
         check_actor_params("recurrent", config, half, CONTINUOUS)
     without = {name: value for name, value in of_tasks.params.items() if name != "log_std"}
-    with pytest.raises(ValueError, match=r"policy parameter log_std: found nothing"):
+    with pytest.raises(ValueError, match=r"policy parameter log_std: got nothing"):
         check_actor_params("recurrent", config, without, CONTINUOUS)
     config, _, _params, discrete = made("gru", DISCRETE)
     check_actor_params("recurrent", config, discrete.params, DISCRETE)
@@ -331,9 +331,9 @@ def test_parameters_that_do_not_fit_are_refused():
         ("Dropping", "draws random numbers when it is called"),
         ("Counting", "changes its buffer calls when it is called"),
         ("Statistics", "depends on the other rows"),
-        ("Silent", "state_size is None; required integers"),
+        ("Silent", "state_size is None; expected integers"),
         ("Nothing", "own_cells:Nothing"),
-        ("Doubles", r"^policy.network: own_cells:Doubles returns outputs of torch.float64; required float32"),
+        ("Doubles", r"^policy.network: own_cells:Doubles returns outputs of torch.float64; expected float32"),
         ("Needy", r"own_cells:Needy\(\d+, ...\) raised TypeError: .*'width'; .* called with \(input_size\)"),
     ],
 )
@@ -357,7 +357,7 @@ def test_a_cell_that_does_not_keep_to_the_contract_is_refused(name, reason):
         ("single", r"Sums.sequence returned features .* at \(0, 0, .*\), but step by step"),
         (
             "shape",
-            r"Sums.sequence returned \['Tensor'|sequence returned \[\(2, 4, 5\)\]; required \[\(2, 4, 5\), \(4, 5\)\]",
+            r"Sums.sequence returned \['Tensor'|sequence returned \[\(2, 4, 5\)\]; expected \[\(2, 4, 5\), \(4, 5\)\]",
         ),
         ("raises", r"Sums.sequence raised ValueError on inputs of shape \(2, 4, 7\) .* float64: of a sequence"),
         ("long", r"Sums.sequence, unlike 70 single steps, raised ValueError on inputs of shape \(70, 4, 7\)"),

@@ -109,7 +109,7 @@ def test_parameters_of_a_cnn_are_checked_against_its_own_shapes(config):
     }
     check_actor_params("policy", cnn, params, spaces)
     params["logits_network.conv_1.kernel"] = np.zeros((1, 32, 16, 5, 5), np.float32)
-    with pytest.raises(ValueError, match=r"conv_1.kernel: found \(1, 32, 16, 5, 5\); required \[B, 32, 16, 3, 3\]"):
+    with pytest.raises(ValueError, match=r"conv_1.kernel: got \(1, 32, 16, 5, 5\); expected \[B, 32, 16, 3, 3\]"):
         check_actor_params("policy", cnn, params, spaces)
 
 

@@ -63,7 +63,7 @@ def test_the_clipped_value_loss_by_hand(value_slopes):
 
 
 def test_rounding_takes_no_slope_from_a_value_within_the_clipping_range(value_slopes):
-    # V_old + (V - V_old) is V up to an ulp; where that made the clipped error larger, the slope was lost: 20 % of the
+    # V_old + (V - V_old) is V up to an ulp; where that made the clipped error larger, the slope was lost: 20% of the
     # gradient of values around 0.05.
     values, old_values, targets = 0.05 * numbers(1000), 0.05 * numbers(1000), 0.05 * numbers(1000)
     plain, rounded = values - targets, old_values + (values - old_values) - targets

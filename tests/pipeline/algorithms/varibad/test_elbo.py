@@ -12,8 +12,8 @@ from torch.distributions import Bernoulli, Normal, kl_divergence
 from metaloom.pipeline.algorithms.varibad.model import (
     DecodedSteps,
     Decoders,
-    Drawn,
     Encoder,
+    RandomDraws,
     TrialTensors,
     elbo,
     kl_between,
@@ -133,7 +133,7 @@ def test_value_and_gradient_are_those_of_the_bound_written_out_step_by_step(sett
     at = decoded_at = None
     if drawn == "some":
         at, decoded_at, noise = torch.tensor([[4, 0, 3], [1, 1, 2]]), torch.tensor([[3, 3], [0, 1], [2, 0]]), noise[:2]
-    found = torch.stack(elbo(encoder, decoders, params, trials, Drawn(at, decoded_at, noise)))
+    found = torch.stack(elbo(encoder, decoders, params, trials, RandomDraws(at, decoded_at, noise)))
     expected = unrolled(settings, params, trials, noise, at, decoded_at)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     weights = torch.tensor([1.0, 0.7, -0.3], dtype=torch.float64)
@@ -146,9 +146,9 @@ def test_value_and_gradient_are_those_of_the_bound_written_out_step_by_step(sett
 @of_kinds
 def test_few_decoded_steps_are_all_of_them_in_the_mean(settings):
     encoder, decoders, params, trials, noise = toy(settings, lengths=(4, 4))
-    every = torch.stack(elbo(encoder, decoders, params, trials, Drawn(None, None, noise)))
+    every = torch.stack(elbo(encoder, decoders, params, trials, RandomDraws(None, None, noise)))
     single = [
-        torch.stack(elbo(encoder, decoders, params, trials, Drawn(None, torch.full((2, 1), d), noise)))
+        torch.stack(elbo(encoder, decoders, params, trials, RandomDraws(None, torch.full((2, 1), d), noise)))
         for d in range(4)
     ]
     torch.testing.assert_close(torch.stack(single).mean(0), every)
@@ -157,9 +157,9 @@ def test_few_decoded_steps_are_all_of_them_in_the_mean(settings):
 @of_kinds
 def test_few_posteriors_are_all_of_them_in_the_mean(settings):
     encoder, decoders, params, trials, noise = toy(settings, lengths=(4, 4))
-    every = torch.stack(elbo(encoder, decoders, params, trials, Drawn(None, None, noise)))
+    every = torch.stack(elbo(encoder, decoders, params, trials, RandomDraws(None, None, noise)))
     single = [
-        torch.stack(elbo(encoder, decoders, params, trials, Drawn(torch.full((1, 2), t), None, noise[t : t + 1])))
+        torch.stack(elbo(encoder, decoders, params, trials, RandomDraws(torch.full((1, 2), t), None, noise[t : t + 1])))
         for t in range(4)
     ]
     torch.testing.assert_close(torch.stack(single).mean(0), every)
@@ -179,20 +179,24 @@ def test_a_posterior_knows_the_past_of_its_own_trial_and_nothing_else():
 @of_kinds
 def test_what_lies_behind_a_trials_end_changes_nothing(settings):
     encoder, decoders, params, trials, noise = toy(settings)
-    expected = elbo(encoder, decoders, params, trials, Drawn(None, None, noise))
+    expected = elbo(encoder, decoders, params, trials, RandomDraws(None, None, noise))
     inputs, steps = trials.inputs.clone(), {name: value.clone() for name, value in vars(trials.steps).items()}
     inputs[LENGTHS[1] :, 1] = 9.0
     for value in steps.values():
         value[1, LENGTHS[1] :] = 9.0
     found = elbo(
-        encoder, decoders, params, TrialTensors(inputs, DecodedSteps(**steps), trials.lengths), Drawn(None, None, noise)
+        encoder,
+        decoders,
+        params,
+        TrialTensors(inputs, DecodedSteps(**steps), trials.lengths),
+        RandomDraws(None, None, noise),
     )
     torch.testing.assert_close(torch.stack(found), torch.stack(expected), rtol=1e-12, atol=0)
 
 
 def test_later_rewards_count_for_an_early_posterior():
     encoder, decoders, params, trials, noise = toy(KINDS["bernoulli"])
-    first = Drawn(torch.zeros(1, N, dtype=torch.int64), None, noise[:1])
+    first = RandomDraws(torch.zeros(1, N, dtype=torch.int64), None, noise[:1])
     before = elbo(encoder, decoders, params, trials, first).rewards
     trials.steps.rewards[0, L - 1] *= -1  # of the last step; the encoder's inputs stay
     assert elbo(encoder, decoders, params, trials, first).rewards.item() != before.item()
