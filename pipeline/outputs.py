@@ -205,7 +205,7 @@ class OutputSchema:
             named = cast(Mapping[str, object], part) if f.mapping else {"": cast(object, part)}
             for name, array in named.items():
                 if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-                    return f"{self.name}.{f.name} has the key {name!r}; required keys of type str"
+                    return f"{self.name}.{f.name} has the key {name!r}; expected keys of type str"
                 where = f"{self.name}.{f.name}" + (f"[{name!r}]" if f.mapping else "")
                 if problem := f.problem_of(where, array, sizes):
                     return problem

@@ -427,3 +427,12 @@ def _resume_for_one_iteration(folder: Path) -> int:
     observer = Observer(iteration_done=lambda report: done.append(report.iteration + 1), should_stop=lambda: bool(done))
     resume(folder, backend=Backend(workers=0), observer=observer)
     return done[-1]
+
+
+def test_ctrl_c_ends_a_command_with_130_and_blames_nobody(runs, monkeypatch, capsys):
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("metaloom.flows.operations.ls.find_runs", interrupted)
+    assert run(["ls"]) == 130
+    assert capsys.readouterr().err == "metaloom: interrupted\n"

@@ -989,7 +989,10 @@ def test_a_copy_that_ends_hangs_or_fails_does_not_pass_and_a_request_to_stop_end
     ):
         with pytest.raises(ChildProcessError, match=ended):
             result_in_copy(work, 60, lambda: False)
+    with pytest.raises(ChildProcessError, match="exit code 3"):  # though what it has started holds its pipe
+        result_in_copy(lambda: os._exit(3) if os.fork() else time.sleep(20), 60, lambda: False)
     began = time.monotonic()
+    assert result_in_copy(lambda: signal.alarm(0) + time.sleep(60), 1, lambda: False) is None
     assert result_in_copy(lambda: time.sleep(60), 60, lambda: True) is None
     assert time.monotonic() - began < 30
 

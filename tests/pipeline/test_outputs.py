@@ -73,6 +73,7 @@ def test_without_the_class_an_output_is_a_plain_one_with_the_same_fields():
         ({"scale": [0.0]}, "Noise.scale is list; expected an array of float32"),
         ({"scale": np.float32(0)}, "Noise.scale is float32; expected an array of float32"),
         ({"parts": None}, "Noise.parts is NoneType; expected a mapping from names to arrays"),
+        ({"parts": {1: np.zeros((2, 5))}}, "Noise.parts has the key 1; expected keys of type str"),
         ({"parts": {"w": np.zeros(2)}}, "Noise.parts['w'] has shape [2]; expected the axes task, layer, ..."),
         (
             {"parts": {"w": np.zeros((3, 5))}},

@@ -169,6 +169,7 @@ class OfATest(AlgorithmSettings):
             "import nowhere",
             "raised ModuleNotFoundError in .*broken_plugins.py, line 1: No module named 'nowhere'; the",
         ),
+        ("raise GeneratorExit", "raised GeneratorExit in .*broken_plugins.py, line 1"),
         ("def", r"raised SyntaxError: .*\(broken_plugins.py, line 1\); the module must be importable"),
         (
             "from metaloom.stages.graphs.on_policy import ON_POLICY\nON_POLICY.remove('adept')",

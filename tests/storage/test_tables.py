@@ -15,6 +15,7 @@ import xarray as xr
 
 from metaloom import storage
 from metaloom.storage import StageRef
+from metaloom.storage.format.columns import column
 from metaloom.storage.read import frames
 from metaloom.storage.write.packed_tables import table_file
 
@@ -300,3 +301,9 @@ def test_rows_of_packed_iterations_are_in_the_order_of_iterations(make_run):
     records = [run.record(ref) for ref in run.refs() if ref.iteration >= 7]  # of which a set begins with 8
     raw = table_file(run.files, "tasks", records)
     assert pq.read_table(pa.BufferReader(raw))["iteration"].to_pylist() == [7, 8]
+
+
+def test_an_axis_without_entries_is_a_column_of_empty_lists():
+    found = column(np.zeros((3, 0), np.float32))
+    assert found.to_pylist() == [[], [], []]
+    assert column(np.arange(6, dtype=np.int64).reshape(3, 2)).to_pylist() == [[0, 1], [2, 3], [4, 5]]
