@@ -30,9 +30,9 @@ from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.policies.inference import MEAN_NETWORK, network_inference
+from metaloom.pipeline.tasks.samplers import draw_tasks
 from metaloom.pipeline.types import Array, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, play_episodes
-from metaloom.stages.sample_tasks import draw_tasks
 
 GYMNASIUM_IDS = {
     "half-cheetah": "HalfCheetah-v5",

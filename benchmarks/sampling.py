@@ -33,9 +33,9 @@ from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.wrappers import PolicyActions
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.seeding import generator, seed_for
+from metaloom.pipeline.tasks.samplers import draw_tasks
 from metaloom.pipeline.types import Array, EpisodeBatch, Params, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, play_episodes
-from metaloom.stages.sample_tasks import draw_tasks
 
 
 def main() -> None:

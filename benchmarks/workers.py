@@ -23,9 +23,9 @@ from metaloom.flows.rollouts.workers import Backend, RolloutWorkers
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.registry import make_env
+from metaloom.pipeline.tasks.samplers import draw_tasks
 from metaloom.pipeline.types import TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
-from metaloom.stages.sample_tasks import draw_tasks
 
 
 def main() -> None:

@@ -143,8 +143,7 @@ def _run_writer(path: Path, session: Session, capacity: int | None, *, repair: b
     head = {"head": history.head.document()} if history.head else {}
     session.describe({"lost": history.lost, "next_sequence": history.next_sequence, **head})
     if not info_copies(path):  # a run written by an earlier version
-        copy = session.write_aside([(read_file(path / "run.json", limit=2**30),)])
-        session.replace(copy, [session.folder / INFO_COPY])
+        session.put({session.folder / INFO_COPY: (read_file(path / "run.json", limit=2**30),)})
     session.remove(history.leftovers)
     session.share_all()
     return RunWriter(run, session, arrays, history, retention, repaired)

@@ -31,11 +31,11 @@ from metaloom.pipeline.arithmetic import acting_facts
 from metaloom.pipeline.config.sources import acting_paths, digest_of, files_of, sources_of
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.registry import make_env
+from metaloom.pipeline.tasks.samplers import draw_tasks
 from metaloom.pipeline.types import EpisodeBatch, Samples, Step, TaskBatch, TaskParams, Update
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.faults import Circumstances, RolloutError
-from metaloom.stages.sample_tasks import draw_tasks
 
 
 def fingerprint(spec: SamplerSpec) -> dict[str, str]:

@@ -199,7 +199,7 @@ def iteration_page(run: Run, iteration: int) -> dict[str, Any]:
     records, problems = _records(run, iteration)
     return {
         "iteration": iteration,
-        "last": len(run.iterations) - (not run.files.refs_of({len(run.iterations)})),
+        "last": len(run.iterations) - (not run.files.refs({len(run.iterations)})),
         "complete": iteration in run.iterations,
         "stages": [
             {

@@ -7,7 +7,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.wrappers import TransformObservation
 
@@ -101,41 +100,21 @@ def is_bounded(box: Box) -> bool:
 _NO_BOUND = 1e30
 
 
-class Wrapped(gymnasium.Env[Array, Any]):
-    """Transparent wrapper that passes through everything that a subclass does not override."""
+class Wrapped(gymnasium.Wrapper[Array, Any, Any, Any], MetaEnv):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Transparent wrapper that keeps the components and facts that the environment declares."""
+
+    env: Any
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        self.env: Any = env
-        self.observation_space: gymnasium.Space[Any] = env.observation_space
-        self.action_space: gymnasium.Space[Any] = env.action_space
-        self.metadata: dict[str, Any] = env.metadata
-        self.render_mode: str | None = env.render_mode
-        self.spec: EnvSpec | None = env.spec
+        super().__init__(env)
         self.observation_components: Sequence[tuple[str, str]] | None = declared_components(
             env, "observation_components"
         )
         self.action_components: Sequence[tuple[str, str]] | None = declared_components(env, "action_components")
         self.facts: tuple[Fact, ...] = declared_facts(env)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        super().reset(seed=seed)
-        return self.env.reset(seed=seed, options=options)
 
-    def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
-        return self.env.step(action)
-
-    def render(self) -> Any:
-        return self.env.render()
-
-    def close(self) -> None:
-        self.env.close()
-
-    @property
-    def unwrapped(self) -> gymnasium.Env[Any, Any]:
-        return self.env.unwrapped
-
-
-class WithTasks(Wrapped, MetaEnv):
+class WithTasks(Wrapped):
     """Wrapped environment with the tasks of the MetaEnv `tasks`, which is `env` itself or inside its wrappers."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], tasks: MetaEnv) -> None:
@@ -234,7 +213,7 @@ class PolicyActionsBatch:
         self._batch.close()
 
 
-class SingleTask(Wrapped, MetaEnv):
+class SingleTask(Wrapped):
     """Wrapper that turns a gymnasium environment into a MetaEnv with a single task that has no parameters.
 
     `facts` maps names to where they are found in `info`; without them, the facts that the environment declares are

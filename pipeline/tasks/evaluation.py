@@ -9,7 +9,7 @@ import numpy as np
 
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv
 from metaloom.pipeline.seeding import generator, seed_for
-from metaloom.pipeline.tasks.samplers import TaskDistribution, TaskPool, balanced_draw, require_classes
+from metaloom.pipeline.tasks.samplers import TaskDistribution, TaskPool, draw_tasks, require_classes
 from metaloom.pipeline.types import Array, TaskBatch
 
 if TYPE_CHECKING:
@@ -101,10 +101,6 @@ def _source(config: RunConfig, env: MetaEnv, updates: int) -> TaskPool | TaskDis
 
 
 def _training_draw(config: RunConfig, env: MetaEnv, iteration: int) -> Array:
-    """Draw an iteration's training tasks again, exactly as the stage `sample_tasks` did."""
-    rng = generator(config.seed, "tasks", iteration)
-    if config.task_sampling == "uniform":
-        return np.asarray(env.sample_tasks(config.num_tasks, rng), np.float64)
-    classes, fields = require_classes(env, "task_sampling"), env.task_fields
-    draw = lambda n: np.asarray(env.sample_tasks(n, rng), np.float64)  # noqa: E731
-    return balanced_draw(classes, fields, config.num_tasks, rng, draw, type(env.unwrapped).__name__)
+    """Draw an iteration's training tasks again, as the stage `sample_tasks` did."""
+    B, balanced = config.num_tasks, config.task_sampling == "balanced"
+    return draw_tasks(env, num_tasks=B, run_seed=config.seed, iteration=iteration, balanced=balanced).params

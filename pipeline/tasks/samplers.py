@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from metaloom.pipeline.envs.answers import is_ctrl_c, last_line, own_traceback
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
 from metaloom.pipeline.envs.task_classes import Classes
+from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, TaskBatch
 
 _ATTEMPTS = 100
@@ -102,6 +105,44 @@ class TaskPool:
 
     def _batch(self, places: Array) -> TaskBatch:
         return task_batch(self.fields, self.tasks[places], places)
+
+
+def draw_tasks(env: MetaEnv, *, num_tasks: int, run_seed: int, iteration: int, balanced: bool = False) -> TaskBatch:
+    """Draw the meta-batch of an iteration: `num_tasks` independent draws from the env's task distribution.
+
+    With `balanced`, every class is drawn the same number of times, by rejection. Raises EnvError if the env's
+    `sample_tasks` fails or does not return finite values [B, P]; or, if balanced, if it declares no classes or one is
+    almost never drawn.
+    """
+    rng = generator(run_seed, "tasks", iteration)
+    if balanced:
+        classes, source = require_classes(env, "task_sampling"), type(env.unwrapped).__name__
+        draw = partial(_draw, env, rng=rng, iteration=iteration)
+        params = balanced_draw(classes, env.task_fields, num_tasks, rng, draw, source)
+    else:
+        params = _draw(env, num_tasks, rng=rng, iteration=iteration)
+    places = {task: index for index, task in enumerate(env.task_set or ())}  # None: tasks are not limited to a set
+    ids = np.array([places.get(tuple(task), -1) for task in params.tolist()], np.int64)
+    return task_batch(env.task_fields, params, ids)
+
+
+def _draw(env: MetaEnv, num_tasks: int, *, rng: np.random.Generator, iteration: int) -> Array:
+    try:
+        params = np.asarray(env.sample_tasks(num_tasks, rng), np.float64)
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
+        raise EnvError(
+            f"iteration {iteration}: {type(env.unwrapped).__name__}.sample_tasks raised {last_line(error)}\n"
+            f"Its own traceback:\n{own_traceback(error).rstrip()}"
+        ) from error
+    names = tuple(field.name for field in env.task_fields)
+    if params.shape != (num_tasks, len(names)) or not np.isfinite(params).all():
+        raise EnvError(
+            f"{type(env.unwrapped).__name__}.sample_tasks returned shape {params.shape}; "
+            f"expected {(num_tasks, len(names))} finite numbers: one row per task, columns {names}"
+        )
+    return params
 
 
 def class_quotas(num_classes: int, num_tasks: int, rng: np.random.Generator) -> list[int]:

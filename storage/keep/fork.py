@@ -240,8 +240,8 @@ class _Sharing:
         markers = {i: outputs for i, outputs in files.packed_markers(segment).items() if i < self._iteration}
         if markers:
             make_folder(self._folder / THINNED)
-            raw = render_packed_marker(iterations, markers)
-            session.replace(session.write_aside([(raw,)]), [packed_marker_path(self._folder, iterations)])
+            path = packed_marker_path(self._folder, iterations)
+            session.put({path: (render_packed_marker(iterations, markers),)})
         new = Segment(target)
         self._share_restored(new)
         rows: dict[str, str] = {}

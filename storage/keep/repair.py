@@ -273,7 +273,7 @@ def _put(session: Session, path: Path, raw: bytes) -> None:
     """Write a file, replacing anything at its path."""
     if path.is_dir():
         session.remove([path])
-    session.replace(session.write_aside([(raw,)]), [path])
+    session.put({path: (raw,)})
 
 
 def _session_problem(folder: Path | None) -> str | None:

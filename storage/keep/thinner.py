@@ -76,7 +76,7 @@ class Thinner:
             self._session.remove([path])
             return
         make_folder(path.parent)
-        self._session.replace(self._session.write_aside([(render_marker(iteration, outputs),)]), [path])
+        self._session.put({path: (render_marker(iteration, outputs),)})
 
 
 def require_same(record: StageRecord, value: Value, *, changed: Callable[[], Sequence[str]] = tuple) -> None:

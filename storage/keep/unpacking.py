@@ -6,7 +6,7 @@ from pathlib import Path
 
 from metaloom.storage.errors import DamagedRun, StoreError
 from metaloom.storage.format.arrays import check_chunk, crc32c, largest_chunk
-from metaloom.storage.format.files import make_folder, read_file
+from metaloom.storage.format.files import Content, make_folder, read_file
 from metaloom.storage.format.records import StageRecord, parse_record
 from metaloom.storage.format.segments import FOLDER, RECORDS, SEAL, Link, Seal, segment_iterations
 from metaloom.storage.format.thinning import marker_path, packed_marker_path, render_marker
@@ -100,22 +100,18 @@ class _Unpacking:
         self._session.remove([packed_marker_path(self._files.root, self._iterations)])
 
     def _put(self, contents: Iterable[tuple[Path, bytes]]) -> None:
-        batch: dict[Path, bytes] = {}
-
-        def write() -> None:
-            self._session.replace(self._session.write_aside((raw,) for raw in batch.values()), [*batch])
-            batch.clear()
-
+        batch: dict[Path, Content] = {}
         for path, raw in contents:
             if not path.parent.is_dir():
                 make_folder(path.parent.parent)
                 make_folder(path.parent)
             if path.is_dir():
                 self._session.remove([path])
-            batch[path] = raw
+            batch[path] = (raw,)
             if len(batch) == _AT_ONCE:
-                write()
-        write()
+                self._session.put(batch)
+                batch.clear()
+        self._session.put(batch)
 
     def _chunks(self, segment: Segment) -> Iterator[tuple[Path, bytes]]:
         moved: dict[Path, Path] = {}

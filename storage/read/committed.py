@@ -110,11 +110,13 @@ class CommittedFiles:
     def _name(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
 
-    def refs(self) -> set[StageRef]:
+    def refs(self, iterations: Collection[int] | None = None) -> set[StageRef]:
+        """Return the stored outputs of all or some iterations."""
         # In this order, so that outputs packed in the meantime are found in a segment.
-        refs = self.live_refs()
+        refs = self.live_refs(iterations)
         for segment in self.segments.all(refresh=True):
-            refs.update(segment.seal.refs())
+            some = None if iterations is None else [i for i in iterations if i in segment.iterations]
+            refs.update(segment.seal.refs(some))
         return refs
 
     def live_refs(self, iterations: Collection[int] | None = None) -> set[StageRef]:
@@ -137,13 +139,6 @@ class CommittedFiles:
         while found := next((part for part in packed if count in part), range(count, count + (count in done))):
             count = found.stop
         return count
-
-    def refs_of(self, iterations: Collection[int]) -> set[StageRef]:
-        wanted = {*iterations}
-        refs = self.live_refs(wanted)
-        for segment in self.segments.all(refresh=True):
-            refs.update(segment.seal.refs([i for i in wanted if i in segment.iterations]))
-        return refs
 
     def contains(self, ref: StageRef) -> bool:
         if self.segments.holding(ref) or self.record_path(ref).exists():

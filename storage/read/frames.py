@@ -173,19 +173,12 @@ def lineage(records: Iterable[StageRecord]) -> pa.Table:
     """Return a table with one row per record, in the order of publication."""
     rows: list[dict[str, object]] = [
         {
-            "sequence": record.sequence,
+            **vars(record),
             **asdict(record.ref),
-            "digest": record.digest,
             "inputs": [{**asdict(item.ref), "digest": item.digest} for item in record.inputs],
             "spans": [item.as_dict() for item in record.spans],
-            "seed_position": list(record.seed_position),
-            "config_digest": record.config_digest,
             "started": datetime.fromisoformat(record.started),
-            "seconds": record.seconds,
             "stored_bytes": record.stored_bytes,
-            "session": record.session,
-            "versions": dict(record.versions),
-            "sha256": record.sha256,
         }
         for record in sorted(records, key=lambda record: record.sequence)
     ]

@@ -118,7 +118,7 @@ class StoredOutputs:
 
     def refs_of(self, iterations: Collection[int]) -> list[StageRef]:
         """Return references to the stored outputs of some iterations, in order of computation."""
-        return self.stages.sort(self.files.refs_of(iterations))
+        return self.stages.sort(self.files.refs(iterations))
 
     def contains(self, ref: StageRef) -> bool:
         """Return True if an output is stored."""
@@ -136,7 +136,7 @@ class StoredOutputs:
 
     def thinnable(self, iterations: Collection[int]) -> list[StageRef]:
         """Return the stored outputs of some iterations whose arrays thinning may remove or has removed."""
-        return thinnable(self.files.refs_of(iterations), {*iterations}, self.stages)
+        return thinnable(self.files.refs(iterations), {*iterations}, self.stages)
 
     def thinned_iterations(self) -> list[int]:
         """Return the iterations that are at least partly thinned, in order."""

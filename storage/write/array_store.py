@@ -1,6 +1,7 @@
 """Arrays of a run being written, created on first use and grown when the run is extended."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from metaloom.storage.errors import DigestMismatch, LayoutMismatch, StoreError
@@ -51,7 +52,7 @@ class ArrayStore:
         """
         self._create([piece for piece in pieces if not (self._files.data / piece.path / "zarr.json").exists()])
         files: list[StoredFile] = []
-        contents: dict[str, Content] = {}
+        contents: dict[Path, Content] = {}
         for piece, spec in [(piece, self._fitting_spec(piece)) for piece in pieces]:
             path = f"data.zarr/{spec.chunk_key(piece.row)}"
             if not spec.raw_bytes:  # no entries, no file
@@ -60,7 +61,7 @@ class ArrayStore:
             shard = spec.sharded
             content, crc = encode_shard(piece.data) if shard else encode_chunk(piece.data, compressed=spec.compressed)
             files.append(StoredFile(path, sum(map(len, content)), crc, piece.path))
-            contents[path] = content
+            contents[self._files.root / path] = content
         if expected is not None and {*files} != {*expected}:
             raise DigestMismatch(
                 min(file.path for file in {*files} ^ {*expected}),
@@ -68,7 +69,7 @@ class ArrayStore:
                 required="the bytes that the record commits",
                 action="Use the numcodecs version that the record names",
             )
-        self._place(contents)
+        self._session.put(contents)
         return tuple(files)
 
     def write_tables(self, tables: Mapping[str, bytes]) -> tuple[StoredFile, ...]:
@@ -76,12 +77,8 @@ class ArrayStore:
         make_folder(self._files.root / "tables")
         for path in tables:
             make_folder((self._files.root / path).parent)
-        self._place({path: (raw,) for path, raw in tables.items()})
+        self._session.put({self._files.root / path: (raw,) for path, raw in tables.items()})
         return tuple(StoredFile(path, len(raw), crc32c(raw)) for path, raw in tables.items())
-
-    def _place(self, contents: Mapping[str, Content]) -> None:
-        parts = self._session.write_aside(contents.values())
-        self._session.replace(parts, [self._files.root / path for path in contents])
 
     def _create(self, pieces: Sequence[Piece]) -> None:
         groups = {piece.path.partition("/")[0] for piece in pieces}
@@ -104,7 +101,7 @@ class ArrayStore:
         for path in documents:  # groups before their arrays
             make_folder(self._files.data / path)
         rendered = {path: render(document, indented=True) for path, document in documents.items()}
-        self._place({f"data.zarr/{path}/zarr.json": (raw,) for path, raw in rendered.items()})
+        self._session.put({self._files.data / path / "zarr.json": (raw,) for path, raw in rendered.items()})
 
     def _fitting_spec(self, piece: Piece) -> ArraySpec:
         spec = self._files.spec(piece.path)

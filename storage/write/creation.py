@@ -58,8 +58,8 @@ def check_free(path: Path) -> None:
 def write_skeleton(path: Path, session: Session, capacity: int) -> None:
     for name in ("_commits", "data.zarr"):
         make_folder(path / name)
-    parts = session.write_aside([(render(group_document({"capacity": capacity}), indented=True),)])
-    session.replace(parts, [path / "data.zarr" / "zarr.json"])
+    content = render(group_document({"capacity": capacity}), indented=True)
+    session.put({path / "data.zarr" / "zarr.json": (content,)})
     sync_folder(path)
 
 
@@ -68,7 +68,7 @@ def publish_info(path: Path, session: Session, info: Mapping[str, Any]) -> None:
     content = render(info, indented=True)
     session.publish(content, path / "run.json")
     # Write the copy last, so that an interrupted and repeated creation does not leave another run's copy.
-    session.replace(session.write_aside([(content,)]), [session.folder / INFO_COPY])
+    session.put({session.folder / INFO_COPY: (content,)})
 
 
 def new_info(

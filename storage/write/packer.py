@@ -224,7 +224,6 @@ def _join_markers(files: CommittedFiles, session: Session, segment: Segment) -> 
     thinned = {**files.packed_markers(segment), **{i: files.thinned(i) for i in live}}
     if live:
         path = packed_marker_path(files.root, segment.iterations)
-        raw = render_packed_marker(segment.iterations, thinned)
-        session.replace(session.write_aside([(raw,)]), [path])
+        session.put({path: (render_packed_marker(segment.iterations, thinned),)})
         session.remove(marker_path(files.root, i) for i in live)  # a marker that reappears is equivalent
     return {ref: sha256 for outputs in thinned.values() for ref, sha256 in outputs.items()}

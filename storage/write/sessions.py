@@ -149,7 +149,7 @@ class Session:
         """Write the session's description, which contains these and earlier facts."""
         self._facts = {"started": utc(), **self._facts, **facts}
         about = {"schema": "metaloom/1", "token": self.token, "versions": versions(), **self._facts}
-        self.replace(self.write_aside([(render(sealed(about)),)]), [self.folder / ABOUT])
+        self.put({self.folder / ABOUT: (render(sealed(about)),)})
 
     def seal(self, head: Head | None) -> None:
         """Record the newest record, so that its loss is detected. Nothing may be published afterwards."""
@@ -186,6 +186,10 @@ class Session:
         except FileNotFoundError as error:
             raise self.explain(error) from error
         self._note(targets)
+
+    def put(self, contents: Mapping[Path, Content]) -> None:
+        """Write files durably at paths in existing folders, replacing leftovers of interrupted sessions."""
+        self.replace(self.write_aside(contents.values()), [*contents])
 
     def publish(self, content: bytes, target: Path) -> None:
         """Create a file atomically and durably. Raises FileExistsError if the path exists."""
@@ -273,7 +277,7 @@ class Session:
         for path in missing:
             path.parent.mkdir(parents=True, exist_ok=True)
         self.remove(path for path in missing if path.is_dir())
-        self.replace(self.write_aside((raw,) for raw in missing.values()), [*missing])
+        self.put({path: (raw,) for path, raw in missing.items()})
         self._changed.clear()  # the log already contains these changes
 
     def share(self) -> None:

@@ -20,8 +20,8 @@ from metaloom.pipeline.building import build_learner
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.registry import make_env
+from metaloom.pipeline.tasks.samplers import draw_tasks
 from metaloom.stages.collect_rollouts import RolloutPosition
-from metaloom.stages.sample_tasks import draw_tasks
 
 pytestmark = [pytest.mark.dask, pytest.mark.slow, pytest.mark.usefixtures("warm")]
 

@@ -11,10 +11,10 @@ from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec, 
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.tasks.samplers import draw_tasks
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition
 from metaloom.stages.rollouts.sampler import tasks_together
-from metaloom.stages.sample_tasks import draw_tasks
 
 pytestmark = pytest.mark.usefixtures("warm")
 

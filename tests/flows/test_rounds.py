@@ -46,8 +46,8 @@ from metaloom.flows.rollouts.supervised import (
 from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec
 from metaloom.pipeline.building import build_learner
 from metaloom.pipeline.envs.registry import make_env
+from metaloom.pipeline.tasks.samplers import draw_tasks
 from metaloom.stages.collect_rollouts import RolloutPosition
-from metaloom.stages.sample_tasks import draw_tasks
 from metaloom.storage.format.codec import flatten
 
 pytestmark = pytest.mark.usefixtures("warm")

@@ -28,8 +28,8 @@ from metaloom.flows.rollouts.supervised import fingerprint, require_own_versions
 from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec, collect_shard
 from metaloom.pipeline.building import build_learner
 from metaloom.pipeline.envs.registry import make_env
+from metaloom.pipeline.tasks.samplers import draw_tasks
 from metaloom.stages.collect_rollouts import RolloutPosition
-from metaloom.stages.sample_tasks import draw_tasks
 from metaloom.storage import StageRef
 
 pytestmark = pytest.mark.usefixtures("warm")

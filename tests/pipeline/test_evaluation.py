@@ -7,7 +7,7 @@ from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks, tasks_are_new, tasks_drawn_from
-from metaloom.stages.sample_tasks import draw_tasks
+from metaloom.pipeline.tasks.samplers import draw_tasks
 
 BASE = {"env": "half-cheetah-vel", "algorithm": "promp", "num_tasks": 4, "iterations": 3}
 

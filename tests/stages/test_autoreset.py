@@ -19,9 +19,9 @@ from metaloom.pipeline.envs.wrappers import SingleTask
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.estimation.processing import process_samples
 from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.tasks.samplers import draw_tasks
 from metaloom.pipeline.types import EpisodeBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, play_episodes
-from metaloom.stages.sample_tasks import draw_tasks
 
 
 class Walk(gymnasium.Env):

@@ -13,10 +13,10 @@ from metaloom.pipeline.envs.point import Point2DGoal, PointRobot
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.seeding import generator, seed_for
+from metaloom.pipeline.tasks.samplers import draw_tasks
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, play_episodes
 from metaloom.stages.rollouts.faults import RolloutError
-from metaloom.stages.sample_tasks import draw_tasks
 
 POLICY = PolicyConfig(hidden_sizes=(9, 6))
 

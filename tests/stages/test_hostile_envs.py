@@ -17,13 +17,13 @@ from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.spec import NetworkSpec
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.seeding import seed_for
+from metaloom.pipeline.tasks.samplers import draw_tasks
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, play_episodes
 from metaloom.stages.evaluate import _faults_in
 from metaloom.stages.rollouts.faults import RolloutError
 from metaloom.stages.rollouts.reproduce import reproduce
 from metaloom.stages.rollouts.sampler import Enough
-from metaloom.stages.sample_tasks import draw_tasks
 
 POLICY = PolicyConfig(hidden_sizes=(4,))
 E, T, FIRST_TASK = 2, 5, 7

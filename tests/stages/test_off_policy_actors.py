@@ -14,9 +14,9 @@ from metaloom.pipeline.envs.point import Point2DGoal
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.policies.config import ActorKind, PolicyConfig
 from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.tasks.samplers import draw_tasks
 from metaloom.pipeline.types import EpisodeBatch, Params, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, play_episodes
-from metaloom.stages.sample_tasks import draw_tasks
 
 POLICY = PolicyConfig(hidden_sizes=(9, 6))
 TORCH = PolicyConfig(hidden_sizes=(9, 6), activation="SiLU")

@@ -14,11 +14,11 @@ from metaloom.pipeline.envs.spaces import spaces_of
 from metaloom.pipeline.nn.spec import Spaces
 from metaloom.pipeline.policies.build import build_policy
 from metaloom.pipeline.policies.config import PolicyConfig
+from metaloom.pipeline.tasks.samplers import draw_tasks
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages import collect_rollouts
 from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, play_episodes
 from metaloom.stages.rollouts.sampler import RolloutWatch
-from metaloom.stages.sample_tasks import draw_tasks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 B, E, T = 5, 3, 20

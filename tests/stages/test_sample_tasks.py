@@ -8,7 +8,8 @@ from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.point import Point2DGoal
 from metaloom.pipeline.envs.point_pearl import PearlSparsePointRobot
 from metaloom.pipeline.envs.registry import make_env
-from metaloom.stages.sample_tasks import draw_tasks, sample_training_tasks
+from metaloom.pipeline.tasks.samplers import draw_tasks
+from metaloom.stages.sample_tasks import sample_training_tasks
 
 
 def draw(name: str, iteration: int = 0, num_tasks: int = 200):

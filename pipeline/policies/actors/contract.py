@@ -65,10 +65,7 @@ class Actor(ABC):
     def __init__(self, setup: ActorSetup) -> None:
         T, N, _ = setup.taken.shape
         self._taken = setup.taken
-        # Actions so far, [T, B * E, ...].
         self.actions: Array = np.zeros((T, N), np.int64) if setup.spaces.num_actions else setup.taken
-        # Parameters of the behavior policy, float32: recorded at each step so far, [T, B * E, ...], or constant over
-        # steps, [B, ...], or [B, E, ...] if episodes differ.
         self.behavior_by_step: dict[str, Array] = {}
         self.behavior_by_task: dict[str, Array] = {}
 

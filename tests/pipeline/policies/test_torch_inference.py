@@ -125,7 +125,7 @@ from metaloom.pipeline.nn.spec import Spaces, parameter_shapes
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.types import TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, play_episodes
-from metaloom.stages.sample_tasks import draw_tasks
+from metaloom.pipeline.tasks.samplers import draw_tasks
 env, policy = EnvConfig(name="point-2d"), PolicyConfig(network="{network}")
 shapes = parameter_shapes("mean_network", policy.network_spec(Spaces((2,), 1.0, 2, 0), 2)) | {{"log_std": (2,)}}
 params = TaskParams.broadcast({{name: np.zeros(shape, np.float32) for name, shape in shapes.items()}}, 2)
