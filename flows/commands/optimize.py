@@ -142,7 +142,7 @@ class _Again:
         if not self.stages.graph[self.ref.stage].ends_iteration:
             return {}
         stored, seed = learner_after(self.run, self.ref.iteration), self.stages.config.seed
-        return dict(self.stages.context.learner.at_start(stored, run_seed=seed).params)
+        return dict(self.stages.learner.at_start(stored, run_seed=seed).params)
 
 
 class _Altered:
