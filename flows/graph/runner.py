@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Self
 
-from metaloom.flows.graph.adaptation import GraphAdaptation
 from metaloom.flows.graph.tables import GRAPHS, graph_of
 from metaloom.flows.graph.warm_start import read_learner
 from metaloom.flows.rollouts.workers import RolloutWorkers
@@ -37,7 +36,7 @@ from metaloom.stages.counters import require_state
 from metaloom.stages.evaluate import EVALUATE, unseen
 from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.faults import RolloutPosition
-from metaloom.stages.tools import Tested, acting_params
+from metaloom.stages.tools import Adaptation, Tested, acting_params
 from metaloom.stages.witness import play_again
 from metaloom.storage.format.codec import Value
 
@@ -143,7 +142,7 @@ class Runner:
             start = self.config.init_from
             return (lambda: None) if start is None else partial(read_learner, start)
         if name == "adaptation":
-            return GraphAdaptation(self.graph, self.config, {name: getattr(self, name) for name in _ADAPTING})
+            return Adaptation(self.graph, self.config, {name: getattr(self, name) for name in _ADAPTING})
         return unseen if name == "tested" else getattr(self, name)
 
     def order(self, iteration: int) -> list[StageRef]:
