@@ -172,8 +172,6 @@ def _selected(
         where = storage.argument(run.path)
         raise UsageError(f"{run.path}: no iteration is complete; name one, as in: metaloom replay {where}@0")
     if iteration is not None:
-        if iteration < 0:
-            (iteration,) = run.select(iteration)
         require_iteration(run, iteration)
     # An interrupted iteration also has stored stages, which are replayed only if that iteration is given.
     order = [ref for i in (run.iterations if iteration is None else [iteration]) for ref in stages.order(i)]
