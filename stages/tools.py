@@ -31,7 +31,10 @@ class Rollouts(Protocol):
     def sampling(
         self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None, one_trial: bool = False
     ) -> Self:
-        """Return a copy that collects `episodes_per_task` episodes, with the most likely actions if `deterministic`."""
+        """Return a copy that collects `episodes_per_task` episodes, with the most likely actions if `deterministic`.
+
+        `actor` overrides the algorithm's actor. With `one_trial`, episodes run in sequence and share actor memory.
+        """
         ...
 
     def filling(self, min_steps: int, *, actor: ActorKind) -> Self:
