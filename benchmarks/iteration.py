@@ -124,7 +124,7 @@ def _iteration(stages: Runner, writer: Any, call: StageCall, iteration: int, by_
 def _limit(config: RunConfig, stages: Runner, memory: MemoryWriter, k: int, threads: int) -> Callable[[], object]:
     episodes = memory.load(StageRef(0, "collect_rollouts", k))
     tasks = memory.load(StageRef(0, "sample_tasks", 0))
-    return open_loop(cast(PolicyActions, stages.context.env), episodes, tasks, threads)
+    return open_loop(cast(PolicyActions, stages.env), episodes, tasks, threads)
 
 
 def _report(

@@ -4,7 +4,6 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
-from functools import partial
 from inspect import BoundArguments, Signature, cleandoc, signature
 from inspect import Parameter as P
 from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin
@@ -49,16 +48,23 @@ R = TypeVar("R")
 class Call(Generic[R]):
     """An operation and the arguments given to it on the command line, keyed by name."""
 
-    work: Callable[..., R]
+    operation: Operation
     given: Mapping[str, Any]
 
     def __getitem__(self, name: str) -> Any:
-        return self.given[name] if name in self.given else signature(self.work).parameters[name].default
+        return self.given[name] if name in self.given else signature(self.operation.function).parameters[name].default
 
     def __call__(self, **others: Any) -> R:
         """Run the operation; `others` are Python-only arguments."""
-        bound = BoundArguments(signature(self.work), OrderedDict({**self.given, **others}))
-        return self.work(*bound.args, **bound.kwargs)
+        work = self.operation.function
+        bound = BoundArguments(signature(work), OrderedDict({**self.given, **others}))
+        return work(*bound.args, **bound.kwargs)
+
+    def show(self, result: R, as_json: bool) -> int:
+        """Print a result of the operation as JSON or formatted, and return the exit code."""
+        view = resolve(self.operation.view) if self.operation.view and not as_json else as_text
+        answer(as_json, lambda: data_of(result), lambda: view(result))
+        return 0 if self.operation.succeeded(result) else FAILURE
 
 
 def __getattr__(name: str) -> Callable[..., int]:
@@ -86,12 +92,12 @@ def _refused(reason: str) -> Callable[..., int]:
 def make_command(operation: Operation) -> Callable[..., int]:
     """Return a command for an operation, with the parameters that the command line supports."""
     work = operation.function
-    shown = resolve(operation.terminal) if operation.terminal else partial(show, operation)
+    shown = resolve(operation.terminal) if operation.terminal else show
     declared = parameters_of(work)
     backends = [p.annotation for p in declared if is_backend(p.annotation)]
     said = [p for p in declared if not is_python_only(p.annotation) and not is_backend(p.annotation)]
     parameters = [*map(command_parameter, said), *(_BACKEND if backends else ())]
-    extras = [p for p in signature(shown).parameters.values() if p.name not in ("operation", "call", "as_json")]
+    extras = [p for p in signature(shown).parameters.values() if p.name not in ("call", "as_json")]
     parameters += map(command_parameter, extras)
     if operation.has_json:
         parameters.append(P("as_json", P.KEYWORD_ONLY, default=False, annotation=_AS_JSON))
@@ -108,7 +114,7 @@ def make_command(operation: Operation) -> Callable[..., int]:
         apart = {p.name: given.pop(p.name) for p in extras if p.name in given}
         as_json = {"as_json": given.pop("as_json", False)} if operation.has_json else {}
         unsaid = [p.name for p in declared if p.default is P.empty and p.name not in given]
-        return shown(Call(work, given | dict.fromkeys(unsaid)), **apart, **as_json)
+        return shown(Call(operation, given | dict.fromkeys(unsaid)), **apart, **as_json)
 
     command.__doc__ = re.sub(r"(?m)^    backend: .*$", lambda _: _BACKEND_HELP, cleandoc(work.__doc__ or ""))
     command.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -130,17 +136,10 @@ def command_parameter(parameter: P) -> P:
     return parameter.replace(kind=kind, annotation=annotation)
 
 
-def show(operation: Operation, call: Call[Any], *, as_json: bool = False) -> int:
+def show(call: Call[Any], *, as_json: bool = False) -> int:
     """Run an operation and print its result, if any."""
     result = call()
-    return 0 if result is None else show_result(operation, result, as_json)
-
-
-def show_result(operation: Operation, result: Any, as_json: bool) -> int:
-    """Print a result as JSON or formatted, and return the exit code."""
-    view = resolve(operation.view) if operation.view and not as_json else as_text
-    answer(as_json, lambda: data_of(result), lambda: view(result))
-    return 0 if operation.succeeded(result) else FAILURE
+    return 0 if result is None else call.show(result, as_json)
 
 
 def data_of(result: Any) -> Any:

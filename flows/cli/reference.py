@@ -6,10 +6,8 @@ from cyclopts import App
 
 from metaloom.flows.cli.generated import Call, make_command
 from metaloom.flows.cli.output import answer
-from metaloom.flows.errors import FAILURE
 from metaloom.flows.operations import REFERENCE, late
 from metaloom.flows.operations.reference import found
-from metaloom.flows.views.parts import as_text
 
 reference: App = App(
     name="reference",
@@ -31,9 +29,7 @@ def show(call: Call[Any], *, as_json: bool = False) -> int:
 
 def verify(call: Call[Any], *, as_json: bool = False) -> int:
     """Verify a reference, using its recorded machine code, and print the result."""
-    result = call(prepared=late.start_as_recorded)
-    answer(as_json, result.as_dict, lambda: as_text(result))
-    return 0 if result.identical else FAILURE
+    return call.show(call(prepared=late.start_as_recorded), as_json)
 
 
 for _operation in REFERENCE:

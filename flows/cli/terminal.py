@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from metaloom.flows.cli.generated import Call, show_result
+from metaloom.flows.cli.generated import Call
 from metaloom.flows.cli.output import OutputClosed, answer, console, print_json, say
 from metaloom.flows.errors import FAILURE, UsageError
 from metaloom.flows.films.opengl import choose_renderer
 from metaloom.flows.formatting import plural, size, stage_name
-from metaloom.flows.operations import late, operations
+from metaloom.flows.operations import late
 from metaloom.flows.operations.options import Overrides, agree, complete_recipes, refuse_with, refuse_without
 from metaloom.flows.operations.replay import materialise as restore
 from metaloom.flows.operations.rm import check_removable, dependents
@@ -73,7 +73,7 @@ def compare(
         late.check_plot_file(plot)
     found = call()
     # Print first, since a full disk may prevent writing the plot.
-    show_result(operations()["compare"], found, as_json)
+    call.show(found, as_json)
     if plot is not None:
         late.write_plot(plot, found.plot())
     return 0
@@ -354,7 +354,7 @@ def evaluate(
 
     outcome = call(tested=tested)
     # Print first, since a full disk may prevent writing the plot or video.
-    show_result(operations()["evaluate"], outcome, as_json)
+    call.show(outcome, as_json)
     if plot is not None:
         late.write_plot(plot, outcome.plot())
     if film is None:

@@ -107,17 +107,16 @@ def _train(log: Sequence[str], as_json: bool, folder: Path, start: "Callable[[Ob
 
 def _next_steps(folder: Path) -> str:
     try:
-        files = write(open_run(folder), report_folder(folder))
-        drawn = [f"learning curve  {files.png}", f"report page     {files.html}"]
+        drawn = str(write(open_run(folder), report_folder(folder)))
     except (ExtraMissing, ModuleNotFoundError) as missing:
-        drawn = [f"no report       {explained(missing)}"]
+        drawn = f"no report       {explained(missing)}"
     place = location(folder)
     name = folder.name if run_folder(folder.name) == folder else argument(folder)
     question = f"import metaloom; print(metaloom.open_run({place!r}).episodes().to_pandas())"
     return "\n".join(
         [
             f"\nrun             {place}",
-            *drawn,
+            drawn,
             "\nlook further:",
             f"  {program('metaloom')} view {name}",
             f"  {program('metaloom')} show {name}",

@@ -247,12 +247,9 @@ def compare(
     last: int = 10,
     mixed: bool = False,
     seed: int = 0,
-    resamples: int = RESAMPLES,
 ) -> Comparison:
     """Compare groups of runs; the runs in a group differ only in their seed."""
     check_seed(seed)
-    if last < 1 or resamples < 100:
-        raise UsageError(f"expected last >= 1 and resamples >= 100, got last={last} and resamples={resamples}")
     for run in runs:
         require_settings(run)
     check_comparable(runs, mixed=mixed)
@@ -267,7 +264,7 @@ def compare(
     notes += [] if group else difference_notes(members.values())
     steps = _curve_steps(scores_of_runs, common)  # must precede `scored`: rejects runs without a score by then
     scores = scored(metric, scores_of_runs, members, common, last)
-    resampled = Resampled(scores, seed, resamples)
+    resampled = Resampled(scores, seed, RESAMPLES)
     values = np.concatenate([run for group in scores.values() for run in group.runs])
     thresholds = np.linspace(values.min(), values.max(), PROFILE_POINTS)
     groups = [
@@ -293,7 +290,7 @@ def compare(
         curve_steps=steps,
         notes=tuple(notes),
         seed=seed,
-        resamples=resamples,
+        resamples=RESAMPLES,
         draw=_draw,
     )
 

@@ -98,7 +98,7 @@ def _misfits(run: Run, iteration: int, old: RunConfig, stages: Runner) -> Iterat
             if before[name] != after[name]:
                 change = f"from {before[name]} to {after[name]}"
                 yield f"env: {name} cannot change {change}: array formats are fixed within a run"
-        if iteration and stages.graph.remembers_by_task and make_env(old.env).task_set != stages.context.env.task_set:
+        if iteration and stages.graph.remembers_by_task and make_env(old.env).task_set != stages.env.task_set:
             yield (
                 f"env: {new.env.name} has different training tasks than {old.env.name}, whose episodes the replay "
                 "buffers hold"
@@ -119,7 +119,7 @@ def _changed_evaluation(run: Run, iteration: int, stages: Runner) -> Iterator[st
         return
     stored, plan = run[shared[-1].iteration].evaluation(), EvaluationPlan.of(stages.config)
     pairs = {
-        "tasks": (len(stored.tasks), len(evaluation_tasks(stages.config, stages.context.env, iteration + 1))),
+        "tasks": (len(stored.tasks), len(evaluation_tasks(stages.config, stages.env, iteration + 1))),
         "adaptation steps": (stored.adaptation_returns.shape[1], plan.adaptation_steps),
         "episodes": (stored.adaptation_returns.shape[2], plan.episodes if plan.adaptation_steps else 0),
         "test episodes": (stored.test_returns.shape[2], plan.test_episodes),

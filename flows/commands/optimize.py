@@ -52,8 +52,6 @@ def sweep(
 ) -> Iterator[Counterfactual]:
     """Yield the result of `optimize` for each combination of values in a grid; all settings are checked first."""
     run = storage.open_run(path)
-    if iteration < 0:
-        (iteration,) = run.select(iteration)
     config = config_of(run, run.last_ref(iteration))
     settings, variants = tuple(settings), list[tuple[tuple[str, ...], RunConfig]]()
     for point in itertools.product(*grid.values()):
@@ -142,7 +140,7 @@ class _Again:
         if not self.stages.graph[self.ref.stage].ends_iteration:
             return {}
         stored, seed = learner_after(self.run, self.ref.iteration), self.stages.config.seed
-        return dict(self.stages.context.learner.at_start(stored, run_seed=seed).params)
+        return dict(self.stages.learner.at_start(stored, run_seed=seed).params)
 
 
 class _Altered:

@@ -4,6 +4,7 @@ import builtins
 import pdb
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -47,29 +48,32 @@ def replay(
         refs = _selected(run, stages, iteration, stage, step)
         first, last = refs[0].iteration, refs[-1].iteration
         alone = [ref for ref in refs if ref.iteration == last != first and stages.plugins(ref)]
-        for outcome in _in_order(run, stages, alone, outputs):
+        for outcome, _ in _in_order(run, stages, alone, outputs):
             if not outcome.identical:
                 yield outcome
                 if until_diff:
                     return
                 break
-        for outcome in _in_order(run, stages, refs, outputs):
+        for outcome, _ in _in_order(run, stages, refs, outputs):
             yield outcome
             if until_diff and not outcome.identical:
                 return
 
 
-def _in_order(run: Run, stages: RunStages, refs: Sequence[StageRef], outputs: Recomputed) -> Iterator[StageReplay]:
-    """Recompute stages in order, with a new learner for each iteration."""
-    last = None
-    for ref in refs:
-        if ref.iteration != last:
-            stages.renew_learners()
-            last = ref.iteration
-        outcome, value = _replay_stage(run, stages, ref, outputs)
-        if outcome.identical and outcome.with_record:
-            outputs.remember(ref, value)
-        yield outcome
+def _in_order(
+    run: Run, stages: RunStages, refs: Sequence[StageRef], outputs: Recomputed, *, trusting: bool = False
+) -> Iterator[tuple[StageReplay, Value]]:
+    """Recompute stages in order, with a new learner for each iteration; yield each comparison with the output.
+
+    An output whose arrays are not stored is kept for later stages if it equals its record or if `trusting` is True.
+    """
+    for _, of_iteration in groupby(refs, key=lambda ref: ref.iteration):
+        stages.renew_learners()
+        for ref in of_iteration:
+            outcome, value = _replay_stage(run, stages, ref, outputs)
+            if outcome.with_record and (outcome.identical or trusting):
+                outputs.remember(ref, value)
+            yield outcome, value
 
 
 def replay_from_learner(
@@ -83,14 +87,9 @@ def replay_from_learner(
     run = storage.open_run(path)
     require_iteration(run, iteration)
     with stages_of_run(run, backend) as stages:
-        outputs = Recomputed(run, stages)
-        for i in range(nearest_learner(run, iteration) if first is None else first, iteration + 1):
-            stages.renew_learners()
-            for ref in (ref for ref in stages.order(i) if run.contains(ref)):
-                outcome, value = _replay_stage(run, stages, ref, outputs)
-                if outcome.with_record:
-                    outputs.remember(ref, value)
-                yield outcome, value
+        iterations = range(nearest_learner(run, iteration) if first is None else first, iteration + 1)
+        refs = [ref for i in iterations for ref in stages.order(i) if run.contains(ref)]
+        yield from _in_order(run, stages, refs, Recomputed(run, stages), trusting=True)
 
 
 def _replay_stage(run: Run, stages: RunStages, ref: StageRef, outputs: Recomputed) -> tuple[StageReplay, Value]:
@@ -164,8 +163,6 @@ def _selected(
         where = storage.argument(run.path)
         raise UsageError(f"{run.path}: no iteration is complete; name one, as in: metaloom replay {where}@0")
     if iteration is not None:
-        if iteration < 0:
-            (iteration,) = run.select(iteration)
         require_iteration(run, iteration)
     # An interrupted iteration also has stored stages, which are replayed only if that iteration is given.
     order = [ref for i in (run.iterations if iteration is None else [iteration]) for ref in stages.order(i)]

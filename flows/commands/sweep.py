@@ -265,7 +265,7 @@ def _try_settings(configs: Sequence[RunConfig]) -> None:
     """Build the learner for each combination of settings, to find errors before training."""
     for config in map(pinned, configs):
         with stages_of(config, Backend(workers=0), partial(check_sizes, config)) as stages:
-            stages.context.try_learner()
+            stages.try_learner()
 
 
 TrainRuns = Callable[[Sequence[Job], SweepObserver], list[RunOutcome]]

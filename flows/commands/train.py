@@ -92,12 +92,12 @@ def training(
     config = pinned(config, step_timeout_seconds=backend.step_timeout_seconds)
     kept_config = recorded(config)
     with kept_log() as kept, stages_of(config, backend, partial(check_sizes, config)) as stages:
-        stages.context.try_learner()
+        stages.try_learner()
         _check_metrics(stages)
         _check_baselines(stages)
         if config.algorithm.trial is not None:
             # Other policies are checked when built. Runs of earlier versions must still resume.
-            check_std(config.policy, stages.context.setup)
+            check_std(config.policy, stages.setup)
         rehearse(stages, observer.should_stop)
         with storage.create_run(
             path,
@@ -201,7 +201,7 @@ resume: Final = _to_the_end(resuming)
 
 def _check_baselines(stages: Runner) -> None:
     """Reject a linear feature baseline on images: it would fit thousands of columns, clipped at 10."""
-    config, spaces = stages.config, spaces_of(stages.context.env)
+    config, spaces = stages.config, spaces_of(stages.env)
     processed = any(stage.output is Samples for stage in stages.graph.stages)
     if not processed or not is_image(spaces.observation_shape, spaces.observation_scale):
         return
@@ -217,11 +217,11 @@ def _check_baselines(stages: Runner) -> None:
 
 def _check_metrics(stages: Runner) -> None:
     """Reject metrics with reserved names, and a stopping criterion on a metric that does not exist."""
-    config, env, stop = stages.config, stages.context.env, stages.config.stop
+    config, env, stop = stages.config, stages.env, stages.config.stop
     if config.metrics or (stop is not None and stop.metric is not None):
         processed = any(stage.output is Samples for stage in stages.graph.stages)
         facts = {fact.name: fact.kind == "flag" for fact in declared_facts(env)}
-        names = names_of_metrics(stages.context.measures, spaces_of(env), facts, processed=processed)
+        names = names_of_metrics(stages.measures, spaces_of(env), facts, processed=processed)
         if stop is not None and names is not None:
             stop.require_metric(names)
 
@@ -250,12 +250,12 @@ def _retention_for(run: storage.Run, config: RunConfig) -> Retention:
 
 def environment(stages: Runner) -> dict[str, Any]:
     """Return what affects results besides the configuration: code, plug-ins, arithmetic, device and environment."""
-    config, env = stages.config, stages.context.env
+    config, env = stages.config, stages.env
     facts: dict[str, Any] = {
         "arithmetic": arithmetic_facts(),
         "code": code_digest(),
         "env": env_facts(config.env, env),
-        "kernel": asdict(stages.context.learner.kernel),
+        "kernel": asdict(stages.learner.kernel),
         "numerics": unusual_numerics(),
         "components": component_facts(env),
         "facts": described_facts(env),
@@ -333,7 +333,7 @@ def _train(
             task_returns=returns,
             evaluation_returns=mean_test_returns(writer.load(ref) for ref in evaluations),
             steps=steps,
-            traffic=stages_for(missing[-1]).context.rollouts.traffic(),
+            traffic=stages_for(missing[-1]).rollouts.traffic(),
         )
         if observer.reads:
             writer.flush()
@@ -344,7 +344,7 @@ def _train(
 
 def _not_finite(stages: Runner, metrics: Metrics) -> Iterator[str]:
     """Yield the names of non-finite metrics, except averages of facts, which may be missing."""
-    facts = {f"average_{fact.name}" for fact in declared_facts(stages.context.env)}
+    facts = {f"average_{fact.name}" for fact in declared_facts(stages.env)}
     for name, value in metrics.items():
         if not math.isfinite(value) and name.partition(".")[2] not in facts:
             yield name
@@ -408,7 +408,7 @@ def _update(writer: RunWriter, iteration: int) -> Update:
 
 def _returns_of_tasks(stages: Runner, writer: RunWriter, iteration: int) -> tuple[list[Array], list[ClassReturns]]:
     """Return the mean returns by task and by class for each inner step; empty if episodes were thinned."""
-    classes, refs = stages.context.env.task_classes, stages.order(iteration)
+    classes, refs = stages.env.task_classes, stages.order(iteration)
     drawn = [ref for ref in refs if stages.graph[ref.stage].output is TaskBatch]
     rounds = [ref for ref in refs if ref.stage == writer.run.stages.named("rollouts")]
     if any(writer.run.is_thinned(ref) for ref in rounds if writer.run.contains(ref)):

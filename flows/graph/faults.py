@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -118,7 +117,7 @@ def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value)
         require_complete(value, outputs.load(stages.graph.learner_ref(ref.iteration)), ref.where)
     if not stages.own or stage.samples:
         return
-    first, again = array_digests(value), replace(stages, context=stages.context.with_new_learner())
+    first, again = array_digests(value), stages.with_new_learner()
     second = run_checked(again, ref, again.load_inputs(ref, outputs, witness=False))
     if name := first_differing(first, array_digests(second)):
         raise StageFault(

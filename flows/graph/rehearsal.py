@@ -62,8 +62,8 @@ def rehearse(stages: Runner, should_stop: Callable[[], bool] = lambda: False) ->
     tried = config.policy if config.device == "cpu" else PolicyConfig()
     if {*stages.own} <= {*acting_paths(config.env, tried)}:
         return
-    local = LocalWorkers(stages.context.rollouts.spec)
-    alone = replace(stages, context=replace(stages.context, rollouts=local, parallel=map))
+    local = LocalWorkers(stages.rollouts.spec)
+    alone = replace(stages, rollouts=local, parallel=map)
     # A copy cannot use this process's GPU. A failure is repeated here, where the error keeps its class and traceback.
     try:
         if config.device == "cpu":
@@ -96,9 +96,9 @@ def _hidden_state(stages: Runner, outputs: "_Memory") -> str:
 
     This process has computed no stage, so it lacks what earlier stages and iterations may have left in a module.
     """
-    stages = replace(stages, context=replace(stages.context, parallel=_from_last_to_first))
+    stages = replace(stages, parallel=_from_last_to_first)
     runner, spent = _runner(stages, _small(stages)), stopwatch()
-    with closing(runner.context.env):
+    with closing(runner.env):
         for ref in reversed(outputs):
             if spent() > SECONDS:
                 break
@@ -144,7 +144,7 @@ class _Memory(dict[StageRef, Any], Outputs):
 
 def _small(stages: Runner) -> RunConfig:
     """Return the configuration with its sizes reduced wherever the settings and plug-ins accept it."""
-    config, env = stages.config, stages.context.env
+    config, env = stages.config, stages.env
     for name, size in {**_SMALL, "episodes_per_task": config.algorithm.trial or 2}.items():
         with suppress(Exception):  # plug-ins may raise anything at other sizes
             found = attrgetter(name)(config)
@@ -161,10 +161,8 @@ def _small(stages: Runner) -> RunConfig:
 
 def _runner(stages: Runner, config: RunConfig) -> Runner:
     """Return a runner for other sizes, with the same workers."""
-    workers = stages.context.rollouts
-    return Runner.build(
-        config, replace(workers, spec=SamplerSpec.of(config, workers.spec.threads)), stages.context.parallel
-    )
+    workers = stages.rollouts
+    return Runner.build(config, replace(workers, spec=SamplerSpec.of(config, workers.spec.threads)), stages.parallel)
 
 
 def _first_fault(
@@ -183,7 +181,7 @@ def _first_fault(
     """
     memory, spent, runner = _Memory() if outputs is None else outputs, stopwatch(), _runner(stages, config)
     iterations = min(ITERATIONS, config.iterations) if last is None else config.iterations
-    with closing(runner.context.env):
+    with closing(runner.env):
         for ref in (ref for i in range(iterations) for ref in runner.order(i)):
             if spent() > seconds or should_stop():
                 return None

@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -72,7 +71,7 @@ def stages_of(config: RunConfig, backend: Backend, check: Callable[[], object] =
             with normal_numerics(config.device):
                 check()
                 runner = Runner.build(config, workers, pool.map)
-            with closing(runner.context.env):
+            with closing(runner.env):
                 yield runner
     except SystemExit as ended:
         raise StageFault(exit_text(ended)) from ended
@@ -120,7 +119,7 @@ class RunStages:
             self._known[key] = self._stack.enter_context(
                 stages_of(config, self._backend, self._check if config is self._own else (lambda: None))
             )
-            require_stored_sizes(self._run, self._known[key].context.learner)
+            require_stored_sizes(self._run, self._known[key].learner)
             require_stored_outputs(self._run, self._known[key].graph)
         if self._run.contains(ref):
             self._warned |= warn_changed_sources(self._run, ref, self.plugins(ref), self._warned)
@@ -128,9 +127,7 @@ class RunStages:
 
     def renew_learners(self) -> None:
         """Replace all learners with new ones."""
-        self._known = {
-            key: replace(stages, context=stages.context.with_new_learner()) for key, stages in self._known.items()
-        }
+        self._known = {key: stages.with_new_learner() for key, stages in self._known.items()}
 
     def changes(self, ref: StageRef) -> Sequence[str]:
         """Return the changes in plug-in sources since an output was stored."""

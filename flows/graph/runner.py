@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Self
 
-from metaloom.flows.graph.adaptation import GraphAdaptation
 from metaloom.flows.graph.tables import GRAPHS, graph_of
 from metaloom.flows.graph.warm_start import read_learner
 from metaloom.flows.rollouts.workers import RolloutWorkers
@@ -37,16 +36,21 @@ from metaloom.stages.counters import require_state
 from metaloom.stages.evaluate import EVALUATE, unseen
 from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.faults import RolloutPosition
-from metaloom.stages.tools import Tested, acting_params
+from metaloom.stages.tools import Adaptation, Tested, acting_params
 from metaloom.stages.witness import play_again
 from metaloom.storage.format.codec import Value
+
+log: logging.Logger = logging.getLogger(__name__)
 
 _ADAPTING = ("config", "setup", "learner", "env", "rollouts", "parallel")
 
 
 @dataclass(frozen=True)
-class Context:
-    """Tools available to a run's stages; `metaloom.pipeline.dataflow.stage.TOOLS` describes each of them."""
+class Runner:
+    """The stages of a run, each of which can be computed once its inputs are available, and the tools that they share.
+
+    `metaloom.pipeline.dataflow.stage.TOOLS` describes the tools.
+    """
 
     graph: Graph
     config: RunConfig
@@ -56,16 +60,42 @@ class Context:
     rollouts: RolloutWorkers
     parallel: ParallelMap
     measures: Measures
+    watches: Mapping[bool, GlobalRandomWatch]
     _shared: dict[str, object] = field(default_factory=dict[str, object], repr=False)
+    _differed: list[StageRef] = field(default_factory=list[StageRef], repr=False)
 
     @classmethod
     def build(cls, config: RunConfig, rollouts: RolloutWorkers, parallel: ParallelMap) -> Self:
-        """Return the tools for the stages of a run; raise ConfigError if an option does not support the environment."""
+        """Return the stages of a run; raise ConfigError or EnvError if settings and environment are incompatible."""
         setup, learner, env = build_learner(config)
-        return cls(graph_of(config), config, setup, learner, env, rollouts, parallel, measures_of(config, env))
+        graph, measures = graph_of(config), measures_of(config, env)
+        graph.check(config, env)
+        if measures.of_steps and not any(stage.output is Samples for stage in graph.stages):
+            raise ConfigError(
+                f"metrics: {', '.join(measures.of_steps)} take a Step, but "
+                f"{config.algorithm.name} has no samples; use functions that take an EpisodeBatch"
+            )
+        if config.task_sampling == "balanced":
+            require_classes(env, "task_sampling")
+        if config.evaluation.every is not None:
+            if all(stage.output is not Evaluation for stage in graph.stages):
+                raise ConfigError(
+                    f"evaluation.every is {config.evaluation.every}, but the graph {config.algorithm.graph} has no "
+                    "stage that evaluates; remove it, or add metaloom.stages.evaluate.EVALUATE to the graph"
+                )
+            # Check the tasks of the last evaluation before the first iteration.
+            evaluation_tasks(config, env, config.iterations)
+        own = bool(own_paths(plugin_paths(config)))
+        watches = {samples: GlobalRandomWatch(on=own) for samples in (False, True)}
+        return cls(graph, config, setup, learner, env, rollouts, parallel, measures, watches)
+
+    @cached_property
+    def own(self) -> list[str]:
+        """Import paths of the run's plug-ins that come with neither Metaloom nor gymnasium."""
+        return own_paths(plugin_paths(self.config))
 
     def under(self, config: RunConfig) -> Self:
-        """Return the context with other settings for the same environment."""
+        """Return the runner with other settings for the same environment."""
         setup = setup_of(config, self.env)
         learner, measures = config.algorithm.build(setup), measures_of(config, self.env)
         return replace(self, config=config, setup=setup, learner=learner, measures=measures, _shared={})
@@ -93,7 +123,7 @@ class Context:
                 ) from problem
 
     def with_new_learner(self) -> Self:
-        """Return the context with a new learner, as in a new process.
+        """Return the runner with a new learner, as in a new process.
 
         Shared objects of custom graphs are also rebuilt. Built-in ones are kept, since they only cache stored outputs.
         """
@@ -112,63 +142,8 @@ class Context:
             start = self.config.init_from
             return (lambda: None) if start is None else partial(read_learner, start)
         if name == "adaptation":
-            return GraphAdaptation(self.graph, self.config, {name: getattr(self, name) for name in _ADAPTING})
+            return Adaptation(self.graph, self.config, {name: getattr(self, name) for name in _ADAPTING})
         return unseen if name == "tested" else getattr(self, name)
-
-
-log: logging.Logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Runner:
-    """The stages of a run, each of which can be computed once its inputs are available."""
-
-    context: Context
-    watches: Mapping[bool, GlobalRandomWatch]
-    _differed: list[StageRef] = field(default_factory=list[StageRef], repr=False)
-
-    @classmethod
-    def build(cls, config: RunConfig, rollouts: RolloutWorkers, parallel: ParallelMap) -> Self:
-        """Return the stages of a run; raise ConfigError or EnvError if settings and environment are incompatible."""
-        context = Context.build(config, rollouts, parallel)
-        graph = context.graph
-        graph.check(config, context.env)
-        if context.measures.of_steps and not any(stage.output is Samples for stage in graph.stages):
-            raise ConfigError(
-                f"metrics: {', '.join(context.measures.of_steps)} take a Step, but "
-                f"{config.algorithm.name} has no samples; use functions that take an EpisodeBatch"
-            )
-        if config.task_sampling == "balanced":
-            require_classes(context.env, "task_sampling")
-        if config.evaluation.every is not None:
-            if all(stage.output is not Evaluation for stage in graph.stages):
-                raise ConfigError(
-                    f"evaluation.every is {config.evaluation.every}, but the graph {config.algorithm.graph} has no "
-                    "stage that evaluates; remove it, or add metaloom.stages.evaluate.EVALUATE to the graph"
-                )
-            # Check the tasks of the last evaluation before the first iteration.
-            evaluation_tasks(config, context.env, config.iterations)
-        own = bool(own_paths(plugin_paths(config)))
-        return cls(context, {samples: GlobalRandomWatch(on=own) for samples in (False, True)})
-
-    @property
-    def graph(self) -> Graph:
-        """Graph of the run's stages."""
-        return self.context.graph
-
-    @property
-    def config(self) -> RunConfig:
-        """Configuration of the run."""
-        return self.context.config
-
-    @cached_property
-    def own(self) -> list[str]:
-        """Import paths of the run's plug-ins that come with neither Metaloom nor gymnasium."""
-        return own_paths(plugin_paths(self.config))
-
-    def under(self, config: RunConfig) -> Self:
-        """Return the runner with other settings for the same environment."""
-        return replace(self, context=self.context.under(config))
 
     def order(self, iteration: int) -> list[StageRef]:
         """Return the stages of an iteration in the order in which they run."""
@@ -218,7 +193,7 @@ class Runner:
         assert isinstance(batch, StageRef)
         assert isinstance(value, Update)
         position = RolloutPosition(self.config.seed, ref.iteration, batch.step)
-        collect = self.context.rollouts.repeating().collect
+        collect = self.rollouts.repeating().collect
         difference = play_again(inputs[WITNESS[0]], inputs[WITNESS[1]], position, collect)
         if difference is not None and self._differed in ([], [ref]):
             self._differed[:] = [ref]
@@ -247,18 +222,23 @@ class Runner:
 
     def _compute(self, stage: Stage, at: At, inputs: Mapping[str, Any], where: str, **tools: Any) -> Any:
         """Call a stage's function with normalized numerics, watching for draws from global random generators."""
-        watch, work = self.watches[stage.samples], partial(_call, stage, at, inputs, tools)
+        watch = self.watches[stage.samples]
         with normal_numerics(self.config.device):
             found, draw = watch.draw_of(
-                partial(self.context.rollouts.uninterrupted, partial(work, self.context), where),
+                partial(self.rollouts.uninterrupted, partial(self._call, stage, at, inputs, tools), where),
                 stage.name,
-                partial(work, replace(self.context, parallel=map)),
+                partial(replace(self, parallel=map)._call, stage, at, inputs, tools),
             )
         if draw is not None and draw.in_env:  # sampling stages check their own draws and allow some
             watch.stop()
         elif draw is not None:
             raise StageFault(f"{where}: {draw}")
         return found
+
+    def _call(self, stage: Stage, at: At, inputs: Mapping[str, Any], tools: Mapping[str, Any]) -> Any:
+        given = {"at": at, **tools}
+        given |= {name: self.tool(name) for name in stage.tools if name not in given}
+        return call(stage, given, inputs, self.parallel)
 
     def _bring(self, wanted: Input, outputs: Outputs, loaded: dict[StageRef, Any]) -> Any:
         if isinstance(wanted, Span):
@@ -269,9 +249,3 @@ class Runner:
                 value = outputs.load(ref)  # perhaps not stored yet, and a tensor can share its memory
                 loaded[ref] = read_only(self.graph[ref.stage].as_declared(deepcopy(value) if self.own else value))
         return tuple(loaded[ref] for ref in refs) if isinstance(wanted, tuple) else loaded[wanted]
-
-
-def _call(stage: Stage, at: At, inputs: Mapping[str, Any], tools: Mapping[str, Any], context: Context) -> Any:
-    given = {"at": at, **tools}
-    given |= {name: context.tool(name) for name in stage.tools if name not in given}
-    return call(stage, given, inputs, context.parallel)

@@ -98,9 +98,9 @@ def evaluate(
     section = {**trained.evaluation.model_dump(mode="json"), **given, "every": None}
     config = late.build_config({**trained.model_dump(mode="json"), "evaluation": section})
     with late.stages_of(config, backend, partial(late.check_sizes, config, evaluation_alone=True)) as stages:
-        late.require_stored_sizes(stored, stages.context.learner)
+        late.require_stored_sizes(stored, stages.learner)
         outcome = stages.evaluate(learner, updates, tested or late.untested)
-        env = stages.context.env
+        env = stages.env
         new, drawn_from = late.tasks_are_new(config, env), late.tasks_drawn_from(config, env, updates)
         if new and stored.info.get("ancestors"):
             # Outputs shared with a fork's parent were computed under the parent's settings.

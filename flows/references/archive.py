@@ -130,8 +130,6 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
     run = storage.open_run(path)
     name = check_run_name(run.name if name is None else name)
     _known_without(name, folder)  # before anything is copied
-    if learners < 1:
-        raise UsageError(f"--learners must be at least 1, got {learners}")
     require_repeatable(run)
     if gone := _thinned_learners(run, learners):
         raise UsageError(

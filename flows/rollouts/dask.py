@@ -81,14 +81,81 @@ class ShardAttempt:
 
 
 @dataclass(frozen=True)
-class DaskSession:
-    """State shared by the rollout batches of a run."""
+class DaskWorkers(RolloutWorkers):
+    """Rollouts on Dask workers. Copies with other sampler settings share the connection, traffic and costs."""
 
     connection: Connection
     watch: Supervision  # each piece of work gets a copy with its own key
     elsewhere: bool  # workers may be on other machines
-    traffic: Traffic = field(default_factory=Traffic)
+    totals: Traffic = field(default_factory=Traffic)
     costs: dict[str, float] = field(default_factory=dict[str, float])  # seconds per task, last time, by sampler spec
+
+    @classmethod
+    @contextmanager
+    def started(cls, spec: SamplerSpec, backend: Backend) -> Iterator["DaskWorkers"]:
+        """Yield the workers of a backend; remove their recordings at the end."""
+        session, elsewhere, timeout = secrets.token_hex(8), backend.scheduler is not None, backend.step_timeout_seconds
+        assert timeout is not None
+        try:
+            with connected(backend, spec, session) as connection:
+                watch = Supervision(session, "", timeout, fingerprint(spec))
+                workers = cls(spec, connection, watch, elsewhere)
+                register_trainer(recordings_folder(session), session, spec.env.name)
+                try:
+                    if not spec.env.is_built_in:  # local workers are not tried in advance
+                        workers.try_environment()
+                    yield workers
+                finally:
+                    if elsewhere:
+                        with suppress(Exception):
+                            connection.client.run(remove_recordings, session, on_error="ignore")
+        finally:
+            # Only after the local workers have ended, since one may just have started to record.
+            remove_recordings(session)
+
+    def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
+        whole, bounds = Shard(self.spec, tasks, position), self.bounds(len(tasks))
+
+        def collect() -> list[CollectedShard]:
+            parts = (ShardAttempt(whole.part(*ends), params.slice(*ends), self.supervise()) for ends in bounds)
+            return self._results([*parts])
+
+        answers = self.uninterrupted(collect, f"iteration {position.iteration}, inner step {position.step}")
+        self.costs[self.spec.model_dump_json()] = sum(answer.cost for answer in answers) / len(tasks)
+        return tasks_together([answer.episodes for answer in answers])
+
+    def bounds(self, num_tasks: int) -> list[tuple[int, int]]:
+        """Return each shard's task range as (first, last + 1), in order."""
+        seconds = self.costs.get(self.spec.model_dump_json()) or most_steps(self.spec) / _STEPS_PER_SECOND
+        size = tasks_per_shard(num_tasks, seconds, self.connection.num_threads)
+        return list(pairwise([*range(0, num_tasks, size), num_tasks]))
+
+    def uninterrupted(self, work: Callable[[], T], where: str) -> T:
+        """Return the result of `work`; repeat the work if the scheduler is lost and comes back."""
+        return self.connection.repeat_where_lost(work, where)
+
+    def traffic(self) -> Traffic:
+        return replace(self.totals, threads=self.connection.num_threads)
+
+    def try_environment(self) -> None:
+        """Build the environment once on a worker; raise EnvError if that fails."""
+        watch, client, name = self.supervise(), self.connection.client, self.spec.env.name
+        future = client.submit(try_environment, self.spec, watch, key=f"try_environment-{watch.key}", pure=False)
+        try:
+            wait_for(client, [future], watch.step_timeout_seconds)
+            unusable = future.result()
+        except TimeoutError as error:
+            raise EnvError(
+                f"env.name is {name!r}: its constructor or sample_tasks did not return within "
+                f"{watch.step_timeout_seconds:g} s; if it needs more time, pass --step-timeout SECONDS\n{error}"
+            ) from None
+        except KilledWorker as error:
+            traceback = "\n".join(recording.traceback for recording in self.recordings(watch)[-1:])
+            raise EnvError(
+                f"env.name is {name!r}: its constructor or sample_tasks killed every process that tried it\n{traceback}"
+            ) from error
+        if unusable is not None:
+            raise unusable
 
     def supervise(self) -> Supervision:
         """Return supervision settings with a new key, for a new piece of work."""
@@ -104,7 +171,7 @@ class DaskSession:
         # Workers on the same machine return the same recordings.
         return max(found, key=len)
 
-    def collect(self, pieces: Sequence[ShardAttempt]) -> list[CollectedShard]:
+    def _results(self, pieces: Sequence[ShardAttempt]) -> list[CollectedShard]:
         """Return the results of the shards, in order. Raises CancelledError if the scheduler is lost."""
         try:
             for piece in pieces:
@@ -119,15 +186,15 @@ class DaskSession:
         return [cast(CollectedShard, piece.answer) for piece in pieces]
 
     def _submit(self, piece: ShardAttempt) -> None:
-        self.traffic.submitted += 1
-        self.traffic.sent_bytes += num_bytes((piece.shard.tasks, piece.params))
+        self.totals.submitted += 1
+        self.totals.sent_bytes += num_bytes((piece.shard.tasks, piece.params))
         piece.future = self.connection.client.submit(
             collect_watched,
             piece.shard,
             piece.params,
             piece.watch,
             # Keys must be unique across runs and attempts, since a scheduler may remember results.
-            key=f"{piece.shard.name}-{self.watch.session}-{self.traffic.submitted}",
+            key=f"{piece.shard.name}-{self.watch.session}-{self.totals.submitted}",
             # Dask derives keys of pure work from its arguments; avoid hashing megabytes.
             pure=False,
         )
@@ -147,7 +214,7 @@ class DaskSession:
             return
         for piece, answer in zip(done, answers, strict=True):
             piece.answer = answer
-            self.traffic.received_bytes += num_bytes(answer)
+            self.totals.received_bytes += num_bytes(answer)
 
     def _after_failure(self, piece: ShardAttempt, future: Future[CollectedShard]) -> None:
         try:
@@ -158,7 +225,7 @@ class DaskSession:
             if len(begun) > error.allowed_failures or piece.pardons >= _MOST_PARDONS:
                 raise self._death(piece.shard, piece.watch, begun) from error
             piece.pardons += 1
-            self.traffic.repeated += 1
+            self.totals.repeated += 1
             self._submit(piece)
         except NoWorkerError as error:  # the scheduler gave up
             raise no_worker_for(error.timeout) from None
@@ -179,77 +246,3 @@ class DaskSession:
             f"row: {places}): they may lack memory, or were killed from outside. Stored data is safe; continue with "
             "`metaloom resume`"
         )
-
-
-@dataclass(frozen=True)
-class DaskWorkers(RolloutWorkers):
-    """Rollouts on Dask workers; the session is shared by all rollout batches."""
-
-    session: DaskSession
-
-    @classmethod
-    @contextmanager
-    def started(cls, spec: SamplerSpec, backend: Backend) -> Iterator["DaskWorkers"]:
-        """Yield the workers of a backend; remove their recordings at the end."""
-        session, elsewhere, timeout = secrets.token_hex(8), backend.scheduler is not None, backend.step_timeout_seconds
-        assert timeout is not None
-        try:
-            with connected(backend, spec, session) as connection:
-                watch = Supervision(session, "", timeout, fingerprint(spec))
-                workers = cls(spec, DaskSession(connection, watch, elsewhere))
-                register_trainer(recordings_folder(session), session, spec.env.name)
-                try:
-                    if not spec.env.is_built_in:  # local workers are not tried in advance
-                        workers.try_environment()
-                    yield workers
-                finally:
-                    if elsewhere:
-                        with suppress(Exception):
-                            connection.client.run(remove_recordings, session, on_error="ignore")
-        finally:
-            # Only after the local workers have ended, since one may just have started to record.
-            remove_recordings(session)
-
-    def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
-        whole, bounds, session = Shard(self.spec, tasks, position), self.bounds(len(tasks)), self.session
-
-        def collect() -> list[CollectedShard]:
-            parts = (ShardAttempt(whole.part(*ends), params.slice(*ends), session.supervise()) for ends in bounds)
-            return session.collect([*parts])
-
-        answers = self.uninterrupted(collect, f"iteration {position.iteration}, inner step {position.step}")
-        self.session.costs[self.spec.model_dump_json()] = sum(answer.cost for answer in answers) / len(tasks)
-        return tasks_together([answer.episodes for answer in answers])
-
-    def bounds(self, num_tasks: int) -> list[tuple[int, int]]:
-        """Return each shard's task range as (first, last + 1), in order."""
-        seconds = self.session.costs.get(self.spec.model_dump_json()) or most_steps(self.spec) / _STEPS_PER_SECOND
-        size = tasks_per_shard(num_tasks, seconds, self.session.connection.num_threads)
-        return list(pairwise([*range(0, num_tasks, size), num_tasks]))
-
-    def uninterrupted(self, work: Callable[[], T], where: str) -> T:
-        """Return the result of `work`; repeat the work if the scheduler is lost and comes back."""
-        return self.session.connection.repeat_where_lost(work, where)
-
-    def traffic(self) -> Traffic:
-        return replace(self.session.traffic, threads=self.session.connection.num_threads)
-
-    def try_environment(self) -> None:
-        """Build the environment once on a worker; raise EnvError if that fails."""
-        watch, client, name = self.session.supervise(), self.session.connection.client, self.spec.env.name
-        future = client.submit(try_environment, self.spec, watch, key=f"try_environment-{watch.key}", pure=False)
-        try:
-            wait_for(client, [future], watch.step_timeout_seconds)
-            unusable = future.result()
-        except TimeoutError as error:
-            raise EnvError(
-                f"env.name is {name!r}: its constructor or sample_tasks did not return within "
-                f"{watch.step_timeout_seconds:g} s; if it needs more time, pass --step-timeout SECONDS\n{error}"
-            ) from None
-        except KilledWorker as error:
-            traceback = "\n".join(recording.traceback for recording in self.session.recordings(watch)[-1:])
-            raise EnvError(
-                f"env.name is {name!r}: its constructor or sample_tasks killed every process that tried it\n{traceback}"
-            ) from error
-        if unusable is not None:
-            raise unusable

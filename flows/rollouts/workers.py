@@ -9,7 +9,6 @@ import logging
 import os
 import sys
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import UNWATCHED, RolloutPosition, RolloutWatch, Sampler, play_episodes
 from metaloom.stages.faults import StageFault
 from metaloom.stages.rollouts.sampler import Enough
+from metaloom.stages.tools import Rollouts
 
 if TYPE_CHECKING:
     from metaloom.pipeline.config.run import RunConfig
@@ -89,14 +89,10 @@ class SamplerSpec(Settings):
 
 
 @dataclass(frozen=True)
-class RolloutWorkers(ABC):
+class RolloutWorkers(Rollouts):
     """Collects rollout batches for all tasks, with samplers that are built from `spec`."""
 
     spec: SamplerSpec
-
-    @abstractmethod
-    def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
-        """Collect E complete episodes per task."""
 
     def uninterrupted(self, work: Callable[[], T], where: str) -> T:
         """Return the result of `work`, which uses the workers; `where` is its position in the run, for messages."""
@@ -109,10 +105,6 @@ class RolloutWorkers(ABC):
     def sampling(
         self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None, one_trial: bool = False
     ) -> Self:
-        """Return a collector of `episodes_per_task` episodes per task, with or without action noise.
-
-        `actor` overrides the algorithm's actor. With `one_trial`, episodes run in sequence and share actor memory.
-        """
         kind = {"actor": actor or self.spec.actor, "episodes_per_trial": episodes_per_task if one_trial else 1}
         return self._with(episodes_per_task=episodes_per_task, min_steps=None, deterministic=deterministic, **kind)
 
@@ -122,7 +114,6 @@ class RolloutWorkers(ABC):
         return self.sampling(1, deterministic=False, actor="recorded")._with(env=env)
 
     def filling(self, min_steps: int, *, actor: ActorKind) -> Self:
-        """Return a collector of at least `min_steps` steps per task, using another actor."""
         return self._with(episodes_per_task=None, min_steps=min_steps, deterministic=False, actor=actor)
 
     def _with(self, **changes: Any) -> Self:

@@ -13,7 +13,6 @@ import numpy as np
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import plural
-from metaloom.flows.graph.adaptation import GraphAdaptation
 from metaloom.flows.graph.run_stages import config_of, require_stored_sizes
 from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.runs import learner_after, updates_at
@@ -32,6 +31,7 @@ from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, TaskBatch
 from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, play_episodes
 from metaloom.stages.rollouts.faults import RolloutError, describe
 from metaloom.stages.rollouts.sampler import UNWATCHED, RolloutWatch, episodes_together
+from metaloom.stages.tools import Adaptation
 from metaloom.storage import Run
 
 
@@ -298,7 +298,7 @@ class TrainedPolicy(Acting):
             params = learner.acting_params(self.state, B)
         rounds = [*self._rounds, batch]
         tools = {"config": config, "setup": setup, "learner": learner, "parallel": map}
-        adaptation = GraphAdaptation(graph_of(config), config, tools)
+        adaptation = Adaptation(graph_of(config), config, tools)
         with normal_numerics(config.device):
             adapted = adaptation.adapt(self.state, params, rounds, run_seed=self.seed)
         return TrainedPolicy(self.blueprint, self.state, adapted, rounds, self.seed)

@@ -217,7 +217,7 @@ def test_an_environment_that_kills_the_trainer_is_named_and_nothing_is_left_of_i
 def test_nobody_else_can_use_the_workers_of_a_run(hostile):
     config = hostile("none")
     with DaskWorkers.started(SamplerSpec.of(config, 1), Backend(workers=1).for_tasks(2)) as ours:
-        client = ours.session.connection.client
+        client = ours.connection.client
         addresses = [client.scheduler_info()["address"], *client.scheduler_info()["workers"]]
         assert all(address.startswith("tls://127.0.0.1:") for address in addresses)
         for address in addresses:

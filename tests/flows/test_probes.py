@@ -138,7 +138,7 @@ def solve():
 
 def values_of(stages, learner, place):
     """The value of a place to every critic."""
-    algorithm, inputs = stages.context.learner, np.array([[place]], np.float32)
+    algorithm, inputs = stages.learner, np.array([[place]], np.float32)
     return [algorithm.steps(part).values(inputs).item() for part in algorithm.split(learner)]
 
 
@@ -168,9 +168,9 @@ def test_critics_learn_values_that_are_known(solve, env, values, algorithm):
 @pytest.mark.parametrize("env", [pytest.param("Acted", marks=pytest.mark.sweep), "Both"])
 def test_policies_learn_actions_that_are_known(solve, env, algorithm, choices):
     stages, learner = solve(env, algorithm, choices, iterations=80)
-    params: TaskParams = stages.context.learner.acting_params(learner, stages.config.num_tasks)
+    params: TaskParams = stages.learner.acting_params(learner, stages.config.num_tasks)
     tasks = stages.compute(stages.order(1)[0], Stored())
-    episodes = stages.context.rollouts.collect(params, tasks, RolloutPosition(1, 1000, 0))
+    episodes = stages.rollouts.collect(params, tasks, RolloutPosition(1, 1000, 0))
     wanted = episodes.observations[:, :, 0, 0] if env == "Both" else 1.0
     if choices:
         chosen = 2.0 * episodes.actions[:, :, 0] - 1

@@ -29,7 +29,6 @@ from metaloom.flows.graph.run_stages import rollout_workers
 from metaloom.flows.rollouts.dask import (
     FEWEST_SHARDS,
     SECONDS_PER_SHARD,
-    DaskSession,
     DaskWorkers,
     ShardAttempt,
     tasks_per_shard,
@@ -91,9 +90,9 @@ def test_every_thread_has_two_shards_where_there_are_the_tasks(threads, size):
 
 def test_the_first_round_is_cut_by_its_steps_and_the_next_by_what_it_took(tiny_config):
     spec = SamplerSpec.of(tiny_config(episodes_per_task=20, max_episode_steps=100), 1)
-    workers = DaskWorkers(spec, DaskSession(SimpleNamespace(num_threads=0), None, False))
+    workers = DaskWorkers(spec, SimpleNamespace(num_threads=0), None, False)
     assert workers.bounds(40) == [(n, n + 4) for n in range(0, 40, 4)]
-    workers.session.costs[spec.model_dump_json()] = 0.4
+    workers.costs[spec.model_dump_json()] = 0.4
     assert workers.bounds(41) == [*((n, n + 2) for n in range(0, 40, 2)), (40, 41)]
     of_evaluation = workers.sampling(20, deterministic=True)
     assert of_evaluation.bounds(40) == [(n, n + 4) for n in range(0, 40, 4)]
@@ -179,15 +178,15 @@ def test_an_answer_that_goes_with_its_worker_is_computed_again():
     connection = metaloom.flows.rollouts.connection.Connection(
         lambda: contextlib.nullcontext(Client()), contextlib.ExitStack()
     )
-    session = DaskSession(connection, Supervision("s", "", 1.0), False)
+    workers = DaskWorkers(None, connection, Supervision("s", "", 1.0), False)
     shard = SimpleNamespace(name="it", tasks=None)
-    piece = ShardAttempt(shard, None, session.supervise(), Attempt("finished", "error"))
+    piece = ShardAttempt(shard, None, workers.supervise(), Attempt("finished", "error"))
     answers = []
     for _ in range(3):
-        session._gather_done([piece])
+        workers._gather_done([piece])
         answers.append(piece.answer)
     assert answers == [None, None, CollectedShard(None, 1.0, 1.0)]
-    assert (session.traffic.submitted, session.traffic.repeated, piece.pardons) == (1, 1, 1)
+    assert (workers.totals.submitted, workers.totals.repeated, piece.pardons) == (1, 1, 1)
 
 
 def test_workers_with_other_machine_code_are_told_once_with_the_remedy(caplog, monkeypatch):
@@ -234,7 +233,7 @@ def test_shards_do_not_depend_on_the_workers_that_are_there_and_two_runs_do_not_
                 assert _digest(workers.collect(params, tasks, AT)) == here
             keys.append(submitted)
         there.scale(2)
-        one.session.connection.client.wait_for_workers(2)
+        one.connection.client.wait_for_workers(2)
         with _keys(one) as submitted:
             assert _digest(one.collect(params, tasks, AT)) == here
         keys.append(submitted)
@@ -268,7 +267,7 @@ def test_a_scheduler_of_our_own_that_ends_is_followed_by_another_with_its_worker
     config = tiny_config()
     spec, params, tasks = round_of(config)
     with rollout_workers(config, Backend(workers=1).for_tasks(4)) as workers:
-        workers.session.connection.client.sync(workers.session.connection.client.cluster.scheduler.close)
+        workers.connection.client.sync(workers.connection.client.cluster.scheduler.close)
         assert _digest(workers.collect(params, tasks, AT)) == _digest(LocalWorkers(spec).collect(params, tasks, AT))
     assert "iteration 12, inner step 1: the Dask scheduler is back" in caplog.text
 
@@ -356,14 +355,14 @@ def _workers(config, there: LocalCluster) -> Iterator[DaskWorkers]:
 @contextlib.contextmanager
 def _keys(workers: DaskWorkers) -> Iterator[list[str]]:
     """Keys of what is submitted in the block."""
-    keys, submit = list[str](), workers.session.connection.client.submit
+    keys, submit = list[str](), workers.connection.client.submit
 
     def noted(*args, key, **options):
         keys.append(key)
         return submit(*args, key=key, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workers.session.connection.client, "submit", noted)
+        patch.setattr(workers.connection.client, "submit", noted)
         yield keys
 
 

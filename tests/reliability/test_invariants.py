@@ -53,7 +53,7 @@ def test_no_post_update_batch_is_among_what_the_adapted_parameters_were_made_fro
 @pytest.mark.parametrize("k", [0, 1])
 def test_the_stored_acting_distribution_is_that_of_the_parameters_that_acted(run, stages, k):
     episodes, learner = run[0].rollouts(k), run[0].learner().params
-    policy = GaussianPolicy(stages.context.setup, stages.config.policy)
+    policy = GaussianPolicy(stages.setup, stages.config.policy)
     for b in range(3):
         acting = {name: value[b] for name, value in run[0].adapted(0).params.items()} if k else learner
         real = run[0].samples(k).mask[b].astype(bool)
