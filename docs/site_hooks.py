@@ -111,7 +111,7 @@ def _settings() -> Iterator[str]:
                 about = "See its section." if key != "algorithm" else "One of the algorithms below, by name."
             cells = (f"`{path}{key}`", _type(field), f"`{text}`", " ".join(about.split()))
             rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        yield "\n".join(rows)
+        yield "\n".join(['<div class="settings" markdown="1">', "", *rows, "", "</div>"])
 
 
 def _environments() -> Iterator[str]:

@@ -28,7 +28,7 @@ _FACES = ((0, 1, 3, 2), (4, 5, 7, 6), (0, 1, 5, 4), (2, 3, 7, 6), (0, 2, 6, 4), 
 _WIDEST, _LOWEST = 18.0, 3.0
 """Maximum width and minimum height of the visible area in meters. On longer paths, the camera follows the robot."""
 _AROUND = 1.0  # margin in meters around a robot's path
-_ABOVE = 0.6  # height of a goal above the robot, in meters
+_ABOVE, _HIGHEST = 0.6, 1.35  # a goal's height above the torso, and above the ground, in meters
 
 Point = tuple[float, float]
 Goal = Callable[[], Array]  # function that returns the current position of a goal in meters, [3]
@@ -85,13 +85,15 @@ def painter_of(
 
 
 def goal_of(env: MetaEnv, way: Array) -> Goal | None:
-    """Return a function that returns a robot's goal, drawn above the start of `way`; None if the task has no such goal.
+    """Return a function that returns a robot's goal, drawn near the start of `way`; None if the task has no such goal.
 
     The goal for a target velocity is where the robot should be now; for a direction, it is as far away as `way` leads.
     """
     if way.shape[1] == 2 or not env.task_fields:
         return None
-    name, robot, (x, y, z) = env.task_fields[0].name, cast("Any", env.unwrapped), way[0] + [0, 0, _ABOVE]
+    name, robot, (x, y, z) = env.task_fields[0].name, cast("Any", env.unwrapped), way[0]
+    # Above low robots, which would hide it, but not above the heads of walkers.
+    z = max(z, min(z + _ABOVE, _HIGHEST))
     if name == "goal_x":
         return lambda: np.array([*env.task[:2], z])
     if name == "velocity":

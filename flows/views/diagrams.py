@@ -55,7 +55,9 @@ def draw(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{full}" viewBox="0 0 {width} {full}" '
         'font-family="sans-serif" font-size="11">\n'
         '<defs><marker id="head" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-        '<path d="M0 0 8 4 0 8z" fill="#57606a"/></marker></defs>'
+        '<path d="M0 0 8 4 0 8z" fill="#57606a"/></marker></defs>\n'
+        # Pages in dark mode would show dark lines on a dark ground.
+        '<rect width="100%" height="100%" rx="6" fill="#fff"/>'
     )
     arcs = [_arc(arrow, n, left, height) for n, arrow in enumerate(arrows)]
     drawn = (_box(box, left, n * (height + _GAP) + 10, height) for n, box in enumerate(boxes))

@@ -558,6 +558,15 @@ def test_the_goal_of_a_robot_is_a_green_ball(name, task, place):
     assert (np.abs(shown[1][rows, columns].astype(int) - (60, 160, 75)).sum(-1) < 60).any()
 
 
+@pytest.mark.parametrize(("torso", "height"), [(0.1, 0.7), (0.6, 1.2), (1.25, 1.35), (1.4, 1.4)])
+def test_a_goal_is_above_low_robots_and_not_above_the_heads_of_tall_ones(torso, height):
+    env = drawable(EnvConfig(name="walker2d-dir"))
+    env.reset(seed=0)
+    goal = goal_of(env, np.array([[0, 0, torso], [1, 0, torso]]))
+    assert goal is not None
+    assert goal()[2] == pytest.approx(height)
+
+
 def test_captions_have_room_beside_small_pictures():
     small = np.arange(2 * 90 * 3, dtype=np.uint8).reshape(2, 90, 3)
     shown = np.asarray(commands_video.compose([commands_video.FramePanel(small, "", "")] * 2, ""))
