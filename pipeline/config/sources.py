@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import inspect
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -28,8 +29,28 @@ def acting_paths(env: EnvConfig, policy: PolicyConfig) -> list[str]:
 
 
 def sources_of(paths: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of each file in `files_of`, with the same keys."""
-    return {name: digest_of(file) for name, file in files_of(paths).items()}
+    """Return the SHA-256 of each file in `files_of`, with the same keys.
+
+    Raises ConfigError if a file has changed since this process first read it here and its module was not reloaded.
+    """
+    return {name: _digest_of_loaded(name, file) for name, file in files_of(paths).items()}
+
+
+_seen: dict[Path, tuple[object, str]] = {}
+"""File -> the module's spec, which a reload replaces, and the file's digest when it was first read."""
+
+
+def _digest_of_loaded(name: str, file: Path) -> str:
+    digest, module = digest_of(file), sys.modules.get(name.partition(":")[0])
+    spec = getattr(module, "__spec__", None)
+    if spec is not _seen.setdefault(file, (spec, digest))[0]:
+        _seen[file] = (spec, digest)
+    elif spec is not None and digest != _seen[file][1]:
+        raise ConfigError(
+            f"{file} has changed since this process imported {name}; restart Python or call "
+            "importlib.reload(module), because the run would record a source that it does not use"
+        )
+    return digest
 
 
 def digest_of(file: Path) -> str:

@@ -1,5 +1,6 @@
 """Which source a stored output was computed with: known by session, compared when it is computed again, shown."""
 
+import importlib
 import shutil
 import sys
 from hashlib import sha256
@@ -51,6 +52,12 @@ def say(tmp_path, monkeypatch, capsys, caplog):
         sys.modules.pop(name, None)
 
 
+def edit(scale):
+    """Change the module, and import it again as another process would."""
+    Path("own_scale.py").write_text(scale)
+    importlib.reload(sys.modules["own_scale"])
+
+
 def changed(run, session, before, after):
     digests = f"had the SHA-256 {DIGESTS[before][:12]}..., now {DIGESTS[after][:12]}..."
     return f"runs/{run}, session {session}: the source of own_scale {digests}; results may differ"
@@ -63,7 +70,7 @@ def source(run, iteration):
 
 def test_each_session_remembers_its_sources_and_replay_compares_with_them(say):
     assert say("replay first")[1] == []
-    Path("own_scale.py").write_text(SCALES[1])
+    edit(SCALES[1])
     assert say("resume first --iterations 3 --workers 0")[1] == [changed("first", 0, 0, 1)]
     assert say("resume first --iterations 4 --workers 0")[1] == []
     assert [source("first", i) for i in range(4)] == [DIGESTS[i] for i in (0, 0, 1, 1)]
@@ -71,13 +78,13 @@ def test_each_session_remembers_its_sources_and_replay_compares_with_them(say):
     assert "all identical" in out
     assert warnings == [changed("first", 0, 0, 1)]
     assert say("replay first@3")[1] == say("optimize first@3 --set algorithm.clip_eps=0.1")[1] == []
-    Path("own_scale.py").write_text(SCALES[2])
-    assert say("replay first")[1] == [changed("first", n, *pair) for n, pair in ((0, (0, 2)), (1, (1, 2)), (2, (1, 2)))]
+    edit(SCALES[2])
+    assert say("replay first")[1] == [changed("first", n, *pair) for n, pair in ((2, (1, 2)), (0, (0, 2)), (1, (1, 2)))]
     assert storage.verify_run("runs/first") == []
 
 
 def test_a_fork_says_what_changed_and_keeps_what_its_shared_iterations_were_computed_with(say):
-    Path("own_scale.py").write_text(SCALES[1])
+    edit(SCALES[1])
     assert say("fork first@1 --run second")[1] == [changed("first", 0, 0, 1)]
     assert source("second", 0) == DIGESTS[0]
     assert say("resume second --workers 0")[1] == [changed("second", 0, 0, 1)]
@@ -92,7 +99,7 @@ def test_a_fork_says_what_changed_and_keeps_what_its_shared_iterations_were_comp
 
 def test_show_tells_which_sessions_computed_with_something_else(say):
     assert "sessions that" not in say("show first")[0]
-    Path("own_scale.py").write_text(SCALES[1])
+    edit(SCALES[1])
     say("resume first --iterations 3 --workers 0")
     say("resume first --iterations 4 --workers 0")
     out = say("show first")[0]
@@ -114,7 +121,7 @@ def test_a_session_of_an_earlier_version_computed_with_what_its_run_began_with(s
 
 
 def test_batches_of_a_plug_in_that_has_changed_since_are_thinned_only_on_request(say, capsys):
-    Path("own_scale.py").write_text(SCALES[1])
+    edit(SCALES[1])
     for dry in ("", " --dry-run"):
         assert cli.run(f"thin first --keep-last 1{dry}".split()) == 2
         message = capsys.readouterr().err
@@ -126,7 +133,7 @@ def test_batches_of_a_plug_in_that_has_changed_since_are_thinned_only_on_request
     assert storage.open_run("runs/first").thinned_iterations() == [2]
     say("thin first --keep-every 2 --anyway")
     assert storage.open_run("runs/first").thinned_iterations() == [1, 2, 3]
-    Path("own_scale.py").write_text(SCALES[0])
+    edit(SCALES[0])
     say("thin first --keep-last 0")  # as they were when iteration 0 was computed
     assert storage.open_run("runs/first").thinned_iterations() == [0, 1, 2, 3]
     assert storage.verify_run("runs/first") == []
@@ -141,7 +148,7 @@ def test_what_a_plug_in_brings_back_otherwise_is_refused_with_what_has_changed(s
     assert "its settings can no longer be loaded" in capsys.readouterr().err
     Path("own_measure.py").write_text(whole)
     sys.modules["own_measure"] = module
-    Path("own_scale.py").write_text(SCALES[1])
+    edit(SCALES[1])
 
     def otherwise(stages, ref, inputs):
         value = original(stages, ref, inputs)

@@ -1,5 +1,6 @@
 """Equal bits wherever rollouts run: threads of one process, and a scheduler with workers of its own."""
 
+import importlib
 import os
 import re
 import signal
@@ -172,10 +173,12 @@ def test_workers_with_another_source_of_an_environment_are_refused_also_where_it
         train(config, tmp_path / "first", backend=backend)
         # The worker has imported it, and computes with what it was.
         file.write_text(source.format("max_action = 0.1"))
+        importlib.reload(sys.modules["own_env_of_workers"])
         with pytest.raises(ConnectionError, match=r"the source of own_env_of_workers:Mine \w+ there, \w+ here"):
             train(config, tmp_path / "second", backend=backend)
     assert not (tmp_path / "second").exists()
     file.write_text(source.format("max_action = 0.2"))
+    importlib.reload(sys.modules["own_env_of_workers"])
     train(config, tmp_path / "here", backend=Backend(workers=0))
     assert digests(tmp_path / "first") == digests(tmp_path / "here")
 
@@ -216,7 +219,8 @@ def test_a_worker_tells_the_source_that_it_imported_though_it_did_for_another_pl
     monkeypatch.syspath_prepend(tmp_path)
     first, second = (SamplerSpec.of(tiny_config(env=f"own_{name}:Mine"), 1) for name in ("first", "second"))
     require_own_versions(fingerprint(first), first)
-    gain.write_text("GAIN = 0.1\n")  # this process goes on with 0.2
+    gain.write_text("GAIN = 0.1\n")
+    importlib.reload(sys.modules["own_gain"])  # for the trainer's part; the worker's goes on with what it saw first
     with pytest.raises(WorkersError, match=r"the source of own_gain \w+ there, \w+ here"):
         require_own_versions(fingerprint(second), second)
 

@@ -1,6 +1,7 @@
 """Plug-ins: names of Metaloom's own, module:Class of a user, entry points of installed packages."""
 
 import hashlib
+import importlib
 import sys
 
 import pytest
@@ -251,6 +252,9 @@ def test_the_files_of_plug_ins_are_recorded_and_compared(own):
     assert changed_sources(plugin_sources(config), then) == []
     assert plugin_sources(build_config({"env": "point-corner", "algorithm": "promp"})) == {}
     (own / "own_plugins.py").write_text(OWN + "\n")
+    with pytest.raises(ConfigError, match=r"own_plugins\.py has changed since this process imported own_plugins:"):
+        plugin_sources(config)
+    importlib.reload(sys.modules["own_plugins"])
     lines = changed_sources(plugin_sources(config), then)
     assert len(lines) == 3
     assert lines[0].startswith(f"the source of own_plugins:Halved had the SHA-256 {sha256(OWN)[:12]}..., now ")
