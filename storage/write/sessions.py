@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from metaloom.storage.errors import DamagedRun, fenced_out
-from metaloom.storage.format.files import Content, flags, make_folder, render, sealed, sync_folder
+from metaloom.storage.format.files import Content, make_folder, render, sealed, sync_folder
 from metaloom.storage.format.provenance import utc, versions
 from metaloom.storage.format.records import MOST_SESSIONS
 from metaloom.storage.format.sessions import (
@@ -35,7 +35,7 @@ from metaloom.storage.remote.log import RemoteLog
 from metaloom.storage.remote.session import RemoteSession
 from metaloom.storage.write.holder import WriterLock, acquire_lock
 
-_CREATE = flags("O_WRONLY", "O_CREAT", "O_EXCL", "O_CLOEXEC")
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 def _create(path: Path, content: Content) -> int:
