@@ -137,11 +137,6 @@ def _raised(path: str, problem: BaseException) -> str:
     """Describe the error that a module raised on import, with the innermost line outside libraries."""
     if isinstance(problem, ConfigError):  # the message already describes incompatible stages
         return f"the module of {path!r} cannot be imported: {problem}"
-    if isinstance(problem, ImportError) and "metaloom.flows.graph" in str(problem):
-        return (
-            f"{path!r} was written for the graphs of an earlier version ({problem}); use stages and named "
-            "edges from metaloom.pipeline.dataflow, metaloom.stages and metaloom.stages.graphs: see docs/dataflows.md"
-        )
     lines = reversed(traceback.extract_tb(problem.__traceback__))
     own = (f for f in lines if f.filename != __file__ and f.filename[0] != "<" and not is_installed(f.filename))
     at = next((f" in {f.filename}, line {f.lineno}" for f in own), "")

@@ -33,17 +33,16 @@ def require_params(
     Raises StageFault if they are not TaskParams, cover the wrong number of tasks, or lack a name or shape of `like`.
     The message names the function `what` that returned them.
     """
-    said = f"{what} {_name(learner)} returned"
     required = f"expected TaskParams for {num_tasks} tasks, with each task's policy parameters"
     if not isinstance(found, TaskParams):
-        raise StageFault(f"{said} {type(found).__name__}; {required}")
+        raise _fault(what, learner, f"{type(found).__name__}; {required}")
     for name, value in found.params.items():
         if len(value) != num_tasks:
-            raise StageFault(f"{said} params[{name!r}] for {len(value)} tasks; {required}")
+            raise _fault(what, learner, f"params[{name!r}] for {len(value)} tasks; {required}")
     for name, before in {} if like is None else like.params.items():
         if name not in found.params or found.params[name].shape != before.shape:
             shape = [*found.params[name].shape] if name in found.params else "absent"
-            raise StageFault(f"{said} params[{name!r}] as {shape}; expected {[*before.shape]}, as before")
+            raise _fault(what, learner, f"params[{name!r}] as {shape}; expected {[*before.shape]}, as before")
     return found
 
 
@@ -54,20 +53,18 @@ def require_state(found: object, learner: Learner[Any, Any], what: str, like: Pa
     float32. None allows any dtype, as in runs by earlier versions. The message names the function `what` that returned
     the state.
     """
-    said = f"{what} {_name(learner)} returned"
     if not isinstance(found, LearnerState):
-        raise StageFault(f"{said} {type(found).__name__}; expected LearnerState(params, optimizer, extra)")
+        raise _fault(what, learner, f"{type(found).__name__}; expected LearnerState(params, optimizer, extra)")
     for part in fields(found):
         for name, value in getattr(found, part.name).items():
             if not isinstance(value, np.ndarray | np.generic):
-                raise StageFault(
-                    f"{said} {part.name}[{name!r}] as {type(value).__name__}; expected a NumPy array, such as "
-                    "np.asarray(...) or tensor.numpy(), which the run can store"
-                )
+                result = f"{part.name}[{name!r}] as {type(value).__name__}"
+                required = "a NumPy array, such as np.asarray(...) or tensor.numpy(), which the run can store"
+                raise _fault(what, learner, f"{result}; expected {required}")
             if part.name == "params" and like is not None:
                 required = like[name].dtype if name in like else np.dtype(np.float32)
                 if value.dtype != required:
-                    raise StageFault(f"{said} params[{name!r}] as {value.dtype}; expected {required}")
+                    raise _fault(what, learner, f"params[{name!r}] as {value.dtype}; expected {required}")
     return found
 
 
@@ -108,10 +105,8 @@ def updated(
             of_update = {name: _number(name, value) for name, value in described.items()}
         case _:
             kinds = f"({', '.join(type(part).__name__ for part in found)})" if isinstance(found, tuple) else ""
-            raise StageFault(
-                f"the update of {_name(learner)} returned {kinds or type(found).__name__}; expected (LearnerState, "
-                "metrics), where metrics maps names to numbers"
-            )
+            required = "(LearnerState, metrics), where metrics maps names to numbers"
+            raise _fault("the update of", learner, f"{kinds or type(found).__name__}; expected {required}")
     for name in sorted({*before.params, *after.params}):
         found, required = (one.params.get(name) for one in (after, before))
         forms = ["absent" if x is None else f"{x.dtype}{list(x.shape)}" for x in (found, required)]
@@ -133,8 +128,8 @@ def updated(
     return Update(LearnerState(after.params, after.optimizer, extra), {**metrics, **of_update, **numbers})
 
 
-def _name(learner: Learner[Any, Any]) -> str:
-    return path_of(type(learner.unwrapped))
+def _fault(what: str, learner: Learner[Any, Any], result: str) -> StageFault:
+    return StageFault(f"{what} {path_of(type(learner.unwrapped))} returned {result}")
 
 
 def _number(name: object, value: Any) -> float:

@@ -47,7 +47,7 @@ def _lock_new(parent: Path, name: str, mode: int) -> tuple[Path, int]:
         except FileNotFoundError:
             continue
         with suppress(BlockingIOError):
-            lock(descriptor, folder, wait=False)
+            lock(descriptor, wait=False)
             if folder.is_dir():
                 return folder, descriptor
         os.close(descriptor)
@@ -60,7 +60,7 @@ def _remove_dead(parent: Path) -> None:
         with suppress(OSError):  # in use, another user's, or being removed
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                lock(descriptor, folder, wait=False)
+                lock(descriptor, wait=False)
                 shutil.rmtree(folder)
                 log.warning("removed %s, left by a killed process", folder)
             finally:

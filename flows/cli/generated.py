@@ -24,10 +24,7 @@ _BACKEND = [
         default=field.default,
         annotation=Annotated[
             field.type,
-            Parameter(
-                name=f"--{field.name.removesuffix('_seconds').replace('_', '-')}",
-                show=field.name != "mathematics",  # no effect; kept for existing scripts
-            ),
+            Parameter(name=f"--{field.name.removesuffix('_seconds').replace('_', '-')}"),
         ],
     )
     for field in fields(Backend)

@@ -279,7 +279,7 @@ def _held(folder: Path) -> Iterator[None]:
     """Within the block, lock a folder of references, so that the index can be rewritten."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        lock(descriptor, folder, wait=True)
+        lock(descriptor, wait=True)
         yield
     finally:
         os.close(descriptor)

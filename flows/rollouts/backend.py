@@ -1,12 +1,8 @@
 """Settings of the rollout backend. This module imports neither numerical libraries nor Dask."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from metaloom.flows.errors import UsageError
-
-Mathematics = Literal["here", "auto", "workers"]
-"""Values that earlier versions accepted; `auto` means `here`, and `workers` is rejected."""
 
 DEFAULT_WORKERS = 2
 DEFAULT_STEP_TIMEOUT_SECONDS = 60.0
@@ -29,7 +25,6 @@ class Backend:
         scheduler: Address of a running Dask scheduler, `tcp://host:port` or `tls://host:port`.
         step_timeout_seconds: Timeout in seconds for a single environment call; the default is 60.
         retries: Maximum number of retries for work whose worker process died; the default is 3.
-        mathematics: Has no effect; kept for compatibility with earlier versions.
     """
 
     workers: int | None = None
@@ -37,14 +32,8 @@ class Backend:
     scheduler: str | None = None
     step_timeout_seconds: float | None = None
     retries: int | None = None
-    mathematics: Mathematics = "here"
 
     def __post_init__(self) -> None:
-        if self.mathematics == "workers":
-            raise UsageError(
-                "mathematics=workers is no longer supported, because the trainer computed updates faster than workers "
-                "in every measurement; remove it"
-            )
         if self.workers is not None and self.scheduler is not None:
             raise UsageError(
                 f"got workers={self.workers} and scheduler={self.scheduler}; use only one of them, since a "

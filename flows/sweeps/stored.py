@@ -167,7 +167,7 @@ def held(sweep: Sweep) -> Iterator[None]:
     sweep.file.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(sweep.file.with_name(f".{sweep.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        lock(descriptor, sweep.file, wait=False)
+        lock(descriptor, wait=False)
         yield
     except BlockingIOError:
         raise UsageError(

@@ -262,12 +262,7 @@ class AlgorithmSettings(PluginSettings, Settings):
 
 
 def _require_methods(learner: type[Any], name: str) -> None:
-    """Raise ConfigError if a method of a learner class is missing, obsolete, or has the wrong parameters."""
-    if hasattr(learner, "adapt_to_episodes"):
-        raise ConfigError(
-            f"{name} defines adapt_to_episodes, which is no longer called: evaluations and trained policies adapt "
-            "with process and adapt, as training does; remove this method"
-        )
+    """Raise ConfigError if a method of a learner class is missing or has the wrong parameters."""
     contract = {method: signature(of) for method, of in vars(Learner).items() if callable(of) and method[0] != "_"}
     if missing := sorted(learner.__abstractmethods__):
         required = ", ".join(_as_called(method, contract[method]) for method in missing)

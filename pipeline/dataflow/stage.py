@@ -139,7 +139,6 @@ class Stage:
     seed_position: Callable[[RunConfig, int, int], tuple[int, ...]] = lambda config, i, k: (config.seed, i, k)
 
     def __post_init__(self) -> None:
-        # Earlier versions took the name as the first argument.
         if not callable(self.run) or isinstance(self.run, Stage):  # pyright: ignore[reportUnnecessaryComparison]
             raise GraphError(f"{self.run!r} is not a function, which a stage needs; use Stage(function, per, ...)")
         name = self.name or getattr(_written(self.run), "__name__", "")

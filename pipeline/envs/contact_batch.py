@@ -21,7 +21,7 @@ _NO_STAGE = int(mujoco.mjtStage.mjSTAGE_NONE)
 
 
 class PhysicsBatch(Protocol):
-    """Interface for N simulations, implemented by `mujoco.batch.Batch` and by batches with contact forces."""
+    """Interface for N simulations, implemented by `mujoco.batch.Batch` and ContactBatch."""
 
     def bind(self, name: str) -> Array:
         """Return a live view [N, ...] of an MjData field."""
@@ -48,25 +48,16 @@ class ModelBatch(PhysicsBatch, Protocol):
         """Recompute the constants that depend on written values."""
 
 
-def contact_batch(model: mujoco.MjModel, num_rows: int, num_threads: int) -> PhysicsBatch:
-    """Return N simulations whose `cfrc_ext` holds the contact forces from their last step, as in gymnasium's robots.
-
-    Uses MuJoCo's public C functions if the installed library exports them, otherwise a loop over the simulations. Both
-    give bitwise identical results. The loop is about a tenth slower on one thread and cannot use more threads.
-    """
-    if (library := batch_library()) is None:
-        return ContactLoop(model, num_rows, num_threads)
-    return ContactBatch(library, model, num_rows, num_threads)
-
-
 class ContactBatch:
-    """Reimplementation of the parts of `mujoco.batch.Batch` that robots need, using MuJoCo's C functions.
+    """N simulations whose `cfrc_ext` holds the contact forces from their last step, as in gymnasium's robots.
 
-    Unlike the Python class, the C functions can run another C function on each simulation, on the batch's threads.
+    It reimplements the parts of `mujoco.batch.Batch` that robots need, using the C functions that this Python class
+    calls. Unlike the class, they can run another C function on each simulation, on the batch's threads. A loop over the
+    simulations in Python takes a tenth longer on one thread, and cannot use more threads.
     """
 
-    def __init__(self, library: ctypes.CDLL, model: mujoco.MjModel, num_rows: int, num_threads: int) -> None:
-        self._library = library
+    def __init__(self, model: mujoco.MjModel, num_rows: int, num_threads: int) -> None:
+        library = self._library = batch_library()
         self._num_rows = num_rows
         self._handle = _Handle(library, model, num_rows, num_threads)
         self._batch = self._handle.address
@@ -118,33 +109,6 @@ class ContactBatch:
             raise mujoco_batch.SimulationError(failed, message, len(called))
 
 
-class ContactLoop:
-    """Batch that computes contact forces through the Python binding, looping over the simulations after each step."""
-
-    def __init__(self, model: mujoco.MjModel, num_rows: int, num_threads: int) -> None:
-        self._model = model
-        self._batch = mujoco_batch.Batch(model, num_rows, num_threads, persistent=True)
-        self._data = mujoco.MjData(model)
-        self._forces = np.zeros((num_rows, *self._data.cfrc_ext.shape))
-
-    def bind(self, name: str) -> Array:
-        return self._forces if name == CONTACT_FORCES else self._batch.bind(name)
-
-    def reset(self, *, stage: int) -> None:
-        self._batch.reset(stage=stage)
-        self._forces[:] = 0
-
-    def forward(self) -> None:
-        self._batch.forward()
-
-    def step(self, ids: Array | None = None, nstep: int = 1) -> None:
-        self._batch.step(ids=ids, nstep=nstep)
-        for row in range(len(self._forces)) if ids is None else ids.tolist():
-            self._batch.get_data(row, self._data)
-            mujoco.mj_rnePostConstraint(self._model, self._data)
-            self._forces[row] = self._data.cfrc_ext
-
-
 class _Handle:
     """Owner of the C library's batch, which is freed with the last reference to it or to one of its arrays."""
 
@@ -169,10 +133,9 @@ class _Config(ctypes.Structure):
 
 
 @cache
-def batch_library() -> ctypes.CDLL | None:
-    """Return MuJoCo's C library with declared batch functions, or None if it lacks any of them."""
-    if (library := mujoco_library()) is None:
-        return None
+def batch_library() -> ctypes.CDLL:
+    """Return MuJoCo's C library with declared batch functions."""
+    library = mujoco_library()
     pointer, integer = ctypes.c_void_p, ctypes.c_int
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "mjb_makeBatch": (pointer, [pointer, integer, pointer, pointer, integer]),
@@ -190,16 +153,12 @@ def batch_library() -> ctypes.CDLL | None:
         "mj_rnePostConstraint": (None, [pointer, pointer]),
     }
     for name, (result, arguments) in signatures.items():
-        if (function := getattr(library, name, None)) is None:
-            return None
+        function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
 
 
 @cache
-def mujoco_library() -> ctypes.CDLL | None:
-    """Return the C library in the `mujoco` package, or None if it cannot be found."""
-    for path in Path(mujoco.__file__).parent.glob("*mujoco*"):
-        if path.suffix in (".dll", ".dylib") or path.name.startswith("libmujoco.so"):
-            return ctypes.CDLL(str(path))
-    return None
+def mujoco_library() -> ctypes.CDLL:
+    """Return the C library in the `mujoco` package."""
+    return ctypes.CDLL(str(next(Path(mujoco.__file__).parent.glob("libmujoco.*"))))

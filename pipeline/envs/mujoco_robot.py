@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.spaces import Box
 from mujoco.batch import Batch
 
-from metaloom.pipeline.envs.contact_batch import CONTACT_FORCES, ModelBatch, PhysicsBatch, contact_batch, mujoco_library
+from metaloom.pipeline.envs.contact_batch import CONTACT_FORCES, ContactBatch, ModelBatch, PhysicsBatch, mujoco_library
 from metaloom.pipeline.envs.contract import BatchStep, Component, EnvError, MetaEnv, RowBatch, keeps_rules
 from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.types import Array
@@ -362,7 +362,7 @@ def physics_batch(
     # Solving contacts by islands gives the same bits, but takes longer if there is only one island.
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND
     if contact_forces:
-        return contact_batch(model, num_rows, num_threads)
+        return ContactBatch(model, num_rows, num_threads)
     return Batch(model, num_rows, num_threads)
 
 
@@ -385,6 +385,4 @@ def stop_profiling_timer() -> None:
     The binding installs a C callback, which can be removed only by clearing the pointer: `set_mjcb_time(None)` restores
     it. Call this before each rollout, because other users of MuJoCo in this process may restore the callback too.
     """
-    library = mujoco_library()
-    if library is not None:
-        ctypes.c_void_p.in_dll(library, "mjcb_time").value = None
+    ctypes.c_void_p.in_dll(mujoco_library(), "mjcb_time").value = None

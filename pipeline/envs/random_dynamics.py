@@ -3,7 +3,7 @@
 # MuJoCo's compiled modules have no type stubs.
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import mujoco
 import numpy as np
@@ -69,15 +69,6 @@ class RandomDynamics(MujocoRobot, MetaEnv):
     def run_reward(self, velocity: Array, tasks: Array) -> Array:
         """Return the forward velocity [n]."""
         return velocity
-
-    def __init_subclass__(cls, **others: Any) -> None:
-        super().__init_subclass__(**others)
-        if "vary_model" in vars(cls):
-            raise EnvError(f"{cls.__name__} defines vary_model, which is no longer called; override `prepare_model`")
-
-    def vary_model(self) -> None:
-        """Raise EnvError. Earlier versions had constructors call this method."""
-        raise EnvError(f"{type(self).__name__} calls vary_model; remove the call, since the constructor does this")
 
     def prepare_model(self) -> None:
         """Derive the task fields from the model, and set an initial task."""

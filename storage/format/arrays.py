@@ -31,7 +31,7 @@ from metaloom.pipeline.outputs import DTYPES
 from metaloom.pipeline.types import Array
 from metaloom.storage.errors import IncompatibleFormat, damaged
 from metaloom.storage.format.codec import Piece, dtype_name
-from metaloom.storage.format.files import Content, read_at, read_sealed, sealed
+from metaloom.storage.format.files import Content, read_sealed, sealed
 from metaloom.storage.format.stages import dims_of
 
 COMPRESS_FROM = 64 * 2**10
@@ -317,7 +317,7 @@ def _pread(descriptor: int, size: int, offset: int, where: Path) -> bytes:
     if offset < 0:
         raise damaged(where, "is too short for a shard of its array")
     try:
-        return read_at(descriptor, size, offset)
+        return os.pread(descriptor, size, offset)
     except OSError as error:
         raise damaged(where, error.strerror or "cannot be read") from error
 

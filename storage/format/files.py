@@ -5,6 +5,7 @@ itself. With a flipped byte, it does not parse, is not canonical, or does not ma
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -18,14 +19,6 @@ from metaloom.storage.errors import StorageFailed, damaged, linked
 
 Content = tuple[bytes, ...]
 """Content of a file in pieces."""
-
-
-def flags(*names: str) -> int:
-    """Combine flags for `os.open`, skipping flags that this system lacks."""
-    return sum(getattr(os, name, 0) for name in names)
-
-
-_READ = flags("O_RDONLY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
 
 
 def read_file(path: Path, *, limit: int) -> bytes:
@@ -47,9 +40,7 @@ def open_file(path: Path) -> FileIO:
     system rejects the read.
     """
     try:
-        if not hasattr(os, "O_NOFOLLOW") and path.is_symlink():
-            raise OSError(errno.ELOOP, "is a symbolic link")
-        descriptor = os.open(path, _READ)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -82,29 +73,11 @@ def _refused(path: Path, error: OSError, *, required: str) -> StorageFailed:
     return StorageFailed(path, found=error.strerror or str(error), required=required, action=action)
 
 
-def read_at(descriptor: int, size: int, offset: int) -> bytes:
-    """Read up to `size` bytes of an open file, starting at an offset."""
-    if hasattr(os, "pread"):
-        return os.pread(descriptor, size, offset)
-    os.lseek(descriptor, offset, os.SEEK_SET)
-    return os.read(descriptor, size)
+def lock(descriptor: int, *, wait: bool) -> None:
+    """Lock an open file or folder exclusively.
 
-
-def lock(descriptor: int, where: Path, *, wait: bool) -> None:
-    """Lock an open file or folder exclusively. `where` is its path, for errors.
-
-    Raises BlockingIOError if another process holds the lock and `wait` is False, and StorageFailed if the system has no
-    such locks.
+    Raises BlockingIOError if another process holds the lock and `wait` is False.
     """
-    try:
-        import fcntl  # exists only on systems that can write runs
-    except ImportError:
-        raise StorageFailed(
-            where,
-            found="a system without flock",
-            required="Linux or macOS, to write runs and to read runs under a URL",
-            action="Reading runs in folders works here",
-        ) from None
     fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import DamagedRun, damaged
 from metaloom.storage.format.arrays import ArraySpec
-from metaloom.storage.format.files import folder_entries, open_file, read_at, read_file
+from metaloom.storage.format.files import folder_entries, open_file, read_file
 from metaloom.storage.format.records import StageRecord, parse_record
 from metaloom.storage.format.segments import (
     FOLDER,
@@ -100,13 +100,13 @@ class Segment:
             begin = size - index_size(array.rows)
             if begin < 0:
                 raise damaged(path, f"holds {size} bytes, fewer than its index needs")
-            index = read_at(descriptor, size - begin, begin)
+            index = os.pread(descriptor, size - begin, begin)
             place = place_in_shard(index, row - array.first_row, path)
             if place is None:
                 raise FileNotFoundError(path)
             if place[1] > limit or sum(place) > begin:
                 raise damaged(path, "its index points beyond the end of its data")
-            return read_at(descriptor, place[1], place[0])
+            return os.pread(descriptor, place[1], place[0])
         except FileNotFoundError:
             raise
         except OSError as error:

@@ -367,7 +367,7 @@ class RemoteLog:
         """Within the block, lock the cache against other processes on this machine."""
         self._beside.mkdir(parents=True, exist_ok=True)
         with open(self._beside / "lock", "ab") as file:
-            lock(file.fileno(), self._beside, wait=True)
+            lock(file.fileno(), wait=True)
             yield
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from metaloom.storage.errors import DamagedRun, RunLocked, linked
-from metaloom.storage.format.files import flags, lock, read_file, render
+from metaloom.storage.format.files import lock, read_file, render
 from metaloom.storage.format.places import argument
 from metaloom.storage.format.provenance import utc
 from metaloom.storage.format.sessions import sessions_in
@@ -194,19 +194,19 @@ def acquire_lock(path: Path, token: str, *, take_over: bool) -> WriterLock:
     owner = render(owner_document(token))
     if take_over:
         new = path.with_name(f"{path.name}.{token}")
-        descriptor = os.open(new, flags("O_RDWR", "O_CREAT", "O_EXCL", "O_CLOEXEC"), 0o666)
-        lock(descriptor, new, wait=False)
+        descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        lock(descriptor, wait=False)
         _write_owner(descriptor, owner)
         os.replace(new, path)
         return WriterLock(path, descriptor)
     while True:
         try:
-            descriptor = os.open(path, flags("O_RDWR", "O_CREAT", "O_NOFOLLOW", "O_CLOEXEC"), 0o666)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         except IsADirectoryError:  # a folder is never a lock; removed only if empty
             os.rmdir(path)
             continue
         try:
-            lock(descriptor, path, wait=False)
+            lock(descriptor, wait=False)
         except BlockingIOError:
             holder = os.pread(descriptor, _LARGEST, 0)
             os.close(descriptor)

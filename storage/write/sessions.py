@@ -7,13 +7,8 @@ earlier writer refer to files that no longer exist, and fail.
 The session with the higher number is the later one. A session claims a number by exclusively creating a file, creates
 its folder, and only then looks for other sessions. Of two sessions, at least one therefore sees the other: the later
 one closes the folder of the earlier one, or the earlier one sees the later one's claim and gives up.
-
-Copying a large batch into the page cache takes more CPU time than compressing it, and the batch is rarely read soon,
-because the next stage gets it from memory. Large files therefore bypass the page cache.
 """
 
-import errno
-import mmap
 import os
 import secrets
 import shutil
@@ -23,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from metaloom.storage.errors import DamagedRun, fenced_out
-from metaloom.storage.format.files import Content, flags, make_folder, render, sealed, sync_folder
+from metaloom.storage.format.files import Content, make_folder, render, sealed, sync_folder
 from metaloom.storage.format.provenance import utc, versions
 from metaloom.storage.format.records import MOST_SESSIONS
 from metaloom.storage.format.sessions import (
@@ -40,84 +35,21 @@ from metaloom.storage.remote.log import RemoteLog
 from metaloom.storage.remote.session import RemoteSession
 from metaloom.storage.write.holder import WriterLock, acquire_lock
 
-_BLOCK = 4096
-_BUFFER = 4 * 2**20
-_WORTHWHILE = 256 * 2**10
-_UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP)
-_CREATE = flags("O_WRONLY", "O_CREAT", "O_EXCL", "O_CLOEXEC")
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
-class FileCreator:
-    """File creation that bypasses the page cache for large files. Not thread-safe."""
-
-    def __init__(self) -> None:
-        # Direct writes need page-aligned memory.
-        self._buffer = memoryview(mmap.mmap(-1, _BUFFER))
-        self._direct = getattr(os, "O_DIRECT", 0)
-
-    def create(self, path: Path, content: Content) -> int:
-        """Write a new file; return its descriptor, which the caller must sync and close."""
-        direct = self._direct if sum(map(len, content)) >= _WORTHWHILE else 0
-        descriptor = self._open(path, direct)
-        try:
-            self._write(descriptor, content)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
-
-    def _open(self, path: Path, direct: int) -> int:
-        try:
-            return os.open(path, _CREATE | direct, 0o666)
-        except OSError as error:
-            if not direct or error.errno not in _UNSUPPORTED:
-                raise
-        self._direct = 0
-        path.unlink(missing_ok=True)  # some systems create the file before rejecting the flag
-        return os.open(path, _CREATE, 0o666)
-
-    def _write(self, descriptor: int, content: Content) -> None:
-        import fcntl  # not needed on systems that only read runs
-
-        if not fcntl.fcntl(descriptor, fcntl.F_GETFL) & getattr(os, "O_DIRECT", 0):
-            _write_all(descriptor, content)
-            return
-        try:
-            self._write_blocks(descriptor, content)
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED:
-                raise
-            # The device requires larger blocks: write this file and later ones normally.
-            self._direct = 0
-            fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)
-            os.lseek(descriptor, 0, os.SEEK_SET)
-            os.truncate(descriptor, 0)
-            _write_all(descriptor, content)
-
-    def _write_blocks(self, descriptor: int, content: Content) -> None:
-        filled = total = 0
+def _create(path: Path, content: Content) -> int:
+    """Write a new file; return its descriptor, which the caller must sync and close."""
+    descriptor = os.open(path, _CREATE, 0o666)
+    try:
         for piece in content:
             rest = memoryview(piece)
-            total += len(rest)
             while rest:
-                taken = min(len(rest), _BUFFER - filled)
-                self._buffer[filled : filled + taken] = rest[:taken]
-                rest = rest[taken:]
-                filled += taken
-                if filled == _BUFFER:
-                    _write_all(descriptor, (self._buffer,))
-                    filled = 0
-        if filled:
-            padded = -(-filled // _BLOCK) * _BLOCK
-            _write_all(descriptor, (self._buffer[:padded],))
-            os.truncate(descriptor, total)
-
-
-def _write_all(descriptor: int, content: tuple[bytes | memoryview, ...]) -> None:
-    for piece in content:
-        rest = memoryview(piece)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+                rest = rest[os.write(descriptor, rest) :]
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 _MOST_ATTEMPTS = 100
@@ -139,7 +71,6 @@ class Session:
     _changed: dict[Path, Path | None] = field(default_factory=dict[Path, Path | None], init=False)
     _parts: int = field(default=0, init=False)
     _facts: dict[str, Any] = field(default_factory=dict[str, Any], init=False)
-    _creator: FileCreator = field(default_factory=FileCreator, init=False)
 
     @property
     def folder(self) -> Path:
@@ -166,7 +97,7 @@ class Session:
         try:
             for content in contents:
                 paths.append(self._next_part())
-                descriptors.append(self._creator.create(paths[-1], content))
+                descriptors.append(_create(paths[-1], content))
             for descriptor in descriptors:
                 os.fsync(descriptor)
         except FileNotFoundError as error:
@@ -232,7 +163,7 @@ class Session:
                 for folder in (folder for folder in reversed(parents) if folder not in folders):
                     folder.mkdir()
                     folders.append(folder)
-                descriptor = self._creator.create(path, content)
+                descriptor = _create(path, content)
                 try:
                     os.fsync(descriptor)
                 finally:

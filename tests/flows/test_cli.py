@@ -56,13 +56,6 @@ def first(trained, runs) -> Path:
     return Path(shutil.copytree(trained, runs / "first"))
 
 
-@pytest.mark.parametrize("word", ["here", "auto", "workers"])
-def test_where_updates_are_computed_is_accepted_as_before_and_is_no_choice(word, capsys):
-    code = run(["train", "promp-point-corner", "--dry-run", "--mathematics", word, *TINY])
-    assert code == (2 if word == "workers" else 0)
-    assert ("mathematics=workers is no longer supported" in capsys.readouterr().err) == bool(code)
-
-
 def test_train_tells_where_the_run_lies_and_how_to_look_further(runs, capsys):
     assert train("first") == 0
     out = capsys.readouterr().out

@@ -658,7 +658,6 @@ DoubleStatesLearner.update = updated_in_double
 own("NotTwo", update=lambda learner, state, experience, **options: state)
 own("NoAdapt", adapt=lambda learner, *args, **options: None)
 own("FewTasks", adapt=lambda learner, state, params, evidence, **options: params.slice(0, 3))
-own("AdaptsByItself", adapt_to_episodes=lambda learner, *args, **options: None)
 '''
 
 
@@ -1172,13 +1171,6 @@ def test_a_malformed_graph_is_refused_before_a_folder_exists(refused, name, sent
     assert sentence in found
 
 
-def test_a_graph_that_was_written_for_an_earlier_version_is_refused(flow, tiny_config, monkeypatch):
-    Path("earlier_flow.py").write_text("from metaloom.flows.graph.on_policy import ON_POLICY\n")
-    monkeypatch.syspath_prepend(".")
-    with pytest.raises(ConfigError, match=r"written for the graphs of an earlier version \(No module .*docs/dataflows"):
-        tiny_config(algorithm="earlier_flow:Smoothed")
-
-
 def test_an_evaluation_whose_input_has_another_name_is_given_the_learner(flow, tiny_config):
     train(tiny_config(iterations=1, algorithm="own_flow:OwnInput"), Path("run"), backend=SERIAL)
     with pytest.raises(StageFault, match="the stage evaluate_later returned NoneType; expected Evaluation"):
@@ -1264,12 +1256,6 @@ def test_a_graph_whose_own_stage_takes_no_part_in_the_adaptation_is_evaluated(fl
     config = tiny_config(iterations=1, algorithm="own_flow:Beside", evaluation={"every": 1, "num_tasks": 2})
     train(config, Path("run"), backend=SERIAL)
     assert len(evaluate(Path("run"), backend=SERIAL).summary()) == 2
-
-
-def test_a_learner_written_for_adapt_to_episodes_is_refused(refused):
-    assert "own_flow:AdaptsByItselfLearner defines adapt_to_episodes, which is no longer called" in refused(
-        "AdaptsByItself"
-    )
 
 
 def test_a_learner_with_hidden_state_replays_as_different_though_all_iterations_are_replayed_in_order(

@@ -73,7 +73,7 @@ def test_a_command_and_its_python_function_have_the_same_options_and_defaults(op
 
 
 LATE = (
-    "trust", "workers", "threads", "scheduler", "step_timeout", "retries", "mathematics", "log", "film_every",
+    "trust", "workers", "threads", "scheduler", "step_timeout", "retries", "log", "film_every",
     "metrics_port", "json",
 )  # fmt: skip
 

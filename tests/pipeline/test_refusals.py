@@ -114,13 +114,6 @@ class Unlearned(ProMP):
     learner = ""
 
 
-class Old(Short):
-    """Adapts as earlier versions did."""
-
-    def adapt_to_episodes(self):
-        pass
-
-
 @pytest.mark.parametrize(
     ("make", "required"),
     [
@@ -182,7 +175,6 @@ class Old(Short):
         (lambda: _require_methods(Endless, "a:B"), "a:B lacks the method initialize; define"),
         (lambda: _require_methods(Short, "a:B"), r"stages cannot call update of a:B \(.*\); its"),
         (lambda: Unlearned().build(Mock()), ":Unlearned names no learner; set learner"),
-        (lambda: _require_methods(Old, "a:B"), "a:B defines adapt_to_episodes, which is no longer called"),
         (lambda: override({"iterations": 3}, ["iterations.x=1"]), "iterations is a value, not a section"),
         (lambda: override({}, ["a=["]), "the value is not valid YAML"),
     ],

@@ -15,7 +15,6 @@ from metaloom import storage
 from metaloom.storage import StageRef
 from metaloom.storage.format.files import read_sealed, render, sealed
 from metaloom.storage.format.segments import index_size, shard_index
-from metaloom.storage.read import segments
 from metaloom.storage.read.history import Digests
 from metaloom.storage.read.segments import Segments
 
@@ -255,7 +254,7 @@ def test_a_disk_that_fails_in_the_middle_of_a_shard_is_named(path, monkeypatch):
     def fail(*_):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(segments, "read_at", fail)
+    monkeypatch.setattr(os, "pread", fail)
     with pytest.raises(storage.DamagedRun, match=r"rollouts_0/[a-z_]+/c\.[0.]+: Input/output error"):
         storage.open_run(path)[1].rollouts(0)
 

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -82,14 +82,6 @@ class MetaLearner(Learner[Step, Steps]):
     @abstractmethod
     def objective(self, state: LearnerState, steps: Steps) -> Objective:
         """Return the meta-loss as a function of the policies before and after each inner step."""
-
-    def __init_subclass__(cls, **others: Any) -> None:
-        super().__init_subclass__(**others)
-        if gone := sorted({"next_state", "metrics", "initial_optimizer"} & vars(cls).keys()):
-            raise ConfigError(
-                f"{cls.__name__} defines {gone[0]}, which is no longer called; override `concluded`, which returns "
-                "arrays and metrics, or `initialize`, instead"
-            )
 
     def initialize(self, *, run_seed: int) -> LearnerState:
         params = self.policy.initialize(generator(run_seed, "initialize"))

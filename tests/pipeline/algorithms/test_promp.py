@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from metaloom.pipeline.algorithms.contract import NUM_UPDATES, Setup
 from metaloom.pipeline.algorithms.maml.meta_gradient import LOG_INNER_LR, meta_gradient
-from metaloom.pipeline.algorithms.maml.promp import INNER_KL_COEFF, ProMPLearner, adapted_kl_coeff
+from metaloom.pipeline.algorithms.maml.promp import INNER_KL_COEFF, adapted_kl_coeff
 from metaloom.pipeline.algorithms.maml.rows import build_chunks
 from metaloom.pipeline.algorithms.maml.settings import ProMP
 from metaloom.pipeline.baselines import BaselineConfig
@@ -328,8 +328,3 @@ def test_impossible_and_contradictory_settings_are_refused(settings, message):
 def test_configuration_is_read_without_importing_torch():
     code = "import sys, metaloom.pipeline.config.run; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_a_learner_with_a_method_that_is_called_no_longer_is_refused() -> None:
-    with pytest.raises(ConfigError, match="Mine defines metrics, which is no longer called; override `concluded`"):
-        type("Mine", (ProMPLearner,), {"metrics": lambda *_: {}})

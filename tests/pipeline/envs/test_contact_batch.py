@@ -1,6 +1,5 @@
 import gc
 import weakref
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,21 +8,9 @@ import numpy as np
 import pytest
 from mujoco.batch import SimulationError
 
-from metaloom.pipeline.envs import contact_batch as module
 from metaloom.pipeline.envs.ant import AntDir
-from metaloom.pipeline.envs.contact_batch import ContactBatch, ContactLoop, contact_batch
+from metaloom.pipeline.envs.contact_batch import ContactBatch
 from metaloom.pipeline.envs.humanoid import HumanoidDir
-
-
-@pytest.fixture
-def no_c_functions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    class Library:
-        mjb_makeBatch = mjb_deleteBatch = mjb_nstate = None
-
-    monkeypatch.setattr(module, "mujoco_library", Library)
-    module.batch_library.cache_clear()
-    yield
-    module.batch_library.cache_clear()
 
 
 def episode(robot: Any, actions: np.ndarray) -> list[np.ndarray]:
@@ -38,15 +25,23 @@ def episode(robot: Any, actions: np.ndarray) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("make", [AntDir, HumanoidDir])
-def test_without_the_c_functions_a_loop_gives_the_same_bits(make: Any, request: pytest.FixtureRequest) -> None:
-    robot = make()
-    actions = np.random.default_rng(0).uniform(-0.4, 0.4, (40, 5, robot.model.nu))
-    assert isinstance(contact_batch(robot.model, 1, 1), ContactBatch)
-    expected = episode(robot, actions)
-    request.getfixturevalue("no_c_functions")
-    assert isinstance(contact_batch(robot.model, 1, 1), ContactLoop)
-    found = episode(robot, actions)
-    assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+def test_forces_have_the_bits_of_simulations_that_are_stepped_one_by_one(make: Any) -> None:
+    model = make().model
+    batch, rng = ContactBatch(model, 3, 2), np.random.default_rng(0)
+    batch.reset(stage=mujoco.mjtStage.mjSTAGE_NONE.value)
+    ctrl, qpos, forces = (batch.bind(name) for name in ("ctrl", "qpos", "cfrc_ext"))
+    singles = [mujoco.MjData(model) for _ in range(3)]
+    for t in range(200):
+        rows = np.arange(3) if t < 100 else np.array([0, 2])
+        ctrl[rows] = rng.uniform(-0.4, 0.4, (len(rows), model.nu))
+        batch.step(rows, 2)
+        for row in rows:
+            singles[row].ctrl[:] = ctrl[row]
+            mujoco.mj_step(model, singles[row], 2)
+            mujoco.mj_rnePostConstraint(model, singles[row])
+        assert all(np.array_equal(forces[row], data.cfrc_ext) for row, data in enumerate(singles))
+        assert all(np.array_equal(qpos[row], data.qpos) for row, data in enumerate(singles))
+    assert forces.any()
 
 
 @pytest.mark.parametrize("make", [AntDir, HumanoidDir])
@@ -68,7 +63,7 @@ def test_rows_do_not_depend_on_the_number_of_threads_or_of_rows(make: Any) -> No
 
 
 def test_the_state_can_be_written_and_what_follows_from_it_cannot() -> None:
-    batch = contact_batch(AntDir().model, 3, 1)
+    batch = ContactBatch(AntDir().model, 3, 1)
     batch.bind("qpos")[1, 2] = 5.0
     batch.forward()
     assert batch.bind("xpos")[:, 1, 2].tolist() == [0.75, 5.0, 0.75]
@@ -78,9 +73,9 @@ def test_the_state_can_be_written_and_what_follows_from_it_cannot() -> None:
 
 
 def test_arrays_keep_the_simulations_that_they_show() -> None:
-    heights = contact_batch(AntDir().model, 200, 1).bind("qpos")[:, 2]
+    heights = ContactBatch(AntDir().model, 200, 1).bind("qpos")[:, 2]
     gc.collect()
-    others = [contact_batch(AntDir().model, 200, 1) for _ in range(3)]
+    others = [ContactBatch(AntDir().model, 200, 1) for _ in range(3)]
     for batch in others:
         batch.bind("qpos")[:] = 9
     assert (heights == 0.75).all()
@@ -109,7 +104,7 @@ def test_a_fault_of_the_physics_names_the_rows() -> None:
     weld = "<equality><weld body1='a'/></equality></mujoco>"
     model = mujoco.MjModel.from_xml_string(xml.replace("</mujoco>", weld))
     model.eq_type[:] = 99  # which no constraint has
-    batch = contact_batch(model, 3, 1)
+    batch = ContactBatch(model, 3, 1)
     with pytest.raises(SimulationError, match=r"MuJoCo raised in 2 of 2 simulations \(0, 2\); simulation 0: .+"):
         batch.step(np.array([0, 2]))
 
@@ -119,4 +114,4 @@ def test_a_batch_that_mujoco_cannot_make_is_refused_with_its_reason(num_rows: in
     with pytest.raises(
         MemoryError, match=f"MuJoCo cannot make a batch of {num_rows} simulations: nsim must be positive"
     ):
-        contact_batch(AntDir().model, num_rows, 1)
+        ContactBatch(AntDir().model, num_rows, 1)

@@ -18,7 +18,6 @@ from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.mujoco_robot import MujocoRobot
 from metaloom.pipeline.envs.point import PointRobot
 from metaloom.pipeline.envs.point_corner import PointCorner
-from metaloom.pipeline.envs.random_dynamics import RandomDynamics
 from metaloom.pipeline.envs.registry import make_batch_env, make_env, with_all_options
 from metaloom.pipeline.envs.wrappers import SingleTask
 
@@ -393,10 +392,6 @@ def test_a_base_class_after_meta_env_keeps_its_rules_and_old_names_are_refused()
     assert env.batch(2, 1) is None
     with pytest.raises(EnvError, match="Late lists MetaEnv before PointRobot; list PointRobot first"):
         type("Late", (MetaEnv, PointRobot), {})
-    with pytest.raises(EnvError, match="Varied defines vary_model, which is no longer called; override `prepare_mod"):
-        type("Varied", (RandomDynamics,), {"vary_model": print})
-    with pytest.raises(EnvError, match="calls vary_model; remove the call"):
-        RandomDynamics.vary_model(RandomDynamics.__new__(RandomDynamics))
 
 
 def test_a_task_set_within_an_episode_is_the_next_steps() -> None:
