@@ -55,8 +55,8 @@ class Axes:
     A field may also be a mapping from names to such arrays: `Annotated[Mapping[str, NDArray[np.float32]], Axes(...)]`.
 
     Attributes:
-        names: Axes, separated by spaces: the letters B, E, T, T+1, O, A, P and S, or new lower-case names; a final
-            `...` allows any further axes.
+        names: Axes, separated by spaces: the letters B, E, T, T+1, O, A, P and S, or lower-case names. The name that
+            the store uses for a letter, such as `t` for T, means the same axis. A final `...` allows any further axes.
         about: What an entry means.
         unit: Unit of the entries; "1" if dimensionless.
     """

@@ -385,7 +385,7 @@ class Run(StoredOutputs):
         Args:
             stage: Stage name, or the name of its group.
             iterations: Iterations to read; None for all complete ones. Iterations without this output have no rows.
-            columns: Names of arrays; None for all.
+            columns: Names of arrays; `NAME.*` selects all entries of a mapping. None for all.
             steps: Inner steps k to include; None for all.
 
         Raises:

@@ -277,7 +277,7 @@ def replay(
         if stage is not None or step is not None or until_diff:
             raise UsageError("--materialise restores whole iterations; remove --stage, --step and --until-diff")
         refs = restore(at.path, at.iteration, backend=backend)
-        lines = [f"{ref.iteration} {stage_name(ref)}: stored again with the same digest" for ref in refs]
+        lines = [f"iteration {ref.iteration}, {stage_name(ref)}: stored again with the same digest" for ref in refs]
         answer(as_json, lambda: [asdict(ref) for ref in refs], lambda: "\n".join(lines) or "no outputs are thinned")
         return 0
     return _replay(call, as_recorded=as_recorded, as_json=as_json)
@@ -306,7 +306,8 @@ def _replay(call: "Call[Replay]", *, as_recorded: bool, as_json: bool) -> int:
             console().print("`--as-recorded` uses the recorded machine code if the processor supports it")
     elif outcomes:
         thinned = sum(outcome.with_record for outcome in outcomes)
-        about = f"; {thinned} of them were thinned and compared only with their records" if thinned else ""
+        were, records = ("was", "its record") if thinned == 1 else ("were", "their records")
+        about = f"; {thinned} of them {were} thinned and compared only with {records}" if thinned else ""
         console().print(f"{plural(len(outcomes), 'stage')} replayed: all {outcomes[-1].proved}{about}")
     else:
         console().print("nothing to replay")

@@ -12,6 +12,7 @@ from metaloom import storage
 from metaloom.flows.commands.train import environment
 from metaloom.flows.estimate import check_sizes
 from metaloom.flows.graph.changes import warn_changed_sources
+from metaloom.flows.graph.faults import describe_error
 from metaloom.flows.graph.recomputed import Recomputed
 from metaloom.flows.graph.rehearsal import rehearse
 from metaloom.flows.graph.run_stages import config_of, require_stored_outputs, stages_of, stages_of_run
@@ -155,7 +156,7 @@ def _changed_metrics(run: Run, iteration: int, stages: Runner) -> Iterator[str]:
     except storage.StoreError:
         raise
     except (ValueError, LookupError, ArithmeticError) as error:
-        yield f"algorithm: cannot update from the batches of iteration {iteration - 1}: {error}"
+        yield f"algorithm: cannot update from the batches of iteration {iteration - 1}: {describe_error(error)}"
         return
     stored = _expect(run.load(ref))
     yield from _differences("the learner", _forms(stored.learner), _forms(update.learner))

@@ -85,11 +85,7 @@ def _mistake(error: BaseException, stages: Runner) -> str | None:
         return f"the stage asked Python to exit ({error}); it must return a result or raise an error"
     if not stages.own:
         return None
-    device, places = stages.config.device, list[str]()  # innermost first; empty for frames in libraries and Metaloom
-    for frame, line in reversed([*walk_tb(error.__traceback__)]):
-        module, code = str(frame.f_globals.get("__name__")), frame.f_code
-        is_ours = module.startswith("metaloom.") or is_installed(code.co_filename)
-        places.append("" if is_ours else f"{module}:{code.co_qualname}, line {line}: ")
+    device, places = stages.config.device, _places(error)
     if isinstance(error, BatchError):
         found = str(error)
     elif isinstance(error, ValueError) and "read-only" in str(error):
@@ -105,6 +101,22 @@ def _mistake(error: BaseException, stages: Runner) -> str | None:
     else:
         return None
     return next(filter(None, places), "") + found
+
+
+def describe_error(error: Exception) -> str:
+    """Return an error's message; if a plug-in caused it, with its source line and the error's type."""
+    place = next(filter(None, _places(error)), "")
+    return f"{place}{last_line(error)}" if place or isinstance(error, KeyError) else str(error)
+
+
+def _places(error: BaseException) -> list[str]:
+    """Return the source line of each frame of a traceback, innermost first; "" for libraries and Metaloom."""
+    places = list[str]()
+    for frame, line in reversed([*walk_tb(error.__traceback__)]):
+        module, code = str(frame.f_globals.get("__name__")), frame.f_code
+        is_ours = module.startswith("metaloom.") or is_installed(code.co_filename)
+        places.append("" if is_ours else f"{module}:{code.co_qualname}, line {line}: ")
+    return places
 
 
 def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value) -> None:

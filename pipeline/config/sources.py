@@ -4,6 +4,7 @@ import ast
 import hashlib
 import inspect
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -153,11 +154,17 @@ def plugin_paths(config: RunConfig) -> list[str]:
 
 
 def changed_sources(now: Mapping[str, str], then: Mapping[str, object]) -> list[str]:
-    """Return a message for each source whose digest differs from its digest in `then`."""
+    """Return a message for each source whose digest differs from its digest in `then`.
+
+    A message lists all plug-ins with the same two digests, such as those in one file.
+    """
+    names = defaultdict[tuple[str, str], list[str]](list)
+    for name, before in then.items():
+        if isinstance(before, str) and (found := now.get(name, before)) != before:
+            names[before, found].append(name)
     return [
-        f"the source of {name} had the SHA-256 {before[:12]}..., now {now[name][:12]}..."
-        for name, before in then.items()
-        if isinstance(before, str) and now.get(name, before) != before
+        f"the source of {', '.join(plugins)} had the SHA-256 {before[:12]}..., now {found[:12]}..."
+        for (before, found), plugins in names.items()
     ]
 
 

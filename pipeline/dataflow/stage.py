@@ -114,7 +114,8 @@ class Stage:
         reads: Input -> name of the graph's edge; default: the edge with the input's name.
         output: Type of the output: one from `metaloom.pipeline.types`, or a frozen dataclass of arrays that declare
             their axes, see `metaloom.pipeline.outputs`; default: the function's return annotation.
-        group: Stored group; "{step}" is replaced by the inner step; default: the stage's name.
+        group: Stored group; "{step}" is replaced by the inner step; default: the stage's name, followed by "_{step}"
+            if the stage runs in inner steps.
         over: `tasks` if the function handles each task separately: it is called once per task, in any order, with the
             task's index in `at.task`.
         samples: True if the stage runs environments, so it cannot be recomputed with other algorithm settings.

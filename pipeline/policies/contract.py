@@ -49,7 +49,12 @@ class Policy(ABC):
 
     @abstractmethod
     def recorded(self, behavior: Mapping[str, Tensor]) -> Distribution:
-        """Rebuild the behavior policy's distributions from the recorded arrays, name -> [..., N, ...]."""
+        """Rebuild the behavior policy's distributions from recorded arrays.
+
+        Args:
+            behavior: Name -> array of `EpisodeBatch.behavior` with its steps in one axis, [..., N, ...]. An array that
+                has no steps, such as a Gaussian's `log_std` [B, A], has an axis of length 1 instead: [B, 1, A].
+        """
 
 
 class OwnPolicy(Policy):

@@ -205,9 +205,10 @@ def _entries(files: CommittedFiles, ref: StageRef, columns: Sequence[str] | None
     record, group = files.record(ref), files.stages.group_of(ref)
     paths = [chunk.array for chunk in record.chunks]
     specs = {name: files.spec(path) for path in paths for folder, _, name in [path.partition("/")] if folder == group}
-    if unknown := [name for name in columns or () if name not in specs]:
+    names = [name for column in columns or specs for name in _expanded(column, {}, specs)]
+    if unknown := [name for name in names if name not in specs]:
         raise ValueError(f"{ref} has no column {unknown[0]}; available columns: {', '.join(specs)}")
-    chosen = {name: specs[name] for name in columns or specs}
+    chosen = {name: specs[name] for name in names}
     arrays = {name: data for name, (data, _) in files.read_arrays(record, [*chosen])[group].items()}
     shared = _shared([*chosen.values()])
     sizes = next(iter(arrays.values())).shape[: len(shared)] if arrays else ()
@@ -301,11 +302,10 @@ def _components(vector: str, sources: Mapping[str, _Source], units: Mapping[str,
 
 
 def _expanded(column: str, single: Mapping[str, Mapping[str, _Source]], known: Iterable[str]) -> Iterable[str]:
-    vector, star = column[:-2], column.endswith(".*")
-    if star and single.get(vector):
-        return single[vector]
+    if column.endswith(".*") and (parts := single.get(column[:-2])):
+        return parts
     # For example, reward_* selects all reward terms.
-    return [name for name in known if column.endswith("_*") and name.startswith(column[:-1])] or (column,)
+    return [name for name in known if column.endswith(("_*", ".*")) and name.startswith(column[:-1])] or (column,)
 
 
 def _step_rows(files: CommittedFiles, round: "_Rows", sources: dict[str, _Source], schema: pa.Schema) -> pa.RecordBatch:

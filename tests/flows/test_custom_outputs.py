@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -232,8 +233,12 @@ def test_a_table_has_a_row_per_entry_along_the_axes_that_the_columns_share(run):
     assert by_task.schema.field("scale").metadata == {b"unit": b"m"}
     assert run.table("spread").num_rows == 4
     assert run.table("tasks")["ids"].to_pylist() == run.tasks()["id"].to_pylist()
-    with pytest.raises(ValueError, match=r"spread\(i=0, k=0\) has no column scales; available columns: scale, sh"):
-        run.table("spread", columns=["scales"])
+    by_episode = run.table("spread", columns=["ends.*"], steps=1)
+    assert by_episode.column_names == ["iteration", "step", "task", "episode", "ends.first", "ends.last"]
+    assert by_episode.equals(run.table("spread", columns=["ends.first", "ends.last"], steps=1))
+    for unknown in ("scales", "scale.*", "end.*"):
+        with pytest.raises(ValueError, match=rf"spread\(i=0, k=0\) has no column {re.escape(unknown)}; available colu"):
+            run.table("spread", columns=[unknown])
 
 
 def test_a_table_has_no_rows_after_the_end_of_an_episode(flow, tiny_config):

@@ -622,6 +622,7 @@ class NumpyPolicy(OfGaussian):
 own("Float32", update=measured(np.array(0.1, np.float32)))
 own("Whole", update=measured(3))
 own("Dividing", update=lambda learner, *state, **options: 1 / 0)
+own("Lacking", update=lambda learner, *state, **options: {}["absent"])
 class OddFault(StageFault):
     def __init__(self, *, code):
         super().__init__(f"code {code}", {"code": code})
@@ -1056,6 +1057,13 @@ def test_a_fork_with_other_settings_is_rehearsed_before_its_folder_exists(flow, 
     with pytest.raises(StageFault, match=r"before the run: .*:RandomBaseline.fit_predict, line \d+ drew from"):
         fork(Path("run"), 1, Path("new"), ["baseline=own_flow:RandomBaseline", "iterations=2"])
     assert not Path("new").exists()
+
+
+def test_a_fork_whose_update_fails_is_refused_with_the_line_and_the_type_of_the_error(flow, tiny_config):
+    train(tiny_config(iterations=1), Path("run"), backend=SERIAL)
+    for name, error in (("Dividing", "ZeroDivisionError: division by zero"), ("Lacking", "KeyError: 'absent'")):
+        with pytest.raises(ConfigError, match=rf"batches of iteration 0: own_flow:<lambda>, line \d+: {error}"):
+            fork(Path("run"), 1, Path("new"), [f"algorithm=own_flow:{name}", "iterations=2"])
 
 
 def test_a_fork_to_a_graph_with_other_stages_is_refused(flow, tiny_config):

@@ -43,7 +43,11 @@ def test_what_was_thinned_is_computed_again_with_its_old_digest_byte_for_byte(tr
     assert storage.open_run(trained).thinned_iterations() == [1]
     assert len(data_of(trained)) < len(data)
     assert command(["replay", "run@1", "--materialise"]) == 0
-    assert capsys.readouterr().out.count("the same digest") == 5
+    assert capsys.readouterr().out.splitlines() == [
+        f"iteration 1, {stage}: stored again with the same digest"
+        for k in (0, 1)
+        for stage in (f"collect_rollouts k={k}", f"process_samples k={k}", "adapt k=0")[: 3 - k]
+    ]
     assert data_of(trained) == data
     assert digests(trained) == before
     assert storage.verify_run(trained) == []
@@ -101,6 +105,13 @@ def test_what_was_thinned_is_shown_and_replayed_from_inputs_computed_again(train
     assert command(["replay", "run@0", "--stage", "meta_optimize"]) == 0
     assert command(["replay", "run"]) == 0
     assert "22 stages replayed: all identical" in capsys.readouterr().out
+    counted = {
+        "process_samples": "1 of them was thinned and compared only with its record",
+        "meta_optimize": "identical",
+    }
+    for stage, ending in counted.items():
+        assert command(["replay", "run@0", "--stage", stage, "--step", "0"]) == 0
+        assert capsys.readouterr().out.strip().endswith(ending)
     assert files_of(trained) == before
 
 

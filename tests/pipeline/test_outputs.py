@@ -49,6 +49,14 @@ def test_a_class_says_its_axes_dtypes_units_and_meaning():
     assert OutputSchema.of(with_field(Annotated[NDArray[np.bool_], ANY])).description == ""
 
 
+def test_the_stored_name_of_an_axis_means_the_same_as_its_letter():
+    letters, names = (
+        OutputSchema.of(with_field(Annotated[NDArray[np.bool_], Axes(axes, "x")]))
+        for axes in ("B E T+1", "task episode t_with_final")
+    )
+    assert letters == names
+
+
 def test_without_the_class_an_output_is_a_plain_one_with_the_same_fields():
     value = noise()
     assert SCHEMA.problem_of(value) is None
