@@ -132,12 +132,19 @@ def plugin_paths(config: RunConfig) -> list[str]:
 
 
 def changed_sources(now: Mapping[str, str], then: Mapping[str, object]) -> list[str]:
-    """Return a message for each source whose digest differs from its digest in `then`."""
-    return [
+    """Return a message for each source whose digest differs from its digest in `then`.
+
+    Helpers that are gone or new are included if both have the same plug-ins.
+    """
+    changes = [
         f"the source of {name} had the SHA-256 {before[:12]}..., now {now[name][:12]}..."
         for name, before in then.items()
         if isinstance(before, str) and now.get(name, before) != before
     ]
+    if {name for name in now if ":" in name} == {name for name in then if ":" in name}:  # such names are plug-ins
+        changes += [f"the source of {name} is gone" for name in then if name not in now]
+        changes += [f"the source of {name} is new" for name in now if name not in then]
+    return changes
 
 
 def _classes(settings: Settings) -> Iterator[str]:

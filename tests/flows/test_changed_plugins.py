@@ -72,7 +72,7 @@ def test_each_session_remembers_its_sources_and_replay_compares_with_them(say):
     assert warnings == [changed("first", 0, 0, 1)]
     assert say("replay first@3")[1] == say("optimize first@3 --set algorithm.clip_eps=0.1")[1] == []
     Path("own_scale.py").write_text(SCALES[2])
-    assert say("replay first")[1] == [changed("first", n, *pair) for n, pair in ((0, (0, 2)), (1, (1, 2)), (2, (1, 2)))]
+    assert say("replay first")[1] == [changed("first", n, *pair) for n, pair in ((2, (1, 2)), (0, (0, 2)), (1, (1, 2)))]
     assert storage.verify_run("runs/first") == []
 
 
@@ -180,3 +180,26 @@ def test_the_module_that_registers_a_gymnasium_id_is_a_source(how, tmp_path, mon
             sys.modules.pop(f"swing{n}", None)
             gymnasium.registry.pop(f"Swing{n}-v0", None)
     assert sources["swing2:Swing2-v0"] == sha256(Path("swing2.py").read_bytes()).hexdigest()
+
+
+OPTIONAL = """
+try:
+    import own_extra
+except ImportError:
+    own_extra = None
+"""
+
+
+def test_a_helper_that_has_gone_or_come_is_a_change(say, capsys):
+    Path("own_scale.py").write_text(f"{OPTIONAL}\n{SCALES[0]}")
+    Path("own_extra.py").write_text("")
+    say("resume first --iterations 3 --workers 0")
+    Path("own_extra.py").unlink()
+    gone = "the source of own_extra is gone"
+    assert any(gone in warning for warning in say("replay first@2")[1])
+    assert any(gone in warning for warning in say("evaluate first@3 --num-tasks 2")[1])
+    assert cli.run(["thin", "first", "--keep-last", "0"]) == 2
+    assert gone in capsys.readouterr().err
+    say("resume first --iterations 4 --workers 0")
+    Path("own_extra.py").write_text("")
+    assert say("replay first@3")[1] == ["runs/first, session 2: the source of own_extra is new; results may differ"]
