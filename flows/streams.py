@@ -10,6 +10,7 @@ from functools import cache
 from typing import TextIO, cast
 
 _reported = False
+_data: TextIO | None = None
 
 
 def keep_streams() -> None:
@@ -24,6 +25,22 @@ def keep_streams() -> None:
             os.open(os.devnull, mode)  # gets the lowest free number; nothing is written to a closed standard output
     sys.stdout = _stream(_Output(1, "w", closefd=False), cast(TextIO | None, sys.stdout))
     sys.stderr = _stream(_Errors(2, "w", closefd=False), cast(TextIO | None, sys.stderr), line_buffering=True)
+
+
+def keep_output_for_data() -> None:
+    """Reserve standard output for `data_stream`, and redirect all other output, such as a plug-in's, to standard error.
+
+    Another program then reads only the command's JSON.
+    """
+    global _data
+    _data = _stream(_Output(os.dup(1), "w", closefd=False), cast(TextIO | None, sys.stdout))
+    os.dup2(2, 1)
+    sys.stdout = _stream(_Errors(1, "w", closefd=False), _data, line_buffering=True)
+
+
+def data_stream() -> TextIO:
+    """Return the stream for a command's result: standard output, whatever a plug-in prints."""
+    return sys.stdout if _data is None else _data
 
 
 @cache

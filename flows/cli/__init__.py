@@ -35,7 +35,7 @@ from metaloom.flows.cli.output import (
 from metaloom.flows.errors import EXIT_INTERRUPTED, FAILURE, USAGE, StartAgain, exit_code, exit_text, explained
 from metaloom.flows.operations import late, operations
 from metaloom.flows.operations.options import complete_runs
-from metaloom.flows.streams import keep_streams
+from metaloom.flows.streams import data_stream, keep_output_for_data, keep_streams
 from metaloom.flows.views.status import STATUS
 from metaloom.pipeline.shown import error_text, printable
 from metaloom.storage import RunNotFound
@@ -104,6 +104,8 @@ app.command(
 def main() -> None:
     """Entry point of the `metaloom` command."""
     keep_streams()
+    if "--json" in sys.argv:
+        keep_output_for_data()
     # If an environment crashes this process (`--workers 0`), print at least a traceback.
     faulthandler.enable()
     if logging.lastResort is not None:
@@ -112,9 +114,10 @@ def main() -> None:
         code = run(sys.argv[1:])
     except StartAgain as again:
         # exec keeps the process, so signals and the exit code need no forwarding.
+        os.dup2(data_stream().fileno(), 1)
         os.execve(sys.executable, sys.orig_argv, again.environment)
     try:
-        sys.stdout.flush()
+        data_stream().flush()
     except BrokenPipeError:
         discard_output()
         code = code or EXIT_OUTPUT_CLOSED

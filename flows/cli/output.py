@@ -11,6 +11,7 @@ from typing import Any, NoReturn, ParamSpec, TextIO, cast
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from metaloom.flows.streams import data_stream
 from metaloom.flows.views.status import STATUS
 from metaloom.pipeline.shown import printable
 
@@ -69,10 +70,10 @@ def console() -> Console:
     """Return a console for the current standard output; it does not wrap lines in files and pipes."""
     if STATUS.console is not None:
         return STATUS.console
-    if sys.stdout.isatty():
-        return PipeConsole(file=sys.stdout, highlight=False)
+    if (stream := data_stream()).isatty():
+        return PipeConsole(file=stream, highlight=False)
     width = None if "COLUMNS" in os.environ else 160
-    return PipeConsole(file=cast(TextIO, PlainSigns(sys.stdout)), width=width, soft_wrap=True, highlight=False)
+    return PipeConsole(file=cast(TextIO, PlainSigns(stream)), width=width, soft_wrap=True, highlight=False)
 
 
 def print_json(value: object) -> None:
@@ -110,4 +111,4 @@ def unless_closed(show: Callable[_P, None]) -> Callable[_P, None]:
 
 def discard_output() -> None:
     """Redirect standard output to the null device, since Python could not flush its buffer at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), data_stream().fileno())

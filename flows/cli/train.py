@@ -20,6 +20,7 @@ from metaloom.flows.operations.report import write
 from metaloom.flows.operations.train import check_log, new_folder, new_settings, require_witness
 from metaloom.flows.results.verification import what_helps
 from metaloom.flows.runs import report_folder, run_folder
+from metaloom.flows.streams import data_stream
 from metaloom.flows.views.status import STATUS
 from metaloom.pipeline.shown import printable
 from metaloom.storage import argument, location, open_run
@@ -76,7 +77,7 @@ def _train(log: Sequence[str], as_json: bool, folder: Path, start: "Callable[[Ob
     STATUS.end()
     with (
         late.stop_on_interrupt(again) as stop,
-        late.shown_progress(mode="json" if as_json else "auto", stop=stop, out=sys.stdout) as observer,
+        late.shown_progress(mode="json" if as_json else "auto", stop=stop, out=data_stream()) as observer,
     ):
         result = start(replace(observer, iteration_done=unless_closed(observer.iteration_done)))
     announce, done = unless_closed(say), plural(result.iterations_done, "iteration")
@@ -165,7 +166,7 @@ def _train_sweep(as_json: bool, planned: "Sweep", start: "Callable[[SweepObserve
     mode = "json" if as_json else "auto"
     with (
         late.stop_on_interrupt(lambda: go_on) as stop,
-        late.sweep_progress(planned.num_runs, done, mode, stop=stop, out=sys.stdout) as observer,
+        late.sweep_progress(planned.num_runs, done, mode, stop=stop, out=data_stream()) as observer,
     ):
         begun, ended = unless_closed(observer.begun), unless_closed(observer.ended)
         result = start(replace(observer, begun=begun, ended=ended))

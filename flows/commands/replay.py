@@ -106,7 +106,8 @@ def _replay_stage(run: Run, stages: RunStages, ref: StageRef, outputs: Recompute
     if differences and not changed and (plugins := stages.plugins(ref)):
         changed = (
             f"nothing that is recorded; {', '.join(plugins)} may keep state outside the stage outputs, for example in "
-            "a learner, class or module; such state belongs in LearnerState.extra",
+            "a learner, class or module; such state belongs in LearnerState.extra. hash() of strings and the order of "
+            "sets also differ between processes; use sorted()",
         )
     return StageReplay(ref, tuple(differences), record.seconds, equality, stored is None, changed), value
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -76,7 +77,17 @@ def run_checked(stages: Runner, ref: StageRef, inputs: Mapping[str, Any]) -> Val
             raise StageFault(f"{ref.where}: {name} is {type(array).__name__}; expected a plain NumPy array")
     require_finite(ref, value, arrays)
     # A plug-in may reuse the memory before it is stored. Later stages must not read more than a replay can.
-    return as_read(table_of(stages.graph), ref, value) if stages.own else value
+    if not stages.own:
+        return value
+    value = as_read(table_of(stages.graph), ref, value)
+    if hasattr(required, "__post_init__"):
+        read_again = stages.graph[ref.stage].as_declared(deepcopy(value))
+        if changed := differing(array_digests(value), array_digests(read_again)):
+            raise StageFault(
+                f"{ref.where}: {required.__name__}.__post_init__ changes {changed[0]} each time it runs, also when a "
+                "stage reads the output; compute it in the stage instead"
+            )
+    return value
 
 
 def _mistake(error: BaseException, stages: Runner) -> str | None:

@@ -99,6 +99,7 @@ def evaluate(
     config = late.build_config({**trained.model_dump(mode="json"), "evaluation": section})
     with late.stages_of(config, backend, partial(late.check_sizes, config, evaluation_alone=True)) as stages:
         late.require_stored_sizes(stored, stages.learner)
+        late.warn_changed_sources(stored, stored.learner_ref(updates), late.plugin_sources(trained))
         outcome = stages.evaluate(learner, updates, tested or late.untested)
         env = stages.env
         new, drawn_from = late.tasks_are_new(config, env), late.tasks_drawn_from(config, env, updates)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from metaloom.flows.estimate import check_sizes
     from metaloom.flows.films.video import EvaluationFilm
     from metaloom.flows.films.video import video as film_run
+    from metaloom.flows.graph.changes import warn_changed_sources
     from metaloom.flows.graph.run_stages import config_of, require_stored_sizes, stages_of
     from metaloom.flows.interrupt import stop_on_interrupt
     from metaloom.flows.loggers.live import log_folder, logging_to
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from metaloom.flows.views.watching import Watch, watch_run
     from metaloom.pipeline.config.input import override
     from metaloom.pipeline.config.run import RunConfig, build_config
+    from metaloom.pipeline.config.sources import plugin_sources
     from metaloom.pipeline.envs import PLUGINS
     from metaloom.pipeline.envs.registry import make_env
     from metaloom.pipeline.shown import suggestion

@@ -1,6 +1,5 @@
 """Watching a run that another process trains, through its store, lock and log."""
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from metaloom import storage
 from metaloom.flows.formatting import plural, seconds_of, size, stage_name
 from metaloom.flows.observer import IterationReport
 from metaloom.flows.run_log import LogLine, LogReader
+from metaloom.flows.streams import data_stream
 from metaloom.flows.views.parts import as_text
 from metaloom.flows.views.progress import SPARKLINE_WIDTH, PlainLines, ProgressMode, TrainingPanel, is_live, json_line
 from metaloom.flows.views.run_info import state_of
@@ -129,7 +129,7 @@ class WatchPanel(TrainingPanel):
 
 def watch_run(path: Path, *, mode: ProgressMode, out: TextIO | None = None, wait: Callable[[float], None]) -> Ending:
     """Show a run until its training ends, as a live panel in a terminal, otherwise with a line per iteration."""
-    watch, stream = Watch(path), sys.stdout if out is None else out
+    watch, stream = Watch(path), data_stream() if out is None else out
     console = Console(file=stream, highlight=False)
     pause = LOOK_SECONDS if watch.run.files.remote is None else REMOTE_LOOK_SECONDS
     reports = watch.look()

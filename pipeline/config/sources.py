@@ -156,16 +156,21 @@ def plugin_paths(config: RunConfig) -> list[str]:
 def changed_sources(now: Mapping[str, str], then: Mapping[str, object]) -> list[str]:
     """Return a message for each source whose digest differs from its digest in `then`.
 
-    A message lists all plug-ins with the same two digests, such as those in one file.
+    A message lists all plug-ins with the same two digests, such as those in one file. Helpers that are gone or new are
+    included if both have the same plug-ins.
     """
     names = defaultdict[tuple[str, str], list[str]](list)
     for name, before in then.items():
         if isinstance(before, str) and (found := now.get(name, before)) != before:
             names[before, found].append(name)
-    return [
+    changes = [
         f"the source of {', '.join(plugins)} had the SHA-256 {before[:12]}..., now {found[:12]}..."
         for (before, found), plugins in names.items()
     ]
+    if {name for name in now if ":" in name} == {name for name in then if ":" in name}:  # such names are plug-ins
+        changes += [f"the source of {name} is gone" for name in then if name not in now]
+        changes += [f"the source of {name} is new" for name in now if name not in then]
+    return changes
 
 
 def _classes(settings: Settings) -> Iterator[str]:

@@ -187,3 +187,26 @@ def test_the_module_that_registers_a_gymnasium_id_is_a_source(how, tmp_path, mon
             sys.modules.pop(f"swing{n}", None)
             gymnasium.registry.pop(f"Swing{n}-v0", None)
     assert sources["swing2:Swing2-v0"] == sha256(Path("swing2.py").read_bytes()).hexdigest()
+
+
+OPTIONAL = """
+try:
+    import own_extra
+except ImportError:
+    own_extra = None
+"""
+
+
+def test_a_helper_that_has_gone_or_come_is_a_change(say, capsys):
+    Path("own_scale.py").write_text(f"{OPTIONAL}\n{SCALES[0]}")
+    Path("own_extra.py").write_text("")
+    say("resume first --iterations 3 --workers 0")
+    Path("own_extra.py").unlink()
+    gone = "the source of own_extra is gone"
+    assert any(gone in warning for warning in say("replay first@2")[1])
+    assert any(gone in warning for warning in say("evaluate first@3 --num-tasks 2")[1])
+    assert cli.run(["thin", "first", "--keep-last", "0"]) == 2
+    assert gone in capsys.readouterr().err
+    say("resume first --iterations 4 --workers 0")
+    Path("own_extra.py").write_text("")
+    assert say("replay first@3")[1] == ["runs/first, session 2: the source of own_extra is new; results may differ"]

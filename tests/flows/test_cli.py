@@ -429,3 +429,27 @@ def test_ctrl_c_ends_a_command_with_130_and_blames_nobody(runs, monkeypatch, cap
     monkeypatch.setattr("metaloom.flows.operations.ls.find_runs", interrupted)
     assert run(["ls"]) == 130
     assert capsys.readouterr().err == "metaloom: interrupted\n"
+
+
+PRINTING = """
+import os, sys
+from metaloom.flows import cli
+from metaloom.flows.cli.output import print_json
+
+def run(tokens):
+    print("a plug-in prints")
+    os.write(1, b"its library prints\\n")
+    sys.stdout = None
+    print_json([1])
+    return 0
+
+cli.run = run
+sys.argv = ["metaloom", "ls", "--json"]
+cli.main()
+"""
+
+
+def test_with_json_only_the_result_is_on_standard_output_whatever_a_plug_in_prints():
+    ended = subprocess.run([sys.executable, "-c", PRINTING], capture_output=True, text=True, check=True)
+    assert json.loads(ended.stdout) == [1]
+    assert {*ended.stderr.splitlines()} == {"a plug-in prints", "its library prints"}

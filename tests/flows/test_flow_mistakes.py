@@ -42,12 +42,13 @@ import random
 import os
 import sys
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import Annotated, ClassVar, Protocol
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium.spaces import Box
+from numpy.typing import NDArray
 from torch import nn
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, Learner
@@ -57,6 +58,7 @@ from metaloom.pipeline.baselines.config import BaselineSettings
 from metaloom.pipeline.dataflow.edges import every_step, last_iteration, since_start, this_step
 from metaloom.pipeline.dataflow.stage import EACH_STEP, EVALUATION, INNER_STEP, ITERATION, Stage
 from metaloom.pipeline.nn.distributions import DiagGaussian
+from metaloom.pipeline.outputs import Axes
 from metaloom.pipeline.policies.contract import OwnPolicy
 from metaloom.pipeline.types import EpisodeBatch, Evaluation, Samples, TaskBatch, TaskParams, Update
 from metaloom.pipeline.dataflow.outputs import SpanOutputs
@@ -199,6 +201,20 @@ def one_too_few(*, samples: Samples) -> Samples:
     return samples
 
 
+@dataclass(frozen=True)
+class Doubled:
+    """Rewards, doubled."""
+
+    rewards: Annotated[NDArray[np.float32], Axes("B E T", "reward")]
+
+    def __post_init__(self):
+        object.__setattr__(self, "rewards", self.rewards * 2)
+
+
+def doubled(*, episodes: EpisodeBatch) -> Doubled:
+    return Doubled(episodes.rewards)
+
+
 class MoreSamples(Samples):
     more = 2
 
@@ -303,6 +319,9 @@ GRAPHS = {
     "Elsewhere": samples_by(elsewhere),
     "OneTooFew": samples_by(one_too_few),
     "Masked": graph(Stage(masked, INNER_STEP)),
+    "TwiceDoubled": ON_POLICY.named("own").insert(
+        Stage(doubled, EACH_STEP, reads={"episodes": "rollouts"}), after="collect_rollouts"
+    ),
     "WithMore": graph(Stage(with_more, INNER_STEP)),
     "NoneOfATask": graph(Stage(none_of_a_task, INNER_STEP, over="tasks")),
     "TwiceATask": after_adapting(twice_a_task),
@@ -882,6 +901,10 @@ OF_DATA = {
         rf"without the stages and tasks before it, iteration 0, less_the_task_before k=1: {TWICE}LessTheTaskBefore",
     ),
     "another working directory": (of("Elsewhere"), "the stage changed the working directory to /, .*; use absolute"),
+    "an output that its class changes again": (
+        of("TwiceDoubled"),
+        "doubled k=0: Doubled.__post_init__ changes rewards each time it runs, also when a stage reads the output; com",
+    ),
     "next of an empty iterator": (of("OneTooFew"), r"own_flow:one_too_few, line \d+: raised StopIteration, .*; give"),
     "an end of iterations without counters": (
         of("Uncounted"),
@@ -1299,6 +1322,7 @@ def test_state_in_a_class_is_found_by_the_iteration_that_is_replayed_first(flow,
     told = " ".join(capsys.readouterr().out.split())
     assert "all identical" not in told
     assert "may keep state outside the stage outputs, for example in a learner, class or module" in told
+    assert "hash() of strings and the order of sets also differ between processes; use sorted()" in told
     flow.Kept.n = 2
     assert [outcome.identical for outcome in replay(Path("run"), stage="meta_optimize")] == [False, True, False, False]
 
