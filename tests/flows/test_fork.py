@@ -67,7 +67,7 @@ def test_settings_that_do_not_change_the_form_of_a_batch_can_change(parent, tmp_
         ("env=half-cheetah-dir", "env: the size of an observation cannot change"),
         ("algorithm=maml-trpo", "the learner of the parent would lose .*optimizer.first_moment"),
         ("algorithm=dice-maml", "cannot update from the batches|would lose"),
-        ("iterations=1", "the fork begins with 2"),
+        ("iterations=1", "iterations must be at least 2, where the fork begins, got 1"),
         ("algorithm.clip=1", "unknown key"),
     ],
 )
