@@ -26,14 +26,14 @@ def no_steps() -> Params:
 
 
 def require_params(
-    found: object, num_tasks: int, learner: Learner[Any, Any], what: str, like: TaskParams | None = None
+    found: object, num_tasks: int, learner: Learner[Any, Any], method: str, like: TaskParams | None = None
 ) -> TaskParams:
     """Return a learner's task parameters after checking that they fit `num_tasks` tasks.
 
     Raises StageFault if they are not TaskParams, cover the wrong number of tasks, or lack a name or shape of `like`.
-    The message names the function `what` that returned them.
+    The message names the method that returned them.
     """
-    said = f"{what} {_name(learner)} returned"
+    said = f"{_name(learner)}.{method}() returned"
     required = f"expected TaskParams for {num_tasks} tasks, with each task's policy parameters"
     if not isinstance(found, TaskParams):
         raise StageFault(f"{said} {type(found).__name__}; {required}")
@@ -47,14 +47,14 @@ def require_params(
     return found
 
 
-def require_state(found: object, learner: Learner[Any, Any], what: str, like: Params | None = None) -> LearnerState:
+def require_state(found: object, learner: Learner[Any, Any], method: str, like: Params | None = None) -> LearnerState:
     """Return a learner's state after checking that it contains only arrays.
 
     Raises StageFault otherwise, or if a parameter's dtype differs from `like`; parameters not in `like` must be
-    float32. None allows any dtype, as in runs by earlier versions. The message names the function `what` that returned
+    float32. None allows any dtype, as in runs written by earlier versions. The message names the method that returned
     the state.
     """
-    said = f"{what} {_name(learner)} returned"
+    said = f"{_name(learner)}.{method}() returned"
     if not isinstance(found, LearnerState):
         raise StageFault(f"{said} {type(found).__name__}; expected LearnerState(params, optimizer, extra)")
     for part in fields(found):
@@ -104,12 +104,12 @@ def updated(
     found: object = learner.update(before, experience, run_seed=at.run_seed, iteration=at.iteration, parallel=parallel)
     match found:
         case (LearnerState() as after, Mapping() as described):
-            require_state(after, learner, "the update of")
+            require_state(after, learner, "update")
             of_update = {name: _number(name, value) for name, value in described.items()}
         case _:
             kinds = f"({', '.join(type(part).__name__ for part in found)})" if isinstance(found, tuple) else ""
             raise StageFault(
-                f"the update of {_name(learner)} returned {kinds or type(found).__name__}; expected (LearnerState, "
+                f"{_name(learner)}.update() returned {kinds or type(found).__name__}; expected (LearnerState, "
                 "metrics), where metrics maps names to numbers"
             )
     for name in sorted({*before.params, *after.params}):

@@ -127,7 +127,7 @@ _BUILT_IN = (
             "pdb": "enters the debugger, which needs the terminal",
             "materialise": "`materialise(RUN, ITERATION)`",
             "quarantine": "prints the error of the episode, or enters the debugger",
-            "as_recorded": "restarts the process, because libraries choose their machine code when imported",
+            "as_recorded": "restarts the process, because libraries choose their CPU code paths when imported",
         },
     ),
     _built_in(

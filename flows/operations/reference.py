@@ -83,9 +83,9 @@ def verify(
 ) -> "Verified":
     """Recompute one iteration of a reference, or all, and compare each output with its record.
 
-    Computation starts from the nearest stored learner. The command uses the machine code of BLAS, torch and NumPy that
-    the run records, if the processor supports it; in Python, the process keeps its own. Exit code 0 if all outputs are
-    identical to the recorded ones, otherwise 1, with what else differs (versions, processor) and both average returns.
+    Computation starts from the nearest stored learner. The command uses the CPU code paths of BLAS, torch and NumPy
+    that the run records, if the processor supports them; in Python, the process keeps its own. Exit code 0 if all
+    outputs are identical to the recorded ones, otherwise 1, with the versions and facts that differ and both returns.
 
     Example: `metaloom reference verify dense-maml-ppo-seed-1@37`
 
