@@ -51,7 +51,7 @@ def start_as_recorded(run: Run, iterations: Collection[int]) -> None:
 
 
 def arithmetic_of(run: Run, iterations: Collection[int]) -> Arithmetic:
-    """Return a comparison of this process's CPU code paths with those that computed the given iterations."""
+    """Return a comparison of this process's CPU code paths with the ones recorded for the given iterations."""
     wanted, unrecorded, mixed = _recorded(run, iterations)
     used, flags = _acting(), _flags(system())
     missed: dict[str, str] = {}

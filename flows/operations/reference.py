@@ -157,7 +157,7 @@ def _named(text: str, given: Path | str | None) -> "tuple[Path, Reference, int |
     folder = _folder(given)
     name, at, iteration = text.partition("@")
     if at and not re.fullmatch("[0-9]{1,8}", iteration):
-        raise UsageError(f"{text}: got {iteration!r} after the @; expected an iteration such as {name}@12")
+        raise UsageError(f"{text}: got {iteration!r} after the @; expected an iteration, as in {name}@12")
     found = late.find_reference(folder, name)
     if at and int(iteration) >= found.iterations:
         raise UsageError(f"{text}: no such iteration; use one from {name}@0 to {name}@{found.iterations - 1}")

@@ -29,7 +29,7 @@ SCHEMA = "metaloom-references/1"
 
 def broken(place: Path, found: str, *, action: str = _AGAIN) -> storage.DamagedRun:
     """Return the error to raise for a damaged archive or index."""
-    return storage.DamagedRun(place, found=found, required="the output of `metaloom reference add`", action=action)
+    return storage.DamagedRun(place, found=found, required="a file from `metaloom reference add`", action=action)
 
 
 @contextmanager

@@ -98,7 +98,7 @@ def _name_of(ref: StageRef) -> str:
 
 
 class TableCheck:
-    """Comparison of a run's tables with computed outputs, which must be passed in the order of computation."""
+    """Compares a run's tables with recomputed outputs, which must be passed in the order they were computed."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

@@ -157,7 +157,7 @@ def segment_iterations(name: str) -> range | None:
 
 
 def join(links: Iterable[Link]) -> tuple[Link, ...]:
-    """Merge links that follow each other, and return the result in order of position."""
+    """Merge links that follow each other, and return the result in position order."""
     joined: list[Link] = []
     for link in sorted(links, key=lambda link: link.first):
         last = joined[-1] if joined else None

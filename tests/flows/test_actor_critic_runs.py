@@ -205,7 +205,7 @@ def test_a_warm_start_whose_learner_changed_is_refused(tmp_path, monkeypatch):
             "policy.output_activation is tanh here and identity in",
         ),
         (["policy.network=residual", "init_from=first"], ConfigError, "policy.network is residual here and mlp in"),
-        (["init_from=first@9"], UsageError, r"no learner .*first@9; that run has had 3 updates"),
+        (["init_from=first@9"], UsageError, r"learner .*first@9 does not exist; the run has completed only 3 updates"),
         (["init_from=nowhere"], storage.StoreError, "nowhere"),
     ],
 )

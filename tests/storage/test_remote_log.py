@@ -90,7 +90,8 @@ def test_a_store_that_holds_another_run_than_the_cache_is_refused(memory, run, c
     if found == "another":
         memory.pipe({key: b"another" for key in run})
     with pytest.raises(
-        storage.StoreError, match=rf"{URL}: {found} entry {len(run) - 1} in the log, unlike in the cache"
+        storage.StoreError,
+        match=rf"{URL}: {found} entry {len(run) - 1} in the log; expected the same entry as in the cache",
     ):
         storage.open_run(URL)
 
