@@ -12,7 +12,7 @@ def blas_facts() -> tuple[str, ...]:
     """Return the name and target processor of each BLAS library loaded in this process, sorted.
 
     Code paths for different processors sum in a different order. The processor and environment variables such as
-    OPENBLAS_CORETYPE select the code. Versions are omitted: the NumPy and torch versions imply them, and SciPy's
+    OPENBLAS_CORETYPE select one. Versions are omitted: the NumPy and torch versions imply them, and SciPy's
     separate OpenBLAS must not matter.
     """
     libraries = (library for library in threadpool_info() if library["user_api"] == "blas")
@@ -25,7 +25,7 @@ def numpy_facts() -> str:
     """Return the SIMD extensions that NumPy's own functions use.
 
     With AVX-512, some functions, such as arcsinh and float64 exp, round differently. The processor and the environment
-    variable NPY_DISABLE_CPU_FEATURES select the code.
+    variable NPY_DISABLE_CPU_FEATURES select the code path.
     """
     known = cast(dict[str, Any], np.show_config(mode="dicts")).get("SIMD Extensions", {})
     return " ".join(known.get("found") or known.get("baseline", ())) or "scalar"

@@ -82,7 +82,7 @@ def require_complete(update: object, before: Update, where: str) -> None:
             )
     for part in ("optimizer", "extra"):
         if lost := getattr(before.learner, part).keys() - getattr(update.learner, part).keys():
-            raise StageFault(f"{where}: the update returned no {part}[{min(lost)!r}], which the state before it has")
+            raise StageFault(f"{where}: the update returned no {part}[{min(lost)!r}], which the previous state has")
 
 
 def updated(

@@ -145,7 +145,7 @@ class Extracted:
         return {"run": str(self.path)}
 
     def __str__(self) -> str:
-        return f"{self.path} is {self.reference} as a run"
+        return f"extracted {self.reference} to {self.path}"
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class LinearizedMLP:
 
 
 class PulledBack:
-    """Pullback of a cotangent that can be differentiated in many directions; `gradients` holds it by parameter name."""
+    """Pullback of a cotangent that can be differentiated in many directions; `gradients` has it keyed by parameter."""
 
     def __init__(self, network: LinearizedMLP, cotangent: Array) -> None:
         self._network = network

@@ -348,7 +348,7 @@ class RemoteLog:
             self.local_path(name).unlink(missing_ok=True)
 
     def _move_copies(self, moved: Mapping[str, str]) -> None:
-        """Link moved files in the folder to their new names, which are found by the files' object keys."""
+        """Hard-link moved files in the folder to their new names, which are looked up by object key."""
         for name, file in self.files.items() if moved else ():
             if file.text is None and file.key in moved:
                 with suppress(FileNotFoundError, FileExistsError):

@@ -250,7 +250,7 @@ def test_an_iteration_that_loses_a_counter_is_refused(lost):
 def test_an_iteration_that_loses_an_array_of_the_state_is_refused(steps, part):
     before, after = first(), learned(first(), steps, 0)
     getattr(before.learner, part)["moment"] = np.ones(2)
-    told = rf"iteration 3: the update returned no {part}\['moment'\], which the state before it has"
+    told = rf"iteration 3: the update returned no {part}\['moment'\], which the previous state has"
     with pytest.raises(StageFault, match=told):
         require_complete(after, before, "iteration 3")
 
