@@ -224,9 +224,7 @@ def _check(seal: Seal) -> None:
         for part in parts:
             StageRef(part.start, stage, step)
             if not seal.iterations.start <= part.start < part.stop <= seal.iterations.stop:
-                raise ValueError(
-                    f"an output of {stage} has iterations outside the segment, {part.start} to {part.stop - 1}"
-                )
+                raise ValueError(f"{stage} has iterations outside the segment, {part.start} to {part.stop - 1}")
     count = sum(len(part) for parts in seal.outputs.values() for part in parts)
     if count > MOST_RECORDS:
         raise ValueError(f"too many outputs: {count}")
