@@ -242,7 +242,10 @@ def test_a_broken_operation_of_a_package_is_named_and_every_other_command_works(
             lambda run: metaloom.evaluate(run, episodes=np.True_),
             "episodes=.*True.*; expected an integer >= 1",
         ),
-        (lambda run: metaloom.video(run, "x.gif", size=(1, 2, 3)), "size=.*; expected text or a tuple of 2: a whole"),
+        (
+            lambda run: metaloom.video(run, "x.gif", size=(1, 2, 3)),
+            "size=.*; expected text or a tuple of 2: an integer",
+        ),
         (lambda run: metaloom.sweep("sac", grid={"seed": 3}), "grid={'seed': 3}; expected .* or a mapping$"),
         (lambda run: metaloom.optimize(run, 0, overrides="seed=2"), r"; write overrides=\['seed=2'\]$"),
         (

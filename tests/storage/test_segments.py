@@ -90,7 +90,7 @@ def other_iterations(document):
         (lambda d: d["arrays"].update({"../x": d["arrays"]["tasks/ids"]}), r"of the array '\.\./x'"),
         (lambda d: d["files"].update({"../x": {"size": 1, "sha256": ""}}), r"unexpected file name '\.\./x'"),
         (lambda d: d["files"].pop("records.parquet"), r"records\.parquet is not among the files"),
-        (lambda d: d.update(sessions=[[1, "../x"]]), r"session 1 with the token '\.\./x'"),
+        (lambda d: d.update(sessions=[[1, "../x"]]), r"session number 1 or token '\.\./x'"),
     ],
 )
 def test_an_impossible_seal_is_refused_before_its_names_and_sizes_are_used(path, change, problem):
