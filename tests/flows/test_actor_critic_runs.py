@@ -240,7 +240,7 @@ def test_best_is_the_first_iteration_with_the_highest_return_and_latest_the_newe
     for name, learner in (("-4", False), ("-5", True)):
         with pytest.raises(UsageError, match=r"expected at least 4|choose one from -4 to 3"):
             RunAt.parse(f"run@{name}", learner=learner)
-    with pytest.raises(UsageError, match="or best or latest"):
+    with pytest.raises(UsageError, match="an iteration, `best` or `latest`"):
         RunAt.parse("run@last")
 
 
