@@ -19,7 +19,7 @@ from cyclopts.validators import Number
 from metaloom.flows.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
-_NAMES = {None: "None", NoneType: "None", bool: "True or False", int: "a whole number", float: "a number", str: "text"}
+_NAMES = {None: "None", NoneType: "None", bool: "True or False", int: "an integer", float: "a number", str: "text"}
 _found = Repr()
 _found.maxstring = _found.maxother = 60
 
@@ -89,7 +89,7 @@ def _kinds(annotation: Any) -> list[str]:
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         limits = "".join(
-            f" of at least {limit.gte}" if limit.lte is None else f" from {limit.gte} to {limit.lte}"
+            f" >= {limit.gte}" if limit.lte is None else f" from {limit.gte} to {limit.lte}"
             for mark in args[1:]
             for limit in limits_of(mark)
         )

@@ -1,6 +1,6 @@
-"""Recomputation with the machine code that computed stored outputs, as far as this processor supports it.
+"""Recomputation with the CPU code paths that computed stored outputs, as far as this processor supports it.
 
-BLAS, torch and NumPy select it on import, so a command that needs other code restarts with other variables.
+BLAS, torch and NumPy select theirs on import, so a command that needs other ones restarts with other variables.
 """
 
 import os
@@ -18,18 +18,18 @@ _NAMES = {"blas": "BLAS", "torch": "torch", "numpy": "NumPy"}
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Machine code of this process, compared with a run's."""
+    """CPU code paths of this process, compared with a run's."""
 
-    used: Mapping[str, str]  # machine code that this process uses, keyed by library
-    wanted: Mapping[str, str]  # machine code that computed the run, keyed by library
-    unrecorded: tuple[str, ...]  # libraries whose code the run does not record; its processor's default is assumed
-    missed: Mapping[str, str]  # reason why the wanted code was not used, with a remedy, keyed by library
-    mixed: bool  # True if other code computed some iterations; a process can only use the code of the last one
+    used: Mapping[str, str]  # CPU code paths that this process uses, keyed by library
+    wanted: Mapping[str, str]  # CPU code paths that computed the run, keyed by library
+    unrecorded: tuple[str, ...]  # libraries whose code path the run does not record; its processor's default is assumed
+    missed: Mapping[str, str]  # why the wanted code path was not used, with a remedy, keyed by library
+    mixed: bool  # True if others computed some iterations; a process can only use those of the last one
 
     def __str__(self) -> str:
         used = ", ".join(f"{name} {self.used[library]} ({self._origin(library)})" for library, name in _NAMES.items())
-        mixed = ". Other iterations record different code, and a process can use only one" if self.mixed else ""
-        return f"Computed by the machine code {used}{mixed}"
+        mixed = ". Other iterations record others, and a process can use only one per library" if self.mixed else ""
+        return f"Computed with the CPU code paths {used}{mixed}"
 
     def _origin(self, library: str) -> str:
         if library not in self.wanted:
@@ -41,7 +41,7 @@ class Arithmetic:
 
 
 def start_as_recorded(run: Run, iterations: Collection[int]) -> None:
-    """Raise StartAgain if the process must restart to use the machine code that the run recorded."""
+    """Raise StartAgain if the process must restart to use the CPU code paths that the run recorded."""
     wanted, _, _ = _recorded(run, iterations)
     flags = _flags(system())
     able = {library: code for library, code in wanted.items() if not lacking(library, code, flags)}
@@ -51,7 +51,7 @@ def start_as_recorded(run: Run, iterations: Collection[int]) -> None:
 
 
 def arithmetic_of(run: Run, iterations: Collection[int]) -> Arithmetic:
-    """Return a comparison of this process's machine code with the code that computed the given iterations."""
+    """Return a comparison of this process's CPU code paths with the ones recorded for the given iterations."""
     wanted, unrecorded, mixed = _recorded(run, iterations)
     used, flags = _acting(), _flags(system())
     missed: dict[str, str] = {}
@@ -65,12 +65,12 @@ def arithmetic_of(run: Run, iterations: Collection[int]) -> Arithmetic:
             given = " ".join(f'{name}="{value or ""}"' for name, value in variables.items())
             missed[library] = f"Python was started without {given}"
         else:
-            missed[library] = "the installed version has no such code; install the version that the run records"
+            missed[library] = "the installed version has no such code path; install the version that the run records"
     return Arithmetic(used, wanted, unrecorded, missed, mixed)
 
 
 def _acts(wanted: Mapping[str, str]) -> bool:
-    """Return True if this process uses the wanted machine code; torch is only imported if needed."""
+    """Return True if this process uses the wanted CPU code paths; torch is only imported if needed."""
     without_torch = code_facts()
     if any(without_torch.get(library, code) != code for library, code in wanted.items()):
         return False

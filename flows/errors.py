@@ -67,7 +67,7 @@ class WorkersError(ConnectionError):
 
 
 class StartAgain(Exception):
-    """Raised to restart a command with other environment variables, since libraries select machine code on import."""
+    """Raised to restart a command with other environment variables, since libraries select CPU code paths on import."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         super().__init__("must run in another process, which `metaloom` starts")

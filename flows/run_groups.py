@@ -23,7 +23,7 @@ depends on the algorithm, and additional measurements."""
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs that differ only in their seed, in order of seeds, and the settings that distinguish their group."""
+    """Runs that differ only in their seed, in seed order, and the settings that distinguish their group."""
 
     settings: Mapping[str, str]
     runs: tuple[Run, ...]

@@ -53,7 +53,7 @@ def report_folder(run: Path) -> Path:
 
 
 def new_run_name(recipe: str) -> str:
-    """Return an unused name for a new run, made from the recipe's name and the current time."""
+    """Return an unused name for a new run, derived from the recipe's name and the current time."""
     stem = f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
     names = [stem, *(f"{stem}-{n}" for n in range(2, 100))]
     return next(name for name in names if not run_folder(name).exists())
@@ -79,14 +79,14 @@ def require_settings(run: storage.Run) -> None:
             raise storage.IncompatibleFormat(
                 run.path / "run.json",
                 found=f"a configuration without {section}.name",
-                required="the settings of a training run",
+                required="the configuration of a training run",
                 action="`metaloom verify` and the Python API read what is stored",
             )
     if not isinstance(run.config.get("seed"), int):
         raise storage.IncompatibleFormat(
             run.path / "run.json",
             found=f"the seed {run.config.get('seed')!r}",
-            required="a whole number",
+            required="an integer",
             action="Restore run.json from a copy of the run",
         )
 
@@ -106,7 +106,7 @@ def learner_after(run: storage.Run, updates: int) -> LearnerState:
     ref = run.learner_ref(updates)
     if not run.contains(ref):
         raise UsageError(
-            f"{run.path}: no learner after {updates} updates; the run has had only "
+            f"{run.path}: no learner after {updates} updates; the run has completed only "
             f"{len(run.iterations)}. `metaloom resume {storage.argument(run.path)} --iterations {updates}` adds more"
         )
     update = run.load(ref)
@@ -143,7 +143,7 @@ def best_iteration(run: storage.Run) -> int:
     table = run.metrics()
     name = last_return(table.column_names)
     if name is None:
-        raise UsageError(f"{run.path}: there are no returns among the metrics; pass an iteration number")
+        raise UsageError(f"{run.path}: the metrics contain no returns; pass an iteration number")
     returns = table[name].to_pylist()
     return int(table["iteration"].to_pylist()[returns.index(max(returns))])
 
@@ -187,7 +187,7 @@ class RunAt:
             return cls(run_folder(text), None)
         if not re.fullmatch("latest|best|-?[0-9]{1,8}", iteration):
             raise UsageError(
-                f"{text}: got {iteration!r} after the @; expected an iteration such as {name}@12, or best or latest"
+                f"{text}: got {iteration!r} after the @; expected an iteration, `best` or `latest`, as in {name}@12"
             )
         folder = run_folder(name)
         if iteration == "best":

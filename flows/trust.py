@@ -76,7 +76,7 @@ class StoredSettings:
             log.warning("%s: cannot record that you trust it: %s; the next command needs --trust", self.where, error)
 
     def require_trust(self) -> None:
-        """Raise UntrustedRun if the settings name modules or foreign runs, unless the user trusts them."""
+        """Raise UntrustedRun if the settings name modules or other users' runs, unless the user trusts them."""
         if not (self.names or self.starts):
             return
         places, trusted = _places(self.names), _trusted_here.get(self.sha256)

@@ -1,4 +1,4 @@
-"""Machine code used for arithmetic in this process. This module does not import torch, which some workers lack."""
+"""CPU code paths used for arithmetic in this process. This module does not import torch, which some workers lack."""
 
 from collections.abc import Set
 from functools import cache
@@ -11,8 +11,8 @@ from threadpoolctl import threadpool_info
 def blas_facts() -> tuple[str, ...]:
     """Return the name and target processor of each BLAS library loaded in this process, sorted.
 
-    Machine code for different processors sums in a different order. The processor and environment variables such as
-    OPENBLAS_CORETYPE select the code. Versions are omitted: the NumPy and torch versions imply them, and SciPy's
+    Code paths for different processors sum in a different order. The processor and environment variables such as
+    OPENBLAS_CORETYPE select one. Versions are omitted: the NumPy and torch versions imply them, and SciPy's
     separate OpenBLAS must not matter.
     """
     libraries = (library for library in threadpool_info() if library["user_api"] == "blas")
@@ -25,19 +25,19 @@ def numpy_facts() -> str:
     """Return the SIMD extensions that NumPy's own functions use.
 
     With AVX-512, some functions, such as arcsinh and float64 exp, round differently. The processor and the environment
-    variable NPY_DISABLE_CPU_FEATURES select the code.
+    variable NPY_DISABLE_CPU_FEATURES select the code path.
     """
     known = cast(dict[str, Any], np.show_config(mode="dicts")).get("SIMD Extensions", {})
     return " ".join(known.get("found") or known.get("baseline", ())) or "scalar"
 
 
 def acting_facts() -> tuple[str, ...]:
-    """Return the machine code that actors without torch depend on, sorted."""
+    """Return the CPU code paths that actors without torch depend on, sorted."""
     return tuple(sorted((*blas_facts(), f"numpy {numpy_facts()}")))
 
 
 def code_facts() -> dict[str, str]:
-    """Return the machine code that BLAS and NumPy use in this process, keyed by library."""
+    """Return the CPU code paths that BLAS and NumPy use in this process, keyed by library."""
     return {"blas": ", ".join(blas_facts()), "numpy": numpy_facts()}
 
 
@@ -63,11 +63,11 @@ _NEEDED: dict[str, dict[str, frozenset[str]]] = {
         "AVX512_SPR": frozenset({"avx512_fp16"}),
     },
 }
-"""Library -> name of the machine code -> x86-64 processor flags that it requires, as named by Linux."""
+"""x86-64 processor flags that each CPU code path requires, as named by Linux, keyed by library and code path."""
 
 
 def code_for(flags: Set[str]) -> dict[str, str]:
-    """Return each library's default machine code on an x86-64 processor with these flags; {} without AVX2.
+    """Return each library's default CPU code path on an x86-64 processor with these flags; {} without AVX2.
 
     For OpenBLAS, the default is Haswell, which OpenBLAS also uses on unknown processors.
     """
@@ -79,7 +79,7 @@ def code_for(flags: Set[str]) -> dict[str, str]:
 
 
 def lacking(library: str, code: str, flags: Set[str]) -> str:
-    """Return why a processor with these flags cannot run a library's machine code, or "" if it can."""
+    """Return why a processor with these flags cannot run a library's CPU code path, or "" if it can."""
     names = code.split() if library == "numpy" else [code]
     known = _NEEDED[library]
     if unknown := [name for name in names if name not in known]:
@@ -89,7 +89,7 @@ def lacking(library: str, code: str, flags: Set[str]) -> str:
 
 
 def variables_for(library: str, code: str) -> dict[str, str | None]:
-    """Return the environment variables that select a library's machine code in a new process; unset those with None."""
+    """Return the environment variables that make a new process use this CPU code path; None unsets a variable."""
     if library == "blas":
         return {"OPENBLAS_CORETYPE": code.removeprefix("openblas ")}
     if library == "torch":

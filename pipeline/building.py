@@ -25,7 +25,7 @@ def build_learner(config: RunConfig) -> tuple[Setup, Learner[Any, Any], MetaEnv]
 
 
 def measures_of(config: RunConfig, env: MetaEnv) -> Measures:
-    """Return the measures that a run computes for each rollout batch, or raise ConfigError if one is not available."""
+    """Return the measures that a run computes for each rollout batch, or raise ConfigError if any is not available."""
     if config.env.diagnostics and not env.has_diagnostics:
         raise ConfigError(
             f"env.diagnostics is on, but {config.env.name} has none; remove it, or define MetaEnv.diagnostics in a "

@@ -45,7 +45,7 @@ def lazily(module: str) -> Callable[[str], Any]:
 
 @cache
 def lazy_names(module: str) -> Mapping[str, tuple[str, str]]:
-    """Return a module's imports under `TYPE_CHECKING`: name -> (module, name in that module)."""
+    """Return a module's imports under `TYPE_CHECKING`, keyed by name: the module, and the name in that module."""
     tree = ast.parse(Path(str(import_module(module).__file__)).read_text("utf-8"))
     parts = [node for node in tree.body if isinstance(node, ast.If)]
     lines = [line for part in parts if ast.unparse(part.test) == "TYPE_CHECKING" for line in part.body]

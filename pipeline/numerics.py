@@ -52,7 +52,7 @@ def normal_numerics(device: DeviceName = "cpu") -> Generator[None]:
 
 
 def unusual_numerics() -> dict[str, str]:
-    """Return the numerical settings, except thread counts, that differ from those of runs on the CPU: name -> value."""
+    """Return the numerical settings, except thread counts, that differ from those of CPU runs, keyed by name."""
     torch = sys.modules.get("torch")
     values = {s: s.get() for s in (*_of_thread(torch), *_of_process(torch, "cpu")) if "threads" not in s.name}
     unusual = {setting.name: str(value) for setting, value in values.items() if value not in setting.normal}

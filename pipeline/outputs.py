@@ -245,7 +245,7 @@ def _field_of(declared: type[Any], name: str, hint: object, *, init: bool) -> Ou
     if mapping:
         key, inner = cast(Sequence[Any], get_args(inner))
         if key is not str:
-            raise OutputError(f"{where} is a mapping from {_name_of(key)}; expected a mapping from str")
+            raise OutputError(f"{where} has keys of type {_name_of(key)}; expected str")
     if get_origin(inner) is not np.ndarray:
         raise OutputError(f"{where} is {_name_of(inner)}; expected an array with its dtype, as in {_EXAMPLE}")
     _, kind = cast(tuple[Any, Any], get_args(inner))

@@ -115,7 +115,7 @@ class Settings(BaseModel):
 
 
 class PluginSettings(BaseModel):
-    """Base class of settings selected by `name`: a built-in name, an entry point, or module:Class.
+    """Base class for settings selected by `name`: a built-in name, an entry point, or module:Class.
 
     Settings classes combine groups of fields such as this one by inheritance.
     """

@@ -34,7 +34,7 @@ def generator(run_seed: int, stream: Stream, *position: int) -> np.random.Genera
 
 
 def own_generator(run_seed: int, name: str, *position: int) -> np.random.Generator:
-    """Return a generator for a plug-in's stream, which never coincides with a built-in one.
+    """Return a random generator for a plug-in's stream, which is distinct from every built-in stream.
 
     Args:
         run_seed: The run's seed.

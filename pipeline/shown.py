@@ -27,7 +27,7 @@ def error_text(error: BaseException) -> str:
 
 
 class Shown:
-    """Base class of objects displayed as a title and a table. Dataclasses need `repr=False`."""
+    """Base class for objects displayed as a title and a table. Dataclasses need `repr=False`."""
 
     def shown(self) -> tuple[str, Sequence[Row]]:
         """Return a title and table rows of equal length; the default is one row per array in a dataclass."""

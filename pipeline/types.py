@@ -16,7 +16,7 @@ from metaloom.pipeline.shown import Shown
 Array = NDArray[Any]
 Params = dict[str, Array]
 Shapes = dict[str, tuple[int, ...]]
-"""Parameter name -> shape, in the order of a network's parameters."""
+"""Parameter shapes keyed by name, in the order of a network's parameters."""
 Metrics = dict[str, float]
 
 ParallelMap = Callable[..., Iterable[Any]]
@@ -36,7 +36,7 @@ class BatchError(ValueError):
 
 
 class _OfTasks(Shown):
-    """Base class of dataclasses whose fields are arrays with a leading task axis, mappings to such arrays, or None."""
+    """Base class for dataclasses whose fields are arrays with a leading task axis, mappings to such arrays, or None."""
 
     def slice(self, start: int, stop: int) -> Self:
         """Return a batch with the tasks start ... stop - 1."""
@@ -171,7 +171,7 @@ class EpisodeBatch(_OfTasks):
 
     @property
     def episode_facts(self) -> dict[str, Array]:
-        """Facts reduced to one value per episode, name -> [B, E]; see `fact_of_episodes`."""
+        """Facts reduced to one value per episode, keyed by name, [B, E] each; see `fact_of_episodes`."""
         return {name: fact_of_episodes(values, self.lengths) for name, values in self.facts.items()}
 
     @property
@@ -262,7 +262,7 @@ class Step(Shown):
 
 @dataclass(frozen=True, repr=False)
 class TaskParams(_OfTasks):
-    """Per-task policy parameters: name -> [B, ...] float32."""
+    """Per-task policy parameters, keyed by name, [B, ...] float32 each."""
 
     params: Params
 
@@ -365,13 +365,13 @@ class Minibatch(Shown):
 class Minibatches(Shown):
     """Row indices of the stored transitions to use in an iteration's gradient steps.
 
-    Row indices count a run's real steps from 0 in the order of collection: by iteration, rollout batch, task, episode
-    and step. If an iteration makes fewer than U gradient steps, the remaining entries are -1.
+    Row indices count a run's real steps from 0 in collection order: by iteration, rollout batch, task, episode
+    and step. If an iteration takes fewer than U gradient steps, the remaining entries are -1.
 
     Attributes:
-        rows: [U, K, N] int64, the transitions for each gradient step.
-        task_ids: [U, K] int64, index of the task from whose replay buffer the rows are drawn; 0 with a single buffer.
-        context_rows: [U, K, C] int64, transitions for task inference; None without inference.
+        rows: Row indices for each gradient step, [U, K, N] int64.
+        task_ids: Task from whose replay buffer the rows are drawn, [U, K] int64; 0 with a single buffer.
+        context_rows: Row indices for task inference, [U, K, C] int64; None without inference.
     """
 
     rows: Array

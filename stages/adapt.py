@@ -32,7 +32,7 @@ def adapt(
     before = acting_params(learner, params, at, num_tasks)
     evidence = episodes if samples is None else Step(episodes, samples, at.step)
     found = learner.adapt(learner.at_start(state.learner, run_seed=at.run_seed), before, evidence, parallel=parallel)
-    return require_params(found, num_tasks, learner, "adaptation by", like=None if samples is None else before)
+    return require_params(found, num_tasks, learner, "adapt", like=None if samples is None else before)
 
 
 def infer_task(
@@ -45,7 +45,7 @@ def infer_task(
     position = (at.run_seed, at.iteration, at.step) if at.training else None
     start = learner.at_start(state.learner, run_seed=at.run_seed)
     found = learner.adapt(start, TaskParams({}), ContextRounds(episodes, position), parallel=parallel)
-    return require_params(found, len(episodes[0].lengths), learner, "adaptation by")
+    return require_params(found, len(episodes[0].lengths), learner, "adapt")
 
 
 ADAPT = Stage(

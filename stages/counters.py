@@ -26,45 +26,45 @@ def no_steps() -> Params:
 
 
 def require_params(
-    found: object, num_tasks: int, learner: Learner[Any, Any], what: str, like: TaskParams | None = None
+    found: object, num_tasks: int, learner: Learner[Any, Any], method: str, like: TaskParams | None = None
 ) -> TaskParams:
     """Return a learner's task parameters after checking that they fit `num_tasks` tasks.
 
     Raises StageFault if they are not TaskParams, cover the wrong number of tasks, or lack a name or shape of `like`.
-    The message names the function `what` that returned them.
+    The message names the method that returned them.
     """
     required = f"expected TaskParams for {num_tasks} tasks, with each task's policy parameters"
     if not isinstance(found, TaskParams):
-        raise _fault(what, learner, f"{type(found).__name__}; {required}")
+        raise _fault(method, learner, f"{type(found).__name__}; {required}")
     for name, value in found.params.items():
         if len(value) != num_tasks:
-            raise _fault(what, learner, f"params[{name!r}] for {len(value)} tasks; {required}")
+            raise _fault(method, learner, f"params[{name!r}] for {len(value)} tasks; {required}")
     for name, before in {} if like is None else like.params.items():
         if name not in found.params or found.params[name].shape != before.shape:
             shape = [*found.params[name].shape] if name in found.params else "absent"
-            raise _fault(what, learner, f"params[{name!r}] as {shape}; expected {[*before.shape]}, as before")
+            raise _fault(method, learner, f"params[{name!r}] as {shape}; expected {[*before.shape]}, as before")
     return found
 
 
-def require_state(found: object, learner: Learner[Any, Any], what: str, like: Params | None = None) -> LearnerState:
+def require_state(found: object, learner: Learner[Any, Any], method: str, like: Params | None = None) -> LearnerState:
     """Return a learner's state after checking that it contains only arrays.
 
     Raises StageFault otherwise, or if a parameter's dtype differs from `like`; parameters not in `like` must be
-    float32. None allows any dtype, as in runs by earlier versions. The message names the function `what` that returned
+    float32. None allows any dtype, as in runs written by earlier versions. The message names the method that returned
     the state.
     """
     if not isinstance(found, LearnerState):
-        raise _fault(what, learner, f"{type(found).__name__}; expected LearnerState(params, optimizer, extra)")
+        raise _fault(method, learner, f"{type(found).__name__}; expected LearnerState(params, optimizer, extra)")
     for part in fields(found):
         for name, value in getattr(found, part.name).items():
             if not isinstance(value, np.ndarray | np.generic):
                 result = f"{part.name}[{name!r}] as {type(value).__name__}"
                 required = "a NumPy array, such as np.asarray(...) or tensor.numpy(), which the run can store"
-                raise _fault(what, learner, f"{result}; expected {required}")
+                raise _fault(method, learner, f"{result}; expected {required}")
             if part.name == "params" and like is not None:
                 required = like[name].dtype if name in like else np.dtype(np.float32)
                 if value.dtype != required:
-                    raise _fault(what, learner, f"params[{name!r}] as {value.dtype}; expected {required}")
+                    raise _fault(method, learner, f"params[{name!r}] as {value.dtype}; expected {required}")
     return found
 
 
@@ -79,7 +79,7 @@ def require_complete(update: object, before: Update, where: str) -> None:
             )
     for part in ("optimizer", "extra"):
         if lost := getattr(before.learner, part).keys() - getattr(update.learner, part).keys():
-            raise StageFault(f"{where}: the update returned no {part}[{min(lost)!r}], which the state before it has")
+            raise StageFault(f"{where}: the update returned no {part}[{min(lost)!r}], which the previous state has")
 
 
 def updated(
@@ -101,12 +101,12 @@ def updated(
     found: object = learner.update(before, experience, run_seed=at.run_seed, iteration=at.iteration, parallel=parallel)
     match found:
         case (LearnerState() as after, Mapping() as described):
-            require_state(after, learner, "the update of")
+            require_state(after, learner, "update")
             of_update = {name: _number(name, value) for name, value in described.items()}
         case _:
             kinds = f"({', '.join(type(part).__name__ for part in found)})" if isinstance(found, tuple) else ""
             required = "(LearnerState, metrics), where metrics maps names to numbers"
-            raise _fault("the update of", learner, f"{kinds or type(found).__name__}; expected {required}")
+            raise _fault("update", learner, f"{kinds or type(found).__name__}; expected {required}")
     for name in sorted({*before.params, *after.params}):
         found, required = (one.params.get(name) for one in (after, before))
         forms = ["absent" if x is None else f"{x.dtype}{list(x.shape)}" for x in (found, required)]
@@ -128,8 +128,8 @@ def updated(
     return Update(LearnerState(after.params, after.optimizer, extra), {**metrics, **of_update, **numbers})
 
 
-def _fault(what: str, learner: Learner[Any, Any], result: str) -> StageFault:
-    return StageFault(f"{what} {path_of(type(learner.unwrapped))} returned {result}")
+def _fault(method: str, learner: Learner[Any, Any], result: str) -> StageFault:
+    return StageFault(f"{path_of(type(learner.unwrapped))}.{method}() returned {result}")
 
 
 def _number(name: object, value: Any) -> float:

@@ -22,7 +22,7 @@ def initialize(learner: Learner[Any, Any], at: At, warm_start: WarmStart) -> Upd
     normalization statistics if this run normalizes observations or rewards. Raises ConfigError if the copied parameters
     are incompatible with this run's policy or critic.
     """
-    state, start = require_state(learner.initialize(run_seed=at.run_seed), learner, "initialize of"), warm_start()
+    state, start = require_state(learner.initialize(run_seed=at.run_seed), learner, "initialize"), warm_start()
     if start is not None:
         needed, given = (
             {name: value for name, value in of.extra.items() if name.startswith(CRITICS)} for of in (state, start)

@@ -87,5 +87,5 @@ def acting_params(learner: Learner[Any, Any], acting: Update | TaskParams, at: A
     if isinstance(acting, TaskParams):
         return acting
     stored = acting.learner
-    state = require_state(learner.at_start(stored, run_seed=at.run_seed), learner, "at_start of", stored.params)
-    return require_params(learner.acting_params(state, num_tasks), num_tasks, learner, "acting_params of")
+    state = require_state(learner.at_start(stored, run_seed=at.run_seed), learner, "at_start", stored.params)
+    return require_params(learner.acting_params(state, num_tasks), num_tasks, learner, "acting_params")

@@ -12,7 +12,7 @@ _TOP = ("run.json", "writer.lock", "_commits", "_sessions", "_thinned", "_segmen
 
 
 class StoreError(Exception):
-    """Base class of errors about stored runs: where, what was found, what was expected, and what to do next."""
+    """Base class for errors about stored runs: where, what was found, what was expected, and what to do next."""
 
     _verb = "expected"
 
@@ -112,7 +112,7 @@ def fenced_out(where: object, session: int | str) -> FencedOut:
     """Return the error for a writer whose session a later one has ended."""
     return FencedOut(
         where,
-        found=f"session {session} of this process was ended by a later writer",
+        found=f"session {session} of this process, which a later writer ended",
         required="the newest session of the run",
         action="Stop this process; the later writer continues from what was published",
     )

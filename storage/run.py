@@ -410,7 +410,7 @@ class Run(StoredOutputs):
         return late.read_transitions(self, np.asarray(rows, np.int64))
 
     def lineage(self) -> "pa.Table":
-        """Read one row per stored output, in order of creation, with its inputs, time, session and versions."""
+        """Read one row per stored output, in creation order, with its inputs, time, session and versions."""
         return late.lineage(self.record(ref) for ref in self.refs())
 
 

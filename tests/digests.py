@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TABLE = Path(__file__).parent / "golden" / "digests.json"
-# Any x86-64 processor since 2013 has this machine code, so the table holds on all of them.
+# Any x86-64 processor since 2013 has these CPU code paths, so the table holds on all of them.
 ARITHMETIC = {
     "OPENBLAS_CORETYPE": "Haswell",
     "ATEN_CPU_CAPABILITY": "avx2",
@@ -65,7 +65,7 @@ def differing_references() -> Iterator[str]:
 
 def _metaloom(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "metaloom.flows.cli", *arguments]
-    # A reference is computed by the machine code that its record names.
+    # A reference is computed with the CPU code paths that its record names.
     env = {name: value for name, value in os.environ.items() if name not in ARITHMETIC}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 

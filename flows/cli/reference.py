@@ -28,7 +28,7 @@ def show(call: Call[Any], *, as_json: bool = False) -> int:
 
 
 def verify(call: Call[Any], *, as_json: bool = False) -> int:
-    """Verify a reference, using its recorded machine code, and print the result."""
+    """Verify a reference, using its recorded CPU code paths, and print the result."""
     return call.show(call(prepared=late.start_as_recorded), as_json)
 
 

@@ -239,8 +239,8 @@ def replay(
     as_recorded: Annotated[
         bool,
         Parameter(
-            help="Use the machine code of BLAS, torch and NumPy that the run records, as far as the processor supports "
-            "it. By default, each library chooses its code for this processor."
+            help="Use the CPU code paths of BLAS, torch and NumPy that the run records, as far as the processor "
+            "supports them. By default, each library chooses its code path for this processor."
         ),
     ] = False,
     as_json: bool = False,
@@ -303,7 +303,7 @@ def _replay(call: "Call[Replay]", *, as_recorded: bool, as_json: bool) -> int:
         changes = "; ".join(changed) or "nothing that is recorded"
         console().print(as_text(f"Changed since it was computed: {changes}"))
         if not as_recorded and any(change.startswith("arithmetic of ") for change in changed):
-            console().print("`--as-recorded` uses the recorded machine code if the processor supports it")
+            console().print("`--as-recorded` uses the recorded CPU code paths if the processor supports them")
     elif outcomes:
         thinned = sum(outcome.with_record for outcome in outcomes)
         were, records = ("was", "its record") if thinned == 1 else ("were", "their records")

@@ -46,7 +46,7 @@ class DryRun:
     machine_memory_bytes: int  # memory available to processes
     free_disk_bytes: int  # free space on the disk that will hold the run
     probe: Probe | None = None
-    refusal: str | None = None  # reason why the run exceeds this machine's resources; None if it may fit
+    refusal: str | None = None  # why the run exceeds this machine's resources; None if it may fit
 
     def document(self) -> dict[str, Any]:
         """Return the estimate as JSON data, with the run's duration and its disk usage before thinning."""

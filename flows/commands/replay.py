@@ -255,7 +255,7 @@ def reproduce_kept(
         kept = ", ".join(f"--stage {e.ref.stage} --step {e.ref.step}" for e in entries) or "nothing"
         raise UsageError(
             f"{path}: the quarantine has {len(found)} matching failures of iteration {iteration}; expected "
-            f"exactly one. For this iteration it holds {kept}"
+            f"exactly one. For this iteration, it contains {kept}"
         )
     (entry,) = found
     if "env" not in entry.about:

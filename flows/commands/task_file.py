@@ -32,9 +32,10 @@ def load_tasks(path: Path, fields: Sequence[TaskField]) -> list[list[float]]:
         else:
             rows = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise UsageError(f"{path}: cannot be read as tasks: {error}") from None
+        raise UsageError(f"cannot read {path} as tasks: {error}") from None
     if not isinstance(rows, list) or not rows:
-        raise UsageError(f"{path}: expected a list of at least one task, got {type(rows).__name__}")
+        found = "an empty list" if rows == [] else type(rows).__name__
+        raise UsageError(f"{path}: expected a non-empty list of tasks, got {found}")
     return [_task(path, n, row, fields) for n, row in enumerate(rows)]
 
 

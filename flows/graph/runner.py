@@ -112,7 +112,7 @@ class Runner:
         config = self.config
         with normal_numerics(config.device), float32_alone():
             learner = config.algorithm.build(self.setup)
-            state = require_state(learner.initialize(run_seed=config.seed), learner, "initialize of", like={})
+            state = require_state(learner.initialize(run_seed=config.seed), learner, "initialize", like={})
             params = acting_params(learner, Update(state, {}), At(config.seed, 0), 1).params
             try:
                 check_actor_params(config.algorithm.actor, config.policy, params, self.setup)

@@ -24,7 +24,7 @@ def graph_of(config: RunConfig) -> Graph:
     if not isinstance(graph, Graph):
         raise ConfigError(
             f"algorithm.name is {config.algorithm.name}, whose graph is {name!r}; use one of {', '.join(GRAPHS)}, "
-            "or module:NAME for a Graph, as in graph = ... in the settings class of the algorithm"
+            "or set `graph` in the algorithm's settings class to the module:NAME of a Graph"
         )
     return graph
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from metaloom import storage
 from metaloom.flows.errors import UsageError
+from metaloom.flows.formatting import plural
 from metaloom.flows.rollouts.rehearsal import settled
 from metaloom.flows.runs import RunAt, run_folder
 from metaloom.pipeline.algorithms import ALGORITHMS
@@ -52,7 +53,8 @@ def pinned(config: RunConfig, *, step_timeout_seconds: float | None = None) -> R
     updates = len(run.iterations) if at.iteration is None else at.iteration
     ref = run.learner_ref(updates)
     if not run.contains(ref):
-        raise UsageError(f"init_from: no learner {place}@{updates}; that run has had {len(run.iterations)} updates")
+        done = plural(len(run.iterations), "update")
+        raise UsageError(f"init_from: learner {place}@{updates} does not exist; the run has completed only {done}")
     found = WarmStart(run=place, updates=updates, digest=run.record(ref).digest)
     _require_same(start, found)
     _require_same_function(config, run.config_of(ref), f"{place}@{updates}")

@@ -68,7 +68,7 @@ def logging_to(
 ) -> Iterator[Observer]:
     """Within the block, yield an observer that also logs iterations.
 
-    The run need not exist yet. Videos are logged every `film_every` iterations, and of the last one in any case.
+    The run need not exist yet. A video is logged every `film_every` iterations and after the last one.
     """
     check_loggers(names, film_every)
     if not names:

@@ -46,7 +46,7 @@ class Operation:
     terminal: str = ""
     has_json: bool = True  # True to offer `--json`, which prints the result as data
     command: str = ""  # App that contains a group of commands, instead of a function
-    # Command-only options, each with its Python equivalent or the reason why there is none.
+    # Command-only options, each with its Python equivalent or why there is none.
     of_terminal: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
@@ -127,7 +127,7 @@ _BUILT_IN = (
             "pdb": "enters the debugger, which needs the terminal",
             "materialise": "`materialise(RUN, ITERATION)`",
             "quarantine": "prints the error of the episode, or enters the debugger",
-            "as_recorded": "restarts the process, because libraries choose their machine code when imported",
+            "as_recorded": "restarts the process, because libraries choose their CPU code paths when imported",
         },
     ),
     _built_in(

@@ -36,13 +36,13 @@ LOOK_SECONDS = 0.2
 
 @checked
 def cancel(run: RunArgument, *, asked: Annotated[Callable[[Writer], None] | None, PythonOnly] = None) -> Cancelled:
-    """Stop the training of a run after its current stage.
+    """Stop training a run after its current stage.
 
-    It asks the process that trains the run to stop, as a single Ctrl-C does, and waits until it has stopped. It works
-    from another shell, under Prefect, and from another machine that shares the folder. `metaloom resume` continues the
-    run. A process that is suspended (Ctrl-Z, SIGSTOP) or hangs does not respond: `kill -CONT PID` wakes it, and
-    `kill -9 PID` ends it without losing stored outputs. If its machine is gone, `metaloom resume RUN --take-over`
-    continues the run without it.
+    The command asks the process that trains the run to stop, like a single Ctrl-C, and waits until it has stopped. It
+    works from another shell, under Prefect, and from another machine that shares the folder. `metaloom resume`
+    continues the run. A process that is suspended (Ctrl-Z, SIGSTOP) or hangs does not respond: `kill -CONT PID` wakes
+    it, and `kill -9 PID` ends it without losing stored outputs. If its machine is gone,
+    `metaloom resume RUN --take-over` continues the run without it.
 
     Exit code 0 if the run stopped, was already complete, or was not being written; 1 if it failed instead.
 

@@ -142,13 +142,13 @@ def changes(overrides: Sequence[str], settings: Mapping[str, Any] | None = None)
 
 
 def refuse_without(option: str, **others: object) -> None:
-    """Raise UsageError if one of the other options is given, since each of them requires `option`."""
+    """Raise UsageError if any of the other options is given, since each of them requires `option`."""
     for name in _given(others):
         raise UsageError(f"--{name} requires {option}; add {option}, or remove --{name}")
 
 
 def refuse_with(option: str, **others: object) -> None:
-    """Raise UsageError if one of the other options is given, since none of them can be combined with `option`."""
+    """Raise UsageError if any of the other options is given, since none of them can be combined with `option`."""
     for name in _given(others):
         raise UsageError(f"--{name} cannot be combined with {option}; remove one of them")
 

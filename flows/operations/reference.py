@@ -83,9 +83,9 @@ def verify(
 ) -> "Verified":
     """Recompute one iteration of a reference, or all, and compare each output with its record.
 
-    Computation starts from the nearest stored learner. The command uses the machine code of BLAS, torch and NumPy that
-    the run records, if the processor supports it; in Python, the process keeps its own. Exit code 0 if all outputs are
-    identical to the recorded ones, otherwise 1, with what else differs (versions, processor) and both average returns.
+    Computation starts from the nearest stored learner. The command uses the CPU code paths of BLAS, torch and NumPy
+    that the run records, if the processor supports them; in Python, the process keeps its own. Exit code 0 if all
+    outputs are identical to the recorded ones, otherwise 1, with the versions and facts that differ and both returns.
 
     Example: `metaloom reference verify dense-maml-ppo-seed-1@37`
 
@@ -157,7 +157,7 @@ def _named(text: str, given: Path | str | None) -> "tuple[Path, Reference, int |
     folder = _folder(given)
     name, at, iteration = text.partition("@")
     if at and not re.fullmatch("[0-9]{1,8}", iteration):
-        raise UsageError(f"{text}: got {iteration!r} after the @; expected an iteration such as {name}@12")
+        raise UsageError(f"{text}: got {iteration!r} after the @; expected an iteration, as in {name}@12")
     found = late.find_reference(folder, name)
     if at and int(iteration) >= found.iterations:
         raise UsageError(f"{text}: no such iteration; use one from {name}@0 to {name}@{found.iterations - 1}")

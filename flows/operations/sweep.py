@@ -66,7 +66,7 @@ def sweep(
 
     After an interruption, the same command continues the sweep without repeating complete runs. Ctrl-C stops it after
     the current stages. `sweeps/NAME.json` in the runs folder lists the runs. Exit code 1 if a run failed, or if all
-    trials of a search failed; the other runs are trained in any case.
+    trials of a search failed; the other runs are still trained.
 
     Example: `metaloom sweep promp-point-corner --seeds 2 --grid algorithm.inner_lr=0.05,0.1 --set iterations=2`
 

@@ -74,7 +74,7 @@ def train(
 
     Args:
         recipe: A recipe, a settings file, or a RunConfig.
-        run: Name of the run under the runs folder, or a path; by default, made from the recipe's name and the time.
+        run: Name of the run under the runs folder, or a path; by default, derived from the recipe and the time.
         iterations: Number of iterations; short for `--set iterations=20`.
         seed: Seed of all random draws; short for `--set seed=2`.
         overrides: Settings to change, as KEY=VALUE.
@@ -174,7 +174,7 @@ def iterate(
 
     Args:
         recipe: A recipe, a settings file, or a RunConfig; or an opened run to continue.
-        run: Name of the new run under the runs folder, or a path; by default, made from the recipe's name and the time.
+        run: Name of the new run under the runs folder, or a path; by default, derived from the recipe and the time.
         iterations: Total number of iterations.
         seed: Seed of all random draws.
         overrides: Settings to change, as KEY=VALUE.

@@ -12,8 +12,8 @@ from metaloom.storage import open_run, verify_run
 def verify(run: RunArgument) -> Verification:
     """Check every stored file against its record.
 
-    Exit code 0 if all files are intact, 1 if any is damaged, missing or foreign. `metaloom resume RUN --repair` repairs
-    or recomputes damaged and missing files; it does not remove files that do not belong to the run.
+    Exit code 0 if all files are intact, 1 if any is damaged, missing or unexpected. `metaloom resume RUN --repair`
+    repairs or recomputes damaged and missing files; it does not remove files that do not belong to the run.
 
     Example: `metaloom verify first`
 

@@ -143,7 +143,7 @@ def meta_train(
         iterations: Number of meta-updates; 0 uses the number in the recipe or in the existing run. A larger number
             extends an existing run.
         seed: Random seed. An existing run keeps its own.
-        run: Name in the runs folder, or a path; if empty, made from the recipe and the flow run. An existing run
+        run: Name in the runs folder, or a path; if empty, derived from the recipe and the flow run. An existing run
             continues where it stopped.
         workers: Number of Dask worker processes for rollouts on this machine; 0 samples in the flow's own process, as a
             run with one task always does.
@@ -178,7 +178,7 @@ def meta_train_custom(
 
     Args:
         config: All settings. An omitted setting has its default value.
-        run: Name in the runs folder, or a path; if empty, made from the flow run. An existing run continues where it
+        run: Name in the runs folder, or a path; if empty, derived from the flow run. An existing run continues where it
             stopped.
         workers: Number of Dask worker processes for rollouts on this machine; 0 samples in the flow's own process, as a
             run with one task always does.

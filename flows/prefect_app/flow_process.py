@@ -34,7 +34,7 @@ def ignore_folder_settings() -> None:
 
 
 def main() -> None:
-    """Execute the flow run that the environment variables name."""
+    """Execute the flow run named in the environment variables."""
     ignore_folder_settings()
     # PREFECT_HOME is in the folder where flows run.
     os.chdir(Path(os.environ["PREFECT_HOME"]).parent)

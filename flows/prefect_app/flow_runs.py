@@ -1,7 +1,7 @@
 """Supervision of `metaloom serve`: ends all parts together, and restarts flow runs that lose their process.
 
 Prefect does not restart such flow runs: if the process was killed, the flow run stays Crashed, and if its worker or
-server ended first, it stays Running forever. This module imports Prefect, which must not happen in a foreign folder.
+server ended first, it stays Running forever. This module imports Prefect, which must not happen in an untrusted folder.
 """
 
 import os

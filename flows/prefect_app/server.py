@@ -122,15 +122,15 @@ _OPENING = HTMLResponse(
     },
 )
 _DOCS = ("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json")
-_CLOSED = PlainTextResponse("not served: it would load scripts of other hosts\n", 404)
+_CLOSED = PlainTextResponse("not served, because it would load third-party scripts\n", 404)
 
 
 def guarded(prefect: ASGIApp, *, any_host: bool) -> ASGIApp:
-    """Return Prefect's application behind the gate, with the login page.
+    """Wrap Prefect's application in the request gate, and add the login page.
 
     Prefect accepts requests from any page in the user's browser (`access-control-allow-origin: *`) and ignores `Host`;
-    the gate rejects requests from other pages. Other users and programs need the password. The API pages at `/docs` are
-    closed, because they need no password and load foreign scripts in the origin that stores the user's password.
+    the gate rejects requests from other pages. Other users and programs need the password. `/docs` is disabled,
+    because it needs no password and loads third-party scripts in the origin that stores the user's password.
     """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:

@@ -74,7 +74,7 @@ class Recipes(Mapping[str, "Callable[[], RunConfig]"]):
     plugins: Plugins = Plugins("recipe", "metaloom.recipes", {})
 
     def __getitem__(self, name: str) -> "Callable[[], RunConfig]":
-        """Return the recipe with this name; raises KeyError if it is unknown, ConfigError if its package is broken."""
+        """Return the recipe with this name; raise KeyError if it is unknown, ConfigError if its package is broken."""
         if name in _entries():
             return Recipe.named(name)
         try:
@@ -134,14 +134,14 @@ def is_settings_file(recipe_or_file: str) -> bool:
 
 
 def load_settings(recipe_or_file: str) -> dict[str, Any]:
-    """Return the settings of a recipe, or of a YAML, JSON or TOML file; raises ConfigError if it cannot be read."""
+    """Return the settings of a recipe, or of a YAML, JSON or TOML file; raise ConfigError if it cannot be read."""
     if is_settings_file(recipe_or_file):
         return load_config(Path(recipe_or_file))
     try:
         recipe = RECIPES[recipe_or_file]
     except KeyError:
         raise ConfigError(
-            f"no recipe {recipe_or_file!r}: `metaloom recipes` lists all, and the name of a settings file ends in "
+            f"no recipe {recipe_or_file!r}: `metaloom recipes` lists the recipes; a settings file must end in "
             f".yaml, .json or .toml{suggestion(recipe_or_file, RECIPES)}"
         ) from None
     # Omit defaults that the algorithm or environment determines, since either may be replaced.

@@ -257,7 +257,7 @@ def _described(run: Run) -> Mapping[str, Any]:
 
 
 def _known_without(name: str, folder: Path) -> list[Reference]:
-    """Return a folder's references; raise UsageError if one of them has this name."""
+    """Return a folder's references; raise UsageError if any of them has this name."""
     known = read_index(folder) if (folder / INDEX).exists() else []
     if name in [reference.name for reference in known]:
         raise UsageError(f"{folder} already has a reference {name}; choose another name with --name NAME")

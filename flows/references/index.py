@@ -29,7 +29,7 @@ SCHEMA = "metaloom-references/1"
 
 def broken(place: Path, found: str, *, action: str = _AGAIN) -> storage.DamagedRun:
     """Return the error to raise for a damaged archive or index."""
-    return storage.DamagedRun(place, found=found, required="the output of `metaloom reference add`", action=action)
+    return storage.DamagedRun(place, found=found, required="a file from `metaloom reference add`", action=action)
 
 
 @contextmanager
@@ -145,7 +145,7 @@ class Extracted:
         return {"run": str(self.path)}
 
     def __str__(self) -> str:
-        return f"{self.path} is {self.reference} as a run"
+        return f"extracted {self.reference} to {self.path}"
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def _name_of(ref: StageRef) -> str:
 
 
 class TableCheck:
-    """Comparison of a run's tables with computed outputs, which must be passed in the order of computation."""
+    """Compares a run's tables with recomputed outputs, which must be passed in the order they were computed."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -175,7 +175,7 @@ class Verified:
     false_tables: tuple[str, ...] = ()
     false_facts: tuple[str, ...] = ()  # recorded facts about the environment that differ today, such as `facts`
     false_records: tuple[str, ...] = ()  # records whose inputs, seed positions or existence contradict the stages
-    arithmetic: Arithmetic | None = None  # machine code used and, if it is not the recorded code, the reason
+    arithmetic: Arithmetic | None = None  # CPU code paths used and, if they are not the recorded ones, the reason
 
     @property
     def identical(self) -> bool:
@@ -186,7 +186,7 @@ class Verified:
         return {**asdict(self), "identical": self.identical}
 
     def __str__(self) -> str:
-        """Return a summary of the result, followed by the machine code used."""
+        """Return a summary of the result, followed by the CPU code paths used."""
         return f"{self._outcome()}\n{self.arithmetic}" if self.arithmetic else self._outcome()
 
     def _outcome(self) -> str:

@@ -24,8 +24,8 @@ class DiskUse:
         thinning: Size of the files that thinning all complete iterations would remove.
         groups: Sizes keyed by kind of content.
         stages: Sizes of committed files, keyed by stage and inner step.
-        ranges: Sizes of ranges of iterations, keyed by first and last iteration.
-        problem: Reason why the other sizes of a damaged run are unknown.
+        ranges: Sizes per iteration range, keyed by first and last iteration.
+        problem: Reason that the other sizes of a damaged run are unknown.
     """
 
     name: str
@@ -42,7 +42,7 @@ class DiskUse:
 
 @dataclass(frozen=True, repr=False)
 class DiskUsage(Shown):
-    """Disk usage of runs, and leftovers of interrupted removals; `details` is True to show the contents of runs."""
+    """Disk usage of runs, and leftovers of interrupted removals; if `details` is True, also each run's contents."""
 
     uses: Sequence[DiskUse]
     paths: Sequence[Path]

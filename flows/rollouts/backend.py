@@ -41,7 +41,8 @@ class Backend:
             )
         timeout, retries = self.step_timeout_seconds, self.retries
         if (timeout is not None and not 0 < timeout < float("inf")) or (retries is not None and retries < 0):
-            raise UsageError(f"expected step_timeout_seconds > 0 and retries >= 0, got {timeout} and {retries}")
+            found = f"got {timeout} and {retries}"
+            raise UsageError(f"step_timeout_seconds must be a finite number above 0 and retries at least 0, {found}")
         if self.workers == 0 and (timeout is not None or retries is not None):
             raise UsageError(
                 f"got step_timeout_seconds={timeout} and retries={retries} without worker processes; use "

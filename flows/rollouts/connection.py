@@ -330,16 +330,16 @@ def _cannot_import(error: ImportError) -> WorkersError:
 
 
 def _warn_other_arithmetic(found: Mapping[str, tuple[str, ...]]) -> None:
-    """Log one warning about all workers whose machine code may round differently from this process's."""
+    """Log one warning about all workers whose CPU code paths may round differently from this process's."""
     here = set(acting_facts())
     others = {worker: code for worker, code in found.items() if not set(code) <= here}
     if others:
         worker, code = next(iter(others.items()))
         log.warning(
-            "%d of %d Dask workers run different machine code from this process, so their digests may differ from "
+            "%d of %d Dask workers use different CPU code paths from this process, so their digests may differ from "
             "those of other workers and of `metaloom replay`: %s at %s, %s here. Setting OPENBLAS_CORETYPE=Haswell, "
             'ATEN_CPU_CAPABILITY=avx2 and NPY_DISABLE_CPU_FEATURES="X86_V4 AVX512_ICL AVX512_SPR" for the trainer and '
-            "every worker makes all x86-64 processors with AVX2 run the same code",
+            "every worker makes all x86-64 processors with AVX2 use the same code paths",
             len(others),
             len(found),
             ", ".join(code),

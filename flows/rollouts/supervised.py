@@ -44,7 +44,7 @@ def fingerprint(spec: SamplerSpec) -> dict[str, str]:
 
 
 def check_worker(spec: SamplerSpec) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Build the environment once on the worker, and return the worker's versions and machine code."""
+    """Build the environment once on the worker, and return the worker's versions and CPU code paths."""
     make_env(spec.env).close()
     return _fingerprint_here(spec), acting_facts()
 

@@ -83,8 +83,8 @@ class Acting:
         """Return actions as stored in batches, before they are mapped to the environment's action space.
 
         Args:
-            observations: Single observation from the environment, such as a dict, or flattened as in batches; or arrays
-                with any leading axes, flattened if the space is not a Box. With B > 1 tasks, the first axis is B.
+            observations: A single observation, either as the environment returns it (e.g. a dict) or flattened; or an
+                array with any leading axes, flattened unless the space is a Box. With B > 1 tasks, B is the first axis.
             deterministic: True returns the most likely actions; False samples actions as in training.
 
         Returns:
@@ -242,7 +242,7 @@ class Acting:
             leading = found.shape[: max(found.ndim - len(shape), 0)]
             if found.shape[len(leading) :] == shape and leading[: len(tasks)] == tasks and 0 not in leading:
                 return found.reshape(self.num_tasks, -1, spaces.observation_size), leading
-        hint = "" if found.ndim else "; of a discrete space, its unit vector"
+        hint = "" if found.ndim else "; encode discrete observations as one-hot vectors"
         raise ValueError(f"got observations of shape {found.shape}; expected ({required}){hint}")
 
     def _steps(self, num_rows: int, deterministic: bool) -> _Steps:

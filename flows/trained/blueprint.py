@@ -39,13 +39,13 @@ class Blueprint:
     config: RunConfig
     spaces: Spaces  # sizes of the policy's observations and actions
     actions: ActionSpace  # action space of the environment, to which the policy's actions are mapped
-    parts: gymnasium.Space[Any] | None = None  # of flattened observations; None in policies of earlier versions
+    parts: gymnasium.Space[Any] | None = None  # of flattened observations; None in policies saved by earlier versions
     # The learner's run, iteration and digest, and the names and units of components; see `policy_of`.
     origin: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @classmethod
     def of(cls, config: RunConfig) -> Blueprint:
-        """Return the blueprint for policies of a run with this configuration."""
+        """Return the policy blueprint for a run with this configuration."""
         env = make_env(config.env)
         try:
             assert isinstance(env, PolicyActions)

@@ -219,8 +219,8 @@ class TrainedPolicy(Acting):
         if isinstance(to, EpisodeBatch):
             if (episodes, steps, max_episode_steps) != (None, 1, None):
                 raise UsageError(
-                    "episodes, steps and max_episode_steps cannot be combined with a batch of episodes; omit them: one "
-                    "step adapts to the whole batch"
+                    "episodes, steps and max_episode_steps cannot be combined with a batch of episodes; omit them, "
+                    "since a batch is always used in a single adaptation step"
                 )
             return self._adapted_to(to)
         if self.num_tasks != 1:

@@ -162,7 +162,7 @@ def _flat(adapted: Mapping[str, Array], start: Mapping[str, Array] | None) -> Ar
 
 
 def live(run: Run) -> dict[str, Any]:
-    """Return a run's algorithm, environment, state, progress and newest output. Fast, since the page polls it."""
+    """Return a run's algorithm, environment, state, progress and newest output. The page polls this."""
     under_way, _ = _records(run, len(run.iterations))
     newest = under_way[-1].ref if under_way else None
     return {

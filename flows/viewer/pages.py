@@ -84,7 +84,7 @@ class Shelf:
             raise storage.RunNotFound(
                 storage.location(self.place),
                 found=f"no run {name!r}",
-                required="the name of a run there",
+                required="an existing run",
                 action="the list of runs shows all names",
             )
         with self._lock:
@@ -258,7 +258,7 @@ def _task_and_episode(request: Request) -> tuple[int, int]:
     texts = {name: request.query_params.get(name, "") for name in ("task", "episode")}
     for name, text in texts.items():
         if not text.isdecimal() or len(text) > 9:
-            raise ValueError(f"{name} must be a whole number, got {text!r}")
+            raise ValueError(f"{name} must be an integer, got {text!r}")
     return int(texts["task"]), int(texts["episode"])
 
 

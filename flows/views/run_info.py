@@ -180,7 +180,7 @@ def class_returns_of(run: Run, iteration: int) -> list[dict[str, Any]]:
 
 
 def bytes_by_group(run: Run) -> Counter[str]:
-    """Return the size of a run's files in bytes by content: rollouts, samples, learner, ..., tables, records."""
+    """Return the size of a run's files in bytes by content type: rollouts, samples, learner, ..., tables, records."""
     sizes: Counter[str] = Counter()
     folders = {"tables": "tables", "_quarantine": "quarantine", "_operator": "log"}
     for path, num_bytes in run.files.sizes().items():

@@ -33,7 +33,7 @@ class NormalizingLearner(Learner[Any, Steps]):
         if setup.policy.normalize_observations and setup.observation_scale != 1:
             raise ConfigError(
                 f"policy.normalize_observations is on, but the observations of {setup.env_name} are bytes, which are "
-                f"divided by {setup.observation_scale:g}; remove it"
+                f"divided by {setup.observation_scale:g}; turn it off"
             )
         self.inner: Learner[Any, Steps] = inner
         self._discount = setup.processing.discount

@@ -188,14 +188,14 @@ class Resampled:
         return self._estimate(name, interquartile_mean)
 
     def profile(self, name: str, thresholds: Array) -> Band:
-        """Return the fraction of a group's scores above each threshold [m]."""
+        """Return the fraction of a group's scores above each threshold [m], with a confidence band."""
         scores = self.groups[name]
         values = performance_profile(scores, thresholds)
         band = self._band(scores, values, performance_profile(scores, thresholds, self._weights[name]))
         return Band(values, np.clip(band.low, 0, 1), np.clip(band.high, 0, 1))
 
     def curve(self, name: str, values: Array) -> Band:
-        """Return the interquartile mean of values [R, m] over a group's R runs."""
+        """Return the interquartile mean of values [R, m] over a group's R runs, with a confidence band."""
         group = self.groups[name]
         points = [Scores(tuple(column[:, None]), group.strata) for column in values.T]
         resampled = np.stack([interquartile_mean(point, self._weights[name]) for point in points], axis=1)

@@ -22,7 +22,7 @@ def load_config(path: Path) -> dict[str, Any]:
         settings = tomllib.loads(text) if path.suffix == ".toml" else parse(text)
     except (OSError, ValueError) as error:
         kind = "TOML" if path.suffix == ".toml" else "YAML or JSON"
-        raise ConfigError(f"{path}: cannot be read as {kind}: {error}") from None
+        raise ConfigError(f"cannot read {path} as {kind}: {error}") from None
     if not isinstance(settings, dict):
         raise ConfigError(f"{path}: expected a mapping of RunConfig fields, got {type(settings).__name__}")
     return settings

@@ -75,7 +75,7 @@ class Ant(MujocoRobot, MetaEnv):
 
     @abstractmethod
     def task_terms(self, place: Array, velocity: Array, tasks: Array) -> dict[str, Array]:
-        """Return reward terms, name -> [n], given the torso's position [n, 2] in m and velocity [n, 2] in m/s."""
+        """Return reward terms, [n] each, given the torso's position [n, 2] in m and velocity [n, 2] in m/s."""
 
 
 class AntWalk:

@@ -67,7 +67,7 @@ class ContactBatch:
         self._contact_pass = ctypes.cast(library.mj_rnePostConstraint, ctypes.c_void_p)
 
     def bind(self, name: str) -> Array:
-        """Return a live view [N, ...] float64. Joint state and controls are writable."""
+        """Return a live view of a simulation field, [N, ...] float64. Joint state and controls are writable."""
         shape = (self._num_rows, *getattr(self._data, name).shape)
         if name in _STATE:
             size = ctypes.c_int()

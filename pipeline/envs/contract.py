@@ -18,9 +18,9 @@ class EnvError(ValueError):
 
 
 def require_count(env: gymnasium.Env[Any, Any], option: str, value: object, *, least: int) -> None:
-    """Raise EnvError unless an environment option is an integer of at least `least`."""
+    """Raise EnvError unless an environment option is an integer >= `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise EnvError(f"{type(env).__name__}: {option} must be a whole number of at least {least}, got {value!r}")
+        raise EnvError(f"{type(env).__name__}: {option} must be an integer >= {least}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class BatchEnv(Protocol):
 
 
 class RowBatch(BatchEnv):
-    """Base class of batches for environments whose rules are defined for any number of rows.
+    """Base class for batches of environments whose rules are defined for any number of rows.
 
     Attributes:
         tasks: Task of each row, [N, P].
@@ -150,7 +150,7 @@ _ONLY_ROW = np.zeros(1, np.int64)
 
 
 class MetaEnv(gymnasium.Env[Array, Array]):
-    """Base class of gymnasium environments with a distribution of tasks.
+    """Base class for gymnasium environments with a distribution of tasks.
 
     A subclass describes its task parameters in `task_fields` and uses `self.task` in `step`. In the `info` that `step`
     returns, "reward_terms" maps names to terms that sum to the reward, and "facts" maps names to declared facts.

@@ -29,9 +29,9 @@ class HiddenGoalGrid(RenderedEnv, MetaEnv):
 
     | observation | unit | | action               | unit | range |
     | ----------- | ---- |-| -------------------- | ---- | ----- |
-    | unit vector | 1    | | +x, -x, +y, -y, stay | 1    | 0 - 4 |
+    | one-hot     | 1    | | +x, -x, +y, -y, stay | 1    | 0 - 4 |
 
-    The unit vector is 1 at index 5 x + y for the cell (x, y).
+    The one-hot vector is 1 at index 5 x + y for the cell (x, y).
 
     | task field     | unit | distribution                                                                   |
     | -------------- | ---- | ------------------------------------------------------------------------------ |
@@ -77,7 +77,7 @@ class HiddenGoalGrid(RenderedEnv, MetaEnv):
         super().set_task(task)
         if not ((self.task >= 0) & (self.task < self.size) & (self.task % 1 == 0)).all():
             found = f"{type(self).__name__}.set_task: got the goal {self.task.tolist()}"
-            raise EnvError(f"{found}; expected a cell, whole numbers from 0 to {self.size - 1}")
+            raise EnvError(f"{found}; expected a cell, integers from 0 to {self.size - 1}")
 
     def render(self) -> Any:
         """Return an image, [height, width, 3] uint8, of this goal, other tasks' goals, and the path since the reset."""

@@ -141,7 +141,7 @@ class Motion:
 
 
 class MujocoRobot(gymnasium.Env[Array, Array]):
-    """Base class of robots, used together with MetaEnv. A subclass defines the rules for n simulations.
+    """Base class for robots, used together with MetaEnv. A subclass defines the rules for n simulations.
 
     A single robot (`step`) and a batch apply the same rules row by row, so their results are bitwise identical. Physics
     and observations are float64.
@@ -206,7 +206,7 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
         return ()
 
     def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
-        """Return the reward terms for a step: name -> [n].
+        """Return the reward terms for a step, keyed by name, [n] each.
 
         The default terms are `run`, from the step's mean forward velocity (joint 0 must be the forward position);
         `alive`, if enabled; and `control` = -control_cost ‖action‖².
@@ -264,7 +264,7 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
         return self.observations(self.data.qpos[None], self.data.qvel[None], self._read(self.derived))[0]
 
     def _read(self, names: tuple[str, ...], copy: bool = False) -> dict[str, Array]:
-        """Return fields of the robot's MjData: name -> [1, ...]."""
+        """Return fields of the robot's MjData, keyed by name, [1, ...] each."""
         return {name: np.array(getattr(self.data, name), copy=copy or None)[None] for name in names}
 
     def batch(self, num_rows: int, num_threads: int) -> "MujocoBatch | None":

@@ -102,7 +102,7 @@ def table_picture(means: Array, taken: Array) -> Array:
 
 
 class RenderedEnv(gymnasium.Env[Array, Any]):
-    """Base class of environments that draw their episodes. List it before MetaEnv."""
+    """Base class for environments that draw their episodes. List it before MetaEnv."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
     render_mode: str = "rgb_array"

@@ -19,7 +19,7 @@ GOAL = (
 
 
 class PointRobot(RenderedEnv):
-    """Base class of point robots, used together with MetaEnv. A subclass defines the rules for n points.
+    """Base class for point robots, used together with MetaEnv. A subclass defines the rules for n points.
 
     | observation | unit | | action | unit | range                 |
     | ----------- | ---- |-| ------ | ---- | --------------------- |
@@ -53,14 +53,14 @@ class PointRobot(RenderedEnv):
 
     @abstractmethod
     def reward_terms(self, states: Array, next_states: Array, tasks: Array) -> dict[str, Array]:
-        """Return the reward terms, name -> [n], for moving from `states` to `next_states`."""
+        """Return the reward terms, keyed by name, [n] each, for moving from `states` to `next_states`."""
 
     def terminal(self, states: Array, tasks: Array) -> Array:
         """Return True for states that terminate the episode, [n]. The default is never."""
         return np.zeros(len(states), np.bool_)
 
     def facts_of(self, states: Array, tasks: Array) -> dict[str, Array]:
-        """Return the declared facts, name -> [n], for the new states. The default is none."""
+        """Return the declared facts, keyed by name, [n] each, for the new states. The default is none."""
         return {}
 
     def whereabouts(self) -> Array:

@@ -45,7 +45,7 @@ class _Varied:
 
 
 class RandomDynamics(MujocoRobot, MetaEnv):
-    """Base class of robots with one task field, a multiplier, per nonzero entry of ARRAYS in the model file.
+    """Base class for robots with one task field, a multiplier, per nonzero entry of ARRAYS in the model file.
 
     | task field                                                | unit | distribution  |
     | --------------------------------------------------------- | ---- | ------------- |

@@ -35,13 +35,13 @@ class TabularMDP(RenderedEnv, MetaEnv):
 
     | observation | unit | | action | unit | range                |
     | ----------- | ---- |-| ------ | ---- | -------------------- |
-    | unit vector | 1    | | choice | 1    | 0 ... `actions` - 1  |
+    | one-hot     | 1    | | choice | 1    | 0 ... `actions` - 1  |
 
-    The unit vector is 1 at the index of the state.
+    The one-hot vector is 1 at the index of the state.
 
     | task field | unit | distribution                                                                     |
     | ---------- | ---- | -------------------------------------------------------------------------------- |
-    | mdp        | 1    | a whole number below 2^53 that determines the MDP, see `draw_tables`             |
+    | mdp        | 1    | an integer below 2^53 that determines the MDP, see `draw_tables`                 |
 
     | reward term | value                                             |
     | ----------- | ------------------------------------------------- |
@@ -73,9 +73,7 @@ class TabularMDP(RenderedEnv, MetaEnv):
         super().set_task(task)
         number = float(self.task[0])
         if not (0 <= number < 2**53 and number.is_integer()):
-            raise EnvError(
-                f"{type(self).__name__}.set_task: got mdp {number}; expected a whole number from 0 to 2^53 - 1"
-            )
+            raise EnvError(f"{type(self).__name__}.set_task: got mdp {number}; expected an integer from 0 to 2^53 - 1")
 
     def render(self) -> Any:
         """Return an image, [height, width, 3] uint8, of each action's mean reward and count in each state."""

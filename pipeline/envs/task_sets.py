@@ -37,11 +37,11 @@ class FixedTasks:
     ) -> tuple[tuple[float, ...], ...]:
         """Set training and test tasks, drawn by `draw` or the next class's `sample_tasks`; return the training tasks.
 
-        Raises EnvError if one of the sets would be empty.
+        Raises EnvError if either set would be empty.
         """
         for name, number in (("num_train_tasks", num_train_tasks), ("num_test_tasks", num_test_tasks)):
             if not isinstance(number, int) or number < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise EnvError(f"{name} must be a whole number of at least 1, got {number!r}")
+                raise EnvError(f"{name} must be a positive integer, got {number!r}")
         draw = draw or super().sample_tasks  # pyright: ignore[reportAttributeAccessIssue]
         drawn = draw(num_train_tasks + num_test_tasks, np.random.default_rng(TASK_SET_SEED))
         tasks = tuple(tuple(task) for task in drawn.tolist())

@@ -115,7 +115,7 @@ class Wrapped(gymnasium.Wrapper[Array, Any, Any, Any], MetaEnv):  # pyright: ign
 
 
 class WithTasks(Wrapped):
-    """Wrapped environment with the tasks of the MetaEnv `tasks`, which is `env` itself or inside its wrappers."""
+    """Wrapped environment with the tasks of the MetaEnv `tasks`, which is `env` itself or wrapped by it."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], tasks: MetaEnv) -> None:
         super().__init__(env)

@@ -63,7 +63,7 @@ class Experience:
         }
 
     def rows(self, values: Array) -> Array:
-        """Return the real entries [N] of values [b, E, T], in float32."""
+        """Return the entries of values [b, E, T] at real steps, [N] float32."""
         return values[self.mask].astype(np.float32)
 
     def estimate(

@@ -51,7 +51,7 @@ class CellSpec:
 
 @dataclass(frozen=True)
 class BuiltInCell:
-    """Base class of built-in cells; see Cell in pipeline.nn.recurrent."""
+    """Base class for built-in cells; see Cell in pipeline.nn.recurrent."""
 
     spec: CellSpec
 

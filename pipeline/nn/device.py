@@ -47,8 +47,8 @@ def device_facts(name: DeviceName) -> dict[str, str]:
 
 
 def arithmetic_facts() -> dict[str, str]:
-    """Return the machine code used in this process, keyed by library. Other machine code rounds differently.
+    """Return the CPU code paths used in this process, keyed by library. Other code paths round differently.
 
-    See `metaloom.pipeline.arithmetic.variables_for` for the environment variables that select it.
+    See `metaloom.pipeline.arithmetic.variables_for` for the environment variables that select them.
     """
     return {**code_facts(), "torch": torch.backends.cpu.get_cpu_capability()}

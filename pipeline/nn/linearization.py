@@ -15,7 +15,7 @@ from metaloom.pipeline.nn.spec import layer_paths
 from metaloom.pipeline.types import Array, Params
 
 Tangents = Mapping[str, Array]
-"""Direction in parameter space: parameter name -> [b, ...]."""
+"""Direction in parameter space, keyed by parameter name, [b, ...] each."""
 
 
 class LinearizedMLP:
@@ -52,7 +52,7 @@ class LinearizedMLP:
         return pushed
 
     def pull(self, cotangent: Array) -> Params:
-        """Return the gradient of Σ outputs ⊙ cotangent: parameter name -> [b, ...]."""
+        """Return the gradient of Σ outputs ⊙ cotangent, keyed by parameter name, [b, ...] each."""
         gradients: Params = {}
         for layer in reversed(range(len(self.names))):
             gradients |= self.layer_gradient(layer, _transposed(self.inputs[layer]) @ cotangent, cotangent)
@@ -67,7 +67,7 @@ class LinearizedMLP:
 
 
 class PulledBack:
-    """Pullback of a cotangent that can be differentiated in many directions; `gradients` holds it by parameter name."""
+    """Pullback of a cotangent that can be differentiated in many directions; `gradients` has it keyed by parameter."""
 
     def __init__(self, network: LinearizedMLP, cotangent: Array) -> None:
         self._network = network

@@ -88,7 +88,7 @@ class Network(Protocol):
     def shapes(self) -> Shapes: ...  # parameter name -> shape, in order
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw initial float32 parameters: name -> array, in order."""
+        """Draw initial float32 parameters; return arrays keyed by name, in order."""
         ...
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class Network(Protocol):
 
 @dataclass(frozen=True)
 class MLP:
-    """Multilayer perceptron, computed for all tasks at once. See Network."""
+    """Multilayer perceptron, computed for all tasks at once."""
 
     prefix: str
     spec: NetworkSpec
@@ -136,7 +136,7 @@ class ResidualMLP(MLP):
 
 
 class CNN(MLP):
-    """Convolutional layers followed by a multilayer perceptron. See Network."""
+    """Convolutional layers followed by a multilayer perceptron."""
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         spec, found = self.spec, convolutions(self.spec)

@@ -95,7 +95,7 @@ class Cell(Protocol):
     def feature_size(self) -> int: ...  # number F of features per input
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw initial float32 parameters: name -> array, in order."""
+        """Draw initial float32 parameters; return arrays keyed by name, in order."""
         ...
 
     def __call__(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -333,7 +333,7 @@ def _require_same(what: str, names: Sequence[str], found: Sequence[Tensor], expe
 
 
 class EncodedCell:
-    """Recurrent cell preceded by an encoder of the observations, which come first in each input. See Cell."""
+    """Recurrent cell preceded by an encoder of the observations, which come first in each input."""
 
     def __init__(self, spec: CellSpec, encoder: NetworkSpec) -> None:
         self.spec: CellSpec = spec

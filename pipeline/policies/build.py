@@ -155,7 +155,7 @@ LOG_STD = "log_std"
 
 
 class GaussianPolicy(Policy):
-    """Gaussian policy for continuous actions. `extra_size` is the size of inputs after the observation. See Policy."""
+    """Gaussian policy for continuous actions. `extra_size` is the size of inputs after the observation."""
 
     def __init__(self, spaces: Spaces, config: PolicyConfig, extra_size: int = 0) -> None:
         self.action_size: int = spaces.action_size
@@ -187,7 +187,7 @@ class GaussianPolicy(Policy):
 
 
 class CategoricalPolicy(Policy):
-    """Categorical policy for discrete actions. `extra_size` is the size of inputs after the observation. See Policy."""
+    """Categorical policy for discrete actions. `extra_size` is the size of inputs after the observation."""
 
     def __init__(self, spaces: Spaces, config: PolicyConfig, extra_size: int = 0) -> None:
         spec = config.network_spec(spaces, spaces.num_actions, extra_size=extra_size)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Policy(ABC):
-    """Base class of policies, which are functions of explicit parameters.
+    """Base class for policies, which are functions of explicit parameters.
 
     Attributes:
         network: Network whose outputs parameterize the distributions.
@@ -31,7 +31,7 @@ class Policy(ABC):
     def __init__(self, spaces: Spaces, config: PolicyConfig) -> None: ...
 
     def initialize(self, rng: np.random.Generator) -> Params:
-        """Draw initial float32 parameters: name -> array, in order. The default is the network's parameters."""
+        """Draw initial float32 parameters; return arrays keyed by name, in order. The default is the network's."""
         return self.network.initialize(rng)
 
     def learned(self, params: Mapping[str, object]) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ class Policy(ABC):
 
 
 class OwnPolicy(Policy):
-    """Base class of custom policies, `policy=module:Class`; see Policy."""
+    """Base class for custom policies, `policy=module:Class`; see Policy."""
 
     @abstractmethod
     def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> OwnDistribution: ...
@@ -76,5 +76,5 @@ class OwnDistribution(Distribution, Protocol):
         ...
 
     def parameters(self) -> Mapping[str, Tensor]:
-        """Return the arrays from which `Policy.recorded` rebuilds the distributions: name -> [N, ...]."""
+        """Return the arrays from which `Policy.recorded` rebuilds the distributions, keyed by name, [N, ...] each."""
         ...

@@ -41,7 +41,7 @@ def network_inference(prefix: str, spec: NetworkSpec, params: TaskParams, num_ro
 
 
 class PlainInference:
-    """Multilayer perceptron with a linear last layer, in NumPy. See Inference."""
+    """Multilayer perceptron with a linear last layer, in NumPy."""
 
     def __init__(self, prefix: str, spec: NetworkSpec, params: TaskParams, num_rows: int) -> None:
         layers = layer_paths(prefix, len(spec.hidden_sizes))
@@ -141,7 +141,7 @@ def shapes_of(spec: CellSpec) -> Shapes:
 
 
 class EncodedInference:
-    """Recurrent cell preceded by an observation encoder. See CellInference."""
+    """Recurrent cell preceded by an observation encoder."""
 
     def __init__(self, spec: CellSpec, encoder: NetworkSpec, params: Params) -> None:
         self._cell = cell_inference(replace(spec, encoder=None), params)
@@ -158,7 +158,7 @@ class EncodedInference:
 
 
 class GatedCell:
-    """GRU or LSTM in NumPy; pipeline.nn.recurrent states the equations. See CellInference."""
+    """GRU or LSTM in NumPy; pipeline.nn.recurrent states the equations."""
 
     def __init__(self, spec: CellSpec, params: Params) -> None:
         self.state_size: int = spec.state_size
@@ -203,7 +203,7 @@ def _sigmoid(values: Array) -> Array:
 
 
 class AttentionInference:
-    """Linear attention in NumPy, for all tasks at once with a separate product per task. See CellInference."""
+    """Linear attention in NumPy, for all tasks at once with a separate product per task."""
 
     def __init__(self, spec: CellSpec, params: Params) -> None:
         self.state_size: int = spec.state_size

@@ -59,7 +59,7 @@ class Remembering:
     """Recurrent network with its memory, for B tasks x E rows. It is an Inference whose inputs are observations.
 
     `outputs` computes outputs for the current observations, `keep` stores the new state and actions of rows that
-    continue, and `learn_of` stores the actions' outcomes. Ended rows only take part in matrix products.
+    continue, and `learn_of` stores the actions' outcomes. Rows that have ended only take part in matrix products.
     """
 
     def __init__(

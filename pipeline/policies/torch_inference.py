@@ -43,7 +43,7 @@ class PaddedRows:
 
 
 class TorchInference:
-    """Forward pass of any network, one task at a time on one thread. See Inference."""
+    """Forward pass of any network, one task at a time on one thread."""
 
     def __init__(self, prefix: str, spec: NetworkSpec, params: TaskParams, num_rows: int) -> None:
         self._network = build_network(prefix, spec)
@@ -72,7 +72,7 @@ def one_thread() -> Generator[None]:
 
 
 class TorchCell:
-    """Forward pass of a custom cell, with the rows of PaddedRows. See CellInference."""
+    """Forward pass of a custom cell, with the rows of PaddedRows."""
 
     def __init__(self, spec: CellSpec, params: Params) -> None:
         self._cell = build_cell(spec)

@@ -84,7 +84,7 @@ class ContextRounds:
 
 
 ReadRound = Callable[[int], EpisodeBatch]
-"""Function that reads the episodes of a rollout batch, given its index in order of collection."""
+"""Function that reads the episodes of a rollout batch, given its index in collection order."""
 
 
 class ReplayBuffer:

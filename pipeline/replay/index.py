@@ -1,6 +1,6 @@
 """Index of a run's transitions: the location of each, and the rows of each task.
 
-Row indices number the real steps of a run from 0, in order of collection: by rollout batch, then by task, episode and
+Row indices number the real steps of a run from 0, in collection order: by rollout batch, then by task, episode and
 step. The index stores episode lengths, not transitions.
 """
 
@@ -58,7 +58,7 @@ class Locations(NamedTuple):
 
 
 class RowIndex:
-    """Index that locates rows within rollout batches, which are numbered from 0 in order of collection."""
+    """Index that locates rows within rollout batches, which are numbered from 0 in collection order."""
 
     def __init__(self) -> None:
         self._first_rows = GrowingColumns(1)

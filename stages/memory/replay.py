@@ -29,7 +29,7 @@ class Collected(NamedTuple):
 
 
 class StoredReplay:
-    """Replay buffer over a run's rollout batches in order of collection, extended on demand.
+    """Replay buffer over a run's rollout batches in collection order, extended on demand.
 
     Row indices need only episode lengths. Other stored arrays are read when their rows are drawn.
     """

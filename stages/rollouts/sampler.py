@@ -31,7 +31,7 @@ class Enough:
 
     @property
     def block_size(self) -> int:
-        """Number of episodes collected in parallel: the smallest number that can be enough. Whole blocks are kept."""
+        """Number of episodes collected in parallel: the smallest that may suffice. Blocks are kept whole."""
         for_steps = -(-(self.min_steps or 1) // self.max_episode_steps)
         size = max(for_steps, self.min_rollouts or 1)
         return size if self.max_episodes is None else min(self.max_episodes, size)

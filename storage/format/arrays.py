@@ -130,7 +130,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 def read_spec(data: Path, path: str) -> ArraySpec:
     """Read the spec of the array at a path below `data`.
 
-    Only metadata that this store could have written is accepted, because a foreign dtype or codec could execute code.
+    Only metadata that this store could have written is accepted, because an unexpected dtype or codec could run code.
     Raises FileNotFoundError if there is no such array, DamagedRun if its metadata is damaged, and IncompatibleFormat if
     the metadata is intact but describes an array that this store does not write.
     """

@@ -197,9 +197,9 @@ def _parsed(document: Mapping[str, Any], where: Path) -> StageRecord:
 
 
 def parse_session(number: Any, token: Any) -> tuple[int, str]:
-    """Return a session's number and token, which form its folder's name. Raises ValueError if one is invalid."""
+    """Return a session's number and token, which form its folder's name. Raises ValueError if either is invalid."""
     if not 0 <= int(number) < MOST_SESSIONS or not _TOKEN.fullmatch(str(token)):
-        raise ValueError(f"invalid session {number} with the token {token!r}")
+        raise ValueError(f"invalid session number {number} or token {token!r}")
     return int(number), str(token)
 
 

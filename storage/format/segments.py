@@ -157,7 +157,7 @@ def segment_iterations(name: str) -> range | None:
 
 
 def join(links: Iterable[Link]) -> tuple[Link, ...]:
-    """Merge links that follow each other, and return the result in order of position."""
+    """Merge links that follow each other, and return the result in position order."""
     joined: list[Link] = []
     for link in sorted(links, key=lambda link: link.first):
         last = joined[-1] if joined else None
@@ -224,7 +224,7 @@ def _check(seal: Seal) -> None:
         for part in parts:
             StageRef(part.start, stage, step)
             if not seal.iterations.start <= part.start < part.stop <= seal.iterations.stop:
-                raise ValueError(f"an output of {stage} has other iterations, {part.start} to {part.stop - 1}")
+                raise ValueError(f"{stage} has iterations outside the segment, {part.start} to {part.stop - 1}")
     count = sum(len(part) for parts in seal.outputs.values() for part in parts)
     if count > MOST_RECORDS:
         raise ValueError(f"too many outputs: {count}")

@@ -81,8 +81,8 @@ class StageTable(StageOrder):
         if name not in self._by_name:  # not reported as damage, which a repair would recompute
             raise IncompatibleFormat(
                 "run.json",
-                found=f"no stage {name!r} in the run, which has {', '.join(self._by_name)}",
-                required="the stages whose outputs the run stores",
+                found=f"no stage {name!r}; the stages are {', '.join(self._by_name)}",
+                required=f"an entry for {name!r}",
                 action="Restore run.json from a copy of the run",
             )
         return self._by_name[name]

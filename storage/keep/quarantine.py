@@ -37,7 +37,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Quarantined:
-    """Fault of a stage: its location, and the data to reproduce it."""
+    """Fault in a stage: its location and the data needed to reproduce it."""
 
     ref: StageRef
     path: Path

@@ -24,10 +24,10 @@ _ACTION = "Fix that; `metaloom rm` then continues"
 
 
 def check_removable(path: Path) -> Path:
-    """Check that a folder is a run, damaged or not, without a writer or foreign files; return its absolute path.
+    """Check that a folder is a run, damaged or not, without a writer or unrelated files; return its absolute path.
 
-    Raises RunNotFound or NotARun if the folder is not a run, is a link to one, or contains foreign files, and RunLocked
-    if a process is writing the run, here or elsewhere.
+    Raises RunNotFound or NotARun if the folder is not a run, is a link to one, or contains unrelated files, and
+    RunLocked if a process is writing the run, here or elsewhere.
     """
     path = path.absolute()
     if path.is_symlink():

@@ -102,7 +102,7 @@ def read_episodes(
         raise IncompatibleFormat(
             files.root / "run.json",
             found="no stage that stores rollouts, though the run has an episodes table",
-            required="the stages whose outputs the run stores",
+            required="a stage that stores rollouts",
             action="Restore run.json from a copy of the run",
         )
     B, E, _ = files.spec(f"{files.stages.group_of(batches[0])}/rewards").shape

@@ -123,7 +123,7 @@ def read_history(files: CommittedFiles, info: Mapping[str, Any]) -> RecordChain:
 
 
 def sealed_links(segments: Iterable[Segment], records: Iterable[StageRecord]) -> list[Link]:
-    """Return the links of segments and of single records, in order of position."""
+    """Return the links of segments and of single records, in position order."""
     links = [link for segment in segments for link in segment.seal.links]
     return sorted((*links, *map(Link.of, records)), key=lambda link: link.first)
 
@@ -165,7 +165,7 @@ def head_problems(files: CommittedFiles, links: Iterable[Link], known: SessionFa
 
 
 def chain_problems(files: CommittedFiles, links: Iterable[Link], follows: Mapping[int, str]) -> Iterable[DamagedRun]:
-    """Yield an error per break in the chain of links, in order of position. Missing records are not breaks.
+    """Yield an error per break in the chain of links, in position order. Missing records are not breaks.
 
     Where the hash before a position is not the previous record's, `follows` contains the expected one.
     """
@@ -220,7 +220,7 @@ def _broken_chain(where: Path, found: str) -> DamagedRun:
     return DamagedRun(
         where,
         found=found,
-        required="the records that were committed, in one chain",
+        required="records in one unbroken chain, each after its predecessor",
         action="Restore the `_commits` folder from a copy of the run",
     )
 

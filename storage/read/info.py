@@ -38,7 +38,7 @@ def read_info(path: Path) -> dict[str, Any]:
         raise RunNotFound(
             location(path),
             found="no such folder",
-            required="the folder of a run",
+            required="an existing run folder",
             action="`metaloom ls` lists the runs",
         )
     try:

@@ -113,11 +113,11 @@ class StoredOutputs:
         return range(self.files.num_iterations())
 
     def refs(self) -> list[StageRef]:
-        """Return references to all stored outputs, in order of computation."""
+        """Return references to all stored outputs, in the order they were computed."""
         return self.stages.sort(self.files.refs())
 
     def refs_of(self, iterations: Collection[int]) -> list[StageRef]:
-        """Return references to the stored outputs of some iterations, in order of computation."""
+        """Return references to the stored outputs of some iterations, in the order they were computed."""
         return self.stages.sort(self.files.refs(iterations))
 
     def contains(self, ref: StageRef) -> bool:

@@ -226,7 +226,7 @@ class Segments:
         self._used: list[Segment] = []
 
     def all(self, *, refresh: bool = False) -> list[Segment]:
-        """Return the segments in order of iterations. Raises DamagedRun if a seal is damaged or segments overlap."""
+        """Return the segments in iteration order. Raises DamagedRun if a seal is damaged or segments overlap."""
         with self._lock:
             if refresh or self._found is None:
                 known, found = self._found or {}, dict[tuple[str, int], Segment]()
@@ -279,7 +279,7 @@ class Segments:
             return segment.digest(ref)
 
     def _keep(self, segment: Segment) -> None:
-        """Mark a segment as most recently used, and free the cached data of others."""
+        """Mark a segment as most recently used; evict cached data of the least recently used ones over the limit."""
         if segment in self._used:
             self._used.remove(segment)
         self._used.append(segment)

@@ -1,6 +1,6 @@
 """Reading of an off-policy run's transitions by row number, from stored episodes.
 
-Rows are the real steps of a run in order of collection: the replay buffer's initial fill, then each rollout batch.
+Rows are the real steps of a run in collection order: the replay buffer's initial fill, then each rollout batch.
 Locating rows needs only episode lengths, and only batches with requested rows are read.
 """
 
@@ -28,7 +28,7 @@ class StoredRound:
 
 
 def stored_rounds(run: StoredOutputs) -> Iterator[StoredRound]:
-    """Yield the stored batches of episodes in the order of their rows. Raises StageMissing if there is a gap."""
+    """Yield the stored batches of episodes in row order. Raises StageMissing if there is a gap."""
     stages = run.files.stages
     for ref in _collected(run):
         filled = ref.stage == stages.named("memory_fill")
@@ -38,7 +38,7 @@ def stored_rounds(run: StoredOutputs) -> Iterator[StoredRound]:
 
 
 def read_transitions(run: StoredOutputs, rows: Array) -> pa.Table:
-    """Read the transitions at row numbers `rows` [n], in this order, with their origins.
+    """Read the transitions with row indices `rows` [n], in the given order, and where each was collected.
 
     Raises StageMissing if a row is not stored, and ValueError if a row number is negative.
     """
@@ -107,7 +107,7 @@ def _index(run: StoredOutputs, last_row: int) -> tuple[list[StoredRound], RowInd
         index.append(found.lengths)
     if not rounds or last_row >= index.num_rows:
         required = f"a row from 0 to {index.num_rows - 1}" if index.num_rows else "a run with episodes"
-        raise _nothing(run, f"no row {last_row}", required, "Rows number the run's real steps in order of collection")
+        raise _nothing(run, f"no row {last_row}", required, "Rows number the run's real steps in collection order")
     return rounds, index
 
 

@@ -1,4 +1,4 @@
-"""Verification of runs, which finds damaged, missing and foreign files."""
+"""Verification of runs, which finds damaged, missing and unexpected files."""
 
 import errno
 import os

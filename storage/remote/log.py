@@ -152,7 +152,7 @@ class RemoteLog:
         return [*changed, *gone]
 
     def local_files(self) -> Iterator[tuple[Path, str]]:
-        """Yield the path of each file in the folder that belongs in the log, and its name there."""
+        """Yield the path of each file in the folder that belongs in the log, and its name in the log."""
         for folder, folders, names in os.walk(self.root):
             if Path(folder) == self.root:
                 folders[:] = [name for name in folders if name not in _OURS]
@@ -269,8 +269,8 @@ class RemoteLog:
             if other:
                 raise StoreError(
                     self.objects.url,
-                    found=f"{other} entry {self.next - 1} in the log, unlike in the cache",
-                    required="the run that the cache belongs to",
+                    found=f"{other} entry {self.next - 1} in the log",
+                    required="the same entry as in the cache",
                     action=f"If the run was removed or replaced on purpose, remove {self.root} and {self._beside} too",
                 )
         for n, raw in enumerate(found):
@@ -295,7 +295,7 @@ class RemoteLog:
         return DamagedRun(
             where,
             found=found,
-            required="the log that was written",
+            required="the entry that was written",
             action="Restore this object from a copy, such as the cache of another machine",
         )
 
@@ -348,7 +348,7 @@ class RemoteLog:
             self.local_path(name).unlink(missing_ok=True)
 
     def _move_copies(self, moved: Mapping[str, str]) -> None:
-        """Link moved files in the folder to their new names, which are found by the files' object keys."""
+        """Hard-link moved files in the folder to their new names, which are looked up by object key."""
         for name, file in self.files.items() if moved else ():
             if file.text is None and file.key in moved:
                 with suppress(FileNotFoundError, FileExistsError):

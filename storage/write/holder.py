@@ -82,7 +82,7 @@ def owner_document(token: str) -> dict[str, Any]:
 def current_writer(root: Path, remote: RemoteLog | None = None) -> Writer | None:
     """Return the process that is writing a run, according to its lock, or None.
 
-    Does not acquire the lock, because a writer that starts now must find it free. A stale lock on this host is
+    The lock is not acquired, because a writer that starts now must find it free. A stale lock on this host is
     recognized because its process is gone. Writers on other machines are found in the run's log.
     """
     try:

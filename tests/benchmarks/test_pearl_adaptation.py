@@ -118,7 +118,7 @@ def test_a_run_is_named_as_commands_name_it(benchmark, run, monkeypatch, capsys)
     ("arguments", "said"),
     [
         (["cv"], "cv: no such folder"),
-        (["run", "--at", 9], "no learner after 9 updates; the run has had only 2"),
+        (["run", "--at", 9], "no learner after 9 updates; the run has completed only 2"),
         (["run", "--tasks", 0], "num_tasks=0"),
         (["run", "--out", "paths.gif"], "expected a .png, .svg or .pdf file"),
     ],

@@ -55,7 +55,7 @@ def test_the_half_cheetahs_picture_takes_runs_by_any_name_and_refuses_all_else(t
     for arguments, told in (
         (("nowhere", "--gru", "remembers"), "nowhere: no such folder"),
         ((".",), "no runs given"),
-        ((".", "--gru", "remembers", "nothing"), "no such folder; expected the folder of a run"),
+        ((".", "--gru", "remembers", "nothing"), "no such folder; expected an existing run folder"),
         ((".", "--promp", "remembers"), "remembers: no metric 'step_1.average_return'"),
     ):
         with pytest.raises(SystemExit) as ended:

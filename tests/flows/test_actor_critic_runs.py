@@ -205,7 +205,7 @@ def test_a_warm_start_whose_learner_changed_is_refused(tmp_path, monkeypatch):
             "policy.output_activation is tanh here and identity in",
         ),
         (["policy.network=residual", "init_from=first"], ConfigError, "policy.network is residual here and mlp in"),
-        (["init_from=first@9"], UsageError, r"no learner .*first@9; that run has had 3 updates"),
+        (["init_from=first@9"], UsageError, r"learner .*first@9 does not exist; the run has completed only 3 updates"),
         (["init_from=nowhere"], storage.StoreError, "nowhere"),
     ],
 )
@@ -240,7 +240,7 @@ def test_best_is_the_first_iteration_with_the_highest_return_and_latest_the_newe
     for name, learner in (("-4", False), ("-5", True)):
         with pytest.raises(UsageError, match=r"expected at least 4|choose one from -4 to 3"):
             RunAt.parse(f"run@{name}", learner=learner)
-    with pytest.raises(UsageError, match="or best or latest"):
+    with pytest.raises(UsageError, match="an iteration, `best` or `latest`"):
         RunAt.parse("run@last")
 
 

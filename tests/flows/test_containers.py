@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.sweep, pytest.mark.timeout(3600)]
 
 LAB = ROOT / "docs" / "lab"
 POSTGRES = "postgres:15-bookworm"
-# Which machine code adds up is this machine's choice there as well.
+# Which CPU code path adds up is this machine's choice there as well.
 ARITHMETIC = ("OPENBLAS_CORETYPE", "ATEN_CPU_CAPABILITY", "NPY_DISABLE_CPU_FEATURES")
 
 

@@ -264,12 +264,12 @@ def test_the_seed_draws_other_tasks_and_starts_and_the_same_one_the_same(plain):
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 10**20])
 def test_a_seed_that_no_run_can_have_is_refused(plain, seed):
-    with pytest.raises(UsageError, match=r"an integer from 0 to 2\*\*63 - 1|expected a whole number of at least 0"):
+    with pytest.raises(UsageError, match=r"an integer from 0 to 2\*\*63 - 1|expected an integer >= 0"):
         evaluate(plain, seed=seed)
 
 
 def test_more_updates_than_the_run_has_are_refused_with_the_command_that_makes_them(plain):
-    with pytest.raises(UsageError, match=r"the run has had only 2.*--iterations 3"):
+    with pytest.raises(UsageError, match=r"the run has completed only 2.*--iterations 3"):
         evaluate(plain, 3)
     assert evaluate(plain, 2).updates == 2
 
@@ -317,13 +317,13 @@ def test_tasks_come_from_a_file(plain, tmp_path, kind):
     [
         ("tasks.json", "[[0.25, 1]]", r"task 0 is \[0.25, 1\].*1 finite numbers \['velocity'\]"),
         ("tasks.json", '[{"speed": 1}]', r"task 0 has the fields \['speed'\]; expected \['velocity'\]"),
-        ("tasks.json", "[]", "expected a list of at least one task"),
-        ("tasks.json", "{}", "expected a list of at least one task, got dict"),
+        ("tasks.json", "[]", "expected a non-empty list of tasks, got an empty list"),
+        ("tasks.json", "{}", "expected a non-empty list of tasks, got dict"),
         ("tasks.json", "[[true]]", "task 0 is"),
         ("tasks.json", f"[[1{400 * '0'}]]", "expected 1 finite numbers"),
         ("tasks.yaml", "[[.nan]]", "task 0 is"),
-        ("tasks.yaml", "[", "cannot be read as tasks"),
-        ("tasks.parquet", "no table", "cannot be read as tasks"),
+        ("tasks.yaml", "[", "cannot read .* as tasks"),
+        ("tasks.parquet", "no table", "cannot read .* as tasks"),
         ("tasks.txt", "", r"must be held-out, train, or a \.json"),
     ],
 )
@@ -334,7 +334,7 @@ def test_a_file_without_tasks_of_the_environment_is_refused(plain, tmp_path, nam
 
 
 def test_a_missing_file_is_refused_and_a_number_is_told_its_option(plain, tmp_path):
-    with pytest.raises(UsageError, match="cannot be read as tasks"):
+    with pytest.raises(UsageError, match=r"cannot read .* as tasks"):
         evaluate(plain, tasks=str(tmp_path / "none.json"))
     with pytest.raises(UsageError, match="did you mean --num-tasks 4"):
         evaluate(plain, tasks="4")

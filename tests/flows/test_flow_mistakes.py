@@ -746,7 +746,10 @@ STRUCTURAL = {
         of("OnGpu"),
         "constructor of own_flow:OnGpuLearner asks for a GPU .*; create tensors on set",
     ),
-    "initialize that gives None": (of("InitializesNone"), r"initialize of .* returned NoneType; expected LearnerState"),
+    "initialize that gives None": (
+        of("InitializesNone"),
+        r"InitializesNoneLearner.initialize\(\) returned NoneType; expected LearnerState",
+    ),
     "initialize in float64": (of("InitializesDouble"), r"returned params\['mean_.*'\] as float64; expected float32"),
     "initialize without a parameter": (
         of("InitializesLess"),
@@ -826,7 +829,7 @@ OF_DATA = {
     ),
     "adapt that gives None": (
         of("NoAdapt"),
-        "adaptation by own_flow:NoAdaptLearner returned NoneType; expected TaskParams for 4",
+        r"own_flow:NoAdaptLearner.adapt\(\) returned NoneType; expected TaskParams for 4",
     ),
     "adapt of too few tasks": (
         of("FewTasks"),
@@ -841,7 +844,10 @@ OF_DATA = {
         r"returned params\['mean_.*'\] as absent; expected \[4, 2, 8\], as before",
     ),
     "adapt with NaN": (of("AdaptsToNan"), rf"adapt k=0: params.mean_\S+ holds nan at task 0, .* {NAN}"),
-    "update without a tuple": (of("NotTwo"), r"update of .* returned LearnerState; expected \(LearnerState, metrics\)"),
+    "update without a tuple": (
+        of("NotTwo"),
+        r"NotTwoLearner.update\(\) returned LearnerState; expected \(LearnerState, metrics\)",
+    ),
     "update in another order": (of("Swapped"), r"returned \(dict, LearnerState\); expected \(LearnerState, metrics\)"),
     "update of a wrong shape": (
         of("UpdatesShorter"),

@@ -91,7 +91,7 @@ def test_a_packed_run_with_a_renamed_stage_is_explained_and_not_taken_apart(forg
     forge(Path("runs/forged"), FORGERIES[forgery])
     assert "no stage " in explained("resume forged --repair --workers 0", capsys)
     assert cli.run(["verify", "forged"]) == 1
-    assert "in the run, which has" in capsys.readouterr().out
+    assert "; the stages are " in capsys.readouterr().out
     assert (segment / "seal.json").exists()
 
 

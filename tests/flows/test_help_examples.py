@@ -138,7 +138,7 @@ def test_what_toml_has_no_words_for_is_refused_and_broken_toml_named(here, capsy
     assert "a:\n" in settings_file(config, "yaml")
     Path("mine.toml").write_text("env = \n")
     assert cli.run(["train", "mine.toml"]) == 2
-    assert "mine.toml: cannot be read as TOML" in capsys.readouterr().err
+    assert "mine.toml as TOML: " in capsys.readouterr().err
     assert cli.run(["recipes", "--format", "toml"]) == 2
     assert "--format requires a recipe" in capsys.readouterr().err
 

@@ -205,7 +205,7 @@ def test_images_are_not_normalized_and_nothing_is_stored(tmp_path, monkeypatch, 
             ["env=pixels:Catch", "env.copies=kept", "policy.network=cnn", "policy.normalize_observations=true"],
         )
     )
-    with pytest.raises(ConfigError, match="pixels:Catch are bytes, which are divided by 255; remove it"):
+    with pytest.raises(ConfigError, match="pixels:Catch are bytes, which are divided by 255; turn it off"):
         train(config, tmp_path / "run", backend=HERE)
     assert not (tmp_path / "run").exists()
 

@@ -130,7 +130,7 @@ found = metaloom.longest(sys.argv[1], top=2)
 try:
     metaloom.longest(sys.argv[1], top=0)
 except ValueError as problem:
-    assert "longest: got top=0; expected a whole number of at least 1" in str(problem), problem
+    assert "longest: got top=0; expected an integer >= 1" in str(problem), problem
 assert metaloom.the_longest is metaloom.longest and {"longest", "the_longest"} < {*dir(metaloom)}
 assert import_object("metaloom.flows.prefect_app.generated.flow_the-longest").name == "the-longest"
 form = parameter_schema(flow_longest).model_dump_for_openapi()["properties"]
@@ -216,18 +216,18 @@ def test_a_broken_operation_of_a_package_is_named_and_every_other_command_works(
     [
         (
             lambda run: metaloom.thin(run, keep_last=-1),
-            "thin: got keep_last=-1; expected a whole number of at least 0",
+            "thin: got keep_last=-1; expected an integer >= 0",
         ),
-        (lambda run: metaloom.thin(run, keep_every=0), "keep_every=0; expected a whole number of at least 1 or None"),
-        (lambda run: metaloom.view(run, port=70000), "port=70000; expected a whole number from 0 to 65535$"),
+        (lambda run: metaloom.thin(run, keep_every=0), "keep_every=0; expected an integer >= 1 or None"),
+        (lambda run: metaloom.view(run, port=70000), "port=70000; expected an integer from 0 to 65535$"),
         (lambda run: metaloom.ls(status="done"), "status='done'; expected one of complete, .*, unreadable or None$"),
         (lambda run: metaloom.ls(sort=True), "sort=True; expected one of started"),
-        (lambda run: metaloom.ls(limit=2.0), "limit=2.0; expected a whole number"),
+        (lambda run: metaloom.ls(limit=2.0), "limit=2.0; expected an integer"),
         (lambda run: metaloom.ls(reverse=1), "reverse=1; expected True or False$"),
         (lambda run: metaloom.logs(run, level=None), "level=None; expected one of debug"),
         (lambda run: metaloom.graph(str(run), form="png"), "form='png'; expected one of text, mermaid, svg$"),
-        (lambda run: metaloom.replay(run, True), "replay: got iteration=True; expected a whole number or None$"),
-        (lambda run: metaloom.replay(run, "0"), "iteration='0'; expected a whole number or None$"),
+        (lambda run: metaloom.replay(run, True), "replay: got iteration=True; expected an integer or None$"),
+        (lambda run: metaloom.replay(run, "0"), "iteration='0'; expected an integer or None$"),
         (lambda run: metaloom.replay(5), "run=5; expected text, a Path or a Run$"),
         (lambda run: metaloom.replay(run, backend="dask"), "backend='dask'; expected a Backend$"),
         (lambda run: metaloom.replay(run, replayed=1), "replayed=1; expected a function or None$"),
@@ -240,14 +240,17 @@ def test_a_broken_operation_of_a_package_is_named_and_every_other_command_works(
         (lambda run: metaloom.evaluate(run, tasks=[[1.0, "x"]]), r"tasks=\[\[1.0, 'x'\]\]; expected text, a list "),
         (
             lambda run: metaloom.evaluate(run, episodes=np.True_),
-            "episodes=.*True.*; expected a whole number of at least 1",
+            "episodes=.*True.*; expected an integer >= 1",
         ),
-        (lambda run: metaloom.video(run, "x.gif", size=(1, 2, 3)), "size=.*; expected text or a tuple of 2: a whole"),
+        (
+            lambda run: metaloom.video(run, "x.gif", size=(1, 2, 3)),
+            "size=.*; expected text or a tuple of 2: an integer",
+        ),
         (lambda run: metaloom.sweep("sac", grid={"seed": 3}), "grid={'seed': 3}; expected .* or a mapping$"),
         (lambda run: metaloom.optimize(run, 0, overrides="seed=2"), r"; write overrides=\['seed=2'\]$"),
         (
             lambda run: metaloom.reference.add(run, learners=0),
-            "add: got learners=0; expected a whole number of at least 1",
+            "add: got learners=0; expected an integer >= 1",
         ),
     ],
 )

@@ -94,7 +94,7 @@ def test_what_cannot_be_run_again_is_refused_with_what_there_is(failed, tmp_path
             "run@1",
             "--quarantine",
         ): "the quarantine has 0 matching failures of iteration 1; expected exactly one",
-        ("run@0", "--quarantine", "--step", "1"): "it holds --stage collect_rollouts --step 0",
+        ("run@0", "--quarantine", "--step", "1"): "it contains --stage collect_rollouts --step 0",
         ("run", "--quarantine"): "--quarantine requires one iteration",
         ("run@0", "--quarantine", "--materialise"): "--materialise cannot be combined with --quarantine",
         ("run@0", "--quarantine", "--workers", "1"): "--workers cannot be combined with --quarantine",

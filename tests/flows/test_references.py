@@ -77,7 +77,7 @@ def extracted(made, tmp_path):
 
 
 def machine_code():
-    """This process's machine code as `verify` shows it when a run records the same."""
+    """This process's CPU code paths as `verify` shows it when a run records the same."""
     acting = arithmetic_facts()
     named = {"blas": "BLAS", "torch": "torch", "numpy": "NumPy"}
     return ", ".join(f"{name} {acting[library]} (as recorded)" for library, name in named.items())
@@ -118,7 +118,7 @@ def test_every_iteration_can_be_recomputed_from_the_nearest_learner(extracted, i
     assert outcome.returns == (earned, earned)
     said, code = str(outcome).replace("\N{MINUS SIGN}", "-").splitlines()
     assert said.endswith(f": all identical; the average return of iteration {iteration} is {earned:.2f}")
-    assert code == f"Computed by the machine code {machine_code()}"
+    assert code == f"Computed with the CPU code paths {machine_code()}"
 
 
 def test_a_whole_reference_can_be_recomputed(extracted):
@@ -398,7 +398,7 @@ def test_a_run_that_is_not_complete_or_others_could_not_compute_is_refused(made,
     with pytest.raises(UsageError, match="already has a reference tiny"):
         add(made / "tiny", folder)
     fork(made / "tiny", 1, tmp_path / "half")
-    with pytest.raises(UsageError, match="1 of 6 iterations; complete the run first"):
+    with pytest.raises(UsageError, match="1 of 6 iterations complete; finish the run first"):
         add(tmp_path / "half", folder)
     monkeypatch.setattr("metaloom.flows.references.archive.names_of_run", lambda run: ["my_envs:Reach"])
     with pytest.raises(UsageError, match="settings name my_envs:Reach"):
@@ -686,7 +686,7 @@ def test_the_references_of_the_project_are_those_of_their_index_and_small():
 
 
 def verified_in_a_process(name, **variables):
-    """Verify a shipped reference as a user does, with these variables and no others that choose machine code."""
+    """Verify a shipped reference as a user does, with these variables and no others that choose CPU code paths."""
     ours = {name: value for name, value in os.environ.items() if name not in CHOOSE_CODE}
     command = [sys.executable, "-m", "metaloom.flows.cli", "reference", "verify", name, "--json"]
     done = subprocess.run(command, env=ours | variables, capture_output=True, text=True, check=False)

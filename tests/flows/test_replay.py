@@ -116,7 +116,7 @@ def test_what_was_thinned_is_compared_with_its_record_and_says_so(stored):
     assert not any(outcome.with_record for outcome in outcomes if outcome.ref.iteration == 1)
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names machine code of x86-64")
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names CPU code paths of x86-64")
 def test_other_arithmetic_than_the_runs_is_named_where_bits_differ(stored):
     blas = arithmetic_facts()["blas"]
     other = "Nehalem" if "Nehalem" not in blas else "Haswell"
@@ -135,7 +135,7 @@ def test_other_arithmetic_than_the_runs_is_named_where_bits_differ(stored):
     assert not any(outcome["changed"] for outcome in outcomes if outcome["identical"])
     again = replayed("--as-recorded")
     assert again.returncode == 0, again.stdout
-    assert f"Computed by the machine code BLAS {blas} (as recorded)" in again.stdout
+    assert f"Computed with the CPU code paths BLAS {blas} (as recorded)" in again.stdout
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_workers_with_other_machine_code_are_told_once_with_the_remedy(caplog, m
     tell({"a": ("numpy V3", "openblas SkylakeX"), "b": ("openblas Haswell",), "c": ("numpy V4", "openblas Haswell")})
     (record,) = caplog.records
     told = record.getMessage()
-    assert told.startswith("2 of 3 Dask workers run different machine code from this process")
+    assert told.startswith("2 of 3 Dask workers use different CPU code paths from this process")
     assert "numpy V3, openblas SkylakeX at a" in told
     assert 'OPENBLAS_CORETYPE=Haswell, ATEN_CPU_CAPABILITY=avx2 and NPY_DISABLE_CPU_FEATURES="X86_V4' in told
 

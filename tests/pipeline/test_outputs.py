@@ -110,7 +110,7 @@ def test_an_output_that_is_not_as_its_class_says_is_refused(changes, problem):
         (with_field(Annotated[NDArray[Any], ANY]), "Out.v has entries of dtype Any; expected one of bool, int8"),
         (with_field(Annotated[NDArray[np.object_], ANY]), "Out.v has entries of dtype object; expected one of bool"),
         (with_field(Annotated[NDArray[np.floating], ANY]), "Out.v has entries of dtype floating; expected one of"),
-        (with_field(Annotated[Mapping[int, NDArray[np.bool_]], ANY]), "Out.v is a mapping from int; expected a map"),
+        (with_field(Annotated[Mapping[int, NDArray[np.bool_]], ANY]), "Out.v has keys of type int; expected str"),
         (with_field(Annotated[NDArray[np.int64], Axes("B", " ")]), "Out.v does not describe its entries; add"),
         (with_field(Annotated[NDArray[np.int64], Axes("B Q", "x")]), "Out.v has the axis 'Q'; use letters of "),
         (with_field(Annotated[NDArray[np.int64], Axes("... B", "x")]), "Out.v has the axis '...'; use letters"),

@@ -175,7 +175,7 @@ PER_TASK = TaskParams({"weight": np.zeros((B, 2), np.float32)})
 @pytest.mark.parametrize(
     ("found", "told"),
     [
-        (PER_TASK.params, "the adaptation of .*:Counting returned dict; expected TaskParams for 3 tasks"),
+        (PER_TASK.params, r":Counting.adapt\(\) returned dict; expected TaskParams for 3 tasks"),
         (
             TaskParams({"weight": np.zeros((2, 2), np.float32)}),
             r"returned params\['weight'\] for 2 tasks; expected .* for 3 tasks",
@@ -189,16 +189,16 @@ PER_TASK = TaskParams({"weight": np.zeros((B, 2), np.float32)})
 )
 def test_parameters_that_the_tasks_cannot_act_with_are_refused(found, told):
     with pytest.raises(StageFault, match=told):
-        require_params(found, B, LEARNER, "the adaptation of", PER_TASK)
+        require_params(found, B, LEARNER, "adapt", PER_TASK)
     other = TaskParams({"other": np.zeros((B, 1), np.float32)})
-    assert require_params(other, B, LEARNER, "the adaptation of") is other
-    assert require_params(PER_TASK, B, LEARNER, "the adaptation of", PER_TASK) is PER_TASK
+    assert require_params(other, B, LEARNER, "adapt") is other
+    assert require_params(PER_TASK, B, LEARNER, "adapt", PER_TASK) is PER_TASK
 
 
 @pytest.mark.parametrize(
     ("found", "told"),
     [
-        ({}, r"the start of .*:Counting returned dict; expected LearnerState\(params, optimizer, extra\)"),
+        ({}, r":Counting.at_start\(\) returned dict; expected LearnerState\(params, optimizer, extra\)"),
         (LearnerState({"weight": [1.0]}), r"returned params\['weight'\] as list; expected a NumPy array"),
         (LearnerState({}, {}, {"count": 1}), r"returned extra\['count'\] as int; expected a NumPy array"),
         (LearnerState({"weight": np.zeros(2)}), r"params\['weight'\] as float64; expected float32"),
@@ -208,11 +208,11 @@ def test_parameters_that_the_tasks_cannot_act_with_are_refused(found, told):
 def test_a_state_that_no_run_could_store_is_refused(found, told):
     like = {"index": np.zeros(2, np.int64)}
     with pytest.raises(StageFault, match=told):
-        require_state(found, LEARNER, "the start of", like)
+        require_state(found, LEARNER, "at_start", like)
     for sound in (LearnerState({"weight": np.zeros(2, np.float32)}, {"moment": np.ones(2)}), LearnerState(like)):
-        assert require_state(sound, LEARNER, "the start of", like) is sound
+        assert require_state(sound, LEARNER, "at_start", like) is sound
     doubles = LearnerState({"weight": np.zeros(2)})
-    assert require_state(doubles, LEARNER, "the start of") is doubles
+    assert require_state(doubles, LEARNER, "at_start") is doubles
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_an_iteration_that_loses_a_counter_is_refused(lost):
 def test_an_iteration_that_loses_an_array_of_the_state_is_refused(steps, part):
     before, after = first(), learned(first(), steps, 0)
     getattr(before.learner, part)["moment"] = np.ones(2)
-    told = rf"iteration 3: the update returned no {part}\['moment'\], which the state before it has"
+    told = rf"iteration 3: the update returned no {part}\['moment'\], which the previous state has"
     with pytest.raises(StageFault, match=told):
         require_complete(after, before, "iteration 3")
 

@@ -131,7 +131,7 @@ def test_two_segments_of_one_iteration_are_a_conflict(first: Any, second: Any, o
 
 @pytest.mark.parametrize(("number", "token"), [(-1, TOKEN), (MOST_SESSIONS, TOKEN), (0, TOKEN[1:]), (0, TOKEN.upper())])
 def test_a_session_with_another_number_or_token_than_a_folder_can_have_is_refused(number: int, token: str) -> None:
-    with pytest.raises(ValueError, match=f"session {number} with the token"):
+    with pytest.raises(ValueError, match=f"session number {number} or token"):
         parse_session(number, token)
     assert parse_session(MOST_SESSIONS - 1, TOKEN) == (MOST_SESSIONS - 1, TOKEN)
     assert parse_session(0, TOKEN) == (0, TOKEN)

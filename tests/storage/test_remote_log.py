@@ -63,7 +63,7 @@ def test_an_entry_that_no_session_wrote_is_refused(memory, run, other_machine, c
     forge(memory, run[-1], **changes)
     other_machine("second")
     name = run[-1].rpartition("/")[2]
-    with pytest.raises(storage.DamagedRun, match=rf"{URL}/_log/{name}: .*{problem}.*; expected the log"):
+    with pytest.raises(storage.DamagedRun, match=rf"{URL}/_log/{name}: .*{problem}.*; expected the entry"):
         storage.open_run(URL)
     for path in storage.folder_of(URL).parent.rglob("*"):
         assert path.name != "x"
@@ -90,7 +90,8 @@ def test_a_store_that_holds_another_run_than_the_cache_is_refused(memory, run, c
     if found == "another":
         memory.pipe({key: b"another" for key in run})
     with pytest.raises(
-        storage.StoreError, match=rf"{URL}: {found} entry {len(run) - 1} in the log, unlike in the cache"
+        storage.StoreError,
+        match=rf"{URL}: {found} entry {len(run) - 1} in the log; expected the same entry as in the cache",
     ):
         storage.open_run(URL)
 

@@ -82,14 +82,14 @@ def other_iterations(document):
         (lambda d: d.update(iterations=[-1, 2]), "iterations: -1 up to but not including 2"),
         (lambda d: d.update(iterations=[0, 10**8 + 1]), "iterations: 0 up to but not including 100000001"),
         (lambda d: d.update(iterations=[0, 3]), "is the seal of 00000000-00000002"),
-        (lambda d: d["outputs"][0].update(iterations=[[0, 3]]), "has other iterations, 0 to 2"),
-        (lambda d: d["outputs"][0].update(iterations=[[0, 1], [1, 3]]), "has other iterations, 1 to 2"),
+        (lambda d: d["outputs"][0].update(iterations=[[0, 3]]), "has iterations outside the segment, 0 to 2"),
+        (lambda d: d["outputs"][0].update(iterations=[[0, 1], [1, 3]]), "has iterations outside the segment, 1 to 2"),
         (lambda d: d["arrays"]["tasks/ids"].update(rows=0), "rows of the array 'tasks/ids': 0 from row 0"),
         (lambda d: d["arrays"]["tasks/ids"].update(first_row=-1), "of the array 'tasks/ids': .* from row -1"),
         (lambda d: d["arrays"].update({"../x": d["arrays"]["tasks/ids"]}), r"of the array '\.\./x'"),
         (lambda d: d["files"].update({"../x": {"size": 1, "sha256": ""}}), r"unexpected file name '\.\./x'"),
         (lambda d: d["files"].pop("records.parquet"), r"records\.parquet is not among the files"),
-        (lambda d: d.update(sessions=[[1, "../x"]]), r"session 1 with the token '\.\./x'"),
+        (lambda d: d.update(sessions=[[1, "../x"]]), r"session number 1 or token '\.\./x'"),
     ],
 )
 def test_an_impossible_seal_is_refused_before_its_names_and_sizes_are_used(path, change, problem):

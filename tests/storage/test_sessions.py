@@ -91,7 +91,7 @@ def test_nothing_that_a_session_does_has_an_effect_once_a_later_one_has_begun(tm
     session, part, take_over = taken_over
     (tmp_path / "kept").write_bytes(b"kept")
     take_over()
-    with pytest.raises(storage.FencedOut, match=r"session 0 of this process was ended by a later writer"):
+    with pytest.raises(storage.FencedOut, match=r"session 0 of this process, which a later writer ended"):
         ACTS[act](session, part, tmp_path)
     assert (tmp_path / "kept").read_bytes() == b"kept"
     assert not (tmp_path / "target").exists()
@@ -130,7 +130,7 @@ def test_a_file_that_is_gone_is_neither_linked_nor_removed(tmp_path, taken_over)
 def test_a_session_that_begins_after_its_lock_was_taken_gives_up(tmp_path):
     lock = acquire_lock(tmp_path / "writer.lock", "0" * 16, take_over=False)
     with contextlib.closing(begin_session(tmp_path, take_over=True)) as heir:
-        with pytest.raises(storage.FencedOut, match="session 1 of this process was ended by a later writer"):
+        with pytest.raises(storage.FencedOut, match="session 1 of this process, which a later writer ended"):
             sessions._begin(tmp_path, "0" * 16, lock)
         assert heir.folder.is_dir()
     lock.release()

@@ -140,7 +140,7 @@ def test_an_output_of_a_stage_that_the_run_does_not_have_is_named(path):
     for read in (OWN.__getitem__, lambda name: storage.open_run(path).load(StageRef(0, name))):
         with pytest.raises(storage.StoreError, match=r"dream"):
             read("dream")
-    with pytest.raises(storage.IncompatibleFormat, match=r"run\.json: no stage 'dream' in the run, which has begin, "):
+    with pytest.raises(storage.IncompatibleFormat, match=r"run\.json: no stage 'dream'; the stages are begin, "):
         OWN["dream"]
 
 

@@ -263,7 +263,7 @@ def test_a_writer_whose_run_is_packed_by_a_later_one_while_it_opens_it_gives_up(
         return read_history(files, info)
 
     monkeypatch.setattr(opening, "read_history", delayed)
-    with pytest.raises(storage.FencedOut, match="session 1 of this process was ended by a later writer"):
+    with pytest.raises(storage.FencedOut, match="session 1 of this process, which a later writer ended"):
         storage.open_writer(path)
     heirs[0].close()
     assert storage.verify_run(path) == []

@@ -30,7 +30,7 @@ class ActorCritic(LearningRate):
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.actor_critic.learner:ActorCriticLearner"
 
     num_epochs: int = Field(default=1, ge=1, le=MOST_REPEATS)
-    """Passes over the samples of an iteration."""
+    """Number of passes over each iteration's samples."""
     batch_size: int = Field(default=64, ge=1)
     """Maximum number of environment steps per gradient step; an epoch's steps are split evenly."""
     max_grad_norm: float | None = Field(default=None, gt=0)
@@ -155,19 +155,19 @@ class A2C(JointLoss, AlgorithmSettings):
 class PPO(ActorCritic, AlgorithmSettings):
     """Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) with a separate critic.
 
-    The critic is trained first; the policy then learns from the updated critic's advantages.
+    The critic is trained first; the policy then learns from advantages computed with the updated critic.
     """
 
     name: Literal["ppo"] = "ppo"
 
     num_epochs: int = Field(default=3, ge=1)
-    """Passes over the samples of an iteration."""
+    """Number of passes over each iteration's samples."""
     clip_eps: float = Field(default=0.1, gt=0)
     """Clipping range ε of the likelihood ratio."""
     critic_learning_rate: float = Field(default=5e-4, gt=0)
     """Step size of the critic's optimizer."""
     critic_num_epochs: int = Field(default=10, ge=1)
-    """Passes of the critic over the samples of an iteration."""
+    """Number of passes over each iteration's samples when training the critic."""
     critic_batch_size: int = Field(default=64, ge=1)
     """Environment steps per gradient step of the critic."""
     critic_max_grad_norm: float | None = Field(default=None, gt=0)
@@ -184,7 +184,7 @@ class PPO2(JointLoss, AlgorithmSettings):
     name: Literal["ppo2"] = "ppo2"
 
     num_epochs: int = Field(default=3, ge=1)
-    """Passes over the samples of an iteration."""
+    """Number of passes over each iteration's samples."""
     clip_eps: float = Field(default=0.1, gt=0)
     """Clipping range ε of the likelihood ratio and of value changes."""
 

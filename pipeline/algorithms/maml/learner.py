@@ -156,7 +156,7 @@ class MetaLearner(Learner[Step, Steps]):
         return {}, {}
 
     def minimize(self, state: LearnerState, steps: Steps, *, draws: Draws, parallel: ParallelMap = map) -> MetaUpdate:
-        """Minimize the meta-loss by optimizer steps, in epochs over the samples."""
+        """Minimize the meta-loss with optimizer steps, in epochs over the samples."""
         settings, problem = self.settings, self.problem(state, steps)
         assert isinstance(settings, MetaAdam), "other settings override minimize"
         rate = settings.outer_lr

@@ -91,7 +91,7 @@ def sums_by_product(values: Tensor) -> Tensor:
 
 
 def log_likelihood_per_cell(current: Distribution, rows: TaskRows) -> Tensor:
-    """Return -(1 / E T) Σ_{e,t} log π_θ(a|o) A per task, [b]: log_likelihood_loss on the scale of dice_loss."""
+    """Return -(1 / E T) Σ_{e,t} log π_θ(a|o) A per task, [b]: log_likelihood_loss, rescaled to match dice_loss."""
     episodes = _episodes_of(rows)
     return -episodes.mean_over_cells(episodes.split(current.log_prob(rows.actions) * rows.advantages))
 

@@ -82,12 +82,12 @@ class GradientBased(BaseModel):
 
 
 class MetaAdam(ScheduledSteps):
-    """Settings for meta-updates with an optimizer, in epochs over the samples of an iteration."""
+    """Settings for meta-updates with an optimizer, in epochs over each iteration's samples."""
 
     outer_lr: float = Field(default=1e-3, gt=0)
     """Step size of the optimizer for the meta-parameters."""
     num_epochs: int = Field(default=1, ge=1, le=MOST_REPEATS)
-    """Passes over the samples of an iteration."""
+    """Number of passes over each iteration's samples."""
     num_minibatches: int = Field(default=1, ge=1, le=MOST_REPEATS)
     """Optimizer steps per epoch, each on a disjoint share of each task's environment steps."""
     tolerance: float | None = Field(default=None, gt=0)
@@ -136,7 +136,7 @@ class Exploration(GradientBased):
     def _credit_is_given(self) -> Exploration:
         for name, default in (("e_maml_scale", "mean"), ("exploration_rounds", "all")):
             if not self.exploration and getattr(self, name) != default:
-                raise ValueError(f"{name} is {getattr(self, name)} but exploration is off; turn it on or remove it")
+                raise ValueError(f"{name} requires exploration, which is off; turn exploration on or remove {name}")
         if self.exploration and self.inner_steps == 0:
             raise ValueError(
                 "exploration is on but inner_steps is 0, so no rollout batch comes before adaptation; turn it off"
@@ -203,7 +203,7 @@ class ProMP(MetaAdam, GradientBased, AlgorithmSettings):
     anneal_factor: float = Field(default=1.0, gt=0, le=1)
     """Factor that multiplies clip_eps after every iteration: ε_i = clip_eps * anneal_factor**i."""
     num_epochs: int = Field(default=5, ge=1, le=MOST_REPEATS)
-    """Passes over the samples of an iteration."""
+    """Number of passes over each iteration's samples."""
 
     init_inner_kl_penalty: float = Field(default=5e-4, ge=0)
     """Initial coefficient η of the KL from a rollout batch's behavior policy to the current policy."""
@@ -257,7 +257,7 @@ class MAMLPPO(MetaAdam, GradientBased, AlgorithmSettings):
     """Loss of the inner steps: -mean(r A), or the clipped surrogate, whose flat regions let the pre-update policy drift
     without bound when an iteration takes several Adam steps."""
     num_epochs: int = Field(default=5, ge=1, le=MOST_REPEATS)
-    """Passes over the samples of an iteration; the first step is never clipped."""
+    """Number of passes over each iteration's samples; the first step is never clipped."""
 
     def warnings(self) -> Iterator[str]:
         if self.inner_loss == "clipped" and self.num_epochs > 1:
@@ -295,10 +295,10 @@ class EMAML(TrustRegion):
 
 
 class DiceMAML(MetaAdam, GradientBased, AlgorithmSettings):
-    """DICE-MAML: the DiCE loss in the inner steps and the meta-update, on discounted rewards minus a baseline.
+    """DICE-MAML, with the DiCE loss of discounted rewards minus a baseline in the inner steps and the meta-update.
 
     Foerster et al. 2018, arXiv:1802.05098; used for meta-learning in Rothfuss et al. 2019, arXiv:1810.06784.
-    Its meta-gradients are unbiased but noisy: it needs several times the episodes of other algorithms.
+    Its meta-gradients are unbiased but noisy, so it needs several times as many episodes as other algorithms.
     """
 
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.maml.policy_gradient:DiceLearner"

@@ -78,7 +78,7 @@ class TrialSteps(TrialSettings, LearningRate):
     """Settings for joint gradient steps of policy and critic on minibatches of whole trials."""
 
     num_epochs: int = Field(default=10, ge=1, le=MOST_REPEATS)
-    """Passes over the trials of an iteration."""
+    """Number of passes over each iteration's trials."""
     trials_per_minibatch: int = Field(default=16, ge=1)
     """Maximum number of whole trials per gradient step; an epoch's trials are split evenly."""
     value_coeff: float = Field(default=0.5, gt=0)
@@ -130,7 +130,7 @@ class WithMemory(TrialSettings):
 
 
 class RL2(WithMemory, TrialClipping, TrialSteps, AlgorithmSettings):
-    """A recurrent policy that adapts to a task through its memory of earlier episodes, trained by PPO."""
+    """A recurrent policy that adapts to a task through its memory of earlier episodes, trained with PPO."""
 
     name: Literal["rl2"] = "rl2"
 
@@ -183,6 +183,6 @@ class RecurrentA2C(WithinEpisode, WithMemory, TrialSteps, AlgorithmSettings):
 
 
 MemorySteps = RL2 | RecurrentPPO | RecurrentA2C
-"""Settings for any algorithm whose recurrent policy is trained by gradient steps."""
+"""Settings for any algorithm whose recurrent policy is trained with gradient steps."""
 MemorySettings = MemorySteps | RL2TRPO
 """Settings for any algorithm with a recurrent policy."""

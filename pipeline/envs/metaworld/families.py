@@ -97,7 +97,7 @@ class MetaWorld(FixedTasks, MetaEnv):
         seed = benchmark_seed
         is_whole = isinstance(seed, int) and not isinstance(seed, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
         if not is_whole or not 0 <= seed < 2**32 - 1:
-            raise EnvError(f"{where}: benchmark_seed is {seed!r}; expected a whole number from 0 to 2**32 - 2")
+            raise EnvError(f"{where}: benchmark_seed is {seed!r}; expected an integer from 0 to 2**32 - 2")
         if reward_version not in ("v1", "v2"):
             raise EnvError(f"{where}: reward_version is {reward_version!r}; expected v1 or v2")
         if render_mode not in (None, "rgb_array"):

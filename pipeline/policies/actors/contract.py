@@ -50,16 +50,16 @@ class ActorSetup:
 
 
 class Actor(ABC):
-    """Base class of actors, which choose actions for B tasks x E rows over T steps, with separate parameters per task.
+    """Base class for actors, which choose actions for B tasks x E rows over T steps, with separate parameters per task.
 
     An actor draws each task's random numbers for all steps in advance, so that the end of one episode does not affect
     the others.
 
     Attributes:
-        actions: [T, B * E, ...], actions so far.
-        behavior_by_step: Parameters of the behavior policy at each step so far: name -> [T, B * E, ...] float32.
-        behavior_by_task: Parameters of the behavior policy that are constant over steps: name -> [B, ...] float32, or
-            [B, E, ...] if episodes differ.
+        actions: Actions so far, shape [T, B * E, ...].
+        behavior_by_step: Parameters of the behavior policy at each step so far, keyed by name, [T, B * E, ...] float32.
+        behavior_by_task: Parameters of the behavior policy that are constant over steps, keyed by name, [B, ...]
+            float32, or [B, E, ...] if episodes differ.
     """
 
     def __init__(self, setup: ActorSetup) -> None:
@@ -102,7 +102,7 @@ class Actor(ABC):
 
 
 class UniformActor(Actor):
-    """Actor that draws actions uniformly from [-1, 1], the range of tanh, or from the discrete actions. See Actor."""
+    """Actor that draws actions uniformly from [-1, 1], the range of tanh, or from the discrete actions."""
 
     def __init__(self, setup: ActorSetup) -> None:
         super().__init__(setup)
@@ -122,7 +122,7 @@ ACTIONS = "actions"
 
 
 class RecordedActor(Actor):
-    """Actor that replays the actions stored in its parameters. See Actor."""
+    """Actor that replays the actions stored in its parameters."""
 
     def __init__(self, setup: ActorSetup) -> None:
         super().__init__(setup)

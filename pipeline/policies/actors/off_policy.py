@@ -44,7 +44,7 @@ MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0
 
 
 class TanhGaussianActor(Actor):
-    """Actor that takes actions tanh(mean + std * noise), or tanh(mean) if `rngs` is None. See Actor.
+    """Actor that samples actions as tanh(mean + std * noise), or takes tanh(mean) if `rngs` is None.
 
     Haarnoja et al. 2018, arXiv:1801.01290, appendix C. If the parameters contain a posterior, the network's input
     includes a latent variable drawn once per episode (Rakelly et al. 2019, arXiv:1903.08254).

@@ -13,7 +13,7 @@ from metaloom.pipeline.types import Array
 
 
 class GaussianActor(Actor):
-    """Actor that takes actions mean + std * noise, or the mean if `rngs` is None. See Actor."""
+    """Actor that samples actions as mean + std * noise, or takes the mean if `rngs` is None."""
 
     def __init__(self, setup: ActorSetup, network: Inference | None = None) -> None:
         super().__init__(setup)
@@ -125,7 +125,7 @@ class PosteriorActor(RecurrentActor):
 
 
 class NormalizingActor(Actor):
-    """Wrapper that gives an actor normalized observations and, for its memory, scaled rewards. See Actor."""
+    """Wrapper that gives an actor normalized observations and, for its memory, scaled rewards."""
 
     def __init__(self, actor: Actor, normalization: Normalization, num_rows: int) -> None:
         self.actor: Actor = actor

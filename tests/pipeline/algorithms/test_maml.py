@@ -399,7 +399,7 @@ def test_chunk_size_changes_memory_but_not_the_gradient(random_steps, algorithm)
         (MAMLVPG, {"tolerance": 1e-3}, "no epoch to skip"),
         (MAMLVPG, {"inner_loss": "dice"}, "dice-maml or vpg-dice"),
         (MAMLVPG, {"exploration": True, "inner_steps": 0}, "no rollout batch comes before adaptation"),
-        (MAMLVPG, {"e_maml_scale": "sum"}, "exploration is off"),
+        (MAMLVPG, {"e_maml_scale": "sum"}, "requires exploration, which is off"),
         (MAMLVPG, {"clip_eps": 0.1}, "unknown key"),
         (MAMLPPO, {"clip_eps": 0}, "greater than 0"),
         (MAMLPPO, {"exploration": True}, "unknown key"),

@@ -32,7 +32,7 @@ def test_the_same_seed_pays_the_same_whatever_was_pulled_before():
 
 def test_one_arm_is_no_bandit_and_discrete_actions_have_no_scale():
     for arms in (1, 2.5, True, "5", None):
-        with pytest.raises(EnvError, match=f"arms must be a whole number of at least 2, got {arms!r}"):
+        with pytest.raises(EnvError, match=f"arms must be an integer >= 2, got {arms!r}"):
             make_env(EnvConfig(name="bernoulli-bandit", options={"arms": arms}))
     with pytest.raises(EnvError, match=r"actions Discrete\(5\) are discrete and cannot be scaled"):
         make_env(EnvConfig(name="bernoulli-bandit", action_scale=1.0))

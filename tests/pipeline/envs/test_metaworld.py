@@ -289,7 +289,7 @@ def test_a_goal_that_the_package_would_draw_again_forever_is_refused() -> None:
     ("options", "message"),
     [
         ({"reward_version": "v3"}, "reward_version is 'v3'; expected v1 or v2"),
-        ({"benchmark_seed": -1}, "benchmark_seed is -1; expected a whole number"),
+        ({"benchmark_seed": -1}, "benchmark_seed is -1; expected an integer"),
         ({"render_mode": "human"}, "render_mode is 'human'"),
     ],
 )

@@ -53,17 +53,17 @@ def test_sizes_of_mdps_are_options_and_wrong_ones_are_refused():
     assert make_env(small).observation_space.shape == (3,)
     assert make_env(small).action_space.n == 2
     for options in ({"states": 1}, {"actions": 2.5}, {"states": None}):
-        with pytest.raises(EnvError, match="must be a whole number of at least 2"):
+        with pytest.raises(EnvError, match="must be an integer >= 2"):
             make_env(EnvConfig(name="tabular-mdp", options=options))
 
 
 @pytest.mark.parametrize(
     ("name", "task", "told"),
     [
-        ("tabular-mdp", [0.5], r"got mdp 0\.5; expected a whole number"),
-        ("tabular-mdp", [1e300], r"got mdp 1e\+300; expected a whole number from 0 to 2\^53 - 1"),
+        ("tabular-mdp", [0.5], r"got mdp 0\.5; expected an integer"),
+        ("tabular-mdp", [1e300], r"got mdp 1e\+300; expected an integer from 0 to 2\^53 - 1"),
         ("bernoulli-bandit", [2.0, -1, 0, 0, 0], r"got \[2\.0, -1\.0, .*; expected probabilities"),
-        ("hidden-goal-grid", [5.0, 0], r"got the goal \[5\.0, 0\.0\]; expected a cell, whole numbers from 0 to 4"),
+        ("hidden-goal-grid", [5.0, 0], r"got the goal \[5\.0, 0\.0\]; expected a cell, integers from 0 to 4"),
         ("hidden-goal-grid", [0.5, 3], "expected a cell"),
     ],
 )

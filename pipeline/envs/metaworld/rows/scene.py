@@ -147,7 +147,7 @@ class Scene:
         self._offset = None if task.offset is None else np.array(task.offset)
 
     def of(self, rows: Array | slice) -> dict[str, Array]:
-        """Return the source values of some rows: name -> [n, ...]."""
+        """Return the source values of some rows, keyed by name, [n, ...] each."""
         return {name: live[rows] for name, live in self._live.items()}
 
     def write_frames(self, scene: Mapping[str, Array], frames: Array) -> None:

@@ -69,7 +69,7 @@ def sweep_along(moment: Moment, *, radius: float, slack: float, level: float) ->
 
 
 def _between_pads(moment: Moment, near: float, far: float) -> Array:
-    """Return the reward for having both pads between `near` and `far` from the object, each on its side, [n].
+    """Return the reward for having both pads between `near` and `far` from the object, each on its own side, [n].
 
     The intended margin is the pads' initial distance to the object. The official classes keep a view instead of a copy,
     so the margin is the current distance, and rewards differ from the intended ones by up to 0.09 per step. This
