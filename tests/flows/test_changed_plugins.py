@@ -198,8 +198,8 @@ except ImportError:
 
 
 def test_a_helper_that_has_gone_or_come_is_a_change(say, capsys):
-    Path("own_scale.py").write_text(f"{OPTIONAL}\n{SCALES[0]}")
     Path("own_extra.py").write_text("")
+    edit(f"{OPTIONAL}\n{SCALES[0]}")
     say("resume first --iterations 3 --workers 0")
     Path("own_extra.py").unlink()
     gone = "the source of own_extra is gone"

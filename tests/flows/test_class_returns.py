@@ -210,7 +210,7 @@ def test_balanced_is_refused_before_a_run_is_made(tmp_path, tiny_config):
     sizes = {"num_updates": 2, "meta_batch_size": 2, "critic_hidden_sizes": [4], "encoder_hidden_sizes": [4]}
     settings = {"algorithm": {"name": "pearl", **sizes}, "policy": {"hidden_sizes": [4]}, "num_tasks": 2}
     pearl = build_config({"env": "pearl-point-robot", **settings, "task_sampling": "balanced"})
-    with pytest.raises(ConfigError, match="task_sampling is balanced, but pearl learns from"):
+    with pytest.raises(ConfigError, match="task_sampling must be uniform, got balanced: pearl"):
         train(pearl, tmp_path / "new", backend=SERIAL)
     assert not (tmp_path / "new").exists()
 

@@ -52,7 +52,7 @@ def test_sizes_of_fixed_task_sets_are_options(name: str) -> None:
     assert env.test_task_set is not None
     assert (len(env.task_set), len(env.test_task_set)) == (7, 3)
     assert {tuple(task) for task in env.sample_tasks(50, np.random.default_rng(0)).tolist()} <= set(env.task_set)
-    with pytest.raises(EnvError, match="num_test_tasks is 0"):
+    with pytest.raises(EnvError, match="num_test_tasks must be a positive integer, got 0"):
         make_env(EnvConfig(name=name, options={"num_test_tasks": 0}))
 
 

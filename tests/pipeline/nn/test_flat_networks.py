@@ -118,7 +118,7 @@ def test_a_bias_is_folded_only_where_a_one_stays_one_and_behind_its_kernel():
     params = {"a.bias": numbers(2), "a.kernel": numbers(3, 2)}
     with pytest.raises(ValueError, match=r"a\.bias does not follow a\.kernel"):
         FlatNetwork(FlatParams(params), ["a"], "relu", fold_bias=True)
-    with pytest.raises(ValueError, match="for relu"):
+    with pytest.raises(ValueError, match="fold_bias requires relu"):
         FlatNetwork(FlatParams(params), ["a"], "tanh", fold_bias=True)
 
 
