@@ -80,7 +80,7 @@ def test_it_adapts_after_training_as_in_training_from_the_unperturbed_start(run)
 def test_what_its_stage_gives_is_described_in_show_and_in_xarray(run, capsys, monkeypatch):
     monkeypatch.setenv("METALOOM_RUNS", str(run.path.parent))
     assert cli.run(["show", "run@1", "--stage", "perturb"]) == 0
-    described = "Per-task policy parameters: name -> [B, ...] float32."
+    described = "Per-task policy parameters, keyed by name, [B, ...] float32 each."
     assert f"TaskParams: {described}" in capsys.readouterr().out
     data = metaloom.open_run(run.path)[1].xarray(stage="perturb")
     assert data.attrs["description"] == described

@@ -218,7 +218,7 @@ def test_xarray_has_its_axes_units_and_tasks(run):
     assert data["steps"].item() == 120
     assert data["task_goal_x"].values.tolist() == run[1].tasks(task=[1, 3]).params[:, 0].tolist()
     description = run[1].xarray(stage="adapt").attrs["description"]
-    assert description == "Per-task policy parameters: name -> [B, ...] float32."
+    assert description == "Per-task policy parameters, keyed by name, [B, ...] float32 each."
     assert run[1].xarray(stage="adapt")["params.float32"].dims == ("task", "params.float32_parameter")
 
 
@@ -267,7 +267,7 @@ def test_commands_show_it(run, capsys):
     assert [array["unit"] for array in document["arrays"] if array["name"] == "scale"] == ["m"]
     text = shown("show", "run@1", "--stage", "adapt")
     assert "task 4, params.float32_parameter" in text
-    assert "TaskParams: Per-task policy parameters: name -> [B, ...] float32." in text
+    assert "TaskParams: Per-task policy parameters, keyed by name, [B, ...] float32 each." in text
     assert any(line.startswith("spread ") and line.endswith("  Spread") for line in shown("graph", "run").splitlines())
     shown("export", "run", "--to", "parquet", "--out", "out")
     assert pq.read_table("out/spread.parquet").column_names[:3] == ["iteration", "step", "scale"]
