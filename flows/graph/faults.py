@@ -46,14 +46,14 @@ def run_checked(stages: Runner, ref: StageRef, inputs: Mapping[str, Any]) -> Val
             value = inputs[name]
             refs, held = (wanted, value) if isinstance(wanted, tuple) else ((wanted,), (value,))
             read |= {given: (one, _checksums(one)) for given, one in zip(refs, held, strict=True)}
-    folder = os.getcwd()
+    folder = os.getcwd() if stages.own else None
     try:
         value = stages.witnessed(ref, stages.run(ref, inputs), inputs)
     except BaseException as error:
         if (mistake := _mistake(error, stages)) is None:
             raise
         raise StageFault(f"{ref.where}: {mistake}") from error
-    if stages.own and (found := os.getcwd()) != folder:
+    if folder is not None and (found := os.getcwd()) != folder:
         os.chdir(folder)
         raise StageFault(
             f"{ref.where}: the stage changed the working directory to {found}, from which the run's files could not be "
@@ -80,7 +80,7 @@ def run_checked(stages: Runner, ref: StageRef, inputs: Mapping[str, Any]) -> Val
     if not stages.own:
         return value
     value = as_read(table_of(stages.graph), ref, value)
-    if hasattr(required, "__post_init__"):
+    if schema and hasattr(required, "__post_init__"):  # which built-in outputs have, too, only to check themselves
         read_again = stages.graph[ref.stage].as_declared(deepcopy(value))
         if changed := differing(array_digests(value), array_digests(read_again)):
             raise StageFault(

@@ -204,3 +204,11 @@ def test_a_run_records_the_environment_as_it_was_made_with_defaults(tmp_path, ti
     }
     train(tiny_config(env={"name": "Pendulum-v1"}, iterations=1), tmp_path / "gymnasiums", backend=SERIAL)
     assert storage.open_run(tmp_path / "gymnasiums").info["environment"]["env"]["options"] == {"g": 10.0}
+
+
+def test_a_run_trains_though_the_working_directory_is_gone(tmp_path, tiny_config, monkeypatch):
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    train(tiny_config(iterations=1), tmp_path / "run", backend=Backend(workers=0))
+    assert storage.verify_run(tmp_path / "run") == []
