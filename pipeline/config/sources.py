@@ -34,24 +34,32 @@ def sources_of(paths: Iterable[str]) -> dict[str, str]:
 
     Raises ConfigError if a file has changed since this process first read it here and its module was not reloaded.
     """
-    return {name: _digest_of_loaded(name, file) for name, file in files_of(paths).items()}
+    digests: dict[str, str] = {}
+    for name, file in files_of(paths).items():
+        digests[name] = digest_of(file)
+        if digests[name] != digest_first_read(name, file):
+            raise ConfigError(
+                f"{file} has changed since this process imported {name}; restart Python or call "
+                "importlib.reload(module), because the run would record a source that it does not use"
+            )
+    return digests
 
 
-_seen: dict[Path, tuple[object, str]] = {}
+_first_read: dict[Path, tuple[object, str]] = {}
 """File -> the module's spec, which a reload replaces, and the file's digest when it was first read."""
 
 
-def _digest_of_loaded(name: str, file: Path) -> str:
-    digest, module = digest_of(file), sys.modules.get(name.partition(":")[0])
-    spec = getattr(module, "__spec__", None)
-    if spec is not _seen.setdefault(file, (spec, digest))[0]:
-        _seen[file] = (spec, digest)
-    elif spec is not None and digest != _seen[file][1]:
-        raise ConfigError(
-            f"{file} has changed since this process imported {name}; restart Python or call "
-            "importlib.reload(module), because the run would record a source that it does not use"
-        )
-    return digest
+def digest_first_read(name: str, file: Path) -> str:
+    """Return the SHA-256 that a plug-in's file had when this process first read it, or had reloaded its module.
+
+    `name` is a key of `files_of`. The module keeps using that code, whatever the file contains now.
+    """
+    spec = getattr(sys.modules.get(name.partition(":")[0]), "__spec__", None)
+    if spec is None:  # not imported yet, so this process uses whatever the file contains then
+        return digest_of(file)
+    if file not in _first_read or _first_read[file][0] is not spec:
+        _first_read[file] = (spec, digest_of(file))
+    return _first_read[file][1]
 
 
 def digest_of(file: Path) -> str:

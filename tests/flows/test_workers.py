@@ -28,6 +28,7 @@ from metaloom.flows.observer import Observer
 from metaloom.flows.rollouts.supervised import fingerprint, require_own_versions
 from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec, collect_shard
 from metaloom.pipeline.building import build_learner
+from metaloom.pipeline.config.sources import digest_of
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.tasks.samplers import draw_tasks
 from metaloom.stages.collect_rollouts import RolloutPosition
@@ -219,10 +220,10 @@ def test_a_worker_tells_the_source_that_it_imported_though_it_did_for_another_pl
     monkeypatch.syspath_prepend(tmp_path)
     first, second = (SamplerSpec.of(tiny_config(env=f"own_{name}:Mine"), 1) for name in ("first", "second"))
     require_own_versions(fingerprint(first), first)
-    gain.write_text("GAIN = 0.1\n")
-    importlib.reload(sys.modules["own_gain"])  # for the trainer's part; the worker's goes on with what it saw first
+    gain.write_text("GAIN = 0.1\n")  # this process, the worker, goes on with 0.2; the trainer is another one
+    of_trainer = {"the source of own_gain": digest_of(gain)[:12]}
     with pytest.raises(WorkersError, match=r"the source of own_gain \w+ there, \w+ here"):
-        require_own_versions(fingerprint(second), second)
+        require_own_versions(of_trainer, second)
 
 
 @pytest.mark.dask
