@@ -34,8 +34,7 @@ def keep_output_for_data() -> None:
     """
     global _data
     _data = _stream(_Output(os.dup(1), "w", closefd=False), cast(TextIO | None, sys.stdout))
-    os.dup2(2, 1)
-    sys.stdout = _stream(_Errors(1, "w", closefd=False), _data, line_buffering=True)
+    print_to_errors()
 
 
 def data_stream() -> TextIO:
