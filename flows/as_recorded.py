@@ -24,7 +24,7 @@ class Arithmetic:
     wanted: Mapping[str, str]  # CPU code paths that computed the run, keyed by library
     unrecorded: tuple[str, ...]  # libraries whose code path the run does not record; its processor's default is assumed
     missed: Mapping[str, str]  # why the wanted code path was not used, with a remedy, keyed by library
-    mixed: bool  # True if others computed some iterations; a process can only use those of the last one
+    mixed: bool  # True if iterations used different code paths; one process can use only those of the last
 
     def __str__(self) -> str:
         used = ", ".join(f"{name} {self.used[library]} ({self._origin(library)})" for library, name in _NAMES.items())

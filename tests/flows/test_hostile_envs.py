@@ -240,7 +240,7 @@ def test_a_process_that_dies_among_blocks_of_choices_names_the_episode(tmp_path)
     train(config("none"), tmp_path / "good", backend=HERE)
     good = storage.open_run(tmp_path / "good")[0].rollouts(0)
     b, e = np.argwhere(good.observations[:, :, 0, 1] > 0.9)[0]
-    assert (b, e) > (0, 2), "expected a first faulty episode behind the first block"
+    assert (b, e) > (0, 2), "expected a first faulty episode after the first block"
     with pytest.raises(RolloutError) as caught:
         train(config("exit"), tmp_path / "run", backend=Backend(workers=1, retries=0))
     about, arrays = caught.value.about, caught.value.arrays

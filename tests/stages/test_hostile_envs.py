@@ -276,7 +276,7 @@ def rollout_of_choices(fault: str) -> EpisodeBatch:
 def test_a_fault_among_choices_in_a_later_block_names_its_episode_and_is_reproduced():
     good = rollout_of_choices("none")
     b, e = np.argwhere(good.observations[:, :, 0, 1] > 0.9)[0]
-    assert e >= 3, "expected a first faulty episode behind the first block"
+    assert e >= 3, "expected a first faulty episode after the first block"
     with pytest.raises(RolloutError) as caught:
         rollout_of_choices("raise")
     about, arrays = json.loads(json.dumps(caught.value.about)), caught.value.arrays
