@@ -75,7 +75,7 @@ def _send(work: Callable[[], T], seconds: float, sender: Connection, mask: Itera
         for number in _HANDLED:  # these signals must end the copy; the handlers are for the first process
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.alarm(math.ceil(seconds))
+        signal.alarm(math.ceil(seconds))  # for a copy whose first process is killed; the work may cancel it
         records = SimpleQueue[logging.LogRecord]()
         logging.getLogger().handlers[:] = [QueueHandler(records)]
         warnings.showwarning = lambda *_: None  # warnings are shown when the first process does the work
