@@ -3,7 +3,7 @@
 import os
 import stat
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.types import Array, EpisodeBatch
-from metaloom.storage.errors import damaged
+from metaloom.storage.errors import StorageFailed, damaged
 from metaloom.storage.format.arrays import (
     ARRAY_PATH,
     ArraySpec,
@@ -394,16 +394,18 @@ def bytes_in(folder: Path) -> int:
 
 def file_stats(folder: Path, prefix: str = "") -> Iterator[tuple[str, os.stat_result]]:
     """Yield the relative path and stat result of every file in the readable folders below one, not following links."""
-    # os.scandir is fast enough for tens of thousands of files; files that vanish are a writer's temporary files.
     try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    yield from file_stats(Path(entry.path), f"{prefix}{entry.name}/")
-                else:
-                    yield prefix + entry.name, entry.stat(follow_symlinks=False)
-    except (FileNotFoundError, PermissionError):
-        return
+        entries = folder_entries(folder) or ()
+    except StorageFailed as error:
+        if isinstance(error.__cause__, PermissionError):
+            return
+        raise
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            yield from file_stats(Path(entry.path), f"{prefix}{entry.name}/")
+        else:
+            with suppress(FileNotFoundError):  # a writer's temporary file
+                yield prefix + entry.name, entry.stat(follow_symlinks=False)
 
 
 def table_path(name: str, iteration: int) -> str:

@@ -192,6 +192,36 @@ def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(make_run, 
         run.thinned_iterations() if name == "_thinned" else run.refs()
 
 
+def test_sizes_of_a_folder_count_around_a_file_that_vanishes_and_report_a_system_out_of_descriptors(
+    make_run, monkeypatch
+):
+    run, real = make_run(1), os.scandir
+    sizes = storage.open_run(run).files.sizes()
+
+    @contextmanager
+    def with_vanished(folder):
+        with real(folder) as entries:
+            found = [*entries]
+        gone = Path(folder, ".gone")
+        gone.touch()
+        with real(folder) as entries:
+            found[:0] = [entry for entry in entries if entry.name == gone.name]
+        gone.unlink()
+        yield iter(found)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", with_vanished)
+        assert storage.open_run(run).files.sizes() == sizes
+
+    def refuse(folder):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(folder))
+
+    opened = storage.open_run(run)
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(storage.StorageFailed, match=f"{run.name}: Too many open files.*ulimit -n"):
+        opened.files.sizes()
+
+
 def test_a_link_is_not_read(tmp_path):
     (tmp_path / "file").write_bytes(b"elsewhere")
     os.symlink("file", tmp_path / "link")
