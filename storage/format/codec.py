@@ -163,6 +163,11 @@ def _group_arrays(ref: StageRef, value: Value) -> dict[str, tuple[Array, dict[st
     }
     if isinstance(value, TaskBatch | Evaluation):
         arrays[_DESCRIBED[type(value)]][1].update(names=list(value.names), units=list(value.units))
+    names: dict[str, str] = {}
+    for name in arrays:
+        if (other := names.setdefault(name.casefold(), name)) != name:
+            found = f"names that differ only in case: {other} and {name}"
+            raise _mismatch(ref, found, "names that differ on every file system")
     return arrays
 
 

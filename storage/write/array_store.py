@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from metaloom.storage.errors import DigestMismatch, LayoutMismatch, StoreError
+from metaloom.storage.errors import DigestMismatch, LayoutMismatch
 from metaloom.storage.format.arrays import ArraySpec, crc32c, encode_chunk, encode_shard, group_document
 from metaloom.storage.format.codec import Piece
 from metaloom.storage.format.files import Content, make_folder, render
@@ -85,15 +85,7 @@ class ArrayStore:
         documents: dict[str, Mapping[str, Any]] = {
             group: group_document({}) for group in groups if not (self._files.data / group / "zarr.json").exists()
         }
-        names: dict[str, str] = {}
         for piece in pieces:
-            if (other := names.setdefault(piece.path.casefold(), piece.path)) != piece.path:
-                raise StoreError(
-                    self._files.data / piece.path,
-                    found=f"names that differ only in case: {other} and {piece.path}",
-                    required="names that differ on every file system",
-                    action="Rename one of them",
-                )
             documents[piece.path] = ArraySpec.of(piece, self._rows(piece.path), shards=self._shards).document()
         self._write_metadata(documents)
 

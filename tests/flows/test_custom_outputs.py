@@ -111,6 +111,7 @@ GRAPHS = {
     "Endless": graph(replace(SPREAD, run=otherwise(share=np.full((4, 3, 10), np.nan)))),
     "Other": graph(replace(SPREAD, run=lambda *, episodes: episodes.lengths)),
     "Slashed": graph(replace(SPREAD, run=otherwise(ends={"a/b": np.zeros((4, 3), np.float32)}))),
+    "Cased": graph(replace(SPREAD, run=otherwise(ends=dict.fromkeys(("End", "end"), np.zeros((4, 3), np.float32))))),
     "Wider": graph(replace(SPREAD, run=wider)),
 }
 class Smoothed(ProMP):
@@ -363,6 +364,7 @@ def test_a_class_that_cannot_be_stored_is_refused_before_a_folder_exists(flow, t
         ("Endless", StageFault, "spread k=0: share holds nan at task 0, episode 0, step 0, index [0, 0, 0] (120 of"),
         ("Other", StageFault, "spread k=0: the stage returned ndarray; expected Spread, its declared output"),
         ("Slashed", LayoutMismatch, "spread(i=0, k=0): an array named 'ends.a/b'; expected letters, digits, '_'"),
+        ("Cased", LayoutMismatch, "names that differ only in case: ends.End and ends.end; expected names that differ"),
         (
             "Wider",
             LayoutMismatch,
