@@ -13,12 +13,14 @@ import numpy as np
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import plural
+from metaloom.flows.graph.changes import warn_changed_sources
 from metaloom.flows.graph.run_stages import config_of, require_stored_sizes
 from metaloom.flows.graph.tables import graph_of
 from metaloom.flows.runs import learner_after, updates_at
 from metaloom.flows.trained.acting import Acting
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.flows.trained.deployment import DeployedPolicy, PolicyFile, save_onnx, save_program
+from metaloom.pipeline.config.sources import plugin_sources
 from metaloom.pipeline.envs.answers import declared_facts
 from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.spaces import observation_dtype, spaces_of
@@ -365,12 +367,13 @@ _FORMATS: dict[str, Callable[[TrainedPolicy, Path], None]] = {
 def policy_of(run: Run, iteration: int = -1, *, seed: int = 0) -> TrainedPolicy:
     """Return the policy with which an iteration starts; see Run.policy."""
     updates = updates_at(run, iteration)
-    state, config = learner_after(run, updates), config_of(run, run.learner_ref(updates))
+    ref = run.learner_ref(updates)
+    state, config = learner_after(run, updates), config_of(run, ref)
     origin = {
         "run": run.name,
         "run_id": str(run.info["id"]),
         "iteration": str(updates),
-        "learner_sha256": run.record(run.learner_ref(updates)).digest,
+        "learner_sha256": run.record(ref).digest,
     }
     for axis in ("observation", "action"):
         if units := run.components(axis):
@@ -378,4 +381,5 @@ def policy_of(run: Run, iteration: int = -1, *, seed: int = 0) -> TrainedPolicy:
     blueprint = replace(Blueprint.of(config), origin=origin)
     learner = blueprint.learner()
     require_stored_sizes(run, learner)
+    warn_changed_sources(run, ref, plugin_sources(config))
     return TrainedPolicy(blueprint, learner.at_start(state, run_seed=config.seed), seed=seed)

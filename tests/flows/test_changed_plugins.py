@@ -78,6 +78,8 @@ def test_each_session_remembers_its_sources_and_replay_compares_with_them(say):
     assert "all identical" in out
     assert warnings == [changed("first", 0, 0, 1)]
     assert say("replay first@3")[1] == say("optimize first@3 --set algorithm.clip_eps=0.1")[1] == []
+    assert say("policy first@1 --out first.safetensors")[1] == [changed("first", 0, 0, 1)]
+    assert say("policy first@3 --out third.safetensors")[1] == []
     edit(SCALES[2])
     assert say("replay first")[1] == [changed("first", n, *pair) for n, pair in ((2, (1, 2)), (0, (0, 2)), (1, (1, 2)))]
     assert storage.verify_run("runs/first") == []
