@@ -65,7 +65,7 @@ class TrainResult:
     stopped: bool  # True if a request stopped it before its last iteration
     computed: int = 0  # number of outputs computed and stored
     repaired: Sequence[str] = ()  # one line for each damaged file that was repaired before training
-    damage: Sequence[storage.Damage] | None = None  # found after a repair; None without one, or if it was stopped
+    damage: Sequence[storage.Damage] | None = None  # left after a repair; None without repair, or if stopped
     enough: Sequence[str] = ()  # `stop` criteria that ended it before its last iteration
 
 

@@ -206,7 +206,7 @@ class Film:
 
     @property
     def agreement(self) -> str:
-        """Sentence about the agreement with the stored observations."""
+        """Sentence that states whether the simulated observations agree with the stored ones."""
         if self.agrees:
             return f"observations agree with the stored ones: largest difference {self.largest_difference:.1g}"
         return (

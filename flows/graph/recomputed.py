@@ -51,7 +51,7 @@ class Recomputed:
             return self.load(ref)
 
     def changes(self, ref: StageRef) -> list[str]:
-        """Return the changes in sources and machine since an output was computed."""
+        """Return the changes in plug-in sources and in the machine since an output was computed."""
         return [*self._stages.changes(ref), *machine_changes(self._run, ref)]
 
     def remember(self, ref: StageRef, value: Value) -> None:
