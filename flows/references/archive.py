@@ -105,7 +105,7 @@ def unpack(raw: bytes, archive: Path, folder: Path) -> None:
 
 
 def _require_plain(archive: Path, opened_archive: ZipFile) -> None:
-    """Raise an error for outside paths, duplicate names or excessive sizes, which `pack` never writes."""
+    """Raise an error for paths outside the folder, duplicate names or excessive sizes, which `pack` never writes."""
     entries, names = opened_archive.infolist(), opened_archive.namelist()
     for entry in entries:
         name = PurePosixPath(entry.filename)
@@ -286,5 +286,5 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def _thinned_learners(run: Run, every: int) -> list[int]:
-    """Return the iterations whose initial learner a reference requires although it is thinned."""
+    """Return the iterations whose initial learner is thinned, although a reference requires it."""
     return [i for i in run.iterations if not i % every and run.is_thinned(run.learner_ref(i))]

@@ -98,7 +98,7 @@ def _name_of(ref: StageRef) -> str:
 
 
 class TableCheck:
-    """Compares a run's tables with recomputed outputs, which must be passed in the order they were computed."""
+    """Check of a run's tables against recomputed outputs, which must be passed in the order of computation."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

@@ -16,7 +16,7 @@ class Verification(Shown):
 
     path: Path
     damages: tuple[Damage, ...]
-    # Whether the newest session sealed its records, so that a missing one would be detected; not checked after damage.
+    # True if the newest session sealed its records, so that a missing one would be detected; not checked after damage.
     sealed: bool = True
 
     def shown(self) -> tuple[str, list[Row]]:

@@ -56,12 +56,12 @@ class Chart:
     y_label: str
     note: str  # meaning of lines and bands, and what to look for
     band: str  # name of the bands in the legend; empty for none
-    x: Array  # of each point, shared by all series, [n]
+    x: Array  # x coordinate of each point, shared by all series, [n]
     panels: tuple[Panel, ...]
-    iterations: Array | None = None  # of each point, [n]; None if points have no iteration
-    texts: tuple[str, ...] = ()  # after each bar
-    diagonal: bool = False  # whether to draw the line y = x for comparison
-    wide: bool = False  # whether it spans the page
+    iterations: Array | None = None  # iteration of each point, [n]; None if points have no iteration
+    texts: tuple[str, ...] = ()  # text after each bar
+    diagonal: bool = False  # True to draw the line y = x for comparison
+    wide: bool = False  # True if the chart spans the page
 
 
 def alone(series: Iterable[Series]) -> tuple[Panel, ...]:
@@ -113,7 +113,7 @@ def evenly_spaced(count: int, most: int) -> Array:
 def shown_steps(last: int) -> dict[int, str]:
     """Return the inner steps from 0 to `last` that charts show, mapped to their colors.
 
-    If there are more steps than colors, these are the first, the last and evenly spaced ones in between.
+    If there are more steps than colors, charts show the first, the last and evenly spaced ones in between.
     """
     first, *between, end = evenly_spaced(last + 1, MOST_STEPS).tolist() if last else (0, 0)
     return {first: BEFORE, **dict(zip(between, BETWEEN, strict=False)), end: AFTER}
