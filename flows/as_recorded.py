@@ -28,7 +28,7 @@ class Arithmetic:
 
     def __str__(self) -> str:
         used = ", ".join(f"{name} {self.used[library]} ({self._origin(library)})" for library, name in _NAMES.items())
-        mixed = ". Other iterations record others, and a process can use only one per library" if self.mixed else ""
+        mixed = ". Other iterations record different ones; a process can use only one per library" if self.mixed else ""
         return f"Computed with the CPU code paths {used}{mixed}"
 
     def _origin(self, library: str) -> str:

@@ -84,8 +84,8 @@ def run_checked(stages: Runner, ref: StageRef, inputs: Mapping[str, Any]) -> Val
         read_again = stages.graph[ref.stage].as_declared(deepcopy(value))
         if changed := differing(array_digests(value), array_digests(read_again)):
             raise StageFault(
-                f"{ref.where}: {required.__name__}.__post_init__ changes {changed[0]} each time it runs, also when a "
-                "stage reads the output; compute it in the stage instead"
+                f"{ref.where}: {required.__name__}.__post_init__ changes {changed[0]} each time it runs, including "
+                "when a stage reads the output; compute it in the stage instead"
             )
     return value
 

@@ -111,7 +111,7 @@ _OPENING = HTMLResponse(
     location.replace("/");
   }).catch(() => {
     document.querySelector("p").textContent =
-      "This is not the address of the server that runs now: open the one that `metaloom serve` has printed.";
+      "This is not the address of the running server. Open the address that `metaloom serve` printed.";
   });
 </script>
 """,

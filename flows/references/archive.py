@@ -115,7 +115,7 @@ def _require_plain(archive: Path, opened_archive: ZipFile) -> None:
         if not (is_within and is_known and len(name.parts) <= _DEEPEST):
             raise broken(archive, f"contains {entry.filename[:80]!r}, which no reference does")
     if len({*names}) < len(names):
-        raise broken(archive, "contains several files of the same name")
+        raise broken(archive, "contains several files with the same name")
     if (size := sum(entry.file_size for entry in entries)) > _LARGEST_RUN:
         raise broken(archive, f"contains {size} bytes, more than any reference does")
 

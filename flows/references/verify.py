@@ -200,7 +200,7 @@ class Verified:
         if self.first_difference is None and places:
             return (
                 f"{about}: all {self.proved}, but NOT recorded correctly by the run, {' and '.join(places)}: `show`, "
-                "`report` and `compare` show other values than were computed"
+                "`report` and `compare` show values other than those computed"
             )
         if self.first_difference is None:
             earned = f"; the average return of iteration {self.iteration} is "
@@ -213,12 +213,12 @@ class Verified:
         false = f". Whatever the bits, the run is wrong {' and '.join(places)}" if places else ""
         if not self.differs:
             return (
-                f"{about}: NOT identical from {where} on{far}. Versions and processor match the record, so this "
-                f"is an error: of this machine, of the reference, or of Metaloom{false}"
+                f"{about}: NOT identical from {where} on{far}. Versions and processor match the record, so the "
+                f"fault lies with this machine, the reference or Metaloom{false}"
             )
         return (
-            f"{about}: not the same bits from {where} on, which are promised for the same versions and kind of "
-            f"processor only{far}. Changed since: {'; '.join(self.differs)}{false}"
+            f"{about}: not bitwise identical from {where} on{far}. Identical bits are promised only for the same "
+            f"versions and kind of processor. Changed since: {'; '.join(self.differs)}{false}"
         )
 
 

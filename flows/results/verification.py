@@ -42,4 +42,4 @@ def what_helps(folder: Path, damages: Sequence[Damage]) -> Iterator[str]:
     elif any(not damage.is_foreign for damage in damages):
         yield f"repair it with: metaloom resume {argument(folder)} --repair"
     if any(damage.is_foreign for damage in damages):
-        yield "remove or move files that do not belong to the run yourself: Metaloom does not remove them"
+        yield "remove or move files that do not belong to the run; Metaloom leaves them in place"

@@ -64,7 +64,7 @@ def require_versions(required: Mapping[str, str], found: Mapping[str, str], work
     if differing:
         raise WorkersError(
             f"the Dask worker {worker} has different versions: {'; '.join(differing)}. They must match the "
-            "trainer's, otherwise digests would differ. Restart the worker if it has been updated"
+            "trainer's; otherwise, digests would differ. Restart the worker if it has been updated"
         )
 
 

@@ -91,7 +91,7 @@ class Blueprint:
             wrappers = self.config.env.wrappers
             if twice := [w.name for w in wrappers if wrapper_class(w) in _layers(env)]:
                 raise ValueError(
-                    f"the environment is already wrapped in {twice[0]}; pass it without, since the run's "
+                    f"the environment is already wrapped in {twice[0]}; pass it without that, since the run's "
                     "env.wrappers are added here"
                 )
             around, observed = in_wrappers(env, wrappers), self.config.env.observed

@@ -157,7 +157,7 @@ def test_a_run_without_a_log_says_so_and_one_without_such_lines_says_nothing(fir
     (first / "_operator" / "log.jsonl").unlink()
     assert (run(["logs", "first", "--json"]), capsys.readouterr().out) == (0, "")
     assert run(["logs", "first"]) == 0
-    assert " ".join(capsys.readouterr().out.split()).startswith(f"no log of {first} here: it was trained by an earlier")
+    assert " ".join(capsys.readouterr().out.split()).startswith(f"no log of {first} here: the run was trained by")
 
 
 def test_a_run_that_is_not_there_suggests_one_that_is(first, capsys):
@@ -260,10 +260,10 @@ def test_what_does_not_belong_to_a_run_is_left_to_the_user(first, capsys):
     capsys.readouterr()
     assert run(["verify", "first"]) == 1
     out = capsys.readouterr().out
-    assert "remove or move files that do not belong to the run yourself" in out
+    assert "remove or move files that do not belong to the run" in out
     assert "--repair" not in out
     assert run(["resume", "first", "--repair", "--workers", "0"]) == 1
-    assert "remove or move files that do not belong to the run yourself" in capsys.readouterr().out
+    assert "remove or move files that do not belong to the run" in capsys.readouterr().out
     assert (first / "notes.txt").read_text() == (first / "_commits" / "notes").read_text() == "mine"
 
 
