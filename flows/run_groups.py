@@ -23,7 +23,7 @@ depends on the algorithm, and additional measurements."""
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs that differ only in their seed, in seed order, and the settings that distinguish their group."""
+    """Group of runs, sorted by seed, with the settings that distinguish it from other groups."""
 
     settings: Mapping[str, str]
     runs: tuple[Run, ...]

@@ -33,7 +33,7 @@ def warn_changed_sources(
 
 
 def machine_changes(run: Run, ref: StageRef) -> Iterator[str]:
-    """Yield how this process differs from the one that computed an output, in ways that can change its bits."""
+    """Yield how this process differs from the one that computed an output, if that can change the output's bits."""
     then, now = run.info.get("system", {}), system()
     for name in _DECIDES_BITS:
         before, today = str(then.get(name, "absent")), now[name]

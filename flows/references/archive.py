@@ -68,7 +68,7 @@ def require_repeatable(run: Run) -> None:
         )
     if paths := sorted({text for info in infos for text in strings_in(info.get("config")) if _PATH.match(text)}):
         raise UsageError(
-            f"{run.location}: its settings name {', '.join(paths)}, a path of this machine, so others could not "
+            f"{run.location}: its settings name {', '.join(paths)}, a path on this machine, so others could not "
             "recompute it; use only built-in parts"
         )
     # A complete iteration may lack an output, for example an evaluation.
@@ -134,8 +134,8 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
     if gone := _thinned_learners(run, learners):
         raise UsageError(
             f"{run.location}: learner {gone[0]} was thinned, but one is needed every {plural(learners, 'iteration')}. "
-            f"`metaloom replay {storage.argument(run.path)} --materialise` stores them again; or pass their "
-            "spacing with --learners N"
+            f"`metaloom replay {storage.argument(run.path)} --materialise` stores thinned learners again; "
+            "or choose another interval with --learners N"
         )
     with _writing(folder), _scratch() as place:
         copied = place / name

@@ -107,7 +107,7 @@ class TableCheck:
         self._loose: set[str] = set()
 
     def see(self, ref: StageRef, value: Value, *, identical: bool) -> Iterator[str]:
-        """Yield the names of tables that an output completes and that differ from the computed values.
+        """Yield the names of the tables that an output completes, if their stored values differ from the computed ones.
 
         If the output is not `identical` to its record, its tables only need equal columns and units.
         """

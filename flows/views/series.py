@@ -31,14 +31,14 @@ class Series:
     """Line of a chart."""
 
     label: str
-    color: str  # as #rrggbb
-    values: Array  # at each point of the chart's x axis, [n]; NaN leaves a gap
+    color: str  # color as #rrggbb
+    values: Array  # y values at the points of the chart's x axis, [n]; NaN leaves a gap
     band: tuple[Array, Array] | None = None  # lower and upper edges of a shaded band, [n] each
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines that share their axes, with a title above them, which is empty if a chart has one panel."""
+    """Lines that share their axes. The title above them is empty if the chart has only one panel."""
 
     title: str
     series: tuple[Series, ...]

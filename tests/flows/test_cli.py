@@ -101,7 +101,7 @@ def test_every_command_has_a_help_text_with_an_example(name, capsys):
     ("tokens", "found"),
     [
         (["train", "promp-point-cornr"], "did you mean promp-point-corner"),
-        (["graph", "nope"], "no recipe and no stored run 'nope'"),
+        (["graph", "nope"], "'nope' is neither a recipe nor a stored run"),
         (["train", "promp-point-corner", "--run", "x", "--set", "algorithm.inner_rate=1"], "algorithm.inner_rate"),
         (["train", "promp-point-corner", "--run", "x", "--set", "iterations=0"], "iterations"),
         (["train", "promp-point-corner", "--run", "x", "--set", "env=point-corner-2"], "point-corner-2"),
@@ -135,7 +135,7 @@ def test_every_command_has_a_help_text_with_an_example(name, capsys):
         (["doctor", "--set", "env.options.reward=dense"], "--set requires --env"),
         (
             ["doctor", "--env", "point-corner", "--set", "iterations=3"],
-            "got settings of iterations; only env settings are allowed",
+            "cannot set iterations; only env settings are allowed",
         ),
         (["doctor", "--env", "point-corner", "--set", "env.speed=3"], "use env settings such as env.options.NAME"),
         (["sweep", "promp-point-corner", "--metric", "x"], "--metric requires --optuna"),
