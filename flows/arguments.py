@@ -25,7 +25,7 @@ _found.maxstring = _found.maxother = 60
 
 
 def checked(function: F) -> F:
-    """Return a function that rejects arguments which do not match the annotations of `function`."""
+    """Wrap a function so that it rejects arguments that do not match its annotations."""
     described = signature(function)
 
     @cache

@@ -1,6 +1,6 @@
 """Recomputation with the CPU code paths that computed stored outputs, as far as this processor supports it.
 
-BLAS, torch and NumPy select theirs on import, so a command that needs other ones restarts with other variables.
+BLAS, torch and NumPy select theirs on import, so a command that needs others restarts with new environment variables.
 """
 
 import os
@@ -24,11 +24,11 @@ class Arithmetic:
     wanted: Mapping[str, str]  # CPU code paths that computed the run, keyed by library
     unrecorded: tuple[str, ...]  # libraries whose code path the run does not record; its processor's default is assumed
     missed: Mapping[str, str]  # why the wanted code path was not used, with a remedy, keyed by library
-    mixed: bool  # True if iterations used different code paths; one process can use only those of the last
+    mixed: bool  # True if iterations used different code paths; this process can only use those of the last one
 
     def __str__(self) -> str:
         used = ", ".join(f"{name} {self.used[library]} ({self._origin(library)})" for library, name in _NAMES.items())
-        mixed = ". Other iterations record others, and a process can use only one per library" if self.mixed else ""
+        mixed = ". Other iterations record different ones; a process can use only one per library" if self.mixed else ""
         return f"Computed with the CPU code paths {used}{mixed}"
 
     def _origin(self, library: str) -> str:
@@ -88,9 +88,9 @@ def _flags(about: Mapping[str, object]) -> frozenset[str]:
 
 
 def _recorded(run: Run, iterations: Collection[int]) -> tuple[dict[str, str], tuple[str, ...], bool]:
-    """Return the last iteration's code, its unrecorded libraries, and whether other iterations used different code.
+    """Return the last iteration's code paths, the libraries without a recorded one, and whether iterations differ.
 
-    Earlier versions recorded no code, or not NumPy's; the default for the recorded processor is then assumed.
+    Earlier versions recorded no code paths, or none for NumPy; the default for the recorded processor is then assumed.
     """
     facts = [mapping(run.environment_of(ref).get("arithmetic")) for ref in run.refs_of(iterations)]
     default = code_for(_flags(mapping(run.info.get("system"))))

@@ -80,7 +80,7 @@ def _send(work: Callable[[], T], seconds: float, sender: Connection, mask: Itera
         logging.getLogger().handlers[:] = [QueueHandler(records)]
         warnings.showwarning = lambda *_: None  # warnings are shown when the first process does the work
         answer = ForkingPickler.dumps((None, []))
-        with suppress(BaseException):  # of the work, or of a result that cannot be pickled
+        with suppress(BaseException):  # from the work, or from pickling its result
             result = work()
             answer = ForkingPickler.dumps((result, [records.get() for _ in range(records.qsize())]))
         sender.send_bytes(answer)

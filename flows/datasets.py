@@ -18,7 +18,7 @@ from metaloom.storage.read.outputs import Steps, chosen_steps
 from metaloom.storage.run import Iterations
 
 Unit = Literal["transitions", "episodes", "trials"]
-"""Unit of an item: a real step, a real episode, or all episodes of a task and iteration by inner step."""
+"""Unit of an item: a real step, a real episode, or all of a task's episodes in an iteration, by inner step."""
 
 Item = dict[str, torch.Tensor]
 
@@ -37,15 +37,15 @@ class _Part:
 
 
 class RunDataset(Dataset[Item]):
-    """Transitions, episodes or trials of a run, in the order iteration, inner step, task, episode, t.
+    """Transitions, episodes or trials of a run, sorted by iteration, inner step, task, episode and t.
 
     An item is a mapping of tensors. A list of indices returns stacked items, for loading batches. Reading an item loads
     its task's part of the arrays, and recent parts are cached. `sampler` shuffles so that the cache helps.
 
     Args:
-        run: The run. Thinned batches must be recomputed or excluded.
+        run: Run to read. Its thinned batches must be recomputed or excluded.
         unit: Unit of an item.
-        iterations, steps: Iterations and inner steps; None for all complete ones.
+        iterations, steps: Iterations and inner steps to include; None for all complete ones.
 
     Raises:
         UsageError: the unit does not exist.
@@ -100,7 +100,7 @@ class RunDataset(Dataset[Item]):
         return [{name: values[i] for name, values in stacked.items()} for i in range(len(indices))]
 
     def sampler(self, seed: int = 0, *, pool: int = _POOL) -> PartSampler:
-        """Return a sampler that shuffles parts, and items within every `pool` of them; each part is read once."""
+        """Return a sampler that shuffles parts, then items within every `pool` parts. Each part is read only once."""
         return PartSampler(self._ends, seed, pool)
 
     def _find(self, iterations: Sequence[int], steps: Steps) -> Iterator[tuple[_Part, int]]:

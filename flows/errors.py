@@ -24,11 +24,11 @@ _EXTRAS = {
     "minari": "minari",
     "deltalake": "delta",
 }
-"""Extra that installs a module, keyed by module name."""
+"""Extras that install optional modules, keyed by module name."""
 
 
 def explained(error: Exception) -> Exception:
-    """Return ExtraMissing if the error is about a missing module of an extra, otherwise the error itself."""
+    """Return a UsageError that says how to install a missing module, or the error itself if it has another cause."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return error
     module = error.name.partition(".")[0]

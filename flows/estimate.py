@@ -104,7 +104,7 @@ def _refusal(config: RunConfig, least: Callable[[RunConfig], int], memory: int, 
     numbers = {name: n for name, n in dotted(config.model_dump()) if type(n) is int and n > 1}
     path = min(numbers, key=lambda path: least(_with(config, path, 1)))
     fits = bisect_right(range(1, numbers[path]), memory, key=lambda n: least(_with(config, path, n)))
-    required = f"at most {fits}" if fits else "a smaller value, and other smaller sizes"
+    required = f"at most {fits}" if fits else "a smaller value, and reduce other sizes as well"
     return (
         f"with {path}={numbers[path]}, {what} need at least {size(least(config))} of memory, but "
         f"the machine has {size(memory)}; use {required}"

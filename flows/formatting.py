@@ -28,7 +28,7 @@ def stage_name(ref: StageRef) -> str:
 
 
 def stage_label(stage: str, step: int) -> str:
-    """Format a stage's name and inner step, "adapt k=0"; the step is omitted if built-in graphs never repeat it."""
+    """Format a stage's name and inner step, "adapt k=0"; the step is omitted if no built-in graph repeats the stage."""
     return stage if stage in _ONCE and not step else f"{stage} k={step}"
 
 
@@ -122,7 +122,7 @@ def short_time(seconds: float) -> str:
 
 
 def seconds_of(moment: object, otherwise: float = -math.inf) -> float:
-    """Return a stored time in seconds since 1970, or `otherwise` if it is invalid, as is possible in others' runs."""
+    """Return a stored time in seconds since 1970, or `otherwise` if it is invalid, as in a malformed run."""
     try:
         return datetime.fromisoformat(str(moment)).timestamp()
     except (ValueError, OverflowError):

@@ -21,7 +21,7 @@ from metaloom.flows.errors import EXIT_INTERRUPTED
 from metaloom.flows.rollouts.guard import note_requested_end
 
 STAGE_SECONDS = 10.0
-"""Time limit for the current stage after SIGTERM or SIGHUP. By default, Slurm kills after 30 s, Docker after 10 s."""
+"""Time limit for the current stage after SIGTERM or SIGHUP. By default, Slurm kills a job 30 s later, Docker 10 s."""
 _CLOSING_SECONDS = 6.0
 _LOOK_EVERY_SECONDS = 0.2
 _SHOW_CURSOR = "\x1b[?25h"

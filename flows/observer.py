@@ -18,9 +18,9 @@ class IterationReport:
     iteration: int  # index of the completed iteration, from 0
     iterations: int  # target number of iterations in the run
     metrics: Mapping[str, float]  # metrics of the iteration, as stored
-    stage_seconds: Mapping[str, float]  # keyed for example by collect_rollouts.1; without stages that were stored
+    stage_seconds: Mapping[str, float]  # keyed by stage, e.g. collect_rollouts.1; excludes stages already stored
     elapsed_seconds: float  # time since this process began training, in seconds
-    steps_per_second: float | None  # over the time since the previous iteration; None if the rollouts were stored
+    steps_per_second: float | None  # sampling speed since the previous iteration; None if the rollouts were stored
     evaluation_returns: Sequence[float] = ()  # mean test returns by number of adaptation steps, if evaluated
     # Returns by task class and per-task mean returns [B], one item per inner step; empty without classes or episodes.
     class_returns: Sequence[ClassReturns] = ()
@@ -52,7 +52,7 @@ def strict(observer: Observer) -> Observer:
         if not report.metrics[REPRODUCED]:
             raise StageFault(
                 f"iteration {report.iteration}: an episode differed when it was replayed on a new copy "
-                "of the environment (see the warning above); --strict requires the same bits"
+                "of the environment (see the warning above); --strict requires identical bits"
             )
 
     return replace(observer, iteration_done=iteration_done)

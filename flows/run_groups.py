@@ -23,7 +23,7 @@ depends on the algorithm, and additional measurements."""
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs that differ only in their seed, in seed order, and the settings that distinguish their group."""
+    """Group of runs, sorted by seed, with the settings that distinguish it from other groups."""
 
     settings: Mapping[str, str]
     runs: tuple[Run, ...]
@@ -180,6 +180,6 @@ def kin_notes(groups: Mapping[str, RunGroup]) -> Iterator[str]:
             if len(names) > 1:
                 yield (
                     f"{', '.join(names)} begin with the same policy, as forks of one run do, and are counted as "
-                    f"{len(names)} independent seeds: so intervals are too narrow, and differences look significant "
+                    f"{len(names)} independent seeds, so intervals are too narrow and differences look significant "
                     "too easily"
                 )

@@ -135,7 +135,7 @@ def _name_threads() -> None:
     """Print the names of the threads, such as a plug-in's, that Python waits for before the process ends."""
     if names := [t.name for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]:
         print(
-            f"metaloom: done, but these threads still run: {printable(', '.join(names))}; Ctrl-C ends them",
+            f"metaloom: done, but these threads are still running: {printable(', '.join(names))}; Ctrl-C ends them",
             file=sys.stderr,
         )
 

@@ -58,7 +58,7 @@ class Call(Generic[R]):
         return work(*bound.args, **bound.kwargs)
 
     def show(self, result: R, as_json: bool) -> int:
-        """Print a result of the operation as JSON or formatted, and return the exit code."""
+        """Print a result of the operation as JSON or as formatted text, and return the exit code."""
         view = resolve(self.operation.view) if self.operation.view and not as_json else as_text
         answer(as_json, lambda: data_of(result), lambda: view(result))
         return 0 if self.operation.succeeded(result) else FAILURE
@@ -120,7 +120,7 @@ def make_command(operation: Operation) -> Callable[..., int]:
 
 
 def command_parameter(parameter: P) -> P:
-    """Return a command's parameter for an operation's parameter."""
+    """Convert an operation's parameter to a command-line parameter."""
     kind, annotation = parameter.kind, text_type(parameter.annotation)
     plain = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     if get_origin(plain) is tuple:

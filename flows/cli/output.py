@@ -98,7 +98,7 @@ def say(as_json: bool, message: str) -> None:
 
 
 def unless_closed(show: Callable[_P, None]) -> Callable[_P, None]:
-    """Return the printing function wrapped so that work continues after the output is closed."""
+    """Wrap a printing function so that work continues after the output is closed."""
 
     def print_if_read(*args: _P.args, **kwargs: _P.kwargs) -> None:
         try:

@@ -188,7 +188,7 @@ def logs(
             time.sleep(0.5)
     if not any_line and not as_json:
         console().out(
-            f"no log of {opened.location} here: it was trained by an earlier version or on another machine, or "
+            f"no log of {opened.location} here: the run was trained by an earlier version or on another machine, or "
             "copied without its log"
         )
     return 0

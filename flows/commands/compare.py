@@ -74,8 +74,8 @@ def read_histories(runs: Sequence[Run], metric: str | None, *, mixed: bool) -> t
         metric = EVALUATION if len(tables) == len(runs) else AFTER_ADAPTATION
         if tables and metric == AFTER_ADAPTATION:
             notes.append(
-                f"only {len(tables)} of {plural(len(runs), 'run')} have stored evaluations: compared by training "
-                "return instead"
+                f"only {len(tables)} of {plural(len(runs), 'run')} have stored evaluations, so runs are compared "
+                "by training return instead"
             )
     if metric == EVALUATION:
         if missing := [run.name for run in runs if run.path not in tables]:
@@ -258,7 +258,7 @@ def compare(
     histories = {history.path: history for history in scores_of_runs}
     common = min(history.steps[-1] for history in scores_of_runs)
     if max(history.steps[-1] for history in scores_of_runs) > common:
-        notes.append(f"compared after {count(float(common))} environment steps, the most that all runs have")
+        notes.append(f"compared after {count(float(common))} environment steps, the most that all runs have reached")
     members = grouped(runs, group, mixed=mixed)
     notes += kin_notes(members)
     notes += [] if group else difference_notes(members.values())

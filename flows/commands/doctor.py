@@ -256,7 +256,7 @@ def env_config(name: str, assignments: Sequence[str] = ()) -> EnvConfig:
     settings = override({"env": {"name": name}}, assignments)
     try:
         if settings.keys() != {"env"}:
-            raise UsageError(f"got settings of {', '.join(settings.keys() - {'env'})}; only env settings are allowed")
+            raise UsageError(f"cannot set {', '.join(settings.keys() - {'env'})}; only env settings are allowed")
         return EnvConfig.model_validate(settings["env"])
     except ValidationError as error:
         found = "; ".join(f"env.{problem['loc'][0]}: {problem['msg']}" for problem in error.errors())

@@ -46,7 +46,7 @@ def fork(
         run.select(iteration - 1)
     old = config_of(run)
     new = build_config(override(old.model_dump(mode="json"), overrides))
-    env, notes = settled(new.env, new.max_episode_steps)  # a changed environment may leave settings open
+    env, notes = settled(new.env, new.max_episode_steps)  # a changed environment may have unresolved settings
     for note in notes:
         log.warning("%s", note)
     new = new.model_copy(update={"env": env})

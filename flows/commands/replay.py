@@ -37,10 +37,10 @@ def replay(
     until_diff: bool = False,
     backend: Backend = Backend(workers=0),
 ) -> Iterator[StageReplay]:
-    """Recompute the stored stages of one iteration, or of all if None, in order; yield each comparison.
+    """Recompute the stored stages of one iteration, or of all iterations, in order; yield each comparison.
 
-    Each iteration uses a new learner. Plug-ins may keep state in a class or module, so their stages of the last
-    iteration are computed first as well, and yielded if they differ then. Thinned inputs are also recomputed.
+    Each iteration uses a new learner. Plug-ins may keep state in a class or module. Their stages in the last iteration
+    are therefore also recomputed first, and the first one that differs is yielded. Thinned inputs are recomputed too.
     """
     run = storage.open_run(path)
     with stages_of_run(run, backend) as stages:

@@ -105,7 +105,7 @@ def train_runs(
             outcomes.append(RunOutcome(run, *_train_or_resume(config, folder, backend, watching, logged)))
             observer.ended(outcomes[-1])
         return outcomes
-    # Resolve what depends on this process's working directory and environment variables, which may differ in others.
+    # Resolve what depends on the working directory and environment variables, which may differ in other processes.
     waiting = [(run, pinned(config), folder.absolute()) for run, config, folder in jobs]
     context = multiprocessing.get_context("forkserver")
     # Preload numerics, so that forked processes need not import it again.

@@ -16,8 +16,8 @@ from metaloom.pipeline.envs.contract import TaskField
 def load_tasks(path: Path, fields: Sequence[TaskField]) -> list[list[float]]:
     """Return the tasks in a file, each as a list of values in the order of `fields`.
 
-    A .json, .yaml or .yml file is a list of lists or of mappings keyed by field. A .parquet file has one column per
-    field, which may be named `task_*` as in a run's tables.
+    A .json, .yaml or .yml file contains a list of lists or of mappings keyed by field. A .parquet file has one column
+    per field, which may be named `task_*` as in a run's tables.
     """
     if path.suffix not in (".json", ".yaml", ".yml", ".parquet"):
         hint = f"; did you mean --num-tasks {path}?" if str(path).isdigit() else ""

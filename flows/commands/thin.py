@@ -52,7 +52,7 @@ def thin(
 def materialise(
     path: Path, iteration: int | None = None, *, backend: Backend = Backend(workers=0)
 ) -> Iterator[StageRef]:
-    """Recompute thinned outputs of one iteration, or of all if None; store and yield them if digests match."""
+    """Recompute the thinned outputs of one iteration or of all, store them if digests match, and yield their stages."""
     run = storage.open_run(path)
     if iteration is not None:
         require_iteration(run, iteration)

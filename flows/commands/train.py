@@ -65,7 +65,7 @@ class TrainResult:
     stopped: bool  # True if a request stopped it before its last iteration
     computed: int = 0  # number of outputs computed and stored
     repaired: Sequence[str] = ()  # one line for each damaged file that was repaired before training
-    damage: Sequence[storage.Damage] | None = None  # found after a repair; None without one, or if it was stopped
+    damage: Sequence[storage.Damage] | None = None  # left after a repair; None without repair, or if stopped
     enough: Sequence[str] = ()  # `stop` criteria that ended it before its last iteration
 
 
@@ -174,7 +174,7 @@ def resuming(
                         path,
                         found=f"an output of a thinned iteration is lost and its inputs are not stored ({error.found})",
                         required="all inputs of that output",
-                        action=f"`metaloom resume {storage.argument(path)} --repair` recomputes all of it",
+                        action=f"`metaloom resume {storage.argument(path)} --repair` recomputes the whole iteration",
                     ) from error
     damage = storage.verify_run(path) if repair and not result.stopped else None
     return replace(result, repaired=repaired, damage=damage)
@@ -304,7 +304,7 @@ def _train(
             try:
                 call(ref, stages.upstream(ref), partial(run_once, stages, writer, ref, seconds))
             except StageAbandoned:
-                log.warning("iteration %d, %s k=%d: abandoned to end in time", iteration, ref.stage, ref.step)
+                log.warning("iteration %d, %s k=%d: abandoned in order to stop in time", iteration, ref.stage, ref.step)
                 return TrainResult(path, iteration, stopped=True, computed=computed)
             computed += 1
             # Read now, while it is in memory; a complete iteration may be thinned at any time.
@@ -381,7 +381,7 @@ def _idle_iterations(config: RunConfig, run: storage.Run) -> Iterator[str]:
     first = max(horizon, stored)
     yield (
         f"algorithm.lr_horizon is {horizon}: step sizes are zero from iteration {horizon} on, so "
-        f"{plural(config.iterations - first, 'iteration')} of the {config.iterations} learn nothing; {cure}"
+        f"nothing is learned in {config.iterations - first} of {plural(config.iterations, 'iteration')}; {cure}"
     )
 
 

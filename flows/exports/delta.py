@@ -65,8 +65,8 @@ def _append(
         index = there.get_field_index(field.name)
         if index >= 0 and there.field(index).type != field.type:
             raise UsageError(
-                f"{folder}: the column {field.name!r} has the type {there.field(index).type}, but in the run "
-                f"{field.type}; all runs must have the same type. Choose another --out for runs of this environment"
+                f"{folder}: the column {field.name!r} has the type {there.field(index).type}, but "
+                f"{field.type} in the run; all runs must have the same type. Choose another --out for this environment"
             )
 
     def batches() -> Iterator[pa.RecordBatch]:

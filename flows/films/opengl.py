@@ -42,7 +42,7 @@ def choose_renderer(asked: RendererName) -> RendererName:
 def problem_with(name: str) -> str | None:
     """Return why an OpenGL platform does not work, in one line; None if it works."""
     if name == "glfw" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        return "there is no screen (DISPLAY and WAYLAND_DISPLAY are not set)"
+        return "there is no display (DISPLAY and WAYLAND_DISPLAY are not set)"
     # In a separate process, since a failure leaves PyOpenGL unable to try another platform or ends the process.
     environment = {key: value for key, value in os.environ.items() if key != "PYOPENGL_PLATFORM"}
     command, environment = [sys.executable, "-c", _DRAWS], {**environment, "MUJOCO_GL": name}

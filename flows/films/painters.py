@@ -54,8 +54,8 @@ def drawable(config: EnvConfig) -> MetaEnv:
     env.close()
     if "rgb_array" not in modes:
         raise UsageError(
-            f"the environment {config.name} has the render_modes {[*modes]}. A video needs rgb_array among them in "
-            "its `metadata`, the argument `render_mode` and a method `render`, or a MuJoCo model in `model` and `data`"
+            f"the environment {config.name} has the render_modes {[*modes]}. For a video, it needs rgb_array among "
+            "them, a `render_mode` argument and a `render` method, or else a MuJoCo model in `model` and `data`"
         )
     return make_env(config.model_copy(update={"options": {**config.options, "render_mode": "rgb_array"}}))
 
@@ -69,7 +69,7 @@ def painter_of(
 ) -> Painter:
     """Return a painter for an environment; `size` is the width and height of its pictures in pixels.
 
-    `way` contains positions of a moving robot, [n, 3], or of a point, [n, 2], all of which stay visible; if it is None,
+    `way` contains the positions that must stay visible: [n, 3] for a moving robot, [n, 2] for a point. If it is None,
     the camera follows the robot. `goal` is the goal of a robot, which is drawn as a green ball.
     """
     if scene := _scene(env):

@@ -206,7 +206,7 @@ class Film:
 
     @property
     def agreement(self) -> str:
-        """Sentence about the agreement with the stored observations."""
+        """Sentence that states whether the simulated observations agree with the stored ones."""
         if self.agrees:
             return f"observations agree with the stored ones: largest difference {self.largest_difference:.1g}"
         return (
@@ -341,7 +341,7 @@ def _when(k: int, adapts: bool) -> str:
 def _place(task: WhichTask, after: EpisodeBatch) -> int:
     if isinstance(task, int):
         if not 0 <= task < len(after.lengths):
-            raise UsageError(f"task must be 0 to {len(after.lengths) - 1}, best or worst, got {task}")
+            raise UsageError(f"task must be an index from 0 to {len(after.lengths) - 1}, best or worst, got {task}")
         return task
     returns = np.nanmean(np.where(after.real, after.rewards.sum(-1, dtype=np.float64), np.nan), axis=1)
     return int(returns.argmax() if task == "best" else returns.argmin())

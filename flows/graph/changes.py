@@ -1,4 +1,4 @@
-"""Changes since a stored output was computed, in plug-in sources, the processor or its arithmetic."""
+"""Changes in plug-in sources, the processor and its arithmetic since a stored output was computed."""
 
 import logging
 from collections.abc import Collection, Iterator, Mapping
@@ -33,7 +33,7 @@ def warn_changed_sources(
 
 
 def machine_changes(run: Run, ref: StageRef) -> Iterator[str]:
-    """Yield differences from the process that computed an output that can change the output's bits."""
+    """Yield how this process differs from the one that computed an output, if that can change the output's bits."""
     then, now = run.info.get("system", {}), system()
     for name in _DECIDES_BITS:
         before, today = str(then.get(name, "absent")), now[name]

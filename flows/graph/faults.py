@@ -80,12 +80,12 @@ def run_checked(stages: Runner, ref: StageRef, inputs: Mapping[str, Any]) -> Val
     if not stages.own:
         return value
     value = as_read(table_of(stages.graph), ref, value)
-    if schema and hasattr(required, "__post_init__"):  # which built-in outputs have, too, only to check themselves
+    if schema and hasattr(required, "__post_init__"):  # built-in outputs also have one, which only validates
         read_again = stages.graph[ref.stage].as_declared(deepcopy(value))
         if changed := differing(array_digests(value), array_digests(read_again)):
             raise StageFault(
-                f"{ref.where}: {required.__name__}.__post_init__ changes {changed[0]} each time it runs, also when a "
-                "stage reads the output; compute it in the stage instead"
+                f"{ref.where}: {required.__name__}.__post_init__ changes {changed[0]} each time it runs, including "
+                "when a stage reads the output; compute it in the stage instead"
             )
     return value
 

@@ -51,7 +51,7 @@ class Recomputed:
             return self.load(ref)
 
     def changes(self, ref: StageRef) -> list[str]:
-        """Return the changes in sources and machine since an output was computed."""
+        """Return the changes in plug-in sources and in the machine since an output was computed."""
         return [*self._stages.changes(ref), *machine_changes(self._run, ref)]
 
     def remember(self, ref: StageRef, value: Value) -> None:
@@ -87,7 +87,7 @@ def require_resumable(run: Run, stages: RunStages) -> None:
             raise StageFault(
                 f"{where}: the output, recomputed to resume the run, differs from the stored one, first in {name}, "
                 f"although no source has changed. Check {', '.join(runner.own)}: state kept in a "
-                "learner, a class or a module is lost in a new process: keep it in LearnerState.extra. hash() of "
+                "learner, a class or a module is lost in a new process; keep it in LearnerState.extra. hash() of "
                 "strings and the order of sets also differ between processes; use sorted()"
             )
     stages.renew_learners()

@@ -31,7 +31,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 _Fault = tuple[StageRef, Exception]
 ITERATIONS = 2
-"""Number of rehearsed iterations: two, since a learner may only have state from the second one on."""
+"""Number of rehearsed iterations: two, since a learner may have no state before the second one."""
 _OWN_SECONDS = 5 * SECONDS
 _SMALL = {
     "evaluation.every": 1,
@@ -92,7 +92,7 @@ def _outputs(stages: Runner) -> "_Memory | None":
 
 
 def _hidden_state(stages: Runner, outputs: "_Memory") -> str:
-    """Compute the stages again in reverse order; describe the first that depends on what ran before it, if any.
+    """Compute the stages again in reverse order; describe the first that depends on what ran before it, or return "".
 
     This process has computed no stage, so it lacks what earlier stages and iterations may have left in a module.
     """

@@ -114,5 +114,5 @@ def _require_same(pinned: WarmStart, found: WarmStart) -> None:
     if pinned.digest not in (None, found.digest):
         raise UsageError(
             f"init_from: the learner of {found.run} after {found.updates} updates has the digest {found.digest}; "
-            f"expected {pinned.digest}, as when the run was started"
+            f"expected {pinned.digest}, its digest when the run was started"
         )

@@ -1,4 +1,4 @@
-"""Live logging: an observer that opens loggers with the run and calls each after every iteration until it fails."""
+"""Live logging: an observer that opens loggers with the run, and calls each after every iteration until it fails."""
 
 import logging
 import re

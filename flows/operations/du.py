@@ -24,7 +24,7 @@ RANGES = 10
 def du(runs: RunArguments = ()) -> DiskUsage:
     """Show the disk usage of runs.
 
-    It is broken down by group, stage and iteration, with what is shared with forks and what could be freed.
+    It is broken down by group, stage and iteration, and includes what forks share and what could be freed.
 
     Example: `metaloom du first`
 

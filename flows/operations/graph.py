@@ -39,7 +39,7 @@ def graph(
         settings = late.config_of(open_run(folder)).model_dump(mode="json")
     else:
         raise UsageError(
-            f"no recipe and no stored run {recipe!r}: `metaloom recipes` and `metaloom ls` list them"
+            f"{recipe!r} is neither a recipe nor a stored run; `metaloom recipes` and `metaloom ls` list them"
             f"{late.suggestion(recipe, late.RECIPES)}"
         )
     return late.FORMATS[form](late.diagram_of(late.build_config(late.override(settings, changes(overrides)))))

@@ -62,7 +62,7 @@ def sweep(
 ) -> "Runs":
     """Train a recipe with several seeds and settings.
 
-    Every combination is a run. With `--optuna` and `--search`, settings of a trial depend on scores of earlier trials.
+    Every combination is a run. With `--optuna` and `--search`, each trial's settings depend on the scores so far.
 
     After an interruption, the same command continues the sweep without repeating complete runs. Ctrl-C stops it after
     the current stages. `sweeps/NAME.json` in the runs folder lists the runs. Exit code 1 if a run failed, or if all

@@ -247,8 +247,8 @@ def require_witness(strict: bool, witness: bool) -> None:
     """Raise UsageError if `strict` is True, but no witness episode would be replayed."""
     if strict and not witness:
         raise UsageError(
-            "with --strict, no episode would be replayed; train with env.witness=true, which is the "
-            "default for environments that are not built in, without --dry-run"
+            "with --strict, no episode would be replayed; train without --dry-run and with env.witness=true, which is "
+            "the default for environments that are not built in"
         )
 
 

@@ -58,7 +58,7 @@ def video(
     at, text = RunAt.of(run, iteration), size if isinstance(size, str) else "x".join(map(str, size))
     width, _, height = text.partition("x")
     if not (width.isdecimal() and height.isdecimal() and all(16 <= int(side) <= 4096 for side in (width, height))):
-        raise UsageError(f"--size {text}: expected WIDTHxHEIGHT in pixels, each 16 to 4096, such as 480x360")
+        raise UsageError(f"--size {text}: expected WIDTHxHEIGHT in pixels, each between 16 and 4096, such as 480x360")
     if sum((best, worst, task is not None)) > 1:
         raise UsageError("--task, --best and --worst are mutually exclusive")
     agree(at.path, trust)

@@ -35,7 +35,7 @@ from metaloom.flows.views.charts import rendered
 from metaloom.flows.views.history import load_history
 from metaloom.flows.views.report import ReportFiles, learning_curve, write_report
 
-# Training waits for the server's answers. A server that exceeds the first limit receives nothing for the second.
+# Training waits for the server's answers. If one takes longer than the first limit, nothing is sent for the second.
 ANSWER_SECONDS, QUIET_SECONDS = 10.0, 30.0
 
 Cell = str | int | float | None
@@ -50,7 +50,7 @@ ITERATION_DONE = "metaloom.iteration.done"
 
 
 class TrainingPage:
-    """Publisher of the artifacts of a flow run that trains.
+    """Publisher of a training flow run's artifacts.
 
     Artifact keys are derived from the run's name, so a run that continues in another flow run updates its artifacts.
     """
@@ -198,7 +198,7 @@ def table_of(metrics: Mapping[str, float]) -> list[dict[str, Cell]]:
 
 
 def _class_table(report: IterationReport) -> list[dict[str, Cell]]:
-    """Return table rows with the mean returns per task class, which follow the metrics."""
+    """Return the mean returns per task class as table rows, to be appended to the metrics."""
     return [
         {
             "metric": f"step_{k}.average_return, class {name}",

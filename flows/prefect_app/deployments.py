@@ -63,7 +63,7 @@ Seconds = Annotated[float, Field(gt=0)]
 
 @contextmanager
 def finishing_the_stage() -> Iterator[tuple[Event, Any]]:
-    """Within the block, intercept SIGTERM from Prefect; yield an event that it sets, and Prefect's own handler.
+    """Within the block, intercept SIGTERM from Prefect; yield an event that is set then, and Prefect's own handler.
 
     If the current stage then takes too long, the signal is passed to Prefect's handler, which aborts the stage.
     """
@@ -132,7 +132,7 @@ def meta_train(
     run: str = "",
     workers: Natural = DEFAULT_WORKERS,
     scheduler: str = "",
-    log: Loggers = [],  # noqa: B006  of a form's defaults each run has its own copy
+    log: Loggers = [],  # noqa: B006  each run gets its own copy of the form's defaults
     trust: bool = False,
     overrides: list[str] = [],  # noqa: B006
 ) -> State:

@@ -86,7 +86,7 @@ class Caretaker:
             self._given_up.add(run.id)
             self._say(
                 f"flow run {run.name} has crashed {len(recent) + 1} times within {CRASH_SECONDS / 60:.0f} minutes and "
-                f"is left as it is; `prefect flow-run retry {run.id}` continues it"
+                f"will not be restarted again; `prefect flow-run retry {run.id}` continues it"
             )
             return
         self._asked.discard(run.id)
@@ -144,7 +144,7 @@ def flow_runs(client: SyncPrefectClient, *states: str, since: datetime | None = 
 
 
 def state_of(run: FlowRun) -> State:
-    """Return the state of a flow run that was selected by state, so that it is not None."""
+    """Return the state of a flow run, which cannot be None because the flow run was selected by its state."""
     assert run.state is not None
     return run.state
 

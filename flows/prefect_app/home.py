@@ -77,7 +77,7 @@ def make_home(folder: Path, *, trust: bool) -> tuple[Path, str]:
         _require_own(home)
         return home, _password(home, trust=trust)
     except OSError as error:
-        raise ServeError(f"{folder} cannot be used ({error}); start it in a folder that you own") from None
+        raise ServeError(f"{folder} cannot be used ({error}); start `metaloom serve` in your own folder") from None
 
 
 def _require_kept(folder: Path) -> None:
@@ -92,8 +92,8 @@ def _require_kept(folder: Path) -> None:
     else:
         return
     raise UsageError(
-        f"{folder} {fault}, who can put a .prefect there that runs programs under your account. Start it "
-        "in a folder that only you can write to, or add --trust if you trust them"
+        f"{folder} {fault}, who can put a .prefect there that runs programs under your account. Start "
+        "`metaloom serve` in a folder that only you can write to, or add --trust if you trust them"
     )
 
 
@@ -112,7 +112,7 @@ def _require_own(home: Path) -> None:
         return
     raise UsageError(
         f"{home} {fault}. You must own it and be the only one who can write to it, since its contents can run "
-        "programs as you. Remove it, or start in another folder"
+        "programs as you. Remove it, or start `metaloom serve` in another folder"
     )
 
 

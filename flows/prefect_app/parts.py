@@ -65,7 +65,7 @@ class Part:
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             raise self.explain(
                 f"ended ({how}), and so did `metaloom serve`; flow runs continue from what is stored when it is "
-                "restarted, as systemd, Docker and Kubernetes do (docs/operations.md)"
+                "restarted, for example by systemd, Docker or Kubernetes (docs/operations.md)"
             )
 
 

@@ -45,7 +45,7 @@ def setup_environment(*, ctx: HookContext) -> SetupResult | None:
     password = {AUTH: served[AUTH]} if AUTH in served else {}
     if password and not is_served(ENVIRONMENT.parent):
         ctx.logger_factory(__name__).warning(
-            "no `metaloom serve` runs in this folder: its password is not sent to %s, where anybody could be listening",
+            "no `metaloom serve` is running here, so its password is not sent to %s, where anybody could be listening",
             ctx.api_url,
         )
         password = {}

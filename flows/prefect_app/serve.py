@@ -55,7 +55,7 @@ def server_url(named: str) -> str:
     if scheme not in _SCHEMES or not re.search(r"^[^/]*/[^/?]+", rest):
         raise UsageError(
             f"--database: got {without_password(named)!r}; expected postgresql://USER@HOST:PORT/DATABASE. Without "
-            "--database it is a SQLite file in .prefect"
+            "--database, Prefect uses a SQLite file in .prefect"
         )
     return f"postgresql+asyncpg://{rest}"
 
@@ -82,7 +82,7 @@ def require_answer(url: str) -> None:
     except ValueError:  # the error's message may contain the password
         raise UsageError(
             f"--database: {without_password(url)} cannot be parsed; use postgresql://USER@HOST:PORT/DATABASE, and "
-            'in a password %XX for anything but letters and digits, such as %2F for "/"'
+            'write characters of the password other than letters and digits as %XX, such as %2F for "/"'
         ) from None
     except Exception as error:  # driver and network errors have no common class
         raise UsageError(
@@ -154,7 +154,7 @@ def settings(home: Path, address: Address, password: str) -> dict[str, str]:
 def _require_password(address: Address) -> None:
     chosen = os.environ.get(PASSWORD, "")
     if not chosen.isascii():
-        raise UsageError(f"{PASSWORD} has characters outside ASCII, which Prefect's page cannot send")
+        raise UsageError(f"{PASSWORD} contains non-ASCII characters, which Prefect's page cannot send")
     user, _, password = chosen.partition(":")
     if not address.is_private and not (user and password):
         raise UsageError(
@@ -175,7 +175,7 @@ def _listening(address: Address) -> socket.socket:
         listening.close()
         raise ServeError(
             f"port {port} of {address.host} cannot be used ({error}). If another Prefect server runs there, stop "
-            f"it; or take another port: metaloom serve --port {4300 if port in (4200, 4201) else port + 2}"
+            f"it, or use another port: metaloom serve --port {4300 if port in (4200, 4201) else port + 2}"
         ) from None
     return listening
 

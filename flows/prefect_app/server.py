@@ -5,7 +5,7 @@ It works around two bugs in Prefect's server with SQLite:
 - Transactions acquire their lock when they begin. Prefect 3.8 acquires the lock at the first write, which fails
 immediately with "database is locked" if another transaction has written since this one read.
 
-- A batch with only events that are already stored, as reconnected clients send it, is accepted. Prefect 3.8 inserts
+- A batch in which all events are already stored, as sent by a reconnected client, is accepted. Prefect 3.8 inserts
 nothing, which SQLite rejects, and drops new events.
 
 Both workarounds use Prefect's private modules; tests/flows/test_prefect_server.py and test_prefect_databases.py run
@@ -111,7 +111,7 @@ _OPENING = HTMLResponse(
     location.replace("/");
   }).catch(() => {
     document.querySelector("p").textContent =
-      "This is not the address of the server that runs now: open the one that `metaloom serve` has printed.";
+      "This is not the address of the running server. Open the address that `metaloom serve` printed.";
   });
 </script>
 """,

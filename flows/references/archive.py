@@ -68,7 +68,7 @@ def require_repeatable(run: Run) -> None:
         )
     if paths := sorted({text for info in infos for text in strings_in(info.get("config")) if _PATH.match(text)}):
         raise UsageError(
-            f"{run.location}: its settings name {', '.join(paths)}, a path of this machine, so others could not "
+            f"{run.location}: its settings name {', '.join(paths)}, a path on this machine, so others could not "
             "recompute it; use only built-in parts"
         )
     # A complete iteration may lack an output, for example an evaluation.
@@ -105,7 +105,7 @@ def unpack(raw: bytes, archive: Path, folder: Path) -> None:
 
 
 def _require_plain(archive: Path, opened_archive: ZipFile) -> None:
-    """Raise an error for outside paths, duplicate names or excessive sizes, which `pack` never writes."""
+    """Raise an error for paths outside the folder, duplicate names or excessive sizes, which `pack` never writes."""
     entries, names = opened_archive.infolist(), opened_archive.namelist()
     for entry in entries:
         name = PurePosixPath(entry.filename)
@@ -115,7 +115,7 @@ def _require_plain(archive: Path, opened_archive: ZipFile) -> None:
         if not (is_within and is_known and len(name.parts) <= _DEEPEST):
             raise broken(archive, f"contains {entry.filename[:80]!r}, which no reference does")
     if len({*names}) < len(names):
-        raise broken(archive, "contains several files of the same name")
+        raise broken(archive, "contains several files with the same name")
     if (size := sum(entry.file_size for entry in entries)) > _LARGEST_RUN:
         raise broken(archive, f"contains {size} bytes, more than any reference does")
 
@@ -134,8 +134,8 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
     if gone := _thinned_learners(run, learners):
         raise UsageError(
             f"{run.location}: learner {gone[0]} was thinned, but one is needed every {plural(learners, 'iteration')}. "
-            f"`metaloom replay {storage.argument(run.path)} --materialise` stores them again; or pass their "
-            "spacing with --learners N"
+            f"`metaloom replay {storage.argument(run.path)} --materialise` stores thinned learners again; "
+            "or choose another interval with --learners N"
         )
     with _writing(folder), _scratch() as place:
         copied = place / name
@@ -286,5 +286,5 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def _thinned_learners(run: Run, every: int) -> list[int]:
-    """Return the iterations whose initial learner a reference requires although it is thinned."""
+    """Return the iterations whose initial learner is thinned, although a reference requires it."""
     return [i for i in run.iterations if not i % every and run.is_thinned(run.learner_ref(i))]

@@ -42,7 +42,7 @@ def as_archive_damage(archive: Path, unpacked: Path) -> Iterator[None]:
             raise
         inside = error.where.replace(str(unpacked), "").lstrip("/") or "its run"
         found = error.found.replace(f"{unpacked}/", "")
-        action = f"The index names this very archive, so it was added in this state. {_AGAIN}, or ask who added it"
+        action = f"The index names this very archive, so it was added in this state. {_AGAIN}, or ask whoever added it"
         raise broken(archive, f"{inside}: {found}", action=action) from None
 
 
@@ -91,7 +91,7 @@ def read_index(folder: Path) -> list[Reference]:
             if reference.archive != f"{reference.name}.zip" or reference.learners < 1:
                 raise ValueError(f"archive {reference.archive!r}, learners every {reference.learners} iterations")
         if len({reference.name for reference in references}) < len(references):
-            raise ValueError("several references of the same name")
+            raise ValueError("several references with the same name")
         return references
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]

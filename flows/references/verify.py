@@ -98,7 +98,7 @@ def _name_of(ref: StageRef) -> str:
 
 
 class TableCheck:
-    """Compares a run's tables with recomputed outputs, which must be passed in the order they were computed."""
+    """Check of a run's tables against recomputed outputs, which must be passed in the order of computation."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -107,7 +107,7 @@ class TableCheck:
         self._loose: set[str] = set()
 
     def see(self, ref: StageRef, value: Value, *, identical: bool) -> Iterator[str]:
-        """Yield the names of tables that an output completes and that differ from the computed values.
+        """Yield the names of the tables that an output completes, if their stored values differ from the computed ones.
 
         If the output is not `identical` to its record, its tables only need equal columns and units.
         """
@@ -200,7 +200,7 @@ class Verified:
         if self.first_difference is None and places:
             return (
                 f"{about}: all {self.proved}, but NOT recorded correctly by the run, {' and '.join(places)}: `show`, "
-                "`report` and `compare` show other values than were computed"
+                "`report` and `compare` show values other than those computed"
             )
         if self.first_difference is None:
             earned = f"; the average return of iteration {self.iteration} is "
@@ -213,12 +213,12 @@ class Verified:
         false = f". Whatever the bits, the run is wrong {' and '.join(places)}" if places else ""
         if not self.differs:
             return (
-                f"{about}: NOT identical from {where} on{far}. Versions and processor match the record, so this "
-                f"is an error: of this machine, of the reference, or of Metaloom{false}"
+                f"{about}: NOT identical from {where} on{far}. Versions and processor match the record, so the "
+                f"fault lies with this machine, the reference or Metaloom{false}"
             )
         return (
-            f"{about}: not the same bits from {where} on, which are promised for the same versions and kind of "
-            f"processor only{far}. Changed since: {'; '.join(self.differs)}{false}"
+            f"{about}: not bitwise identical from {where} on{far}. Identical bits are promised only for the same "
+            f"versions and kind of processor. Changed since: {'; '.join(self.differs)}{false}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Per-class returns and success rates, computed from tables and evaluations and the environment's task classes.
+"""Per-class returns and success rates, computed from tables, evaluations and the environment's task classes.
 
 They are not stored, so no digest depends on the classes. Thinning keeps the episode tables that contain the data.
 """
@@ -106,7 +106,7 @@ def episode_classes(
 
 
 def mean_returns(episodes: "pa.Table") -> tuple[Array, Array, Array, Array]:
-    """Return the mean return per iteration, inner step and task of a table of episodes, in ascending order.
+    """Return the mean return for each iteration, inner step and task in a table of episodes, sorted by these three.
 
     The result is iteration, inner step, mean return, and row of the first episode, [n] each.
     """

@@ -28,8 +28,8 @@ class History:
     name: str
     seed: int
     environment: str
-    iterations: Array  # those with a score, [n]
-    steps: Array  # environment steps at their ends, [n]
+    iterations: Array  # iterations with a score, [n]
+    steps: Array  # environment steps at the ends of these iterations, [n]
     values: Array  # mean scores, [n]
 
     def at(self, steps: Array) -> Array:

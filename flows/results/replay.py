@@ -129,7 +129,7 @@ class RunDiff(Shown):
 
     def shown(self) -> tuple[str, list[Row]]:
         found = f"first difference in {self.first}" if self.first else f"{plural(self.compared, 'output')} equal"
-        missing = f"; {self.only_a} and {self.only_b} are in one run only" if self.only_a or self.only_b else ""
+        missing = f"; {self.only_a} only in a, {self.only_b} only in b" if self.only_a or self.only_b else ""
         rows = [(d.name, str(d.a), str(d.b)) for d in (*self.settings, *self.environment)]
         header = [("setting", self.a.name, self.b.name)] if rows else []
         return f"RunDiff of {self.a.name} and {self.b.name}: {found}{missing}", [*header, *rows]

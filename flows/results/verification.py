@@ -16,7 +16,7 @@ class Verification(Shown):
 
     path: Path
     damages: tuple[Damage, ...]
-    # Whether the newest session sealed its records, so that a missing one would be detected; not checked after damage.
+    # True if the newest session sealed its records, so that a missing one would be detected; not checked after damage.
     sealed: bool = True
 
     def shown(self) -> tuple[str, list[Row]]:
@@ -42,4 +42,4 @@ def what_helps(folder: Path, damages: Sequence[Damage]) -> Iterator[str]:
     elif any(not damage.is_foreign for damage in damages):
         yield f"repair it with: metaloom resume {argument(folder)} --repair"
     if any(damage.is_foreign for damage in damages):
-        yield "remove or move files that do not belong to the run yourself: Metaloom does not remove them"
+        yield "remove or move files that do not belong to the run; Metaloom leaves them in place"

@@ -11,7 +11,7 @@ DEFAULT_RETRIES = 3
 
 @dataclass(frozen=True)
 class Backend:
-    """Choice of the rollout backend.
+    """Settings of the rollout backend.
 
     A run with one task uses two workers if `step_timeout_seconds` or `retries` is set. Each Dask worker has one physics
     thread. If an environment exceeds the timeout, its worker is killed and the run ends. Sampling in this process has

@@ -86,7 +86,7 @@ def wait_for(client: Client, futures: Sequence[Future[Any]], step_timeout_second
 
 LONGER = (
     "If workers take longer to start, raise the limit: DASK_DISTRIBUTED__SCHEDULER__NO_WORKERS_TIMEOUT=15m for "
-    "scheduler and trainer"
+    "both the scheduler and the trainer"
 )
 
 

@@ -86,9 +86,9 @@ class DaskWorkers(RolloutWorkers):
 
     connection: Connection
     watch: Supervision  # each piece of work gets a copy with its own key
-    elsewhere: bool  # workers may be on other machines
+    elsewhere: bool  # True if workers may be on other machines
     totals: Traffic = field(default_factory=Traffic)
-    costs: dict[str, float] = field(default_factory=dict[str, float])  # seconds per task, last time, by sampler spec
+    costs: dict[str, float] = field(default_factory=dict[str, float])  # latest seconds per task, keyed by spec
 
     @classmethod
     @contextmanager

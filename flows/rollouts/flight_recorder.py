@@ -251,7 +251,7 @@ def remove_recordings(session: str) -> None:
 
 _SUFFIX = ".recording"
 _CLOSED = "The environment closed file descriptors that it had not opened, so its process was ended"
-_ALONE = "The worker lost its connection to the scheduler in this call, so its process was ended"
+_ALONE = "The worker lost its connection to the scheduler during this call, so its process was ended"
 _crash_lock = threading.Lock()
 _crash_report: tuple[Path, io.FileIO] | None = None
 

@@ -40,7 +40,7 @@ class Header(NamedTuple):
 
     pid: int
     recorder: int
-    env_step: int  # or NOT_YET or RESET
+    env_step: int  # index of the environment step, NOT_YET or RESET
     row: int  # -1 if all rows are stepped together
     steps: int
     rows: int
@@ -50,8 +50,8 @@ class Header(NamedTuple):
     iteration: int
     step: int
     episodes_per_task: int
-    born: float  # as `started` returns it; identifies the process together with the pid
-    deadline: float  # of the current call, by the monotonic clock; 0 for none
+    born: float  # start time, as `started` returns it; together with the pid, it identifies the process
+    deadline: float  # deadline of the current call on the monotonic clock; 0 for none
 
     @classmethod
     def read(cls, file: Path) -> "Header":
@@ -66,8 +66,8 @@ class Header(NamedTuple):
     def words(self) -> str:
         """Return a description of the rollout's position, for messages."""
         if self.env_step == NOT_YET:
-            return "while it was made"
-        row = f"task {self.first_task} and on"
+            return "while it was being built"
+        row = f"tasks from {self.first_task} on"
         if self.row >= 0:
             b, e = divmod(self.row, self.episodes_per_task)
             row = f"task {self.first_task + b}, episode {self.first_episode + e}"
@@ -178,12 +178,12 @@ class _Trainer(NamedTuple):
         found = "No environment was being called then."
         if headers:
             places = "".join(f"\n  {self.env}, {header.words()}" for header in headers)
-            again = "If it happens there again, an environment kills it."
+            again = "If this happens again at the same point, an environment is killing the trainer."
             found = f"Environments that were being called then:{places}\n{again}"
         if not (folder / _ASKED).exists():
             sys.stderr.write(
                 f"metaloom: the trainer's process was killed. {found} Stored data is safe: `metaloom resume` "
-                "continues it\n"
+                "continues the run\n"
             )
         end_marked(self.mark)
         shutil.rmtree(folder, ignore_errors=True)

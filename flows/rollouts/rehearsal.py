@@ -26,7 +26,7 @@ class Settled(NamedTuple):
 
 
 def settled(config: EnvConfig, max_episode_steps: int, timeout_seconds: float = 60, *, always: bool = False) -> Settled:
-    """Return the configuration with action scaling and the reuse of environment copies across episodes resolved.
+    """Determine whether to scale actions and reuse environment copies across episodes; return the resolved settings.
 
     Built-in environments and explicit settings stay unchanged. So does an environment that cannot be built or fails:
     training reports the error. `timeout_seconds` limits each episode; `always` rehearses even if nothing is unset.

@@ -50,12 +50,12 @@ def check_worker(spec: SamplerSpec) -> tuple[dict[str, str], tuple[str, ...]]:
 
 
 def require_own_versions(required: Mapping[str, str], spec: SamplerSpec) -> None:
-    """Raise WorkersError if this worker has other versions than the trainer, as after being restarted much later."""
+    """Raise WorkersError if this worker's versions differ from the trainer's, for example after a restart."""
     require_versions(required, _fingerprint_here(spec), f"on {socket.gethostname()}")
 
 
 def require_versions(required: Mapping[str, str], found: Mapping[str, str], worker: str) -> None:
-    """Raise WorkersError if a worker has other versions than the trainer; it may lack torch and sources of plug-ins."""
+    """Raise WorkersError if a worker's versions differ from the trainer's; torch and plug-in sources may be missing."""
     differing = [
         f"{name} {found.get(name)} there, {here} here"
         for name, here in required.items()
@@ -64,7 +64,7 @@ def require_versions(required: Mapping[str, str], found: Mapping[str, str], work
     if differing:
         raise WorkersError(
             f"the Dask worker {worker} has different versions: {'; '.join(differing)}. They must match the "
-            "trainer's, otherwise digests would differ. Restart the worker if it has been updated"
+            "trainer's; otherwise, digests would differ. Restart the worker if it has been updated"
         )
 
 
@@ -125,8 +125,8 @@ class Supervision:
 
     session: str  # identifies the folder of recordings
     key: str  # identifies the work within the session
-    step_timeout_seconds: float  # for a single environment call
-    versions: Mapping[str, str] = field(default_factory=dict[str, str])  # that the worker must have
+    step_timeout_seconds: float  # timeout for a single environment call
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])  # required versions
 
     def recordings(self) -> list[Recording]:
         """Return the recordings of earlier attempts on this machine."""

@@ -148,7 +148,7 @@ def collect_shard(
 
 @cache  # a process uses the code it has imported, even if the files change
 def code_digest() -> str:
-    """Return the SHA-256 of all source files that affect rollouts, by which processes are compared."""
+    """Return the SHA-256 of all source files that affect rollouts, for comparison between processes."""
     digest = hashlib.sha256()
     for package in (pipeline, stages):
         (folder,) = package.__path__

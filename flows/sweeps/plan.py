@@ -105,7 +105,7 @@ def check_unchanged(stored: Sweep, planned: Sweep, *, extend: bool) -> None:
     """Raise UsageError if a plan differs from the stored sweep or, with `extend`, lacks some of its runs."""
     if (stored.search is None) != (planned.search is None):
         was, now = ("a grid", "a search") if stored.search is None else ("a search", "a grid")
-        raise UsageError(f"the sweep {stored.name} is stored as {was}, got {now}. --name starts another sweep")
+        raise UsageError(f"the sweep {stored.name} is stored as {was}, not {now}. --name starts another sweep")
     if stored.search is None or planned.search is None:
         old, new = ({run.name: run.digest for run in sweep.runs} for sweep in (stored, planned))
         same, grows, added = old == new, old.items() <= new.items(), len(new) - len(old)

@@ -20,7 +20,7 @@ _EXAMPLES = "a range such as 0.01:0.3, 0.01:0.3:log or 1:10, or a list of two or
 
 @dataclass(frozen=True)
 class Range:
-    """Inclusive range: of integers if `whole`, and sampled uniformly in the logarithm if `log`."""
+    """Inclusive range, of integers if `whole` is True, and sampled log-uniformly if `log` is True."""
 
     low: float
     high: float

@@ -100,7 +100,7 @@ class Acting:
             return np.array(actions.reshape((*leading, *actions.shape[1:])))
 
     def observe(self, rewards: Array | float, ended: Array | bool) -> None:
-        """Report the rewards for the last actions. Policies with a memory need it after every step.
+        """Report the rewards for the last actions. Policies with a memory require this call after every step.
 
         If the memory only lasts for an episode, as in recurrent PPO, it is reset when the episode ends.
 

@@ -39,7 +39,7 @@ class Blueprint:
     config: RunConfig
     spaces: Spaces  # sizes of the policy's observations and actions
     actions: ActionSpace  # action space of the environment, to which the policy's actions are mapped
-    parts: gymnasium.Space[Any] | None = None  # of flattened observations; None in policies saved by earlier versions
+    parts: gymnasium.Space[Any] | None = None  # observation space before flattening; None for a Box, and in old files
     # The learner's run, iteration and digest, and the names and units of components; see `policy_of`.
     origin: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -91,7 +91,7 @@ class Blueprint:
             wrappers = self.config.env.wrappers
             if twice := [w.name for w in wrappers if wrapper_class(w) in _layers(env)]:
                 raise ValueError(
-                    f"the environment is already wrapped in {twice[0]}; pass it without, since the run's "
+                    f"the environment is already wrapped in {twice[0]}; pass it without that, since the run's "
                     "env.wrappers are added here"
                 )
             around, observed = in_wrappers(env, wrappers), self.config.env.observed

@@ -296,7 +296,7 @@ class TrainedPolicy(Acting):
         learner, params = config.algorithm.build(setup), self._params
         if B > 1 and self.num_tasks == 1:
             if self._adapted:
-                raise UsageError(f"got episodes of {B} tasks; expected 1, to which the policy has adapted")
+                raise UsageError(f"got episodes of {B} tasks; expected those of the task the policy adapted to")
             params = learner.acting_params(self.state, B)
         rounds = [*self._rounds, batch]
         tools = {"config": config, "setup": setup, "learner": learner, "parallel": map}

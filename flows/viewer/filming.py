@@ -31,8 +31,8 @@ _SIZE = "320x240"
 def sheet(run: Run, iteration: int, step: int, task: int, episode: int, length: int) -> tuple[bytes, Mapping[str, str]]:
     """Return an episode's frames as one WebP image, row by row, and HTTP headers that describe the image.
 
-    The headers contain the number of frames, frames per row, steps between frames, and the command's statement on the
-    agreement with stored observations. Videos are made one at a time, and recent ones are cached.
+    The headers contain the number of frames, frames per row, steps between frames, and the command's message about how
+    well the observations agree with the stored ones. Videos are made one at a time, and recent ones are cached.
     """
     chosen = ("--task", str(task), "--episode", str(episode), "--step", str(step))
     with _ONE_AT_A_TIME:

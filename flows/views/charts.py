@@ -26,7 +26,7 @@ if mpl.matplotlib_fname() == "matplotlibrc":
 
 GRID = "#e6e8eb"
 WIDE, NARROW = (8.6, 4.4), (6.4, 3.4)
-MARKED_POINTS = 40  # maximum number for markers on a line
+MARKED_POINTS = 40  # maximum number of points on a line with markers
 MOST_COLUMNS, MOST_INSIDE = 4, 3
 BESIDE: dict[str, Any] = dict(frameon=False, fontsize=8, labelcolor=INK, loc="center left", bbox_to_anchor=(1, 0.5))
 """Arguments that place a legend to the right of its chart."""
@@ -72,7 +72,7 @@ def _lines(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> None
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # integers only
     axes.margins(x=0.02)
     handles, labels = _legend(axes, series, chart.band)
-    # Omit a legend of one line, and place a legend of many beside them, since it would cover them.
+    # Omit the legend of a single line. Place the legend of many lines beside the chart, since it would cover them.
     if len(handles) > MOST_INSIDE:
         plain_legend(axes, handles, labels, **BESIDE)
     elif len(handles) > 1:
@@ -109,7 +109,7 @@ def _points(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> Non
 
 
 def _panel_chart(chart: Chart) -> Drawing:
-    """Return a chart with several panels that share their axes, up to four in a row."""
+    """Draw a chart with several panels that share their axes, up to four in a row."""
     count = len(chart.panels)
     columns = min(count, MOST_COLUMNS)
     rows = -(-count // columns)

@@ -43,7 +43,7 @@ def plotly_file() -> Path:
 
 @dataclass(frozen=True)
 class Picture:
-    """Image in a page: data URI, text for screen readers, caption, and True to fill the width of the container."""
+    """Image in a page: data URI, text for screen readers, caption, and whether it fills its container's width."""
 
     source: str
     alternative: str

@@ -50,8 +50,9 @@ def progress(
 ) -> Generator[Observer, None, None]:
     """Within the block, provide an Observer that reports to `out` (standard output if None).
 
-    With the mode auto, a terminal shows a short line per iteration above a live panel; elsewhere, auto equals plain: a
-    line per iteration. json: a JSON object per line. `stop` is checked before every stage and shown in the panel.
+    In a terminal, the mode `auto` shows a short line per iteration above a live panel; elsewhere, it is the same as
+    `plain`, which writes a line per iteration. `json` writes a JSON object per line. `stop` is checked before every
+    stage and shown in the panel.
     """
     stream, stop = sys.stdout if out is None else out, stop or Stop()
     console = _PanelConsole(file=stream, highlight=False)

@@ -193,7 +193,7 @@ def bytes_by_group(run: Run) -> Counter[str]:
 
 
 def _usage_of(run: Run, disk_bytes: int) -> dict[str, Any] | None:
-    """Return a run's resource usage, and the prediction from its first iterations; None if not measured."""
+    """Return a run's resource usage, and the prediction from its first iterations; None if it was not measured."""
     from metaloom.flows.usage import read_usage  # has slow imports, which training needs
 
     if (usage := read_usage(run.path)) is None:

@@ -31,14 +31,14 @@ class Series:
     """Line of a chart."""
 
     label: str
-    color: str  # as #rrggbb
-    values: Array  # at each point of the chart's x axis, [n]; NaN leaves a gap
+    color: str  # color as #rrggbb
+    values: Array  # y values at the points of the chart's x axis, [n]; NaN leaves a gap
     band: tuple[Array, Array] | None = None  # lower and upper edges of a shaded band, [n] each
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines that share their axes, with a title above them, which is empty if a chart has one panel."""
+    """Lines that share their axes. The title above them is empty if the chart has only one panel."""
 
     title: str
     series: tuple[Series, ...]
@@ -56,12 +56,12 @@ class Chart:
     y_label: str
     note: str  # meaning of lines and bands, and what to look for
     band: str  # name of the bands in the legend; empty for none
-    x: Array  # of each point, shared by all series, [n]
+    x: Array  # x coordinate of each point, shared by all series, [n]
     panels: tuple[Panel, ...]
-    iterations: Array | None = None  # of each point, [n]; None if points have no iteration
-    texts: tuple[str, ...] = ()  # after each bar
-    diagonal: bool = False  # whether to draw the line y = x for comparison
-    wide: bool = False  # whether it spans the page
+    iterations: Array | None = None  # iteration of each point, [n]; None if points have no iteration
+    texts: tuple[str, ...] = ()  # text after each bar
+    diagonal: bool = False  # True to draw the line y = x for comparison
+    wide: bool = False  # True if the chart spans the page
 
 
 def alone(series: Iterable[Series]) -> tuple[Panel, ...]:
@@ -113,7 +113,7 @@ def evenly_spaced(count: int, most: int) -> Array:
 def shown_steps(last: int) -> dict[int, str]:
     """Return the inner steps from 0 to `last` that charts show, mapped to their colors.
 
-    If there are more steps than colors, these are the first, the last and evenly spaced ones in between.
+    If there are more steps than colors, charts show the first, the last and evenly spaced ones in between.
     """
     first, *between, end = evenly_spaced(last + 1, MOST_STEPS).tolist() if last else (0, 0)
     return {first: BEFORE, **dict(zip(between, BETWEEN, strict=False)), end: AFTER}

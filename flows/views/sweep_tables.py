@@ -82,7 +82,7 @@ def best_lines(sweep: Sweep, trials: Sequence[Trial]) -> list[str]:
         return []
     best = best_of(trials)
     if best is None or best.score is None:
-        return [f"no trial has a score yet: {sweep.search.metric} over the last tenth of the iterations of all runs"]
+        return [f"no trial has a score yet; a score is {sweep.search.metric} averaged over the last tenth of each run"]
     words = [word for key, text in _settings(best).items() for word in ("--set", f"{key}={text}")]
     done = sum(trial.score is not None for trial in trials)
     best_line = f"best: trial {best.number} of {done} with a score, {sweep.search.metric} {number(best.score)}"

@@ -350,8 +350,8 @@ def success_view(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
         table.add_row(row["class"], row["num_tasks"], *(number(row[name]) for name in names))
     if OFFICIAL in names:
         table.caption = (
-            "success rate: over all test episodes; official: over the first three of a class to finish; it is biased "
-            "upwards, since success ends an episode"
+            "success rate: over all test episodes; official: over the first three episodes of a class to "
+            "finish, which is biased upwards because success ends an episode"
         )
     return [heading(f"success by class of task, after {plural(last, 'adaptation step')}"), table]
 
@@ -609,7 +609,7 @@ def _pairs_table(found: "Comparison") -> Table:
             *(pair.a, pair.b, number(difference.value), interval(difference.low, difference.high)),
             *(f"{better.value:.2f}", interval(better.low, better.high), f"{pair.adjusted_p:.2g}"),
         )
-    unit = "of one task" if found.groups[0].scores.same_tasks else "by their mean scores"
+    unit = "on the same task" if found.groups[0].scores.same_tasks else "by their mean scores"
     table.caption = as_text(
         "a - b: difference of interquartile means; P(a > b): probability that a run of a is higher than one of b, "
         f"{unit}; p: adjusted for all pairs"

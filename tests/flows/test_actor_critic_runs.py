@@ -165,14 +165,14 @@ def test_iterations_behind_the_horizon_of_step_sizes_are_warned_of_with_the_cure
     assert caplog.messages == []
     resume(tmp_path / "run", iterations=4, backend=HERE)
     (told,) = caplog.messages
-    assert "from iteration 2 on, so 2 iterations of the 4 learn nothing" in told
+    assert "from iteration 2 on, so nothing is learned in 2 of 4 iterations" in told
     assert f"`metaloom fork {tmp_path / 'run'}@2 --run NEW --set algorithm.lr_horizon=4`" in told
     run = storage.open_run(tmp_path / "run")
     start, end = run[1].update().learner.params, run[3].update().learner.params
     assert all(np.array_equal(start[name], end[name]) for name in start)
     caplog.clear()
     train(tiny("ppo", "iterations=3", *falling), tmp_path / "other", backend=HERE)
-    assert "so 1 iteration of the 3 learn nothing; algorithm.lr_horizon=3 lets all" in caplog.messages[0]
+    assert "so nothing is learned in 1 of 3 iterations; algorithm.lr_horizon=3 lets all" in caplog.messages[0]
 
 
 def test_a_warm_start_whose_learner_changed_is_refused(tmp_path, monkeypatch):
@@ -181,7 +181,7 @@ def test_a_warm_start_whose_learner_changed_is_refused(tmp_path, monkeypatch):
     train(tiny("ppo", "init_from=first"), tmp_path / "second", backend=HERE)
     shutil.rmtree(tmp_path / "first")
     train(tiny("ppo", "seed=9"), tmp_path / "first", backend=HERE)
-    with pytest.raises(UsageError, match=r"has the digest .*; expected .*, as when the run was started"):
+    with pytest.raises(UsageError, match=r"has the digest .*; expected .*, its digest when the run was started"):
         list(replay(tmp_path / "second", 0, stage="initialize"))
 
 

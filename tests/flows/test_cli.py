@@ -101,7 +101,7 @@ def test_every_command_has_a_help_text_with_an_example(name, capsys):
     ("tokens", "found"),
     [
         (["train", "promp-point-cornr"], "did you mean promp-point-corner"),
-        (["graph", "nope"], "no recipe and no stored run 'nope'"),
+        (["graph", "nope"], "'nope' is neither a recipe nor a stored run"),
         (["train", "promp-point-corner", "--run", "x", "--set", "algorithm.inner_rate=1"], "algorithm.inner_rate"),
         (["train", "promp-point-corner", "--run", "x", "--set", "iterations=0"], "iterations"),
         (["train", "promp-point-corner", "--run", "x", "--set", "env=point-corner-2"], "point-corner-2"),
@@ -135,7 +135,7 @@ def test_every_command_has_a_help_text_with_an_example(name, capsys):
         (["doctor", "--set", "env.options.reward=dense"], "--set requires --env"),
         (
             ["doctor", "--env", "point-corner", "--set", "iterations=3"],
-            "got settings of iterations; only env settings are allowed",
+            "cannot set iterations; only env settings are allowed",
         ),
         (["doctor", "--env", "point-corner", "--set", "env.speed=3"], "use env settings such as env.options.NAME"),
         (["sweep", "promp-point-corner", "--metric", "x"], "--metric requires --optuna"),
@@ -157,7 +157,7 @@ def test_a_run_without_a_log_says_so_and_one_without_such_lines_says_nothing(fir
     (first / "_operator" / "log.jsonl").unlink()
     assert (run(["logs", "first", "--json"]), capsys.readouterr().out) == (0, "")
     assert run(["logs", "first"]) == 0
-    assert " ".join(capsys.readouterr().out.split()).startswith(f"no log of {first} here: it was trained by an earlier")
+    assert " ".join(capsys.readouterr().out.split()).startswith(f"no log of {first} here: the run was trained by")
 
 
 def test_a_run_that_is_not_there_suggests_one_that_is(first, capsys):
@@ -260,10 +260,10 @@ def test_what_does_not_belong_to_a_run_is_left_to_the_user(first, capsys):
     capsys.readouterr()
     assert run(["verify", "first"]) == 1
     out = capsys.readouterr().out
-    assert "remove or move files that do not belong to the run yourself" in out
+    assert "remove or move files that do not belong to the run" in out
     assert "--repair" not in out
     assert run(["resume", "first", "--repair", "--workers", "0"]) == 1
-    assert "remove or move files that do not belong to the run yourself" in capsys.readouterr().out
+    assert "remove or move files that do not belong to the run" in capsys.readouterr().out
     assert (first / "notes.txt").read_text() == (first / "_commits" / "notes").read_text() == "mine"
 
 

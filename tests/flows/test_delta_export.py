@@ -146,7 +146,7 @@ def test_a_column_of_another_type_is_named(runs, tmp_path, names):
     run = storage.open_run(runs / "first")
     table = pa.table({name: ["x"] for name in names})
     deltalake.write_deltalake(tmp_path / "lake" / "episodes", table, partition_by=["run_id"])
-    with pytest.raises(UsageError, match=r"the column 'return' has the type \w+, but in the run \w+"):
+    with pytest.raises(UsageError, match=r"the column 'return' has the type \w+, but \w+ in the run"):
         export(run, tmp_path / "lake", "delta")
 
 

@@ -909,7 +909,7 @@ OF_DATA = {
     "another working directory": (of("Elsewhere"), "the stage changed the working directory to /, .*; use absolute"),
     "an output that its class changes again": (
         of("TwiceDoubled"),
-        "doubled k=0: Doubled.__post_init__ changes rewards each time it runs, also when a stage reads the output; com",
+        "doubled k=0: Doubled.__post_init__ changes rewards each time it runs, including when a stage reads the outp",
     ),
     "next of an empty iterator": (of("OneTooFew"), r"own_flow:one_too_few, line \d+: raised StopIteration, .*; give"),
     "an end of iterations without counters": (

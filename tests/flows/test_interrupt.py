@@ -159,7 +159,7 @@ def test_a_thread_of_a_plug_in_that_keeps_a_finished_command_from_ending_is_name
     command = [sys.executable, "-c", f"{polling} from metaloom.flows.cli import main; main()", "recipes"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        said = "metaloom: done, but these threads still run: poller; Ctrl-C ends them\n"
+        said = "metaloom: done, but these threads are still running: poller; Ctrl-C ends them\n"
         assert said in iter(process.stderr.readline, "")
         process.send_signal(signal.SIGINT)
     assert process.returncode == 0

@@ -189,7 +189,7 @@ class TestCaretaker:
             now.time += 30
         assert server.set == ["AwaitingRetry"] * 3
         assert said[3:] == [
-            "flow run first has crashed 4 times within 10 minutes and is left as it is; "
+            "flow run first has crashed 4 times within 10 minutes and will not be restarted again; "
             f"`prefect flow-run retry {ID}` continues it"
         ]
 

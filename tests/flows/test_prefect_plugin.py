@@ -96,7 +96,7 @@ class TestPassword:
             told = setup_environment(ctx=context(api))
             assert told is not None
             assert "PREFECT_API_AUTH_STRING" not in told.env
-            assert "no `metaloom serve` runs in this folder: its password is not sent" in caplog.text
+            assert "no `metaloom serve` is running here, so its password is not sent" in caplog.text
             caplog.clear()
             with alone(stopped, stopped / ".prefect"):
                 told = setup_environment(ctx=context(api))

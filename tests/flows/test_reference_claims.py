@@ -176,7 +176,7 @@ def need_a_package(document):
 
 @pytest.mark.parametrize(
     ("change", "told"),
-    [(name_a_file, "/home/me/legs.xml, a path of this machine"), (need_a_package, "their_networks.tall")],
+    [(name_a_file, "/home/me/legs.xml, a path on this machine"), (need_a_package, "their_networks.tall")],
 )
 def test_a_run_that_needs_what_only_its_user_has_is_refused(forged, change, told, tmp_path):
     forge(forged, change)

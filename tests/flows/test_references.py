@@ -388,7 +388,7 @@ def test_on_another_processor_a_difference_is_no_error_and_the_class_is_told(ext
     monkeypatch.setattr(changes, "system", lambda: {"cpu": "x", "cpu_flags": "fpu new", "libc": "glibc 9.9"})
     outcome = verify(extracted, 4)
     assert not outcome.identical
-    assert "promised for the same versions and kind of processor only" in str(outcome)
+    assert "promised only for the same versions and kind of processor" in str(outcome)
     assert "glibc 9.9 now" in str(outcome)
     assert "with new" in str(outcome)
 
@@ -646,7 +646,7 @@ def test_an_index_that_says_what_cannot_be_is_refused(references, change):
 
 def test_an_index_with_two_references_of_one_name_is_refused(references):
     write_index(references, 2 * [find(references, "tiny")])
-    with pytest.raises(storage.DamagedRun, match="several references of the same name"):
+    with pytest.raises(storage.DamagedRun, match="several references with the same name"):
         read_index(references)
 
 
