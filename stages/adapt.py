@@ -26,7 +26,7 @@ def adapt(
     """Return each task's parameters after one inner step on the task's samples, [B, ...].
 
     Without samples, the parameters contain the actor's memory after a rollout batch of one trial per task. Training
-    does not need this, because an actor there keeps its memory across the episodes of a trial.
+    does not need this, because its actors keep their memory across the episodes of a trial.
     """
     num_tasks = len(episodes.lengths)
     before = acting_params(learner, params, at, num_tasks)
