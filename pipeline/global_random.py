@@ -53,8 +53,8 @@ class Draw(NamedTuple):
 class GlobalRandomWatch:
     """Detects draws from global generators and locates the code that makes them.
 
-    Compares the generators' states before and after some work. If they differ, the work is repeated under a profiler to
-    find the line, since another thread may have made the draw.
+    It compares the generators' states before and after some work. If they differ, it repeats the work under a profiler
+    to find the line, since another thread may have made the draw.
     """
 
     def __init__(self, *, on: bool = True) -> None:

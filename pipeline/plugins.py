@@ -128,8 +128,8 @@ def is_installed(file: str) -> bool:
 
 def _not_found(path: str, problem: BaseException) -> str:
     return (
-        f"got {path!r}: {type(problem).__name__}: {problem}; expected module:Class (of a metric or recipe "
-        f"module:function, of a graph or export format module:NAME), with the module in {os.getcwd()} or installed"
+        f"got {path!r}: {type(problem).__name__}: {problem}; expected module:Class (module:function for a metric "
+        f"or recipe, module:NAME for a graph or export format), with the module in {os.getcwd()} or installed"
     )
 
 

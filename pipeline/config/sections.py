@@ -76,7 +76,7 @@ class ReplayConfig(Settings):
 
 
 class WarmStart(Settings):
-    """Learner of a stored run with which another run starts.
+    """Learner of a stored run, from which another run starts.
 
     A bare string names the run, optionally followed by @ and the number of updates.
     """

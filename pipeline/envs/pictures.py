@@ -36,7 +36,7 @@ class Picture:
             self._disc(goal, 4, _OTHERS)
 
     def goal(self, goal: Array, radius: float = 7) -> None:
-        """Mark this task's goal, [2] in m, with a disk that has a radius in pixels."""
+        """Mark this task's goal, [2] in m, with a disk of the given radius in pixels."""
         self._disc(goal, radius, _GOAL)
 
     def wall(self, radius: float, gap: Array, gap_reach: float) -> None:

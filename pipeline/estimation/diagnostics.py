@@ -31,7 +31,7 @@ class Measures:
 
     @classmethod
     def named(cls, names: Iterable[str], *, diagnostics: Callable[[EpisodeBatch], Numbers] | None = None) -> "Measures":
-        """Look up functions by name, without calling them, and add an environment's diagnostics.
+        """Return Measures with the functions of these names, without calling them, and an environment's diagnostics.
 
         Raises ConfigError if a name does not refer to such a function.
         """

@@ -226,7 +226,7 @@ class TaskIndex:
         """
         _require_lengths(lengths)
         if len(task_ids) != len(lengths):
-            raise ReplayError(f"lengths have shape {lengths.shape} for {len(task_ids)} tasks; expected [B, E], B tasks")
+            raise ReplayError(f"lengths have shape {lengths.shape} for {len(task_ids)} tasks; expected a row per task")
         if len(self) and iteration < (last := int(self._rounds[0][-1])):
             raise ReplayError(
                 f"got a rollout batch of iteration {iteration} after iteration {last}; append them in order"
@@ -248,8 +248,8 @@ def _require_lengths(lengths: Array) -> None:
     if lengths.ndim != 2 or not lengths.any() or lengths.min() < 0:
         least = lengths.min() if lengths.size else "none"
         raise ReplayError(
-            f"a rollout batch has lengths of shape {lengths.shape}, the smallest {least}, {lengths.sum()} in all; "
-            "lengths must be [B, E], not negative, with at least one step"
+            f"a rollout batch has lengths of shape {lengths.shape}, minimum {least} and sum {lengths.sum()}; they must "
+            "have the shape [B, E], must not be negative, and must add up to at least one step"
         )
 
 
