@@ -70,8 +70,8 @@ class GlobalRandomWatch:
     ) -> tuple[T, Draw | None]:
         """Run `work` and return its result, with the draw that it made from a global generator or None.
 
-        If a generator changed, the work (or `again`) is repeated on this thread only. Warns if no draw is found then:
-        once per generator and stage, and again when it gives up.
+        If a generator changed, the work (or `again`) is repeated on this thread only. If no draw is found then, a
+        warning is logged, once per generator and stage, and again when the watch gives up.
         """
         if not self._on:
             return work(), None

@@ -87,7 +87,7 @@ def draw_transitions(
             "Use fewer tasks per gradient step or add training tasks to the environment"
         )
     if not 1 <= num_updates <= max_updates:
-        raise ReplayError(f"{where}: {num_updates} gradient steps; expected 1 to {max_updates}")
+        raise ReplayError(f"{where}: got {num_updates} gradient steps; expected 1 to {max_updates}")
     buffers = {task: view.rows(task, plan.memory_size) for task in task_ids}
     contexts = {task: view.context(task) for task in task_ids if plan.context_size}
     _require_rows(where, "replay buffer", buffers)

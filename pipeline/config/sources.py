@@ -156,7 +156,7 @@ def plugin_sources(config: RunConfig) -> dict[str, str]:
 
 
 def plugin_paths(config: RunConfig) -> list[str]:
-    """Return the paths of all classes and functions that a run's settings name; those of plug-ins are module:Class."""
+    """Return the paths of all classes and functions that a run's settings name, as module:Class for plug-ins."""
     metrics = (METRICS.path(name) for name in config.metrics)
     return [*acting_paths(config.env, config.policy), *metrics, *_classes(config)]
 

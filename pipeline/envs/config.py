@@ -1,4 +1,4 @@
-"""Settings for a run's environment. Does not import torch."""
+"""Settings for a run's environment. This module does not import torch."""
 
 import re
 from collections.abc import Generator, Mapping

@@ -152,7 +152,7 @@ class Rehearsal:
                     if again := first_difference(new, self.alone(n)):
                         return {"refusal": refusal(f"two new copies ({again} of episode {n})", self._draw(n))}
                     if number == 0:
-                        who = f"a copy beside another one, and one alone ({where} of episode {n}),"
+                        who = f"a copy stepped with another one, and one stepped alone ({where} of episode {n}),"
                         return {"refusal": refusal(who, self._draw(n))}
                     past = f"{where} of episode {n}"
             if past or (number + 1 >= LEAST_ROUNDS and spent() > SECONDS):

@@ -1,4 +1,4 @@
-"""Built-in recurrent cells: names, sizes and parameter shapes. Does not import torch."""
+"""Built-in recurrent cells: names, sizes and parameter shapes. This module does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Network specifications. Does not import torch."""
+"""Network specifications. This module does not import torch."""
 
 import math
 from collections.abc import Generator, Mapping

@@ -159,7 +159,7 @@ class Sampler:
 
     @cached_property
     def facts(self) -> tuple[Fact, ...]:
-        """Facts that the environment declares besides observations and rewards."""
+        """Facts that the environment declares in addition to observations and rewards."""
         return declared_facts(self._example)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Commit records. Publishing its record atomically is what stores a stage's output."""
+"""Commit records. A stage's output is stored once its record has been published atomically."""
 
 import re
 from collections.abc import Mapping, Sequence

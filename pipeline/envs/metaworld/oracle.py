@@ -208,7 +208,7 @@ class OracleRows(ClassRows):
         return RowsStep(np.stack(observations), np.array(rewards, np.float64), success, info, np.array(truncated))
 
     def _row(self, row: int, start: Start) -> Any:
-        """Return another instance of the package's class, which reads a row of the batch instead of simulating."""
+        """Return another instance of the package's class that, instead of simulating, reads a row of the batch."""
         env = object.__new__(type(self._official.env))
         env.__dict__.update(start.attributes)
         env.do_simulation = lambda ctrl, n_frames: self.physics.put(row)
