@@ -40,7 +40,7 @@ def infer_task(
 ) -> TaskParams:
     """Return each task's posterior, the only task parameters that adaptation changes.
 
-    Training conditions on a random sample of the transitions, evaluation on all of them.
+    In training, it is inferred from a random sample of the transitions; in evaluations, from all of them.
     """
     position = (at.run_seed, at.iteration, at.step) if at.training else None
     start = learner.at_start(state.learner, run_seed=at.run_seed)

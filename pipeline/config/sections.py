@@ -55,7 +55,7 @@ class EvaluationConfig(Settings):
 
 
 class RetentionConfig(Settings):
-    """Settings for which iterations keep all their batches on disk. Other batches can be recomputed with equal results.
+    """Settings that select the iterations whose batches all stay on disk. Others can be recomputed with equal results.
 
     Without `keep_last` and `keep_every`, all batches are kept. With both, an iteration is kept if either selects it.
     """

@@ -50,7 +50,7 @@ _first_read: dict[Path, tuple[object, str]] = {}
 
 
 def digest_first_read(name: str, file: Path) -> str:
-    """Return the SHA-256 that a plug-in's file had when this process first read it, or had reloaded its module.
+    """Return the SHA-256 that a plug-in's file had when this process first read it or last reloaded its module.
 
     `name` is a key of `files_of`. The module keeps using that code, whatever the file contains now.
     """

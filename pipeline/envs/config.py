@@ -145,7 +145,7 @@ _ASKED = ContextVar("_ASKED", default=True)
 
 @contextmanager
 def step_limits_left_open() -> Generator[None]:
-    """Skip the lookup of gymnasium's step limits within the block, for callers that only read settings."""
+    """Within the block, skip the lookup of gymnasium's step limits, for callers that only read settings."""
     token = _ASKED.set(False)
     try:
         yield

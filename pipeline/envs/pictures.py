@@ -80,7 +80,7 @@ def table_picture(means: Array, taken: Array) -> Array:
     """Return a bar chart of actions per state, in which wide bars show mean rewards and narrow bars show counts.
 
     The best action is green. Mean rewards and counts are [states, actions]. A narrow bar has full height at the largest
-    count, but at least ten.
+    count, or at ten if all counts are smaller.
     """
     rows = int(len(means) ** 0.5)
     columns = -(-len(means) // rows)

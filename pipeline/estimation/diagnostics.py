@@ -139,7 +139,7 @@ def step_metrics(step: Step) -> Metrics:
 def episode_metrics(rounds: Sequence[EpisodeBatch], k: int) -> Metrics:
     """Return the standard metrics of episodes, with names prefixed by `step_k.`. Returns are undiscounted.
 
-    They include means of the facts that the environment reports, such as `success_rate` or `average_distance`.
+    The metrics include means of the facts that the environment reports, such as `success_rate` or `average_distance`.
     """
     returns, lengths, truncated = (
         np.concatenate([getattr(episodes, name)[_real(episodes)].ravel() for episodes in rounds])

@@ -23,7 +23,7 @@ from metaloom.pipeline.types import Params, Shapes
 
 @contextmanager
 def seeded(seed: int) -> Generator[None]:
-    """Seed torch's global generator within the block, and restore its state afterwards."""
+    """Within the block, seed torch's global generator; restore its state afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield

@@ -358,7 +358,7 @@ class EncodedCell:
 
 @contextmanager
 def differentiable_twice() -> Generator[None]:
-    """Disable cuDNN's recurrent kernels within the block, since they have no second derivatives."""
+    """Within the block, disable cuDNN's recurrent kernels, since they have no second derivatives."""
     with torch.backends.cudnn.flags(enabled=False, benchmark=False, deterministic=True, allow_tf32=False):
         yield
 

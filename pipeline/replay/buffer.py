@@ -42,7 +42,7 @@ class TransitionColumns:
         return rows
 
     def unpack(self, rows: Array) -> Transitions:
-        """Unpack rows [..., W] into transitions, each field contiguous."""
+        """Unpack rows [..., W] into transitions whose fields are contiguous."""
         O, end = self.observation_size, self.width - 1
         actions = rows[..., O : end - O - 1]
         return Transitions(

@@ -336,7 +336,7 @@ class CommittedFiles:
 
     @contextmanager
     def _shard(self, record: StageRecord, file: StoredFile) -> Generator[tuple[int, list[ShardPart], Path]]:
-        """Within the block, open a shard; yield its file descriptor, parts and path."""
+        """Yield a shard's open file descriptor, parts and path; the file is closed after the block."""
         opened, where = self._unless_thinned(
             record, file, lambda: [(partial(open_file, path), path) for path in reversed(self.files_of(record, file))]
         )
