@@ -51,7 +51,7 @@ class Draw(NamedTuple):
 
 
 class GlobalRandomWatch:
-    """Detects draws from global generators and locates the code that makes them.
+    """Detector of draws from global generators, which locates the code that makes them.
 
     It compares the generators' states before and after some work. If they differ, it repeats the work under a profiler
     to find the line, since another thread may have made the draw.

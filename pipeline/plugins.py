@@ -134,7 +134,7 @@ def _not_found(path: str, problem: BaseException) -> str:
 
 
 def _raised(path: str, problem: BaseException) -> str:
-    """Describe the error that a module raised on import, with the innermost line outside libraries."""
+    """Return a message about the error that a module raised on import, with the innermost line outside libraries."""
     if isinstance(problem, ConfigError):  # the message already describes incompatible stages
         return f"the module of {path!r} cannot be imported: {problem}"
     lines = reversed(traceback.extract_tb(problem.__traceback__))

@@ -367,7 +367,7 @@ def physics_batch(
 
 
 def squared_norm(vectors: Array) -> Array:
-    """Return the sum of squares [n] of each row of [n, ...]. Its bits do not depend on n."""
+    """Return each row's sum of squares, [n], for vectors [n, ...]. A row's bits do not depend on n."""
     # In C order, NumPy sums each row separately.
     return np.square(vectors, order="C").reshape(len(vectors), -1).sum(axis=1)
 

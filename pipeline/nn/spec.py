@@ -78,7 +78,7 @@ class NetworkSpec:
     name: str  # mlp, cnn, residual, another registered name, or module:Class of a torch.nn.Module
     input_shape: tuple[int, ...]  # shape of one observation; inputs are stored flattened, with size `input_size`
     output_size: int
-    hidden_sizes: tuple[int, ...] = (64, 64)  # in a cnn, the layers after the convolutions
+    hidden_sizes: tuple[int, ...] = (64, 64)  # sizes of the hidden layers; in a cnn, those after the convolutions
     activation: str = "tanh"  # after each hidden layer, one of ACTIVATIONS
     output_activation: str = "identity"  # after the last layer
     input_scale: float = 1.0  # divisor applied to observations; 255 for byte images
