@@ -226,7 +226,7 @@ class TaskIndex:
         """
         _require_lengths(lengths)
         if len(task_ids) != len(lengths):
-            raise ReplayError(f"lengths have shape {lengths.shape} for {len(task_ids)} tasks; expected a row per task")
+            raise ReplayError(f"lengths have shape {lengths.shape} for {len(task_ids)} tasks; expected [B, E], B tasks")
         if len(self) and iteration < (last := int(self._rounds[0][-1])):
             raise ReplayError(
                 f"got a rollout batch of iteration {iteration} after iteration {last}; append them in order"
