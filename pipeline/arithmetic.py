@@ -12,8 +12,8 @@ def blas_facts() -> tuple[str, ...]:
     """Return the name and target processor of each BLAS library loaded in this process, sorted.
 
     Code paths for different processors sum in a different order. The processor and environment variables such as
-    OPENBLAS_CORETYPE select one. Versions are omitted: the NumPy and torch versions imply them, and SciPy's
-    separate OpenBLAS must not matter.
+    OPENBLAS_CORETYPE select one. Versions are omitted, because the NumPy and torch versions imply them, and
+    because the version of SciPy's separate OpenBLAS does not matter.
     """
     libraries = (library for library in threadpool_info() if library["user_api"] == "blas")
     names = ("internal_api", "architecture")

@@ -51,10 +51,10 @@ class Draw(NamedTuple):
 
 
 class GlobalRandomWatch:
-    """Detects draws from global generators and locates the code that makes them.
+    """Detector of draws from global generators, which locates the code that makes them.
 
-    Compares the generators' states before and after some work. If they differ, the work is repeated under a profiler to
-    find the line, since another thread may have made the draw.
+    It compares the generators' states before and after some work. If they differ, it repeats the work under a profiler
+    to find the line, since another thread may have made the draw.
     """
 
     def __init__(self, *, on: bool = True) -> None:
@@ -70,8 +70,8 @@ class GlobalRandomWatch:
     ) -> tuple[T, Draw | None]:
         """Run `work` and return its result, with the draw that it made from a global generator or None.
 
-        If a generator changed, the work (or `again`) is repeated on this thread only. Warns if no draw is found then:
-        once per generator and stage, and again when it gives up.
+        If a generator changed, the work (or `again`) is repeated on this thread only. If no draw is found then, a
+        warning is logged, once per generator and stage, and again when the watch gives up.
         """
         if not self._on:
             return work(), None

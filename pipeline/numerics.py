@@ -32,7 +32,7 @@ class _Setting(NamedTuple):
 
 @contextmanager
 def normal_numerics(device: DeviceName = "cpu") -> Generator[None]:
-    """Use the numerical settings of runs within the block, and restore the previous settings afterwards.
+    """Within the block, use the numerical settings of runs; restore the previous settings afterwards.
 
     On GPUs, torch then allows only deterministic algorithms.
     """

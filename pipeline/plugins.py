@@ -128,13 +128,13 @@ def is_installed(file: str) -> bool:
 
 def _not_found(path: str, problem: BaseException) -> str:
     return (
-        f"got {path!r}: {type(problem).__name__}: {problem}; expected module:Class (of a metric or recipe "
-        f"module:function, of a graph or export format module:NAME), with the module in {os.getcwd()} or installed"
+        f"got {path!r}: {type(problem).__name__}: {problem}; expected module:Class (module:function for a metric "
+        f"or recipe, module:NAME for a graph or export format), with the module in {os.getcwd()} or installed"
     )
 
 
 def _raised(path: str, problem: BaseException) -> str:
-    """Describe the error that a module raised on import, with the innermost line outside libraries."""
+    """Return a message about the error that a module raised on import, with the innermost line outside libraries."""
     if isinstance(problem, ConfigError):  # the message already describes incompatible stages
         return f"the module of {path!r} cannot be imported: {problem}"
     lines = reversed(traceback.extract_tb(problem.__traceback__))

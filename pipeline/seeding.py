@@ -21,7 +21,7 @@ OWN = "own:"
 
 
 def seed_for(run_seed: int, stream: Stream, *position: int) -> int:
-    """Return the 64-bit seed of a stream at a position: iteration, inner step, task and episode, as far as they apply.
+    """Return the 64-bit seed of a stream at a position: iteration, inner step, task and episode, where applicable.
 
     Different streams are independent. A run's seed is from 0 to 2**63 - 1.
     """

@@ -26,7 +26,7 @@ def adapt(
     """Return each task's parameters after one inner step on the task's samples, [B, ...].
 
     Without samples, the parameters contain the actor's memory after a rollout batch of one trial per task. Training
-    does not need this, because an actor there keeps its memory across the episodes of a trial.
+    does not need this, because its actors keep their memory across the episodes of a trial.
     """
     num_tasks = len(episodes.lengths)
     before = acting_params(learner, params, at, num_tasks)
@@ -40,7 +40,7 @@ def infer_task(
 ) -> TaskParams:
     """Return each task's posterior, the only task parameters that adaptation changes.
 
-    Training conditions on a random sample of the transitions, evaluation on all of them.
+    In training, it is inferred from a random sample of the transitions; in evaluations, from all of them.
     """
     position = (at.run_seed, at.iteration, at.step) if at.training else None
     start = learner.at_start(state.learner, run_seed=at.run_seed)

@@ -84,7 +84,7 @@ def play_episodes(
     position: RolloutPosition,
     watch: RolloutWatch = UNWATCHED,
 ) -> EpisodeBatch:
-    """Collect complete episodes per task with the task's parameters: exactly E, or until `enough` is reached.
+    """Collect complete episodes for each task with its parameters: exactly E per task, or until `enough` is reached.
 
     An episode depends bit for bit only on its task, parameters and position, not on shards, threads or the lengths of
     other episodes.
@@ -114,7 +114,7 @@ def play_episodes(
 class _Rollout:
     """One rollout of parallel episodes, starting from the given actor memory, and its buffers.
 
-    Buffers are [T, N, ...] with N = B * E. Time comes first so that a step writes one contiguous block.
+    Buffers have the shape [T, N, ...] with N = B * E. Time comes first so that a step writes one contiguous block.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class _Rollout:
                 )
 
     def _by_task(self, values: Array) -> Array:
-        """Rearrange [T, N, ...] into [B, E, T, ...]."""
+        """Rearrange values [T, N, ...] into an array [B, E, T, ...]."""
         split = values.reshape(len(values), self.B, self.E, *values.shape[2:])
         # Always copy: with one row the layout is already right, but the actions belong to the watch.
         return np.array(np.moveaxis(split, 0, 2), order="C")

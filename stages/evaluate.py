@@ -37,9 +37,9 @@ def evaluate(
 ) -> Evaluation:
     """Measure returns after 0 ... K adaptation steps, on episodes not used for adaptation.
 
-    Actions in adaptation episodes are sampled even if test episodes are deterministic. For policies with memory, the
-    settings determine this; where tasks are inferred, sampled latents explore instead. The random streams of step k do
-    not depend on K, so more steps extend a curve without changing it.
+    Actions in adaptation episodes are sampled even if test episodes are deterministic, with two exceptions: policies
+    with memory follow `evaluation.remembered`, and if tasks are inferred, sampled latents explore instead. The random
+    streams of step k do not depend on K, so more steps extend a curve without changing it.
     """
     draws_actions = not inferring and (config.algorithm.trial is None or config.evaluation.remembered == "drawn")
 
@@ -99,7 +99,7 @@ EVALUATE_INFERENCE = replace(EVALUATE, run=partial(evaluate, inferring=True))
 
 
 def unseen(k: int, episodes: EpisodeBatch) -> None:
-    """Do nothing, for evaluations whose test episodes nobody needs."""
+    """Ignore the test episodes; for evaluations that do not store them."""
 
 
 def test_position(run_seed: int, k: int) -> RolloutPosition:
@@ -123,7 +123,7 @@ def _faults_in(episodes: str) -> Iterator[None]:
 
 
 def _stacked(batches: Sequence[Mapping[str, Array]], otherwise: Mapping[str, Array]) -> dict[str, Array]:
-    """Stack same-named arrays of the batches, each [B, steps, E]; without batches, return empty `otherwise` arrays."""
+    """Stack same-named arrays as [B, steps, E]; without batches, return the arrays of `otherwise`, emptied."""
     if not batches:
         return {name: values[:, :0, :0] for name, values in otherwise.items()}
     return {name: np.stack([batch[name] for batch in batches], axis=1) for name in batches[0]}

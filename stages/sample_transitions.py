@@ -72,10 +72,10 @@ def draw_transitions(
 ) -> Minibatches:
     """Draw K distinct tasks per gradient step and, per task, N training transitions and C context transitions.
 
-    Transitions are drawn uniformly with replacement from a task's replay buffer, except rows beyond its capacity.
+    Transitions are drawn uniformly with replacement from a task's replay buffer, excluding rows beyond its capacity.
     Context is drawn separately, uniformly from the task's context rows, without replacement if there are at least C.
-    The draws of a gradient step do not depend on the number of later steps. The result has U = `max_updates` gradient
-    steps, of which those after `num_updates` are -1.
+    The draws of a gradient step do not depend on the number of later steps. The result has entries for
+    U = `max_updates` gradient steps; those after the first `num_updates` are -1.
 
     Raises:
         ReplayError: there are fewer tasks than K or more gradient steps than U, or a task has nothing to draw from.
@@ -87,7 +87,7 @@ def draw_transitions(
             "Use fewer tasks per gradient step or add training tasks to the environment"
         )
     if not 1 <= num_updates <= max_updates:
-        raise ReplayError(f"{where}: {num_updates} gradient steps; expected 1 to {max_updates}")
+        raise ReplayError(f"{where}: got {num_updates} gradient steps; expected 1 to {max_updates}")
     buffers = {task: view.rows(task, plan.memory_size) for task in task_ids}
     contexts = {task: view.context(task) for task in task_ids if plan.context_size}
     _require_rows(where, "replay buffer", buffers)

@@ -1,4 +1,4 @@
-"""Tools that stages receive besides their inputs."""
+"""Tools that stages receive in addition to their inputs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

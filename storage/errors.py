@@ -12,7 +12,7 @@ _TOP = ("run.json", "writer.lock", "_commits", "_sessions", "_thinned", "_segmen
 
 
 class StoreError(Exception):
-    """Base class for errors about stored runs: where, what was found, what was expected, and what to do next."""
+    """Base class for errors about stored runs, with the location, the finding, the requirement and a remedy."""
 
     _verb = "expected"
 

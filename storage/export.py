@@ -66,7 +66,7 @@ class Export:
 def export_folder(out: Path) -> Generator[Path, None, None]:
     """Yield a temporary folder that is renamed to `out` if the block succeeds, and removed otherwise.
 
-    Raises ExportExists unless `out` is new or an empty folder. Also removes folders left behind by killed exports.
+    Raises ExportExists unless `out` is new or an empty folder. It also removes folders left behind by killed exports.
     """
     with system_errors(out, required=_WRITABLE, action="Free space, or choose another folder"):
         if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):

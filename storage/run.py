@@ -64,7 +64,7 @@ class Iteration(Shown):
         return [*super().__dir__(), *(stage.name for stage in self.run.stages.stages)]
 
     def output(self, stage: str, k: int = 0, *, task: Places = None) -> Any:
-        """Load the output of any stage, given its or its group's name; `task` selects tasks as in `rollouts`."""
+        """Load the output of any stage, given its name or its group's; `task` selects tasks as in `rollouts`."""
         return self.run.load(self.ref(stage, k), task=task)
 
     def shown(self) -> tuple[str, list[Row]]:

@@ -26,7 +26,7 @@ def _mark() -> str:
 def unfinished_folder(parent: Path, name: str, mode: int = 0o777) -> Generator[Path, None, None]:
     """Yield a new hidden folder whose name contains `name`; it is removed after the block unless renamed.
 
-    Also removes the folders that killed processes left in `parent`.
+    It also removes the folders that killed processes left in `parent`.
     """
     _remove_dead(parent)
     folder, descriptor = _lock_new(parent, name, mode)

@@ -94,7 +94,7 @@ class RunWriter:
             return ref in self._pending or ref in self._history.digests
 
     def is_whole(self, iteration: int) -> bool:
-        """Return True if an iteration is packed, hence complete; others must be checked output by output."""
+        """Return True if an iteration is packed and therefore complete; others must be checked output by output."""
         # Packed iterations were complete, and no record has been lost since.
         return not self._history.lost and self.run.files.segments.holding(self.run.last_ref(iteration)) is not None
 
@@ -193,7 +193,7 @@ class RunWriter:
     def thin_learners(self, every: int) -> Thinned:
         """Remove the learners of complete iterations, except iterations 0, every, 2 * every, ... and the newest.
 
-        Used for copies of runs, such as references, whose outputs can then be recomputed only from the remaining
+        This is for copies of runs, such as references, whose outputs can then be recomputed only from the remaining
         learners.
         """
         if every < 1:

@@ -1,7 +1,7 @@
 """Value-network baseline: a small tanh network of observations and time, trained on the episodes that it predicts.
 
-Uses only NumPy, for bitwise identical results: NumPy computes stacked products matrix by matrix, so a task's fit does
-not depend on the other tasks in its chunk.
+It uses only NumPy, for bitwise identical results: NumPy computes stacked products matrix by matrix, so a task's fit
+does not depend on the other tasks in its chunk.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class ValueNetworkBaseline(Baseline):
 
 
 def _standardized(values: Array, weights: Array) -> tuple[Array, Array, Array]:
-    """Return values [b, N, F] standardized over rows with weight 1 and zero elsewhere, and their mean and deviation."""
+    """Return values [b, N, F] standardized over the rows with weight 1 (zero in others), their mean and deviation."""
     real = weights[..., None].astype(np.float64)
     count = real.sum(axis=1, keepdims=True)
     mean = (values * real).sum(axis=1, keepdims=True) / count

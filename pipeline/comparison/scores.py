@@ -32,7 +32,7 @@ class Scores:
             if run.ndim != 1 or not len(run) or not np.isfinite(run).all():
                 raise ValueError(f"scores of run {place} are {run!r}; they must be one or more finite numbers [B]")
         if self.same_tasks and any(len({*map(len, self.of_stratum(name))}) > 1 for name in self.stratum_names):
-            raise ValueError("the runs have different numbers of scores; for the same tasks, they must be equal")
+            raise ValueError("the runs have different numbers of scores; for the same tasks, the numbers must be equal")
 
     @classmethod
     def of(cls, values: Sequence[Sequence[float]] | Array, *, same_tasks: bool = False) -> "Scores":

@@ -12,7 +12,7 @@ from metaloom.pipeline.config.yaml import parse
 from metaloom.pipeline.schema import ConfigError, describe
 
 _NAMED_SECTIONS = ("env", "algorithm", "baseline", "policy", "encoder", "optimizer")
-"""Sections for which a bare name may stand: it means the section with this name and all defaults."""
+"""Sections that may be given as a bare name, which stands for the section with this name and all defaults."""
 
 
 def load_config(path: Path) -> dict[str, Any]:

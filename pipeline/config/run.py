@@ -158,7 +158,7 @@ class RunConfig(Settings):
     def digest(self) -> str:
         """Return the SHA-256 of the settings that determine training results.
 
-        Excludes `iterations` and `stop`, which determine when a run ends, and `evaluation`, `retention` and `replay`.
+        It omits `iterations` and `stop`, which determine when a run ends, and `evaluation`, `retention` and `replay`.
         """
         beside = ("iterations", "stop", "evaluation", "retention", "replay")
         settings = {name: value for name, value in self.decisive().items() if name not in beside}

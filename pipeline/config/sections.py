@@ -55,7 +55,7 @@ class EvaluationConfig(Settings):
 
 
 class RetentionConfig(Settings):
-    """Settings for which iterations keep all their batches on disk. Other batches can be recomputed with equal results.
+    """Settings that select the iterations whose batches all stay on disk. Others can be recomputed with equal results.
 
     Without `keep_last` and `keep_every`, all batches are kept. With both, an iteration is kept if either selects it.
     """
@@ -76,7 +76,7 @@ class ReplayConfig(Settings):
 
 
 class WarmStart(Settings):
-    """Learner of a stored run with which another run starts.
+    """Learner of a stored run, from which another run starts.
 
     A bare string names the run, optionally followed by @ and the number of updates.
     """

@@ -50,7 +50,7 @@ _first_read: dict[Path, tuple[object, str]] = {}
 
 
 def digest_first_read(name: str, file: Path) -> str:
-    """Return the SHA-256 that a plug-in's file had when this process first read it, or had reloaded its module.
+    """Return the SHA-256 that a plug-in's file had when this process first read it or last reloaded its module.
 
     `name` is a key of `files_of`. The module keeps using that code, whatever the file contains now.
     """
@@ -156,7 +156,7 @@ def plugin_sources(config: RunConfig) -> dict[str, str]:
 
 
 def plugin_paths(config: RunConfig) -> list[str]:
-    """Return the paths of all classes and functions that a run's settings name; those of plug-ins are module:Class."""
+    """Return the paths of all classes and functions that a run's settings name, as module:Class for plug-ins."""
     metrics = (METRICS.path(name) for name in config.metrics)
     return [*acting_paths(config.env, config.policy), *metrics, *_classes(config)]
 

@@ -48,7 +48,7 @@ def this_step(stage: Stage | str) -> Edge:
 def last_step(stage: Stage | str, *, first: Stage | str | None = None) -> Edge:
     """Return an edge to a stage's output in the previous inner step.
 
-    In the first step, it reads `first`, an edge name or a stage; None to read nothing.
+    In the first step, the edge reads `first`, an edge name or a stage, or nothing if `first` is None.
     """
     return Edge("last_step", (_name(stage),), _first(first))
 
@@ -69,7 +69,7 @@ def steps_so_far(stage: Stage | str, *, among: Per | None = None) -> Edge:
 def last_iteration(stage: Stage | str, *, first: Stage | str | None = None) -> Edge:
     """Return an edge to a stage's output in the previous iteration.
 
-    In the first iteration, it reads `first`, an edge name or a stage; None to read nothing.
+    In the first iteration, the edge reads `first`, an edge name or a stage, or nothing if `first` is None.
     """
     return Edge("last_iteration", (_name(stage),), _first(first))
 

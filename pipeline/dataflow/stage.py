@@ -277,7 +277,7 @@ def call(stage: Stage, tools: Mapping[str, Any], inputs: Mapping[str, Any], para
     sizes = set[int]().union(*map(_sizes, inputs.values()))
     if len(sizes) != 1:
         raise GraphError(
-            f"stage {stage.name} is over tasks, but its inputs are of {sorted(sizes) or 'no'} tasks; all inputs must "
+            f"stage {stage.name} is over tasks, but its inputs have {sorted(sizes) or 'no'} tasks; all inputs must "
             "have the same number of tasks"
         )
 
@@ -292,7 +292,7 @@ def call(stage: Stage, tools: Mapping[str, Any], inputs: Mapping[str, Any], para
 
 
 def _arrays(value: Any) -> dict[tuple[str, str | None], Array]:
-    """Return the arrays whose first axis is tasks, keyed by (field, name in a mapping or None)."""
+    """Return the arrays whose first axis is the task axis, keyed by (field, name in a mapping or None)."""
     found = dict[tuple[str, str | None], Array]()
     for name in fields_of_tasks(type(value)):
         part = getattr(value, name)

@@ -49,7 +49,7 @@ class BernoulliBandit(RenderedEnv, MetaEnv):
             raise EnvError(f"{type(self).__name__}.set_task: got {self.task.tolist()}; expected probabilities")
 
     def render(self) -> Any:
-        """Return an image, [height, width, 3] uint8, of each arm's probability and number of pulls."""
+        """Return an image of each arm's probability and number of pulls, [height, width, 3] uint8."""
         return table_picture(self.task[None], np.bincount(self._actions, minlength=len(self.task))[None])
 
     def row_batch(self, num_rows: int, num_threads: int) -> "BanditBatch":

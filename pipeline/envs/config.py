@@ -1,4 +1,4 @@
-"""Settings for a run's environment. Does not import torch."""
+"""Settings for a run's environment. This module does not import torch."""
 
 import re
 from collections.abc import Generator, Mapping
@@ -145,7 +145,7 @@ _ASKED = ContextVar("_ASKED", default=True)
 
 @contextmanager
 def step_limits_left_open() -> Generator[None]:
-    """Skip the lookup of gymnasium's step limits within the block, for callers that only read settings."""
+    """Within the block, skip the lookup of gymnasium's step limits, for callers that only read settings."""
     token = _ASKED.set(False)
     try:
         yield

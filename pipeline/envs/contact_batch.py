@@ -51,9 +51,9 @@ class ModelBatch(PhysicsBatch, Protocol):
 class ContactBatch:
     """N simulations whose `cfrc_ext` holds the contact forces from their last step, as in gymnasium's robots.
 
-    It reimplements the parts of `mujoco.batch.Batch` that robots need, using the C functions that this Python class
-    calls. Unlike the class, they can run another C function on each simulation, on the batch's threads. A loop over the
-    simulations in Python takes a tenth longer on one thread, and cannot use more threads.
+    It reimplements the parts of `mujoco.batch.Batch` that robots need, on top of the same C functions. Unlike that
+    class, these can run another C function on each simulation, using the batch's threads. A Python loop over the
+    simulations would take a tenth longer on one thread, and could not use more threads.
     """
 
     def __init__(self, model: mujoco.MjModel, num_rows: int, num_threads: int) -> None:
@@ -134,7 +134,7 @@ class _Config(ctypes.Structure):
 
 @cache
 def batch_library() -> ctypes.CDLL:
-    """Return MuJoCo's C library with declared batch functions."""
+    """Return MuJoCo's C library, with the signatures of its batch functions declared."""
     library = mujoco_library()
     pointer, integer = ctypes.c_void_p, ctypes.c_int
     signatures: dict[str, tuple[Any, list[Any]]] = {

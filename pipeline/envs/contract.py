@@ -72,14 +72,14 @@ NO_FACTS: Mapping[str, Array] = MappingProxyType({})
 
 
 class BatchStep(NamedTuple):
-    """Result of one control step in n rows.
+    """Result of one control step in each of n rows.
 
     Attributes:
         observations: Observations after the step, [n, O] float64.
-        reward_terms: Name -> [n] float64; the terms sum to the reward.
-        terminated: [n] bool, True if the task ended the episode.
-        truncated: [n] bool, True if the environment's own time limit ended the episode.
-        facts: Name -> [n] bool or float64; includes all declared facts at every step.
+        reward_terms: Reward terms keyed by name, [n] float64 each; they sum to the reward.
+        terminated: True if the task ended the episode, [n] bool.
+        truncated: True if the environment's own time limit ended the episode, [n] bool.
+        facts: All declared facts, at every step, keyed by name, [n] bool or float64 each.
     """
 
     observations: Array
@@ -204,7 +204,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
     def sparse_rewards(self, rewards: Array) -> Array:
         """Convert dense rewards of real steps, in an array of any shape, to sparse rewards.
 
-        For environments where task inference and evaluation use another reward than the learner, as in PEARL. Do not
+        Override this if task inference and evaluation use a different reward from the learner, as in PEARL. Do not
         pass padding, since a reward of 0 may mean that the goal is reached. Raises EnvError if the environment has no
         sparse rewards.
         """
@@ -214,7 +214,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         )
 
     def diagnostics(self, episodes: EpisodeBatch) -> Mapping[str, float]:
-        """Return metrics for a rollout batch, keyed by name, such as the robot's mean speed. The default is none.
+        """Return metrics for a rollout batch, keyed by name, such as the robot's mean speed; by default, none.
 
         With env.diagnostics, runs store these metrics as `step_k.NAME`. They must depend only on stored data.
         """

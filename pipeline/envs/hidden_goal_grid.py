@@ -80,7 +80,7 @@ class HiddenGoalGrid(RenderedEnv, MetaEnv):
             raise EnvError(f"{found}; expected a cell, integers from 0 to {self.size - 1}")
 
     def render(self) -> Any:
-        """Return an image, [height, width, 3] uint8, of this goal, other tasks' goals, and the path since the reset."""
+        """Return an image of this goal, other tasks' goals, and the path since the reset, [height, width, 3] uint8."""
         half, middle = self.size / 2, (self.size - 1) / 2
         picture = Picture(half, np.arange(-half, half + 1))
         picture.tasks(np.array(self.task_set) - middle)

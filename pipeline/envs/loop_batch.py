@@ -147,7 +147,7 @@ class _CallContext:
 
 
 def _state(env: MetaEnv) -> Array:
-    """Return positions and velocities of gymnasium's MuJoCo environments; empty for others, which a seed restores.
+    """Return the positions and velocities of a gymnasium MuJoCo environment; empty for others, which a seed restores.
 
     Other environments may use the name `state_vector` for something else.
     """

@@ -121,7 +121,7 @@ def _derived(model: mujoco.MjModel, name: str) -> list[Component]:
 
 
 ObsStyle = Literal["promp", "pearl", "v5"]
-"""Observation style: ProMP's, PEARL's, or that in gymnasium's v5 robots."""
+"""Observation style: ProMP's, PEARL's, or that of gymnasium's v5 robots."""
 
 GYMNASIUM_MODELS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 
@@ -192,7 +192,7 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
         return found if found is not None and self.observation_space.shape == (len(found),) else None
 
     def start(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Draw an episode's initial joint positions [nq] and velocities [nv]. The default is around the rest pose."""
+        """Draw an episode's initial joint positions [nq] and velocities [nv]; by default, near the rest pose."""
         noise, nv = self.reset_noise, self.model.nv
         qpos = self.model.qpos0 + rng.uniform(-noise, noise, self.model.nq)
         return qpos, noise * rng.standard_normal(nv) if self.normal_start else rng.uniform(-noise, noise, nv)
@@ -202,7 +202,7 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
         """Return observations [n, O] for qpos [n, nq] and qvel [n, nv]. Columns from `sense` are appended to these."""
 
     def sense(self, derived: Mapping[str, Array]) -> Sequence[Array]:
-        """Return additional observation columns, [n, ...] each, from the `derived` fields. The default is none."""
+        """Return additional observation columns, [n, ...] each, from the `derived` fields. None by default."""
         return ()
 
     def reward_terms(self, motion: Motion, tasks: Array) -> dict[str, Array]:
@@ -221,7 +221,7 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
         """Return the reward [n] for velocities in m/s: [n] for forward velocities, or [n, 2] in the plane."""
 
     def terminal(self, motion: Motion, tasks: Array) -> Array:
-        """Return True where the step terminated the episode, [n]. The default is never."""
+        """Return a mask [n], True where the step terminated the episode. By default, no step does."""
         return np.zeros(len(motion.qpos), np.bool_)
 
     def prepare_model(self) -> None:
@@ -271,7 +271,7 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
         return MujocoBatch(self, num_rows, num_threads) if keeps_rules(self, MujocoRobot) else None
 
     def render(self) -> Any:
-        """Return an image [height, width, 3] uint8, or None without render_mode="rgb_array"."""
+        """Return an image as an array [height, width, 3] of uint8, or None without render_mode="rgb_array"."""
         if self.render_mode is None:
             return None
         if self._renderer is None:
@@ -367,7 +367,7 @@ def physics_batch(
 
 
 def squared_norm(vectors: Array) -> Array:
-    """Return the sum of squares [n] of each row of [n, ...]. Its bits do not depend on n."""
+    """Return each row's sum of squares, [n], for vectors [n, ...]. A row's bits do not depend on n."""
     # In C order, NumPy sums each row separately.
     return np.square(vectors, order="C").reshape(len(vectors), -1).sum(axis=1)
 

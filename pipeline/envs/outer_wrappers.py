@@ -88,8 +88,8 @@ def _in_wrapper(env: gymnasium.Env[Any, Any], wrapper: WrapperConfig) -> gymnasi
         if "max_episode_steps" in found and getattr(env.spec, "max_episode_steps", None) is None:
             raise EnvError(
                 f"{found}; the environment sets no step limit, and wrappers do not see the run's; put "
-                "{name: TimeLimit, options: {max_episode_steps: 100}} before it in env.wrappers or, for a wrapper that "
-                "reads `env.spec` of a class, use module:Id, registered with max_episode_steps"
+                "{name: TimeLimit, options: {max_episode_steps: 100}} before it in env.wrappers or, if it reads "
+                "`env.spec`, register the class with max_episode_steps and name the environment module:Id"
             ) from problem
         raise EnvError(
             f"{found}; the environment has observations in {env.observation_space} and actions in {env.action_space}"

@@ -36,7 +36,7 @@ class Picture:
             self._disc(goal, 4, _OTHERS)
 
     def goal(self, goal: Array, radius: float = 7) -> None:
-        """Mark this task's goal, [2] in m, with a disk that has a radius in pixels."""
+        """Mark this task's goal, [2] in m, with a disk of the given radius in pixels."""
         self._disc(goal, radius, _GOAL)
 
     def wall(self, radius: float, gap: Array, gap_reach: float) -> None:
@@ -80,7 +80,7 @@ def table_picture(means: Array, taken: Array) -> Array:
     """Return a bar chart of actions per state, in which wide bars show mean rewards and narrow bars show counts.
 
     The best action is green. Mean rewards and counts are [states, actions]. A narrow bar has full height at the largest
-    count, but at least ten.
+    count, or at ten if all counts are smaller.
     """
     rows = int(len(means) ** 0.5)
     columns = -(-len(means) // rows)

@@ -56,11 +56,11 @@ class PointRobot(RenderedEnv):
         """Return the reward terms, keyed by name, [n] each, for moving from `states` to `next_states`."""
 
     def terminal(self, states: Array, tasks: Array) -> Array:
-        """Return True for states that terminate the episode, [n]. The default is never."""
+        """Return a mask [n], True for states that terminate the episode. By default, none does."""
         return np.zeros(len(states), np.bool_)
 
     def facts_of(self, states: Array, tasks: Array) -> dict[str, Array]:
-        """Return the declared facts, keyed by name, [n] each, for the new states. The default is none."""
+        """Return the declared facts, keyed by name, [n] each, for the new states. There are none by default."""
         return {}
 
     def whereabouts(self) -> Array:
@@ -68,7 +68,7 @@ class PointRobot(RenderedEnv):
         return np.array(self._seen[-1][:2])
 
     def render(self) -> Any:
-        """Return an image, [height, width, 3] uint8, of the path since the reset, this goal, and other tasks' goals."""
+        """Return an image of the path since the reset, this goal, and other tasks' goals, [height, width, 3] uint8."""
         assert isinstance(self, MetaEnv), "a point has tasks"
         picture = Picture(self.reach)
         if self.task_fields[:2] == GOAL:
@@ -166,8 +166,8 @@ class Point2DGoal(_GoalPoint):
     | goal_x, goal_y | m    | U(-2, 2)     |
 
     Observation and action: see PointRobot. Start: the origin. Reward term: distance = -‖s' - goal‖, m. Terminates when
-    the point is within 0.01 m of the goal on both axes. Differs from the original, which checks the distance to the
-    origin, where every episode starts.
+    the point is within 0.01 m of the goal on both axes. The original instead checks the distance to the origin, where
+    every episode starts.
     """
 
     goal_range: float = 2.0

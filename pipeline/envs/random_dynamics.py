@@ -20,8 +20,8 @@ class ModelArray:
 
     name: str
     base: float
-    quantity: str  # in the names of task fields
-    owner: Literal["body", "geom", "joint"]  # what a row describes
+    quantity: str  # as it appears in the names of task fields
+    owner: Literal["body", "geom", "joint"]  # kind of object that a row describes
     parts: tuple[str, ...] = ("",)  # names of a row's entries
 
 

@@ -37,13 +37,13 @@ def make_env(config: EnvConfig) -> MetaEnv:
         return PolicyActions(SingleTask(env, config.facts), config.action_scale)
     if config.observed is not None:
         raise EnvError(
-            f"env.observed is {list(config.observed)} but {config.name} is a MetaEnv; it is for plain gymnasium "
-            "environments only. Remove it, or restrict what the environment itself returns"
+            f"env.observed is {list(config.observed)} but {config.name} is a MetaEnv; the setting is for plain "
+            "gymnasium environments only. Remove it, or restrict what the environment itself returns"
         )
     if config.facts:
         raise EnvError(
-            f"env.facts has {', '.join(config.facts)} but {config.name} is a MetaEnv; it is for plain gymnasium "
-            "environments, whose info has the facts. Declare them as `facts` of the class instead"
+            f"env.facts has {', '.join(config.facts)} but {config.name} is a MetaEnv; the setting is for plain "
+            "gymnasium environments, which report facts in `info`. Declare them as `facts` of the class instead"
         )
     _check_tasks(env)
     return PolicyActions(env, config.action_scale)

@@ -152,7 +152,7 @@ class Rehearsal:
                     if again := first_difference(new, self.alone(n)):
                         return {"refusal": refusal(f"two new copies ({again} of episode {n})", self._draw(n))}
                     if number == 0:
-                        who = f"a copy beside another one, and one alone ({where} of episode {n}),"
+                        who = f"a copy stepped with another one, and one stepped alone ({where} of episode {n}),"
                         return {"refusal": refusal(who, self._draw(n))}
                     past = f"{where} of episode {n}"
             if past or (number + 1 >= LEAST_ROUNDS and spent() > SECONDS):
@@ -181,13 +181,13 @@ class Rehearsal:
         others = range(1, _ALTERNATIVES)
         if not any(first_difference(first, self.alone(0, seed=n)) for n in others):
             yield (
-                f"{_ALTERNATIVES} reset seeds gave the same {self.steps} steps to the same actions; if the "
-                "environment should be random, it must use the seed of reset"
+                f"{_ALTERNATIVES} reset seeds gave the same {self.steps} steps with the same actions; if the "
+                "environment should be random, it must use the seed passed to reset"
             )
         others = [n for n in range(1, len(self.tasks)) if (self.tasks[n] != self.tasks[0]).any()][: len(others)]
         if others and not any(first_difference(first, self.alone(0, task=n)) for n in others):
             yield (
-                f"{1 + len(others)} tasks gave the same {self.steps} steps to the same actions; if tasks should "
+                f"{1 + len(others)} tasks gave the same {self.steps} steps with the same actions; if tasks should "
                 "affect the steps, set_task or reset must apply them"
             )
 

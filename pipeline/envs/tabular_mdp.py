@@ -76,7 +76,7 @@ class TabularMDP(RenderedEnv, MetaEnv):
             raise EnvError(f"{type(self).__name__}.set_task: got mdp {number}; expected an integer from 0 to 2^53 - 1")
 
     def render(self) -> Any:
-        """Return an image, [height, width, 3] uint8, of each action's mean reward and count in each state."""
+        """Return an image of each action's mean reward and count in each state, [height, width, 3] uint8."""
         taken = np.zeros(self.sizes, np.int64)
         for seen, action in zip(self._seen, self._actions, strict=False):  # nothing follows the last observation
             taken[seen.argmax(), action] += 1

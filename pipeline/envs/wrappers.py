@@ -23,8 +23,8 @@ log: logging.Logger = logging.getLogger(__name__)
 class ActionMap:
     """Map from a policy's actions [..., A] to an environment's box.
 
-    With a scale c, [-c, c] is mapped linearly onto the box; otherwise actions are unchanged. Both clip to the box. With
-    c = 10 and a policy with standard deviation 1, as in ProMP, the noise is 10% of the box's half-width.
+    With a scale c, [-c, c] is mapped linearly onto the box; otherwise actions are unchanged. Results are clipped to
+    the box. With c = 10 and a policy with standard deviation 1, as in ProMP, the noise is 10% of the box's half-width.
     """
 
     def __init__(self, box: Box, scale: float | None) -> None:
@@ -216,7 +216,7 @@ class PolicyActionsBatch:
 class SingleTask(Wrapped):
     """Wrapper that turns a gymnasium environment into a MetaEnv with a single task that has no parameters.
 
-    `facts` maps names to where they are found in `info`; without them, the facts that the environment declares are
+    `facts` maps the names of facts to their entries in `info`; without it, the facts that the environment declares are
     used.
     """
 

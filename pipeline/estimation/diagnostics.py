@@ -31,7 +31,7 @@ class Measures:
 
     @classmethod
     def named(cls, names: Iterable[str], *, diagnostics: Callable[[EpisodeBatch], Numbers] | None = None) -> "Measures":
-        """Look up functions by name, without calling them, and add an environment's diagnostics.
+        """Return Measures with the functions of these names, without calling them, and an environment's diagnostics.
 
         Raises ConfigError if a name does not refer to such a function.
         """
@@ -139,7 +139,7 @@ def step_metrics(step: Step) -> Metrics:
 def episode_metrics(rounds: Sequence[EpisodeBatch], k: int) -> Metrics:
     """Return the standard metrics of episodes, with names prefixed by `step_k.`. Returns are undiscounted.
 
-    Includes means of the facts that the environment reports, such as `success_rate` or `average_distance`.
+    The metrics include means of the facts that the environment reports, such as `success_rate` or `average_distance`.
     """
     returns, lengths, truncated = (
         np.concatenate([getattr(episodes, name)[_real(episodes)].ravel() for episodes in rounds])

@@ -127,7 +127,7 @@ class Trials:
         return gae(self.rewards, values, next_values, discount, gae_lambda)
 
     def _joined(self, values: Array) -> Array:
-        """Reshape [B, E, T, ...] to [N, n·T, ...], with a trial's episodes in sequence."""
+        """Reshape values [B, E, T, ...] to [N, n·T, ...], with a trial's episodes in sequence."""
         (B, E, T), n = self._shape, self._n
         split = values.reshape(B, n, E // n, T, *values.shape[3:])
         return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(B * (E // n), n * T, *values.shape[3:])

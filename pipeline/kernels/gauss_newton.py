@@ -104,7 +104,7 @@ class ChunkCurvature:
 
 
 class InnerHessian:
-    """Hessians and gradients of the inner losses of b tasks at their parameters."""
+    """Hessians and gradients of b tasks' inner losses at the tasks' parameters."""
 
     def __init__(self, policy: KnownPolicy, params: Params, rows: TaskRows, loss: InnerLoss) -> None:
         self._network = _linearized(policy, params, rows)

@@ -24,8 +24,8 @@ _LOG_2 = math.log(2)
 class TanhGaussianActions:
     """Sampled actions tanh(u), with Gaussian u, for n rows of network outputs, and their reparameterized gradients.
 
-    Haarnoja et al. 2018, arXiv:1801.01290, appendix C. Computed in the precision of the outputs. Arrays are [n, A],
-    except log_prob, [n], the joint log-densities of the actions.
+    Haarnoja et al. 2018, arXiv:1801.01290, appendix C. All arrays have the precision of the outputs and the shape
+    [n, A], except log_prob, [n], the joint log-densities of the actions.
     """
 
     def __init__(self, outputs: Array, noise: Array) -> None:
@@ -66,7 +66,7 @@ class TwinQKernel(FlatParams):
         self._parallel = parallel
 
     def values(self, observations: Array, actions: Array) -> Array:
-        """Return the Q-values [2, n] of observations [n, O] and actions [n, A], where the next gradients are taken."""
+        """Return the Q-values [2, n] of observations [n, O] and actions [n, A], at which later calls take gradients."""
         inputs = np.concatenate([observations, actions], axis=1)
         return np.stack(list(self._parallel(lambda network: network.forward(inputs)[:, 0], self._networks)))
 

@@ -1,4 +1,4 @@
-"""Built-in recurrent cells: names, sizes and parameter shapes. Does not import torch."""
+"""Built-in recurrent cells: names, sizes and parameter shapes. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CellSpec:
     """Specification of a recurrent network, which maps an input and a state to features and the next state."""
 
     name: str  # gru, lstm, linear-attention, another registered name, or module:Class of a torch.nn.Module
-    input_size: int  # of the cell; with an encoder, its output takes the observation's place
+    input_size: int  # input size of the cell; with an encoder, the encoder's output replaces the observation
     hidden_size: int  # number of features of a built-in cell, which is also the width of its layers
     # Options of linear-attention, or keyword arguments of a module's class.
     options: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])

@@ -48,7 +48,7 @@ class DiagGaussian(NamedTuple):
         return -0.5 * z.square().sum(-1) - normalizer
 
     def kl(self, other: DiagGaussian) -> Tensor:
-        """Return KL(self ‖ other), [...]. For equal distributions, it is zero up to rounding, possibly negative."""
+        """Return KL(self ‖ other), [...]. For equal distributions, it is zero up to rounding and may be negative."""
         std, other_std = self.log_std.exp(), other.log_std.exp()
         squares = (self.mean - other.mean).square() + (std.square() - other_std.square())
         per_dimension = squares / (2 * other_std.square() + KL_EPSILON) + (other.log_std - self.log_std)

@@ -110,7 +110,7 @@ class FlatNetwork:
 
         With `fold_bias`, a column of ones is appended to each layer's inputs, so that one matrix product includes the
         bias and another gives both gradients. This is faster with a thousand rows but slower with a hundred, and the
-        last bits differ. The bias must follow its kernel in `flat`. Only for relu, which maps 1 to 1.
+        last bits differ. The bias must follow its kernel in `flat`, and relu is required: it maps 1 to 1.
         """
         if fold_bias and activation != "relu":
             raise ValueError(f"fold_bias requires relu, which maps 1 to 1; got {activation}")

@@ -67,7 +67,7 @@ class LinearizedMLP:
 
 
 class PulledBack:
-    """Pullback of a cotangent that can be differentiated in many directions; `gradients` has it keyed by parameter."""
+    """Pullback of a cotangent, with derivatives in many directions; `gradients` holds it, keyed by parameter name."""
 
     def __init__(self, network: LinearizedMLP, cotangent: Array) -> None:
         self._network = network

@@ -23,7 +23,7 @@ from metaloom.pipeline.types import Params, Shapes
 
 @contextmanager
 def seeded(seed: int) -> Generator[None]:
-    """Seed torch's global generator within the block, and restore its state afterwards."""
+    """Within the block, seed torch's global generator; restore its state afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -65,7 +65,7 @@ def require_learnable(module: nn.Module, name: str) -> None:
 
 
 def require_room_for(construct: Callable[[], nn.Module]) -> None:
-    """Raise ConfigError if a module, constructed on torch's meta device without allocation, exceeds the memory."""
+    """Raise ConfigError if training a module would exceed this machine's memory, without allocating its parameters."""
     try:
         with torch.device("meta"):
             module = construct()
@@ -132,7 +132,7 @@ _float32_alone = ContextVar("_float32_alone", default=False)
 
 @contextmanager
 def float32_alone() -> Generator[None]:
-    """Reject networks whose outputs are not float32 within the block. Earlier versions allowed them."""
+    """Within the block, reject networks whose outputs are not float32. Earlier versions allowed them."""
     before = _float32_alone.set(True)
     try:
         yield

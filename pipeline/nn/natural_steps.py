@@ -23,8 +23,8 @@ def conjugate_gradient(
 ) -> LinearSolution:
     """Solve A x = b for a symmetric positive definite matrix A, starting at x = 0. Hestenes and Stiefel 1952.
 
-    Stops early if the squared norm of the residual falls to the tolerance, or if pᵀA p is not positive for a direction
-    p, since A is then not positive definite.
+    The iteration stops early if the squared norm of the residual falls to the tolerance, or if pᵀA p is not positive
+    for a direction p, since A is then not positive definite.
     """
     x, residual, direction = np.zeros_like(b), b, b
     squared_norm = dot(residual, residual)

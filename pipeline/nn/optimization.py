@@ -69,7 +69,7 @@ S = TypeVar("S", bound="LearningRate | ScheduledSteps")
 
 
 def _with_schedule(settings: S) -> S:
-    """Return settings whose learning-rate schedule has what it needs and nothing else, or raise ValueError."""
+    """Return the settings, or raise ValueError if the learning-rate schedule lacks an option or does not use one."""
     schedule, decay, horizon = settings.lr_schedule, settings.lr_decay, settings.lr_horizon
     name = schedule.name if isinstance(schedule, TorchScheduler) else schedule
     if name == "linear" and horizon is None:

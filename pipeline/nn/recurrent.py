@@ -58,7 +58,7 @@ class LinearAttention(BuiltInCell):
         return torch.cat(features), state
 
     def _together(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a block's features and final state, computed from all pairs of steps, without weight on later ones."""
+        """Return a block's features and final state, computed from all pairs of steps, with weight 0 for later ones."""
         sizes = self.spec.attention
         written, last = state.split([state.shape[-1] - inputs.shape[-1], inputs.shape[-1]], -1)
         memory = written.unflatten(-1, (sizes.key_size, sizes.value_size))
@@ -258,7 +258,7 @@ _ALL_TAKE = 3
 
 @lru_cache(maxsize=16)
 def _require_same_sequence(factory: Any, name: str, input_size: int, options: str) -> None:
-    """Raise ConfigError if a cell's `sequence` gives other results or gradients than single steps."""
+    """Raise ConfigError if the results or gradients of a cell's `sequence` differ from those of single steps."""
     with seeded(0):
         along = _Along(factory(input_size, **json.loads(options))).double()
         learned = [*learned_parameters(along).values()]
@@ -358,7 +358,7 @@ class EncodedCell:
 
 @contextmanager
 def differentiable_twice() -> Generator[None]:
-    """Disable cuDNN's recurrent kernels within the block, since they have no second derivatives."""
+    """Within the block, disable cuDNN's recurrent kernels, since they have no second derivatives."""
     with torch.backends.cudnn.flags(enabled=False, benchmark=False, deterministic=True, allow_tf32=False):
         yield
 

@@ -30,7 +30,7 @@ _METHODS = {
     "detach": "detach(): the same distributions as constants of a graph",
     "sample": "sample(): actions drawn with torch's own generator",
     "mode": "mode(): the most likely actions, which evaluations take",
-    "parameters": "parameters(): what `recorded` rebuilds the distributions from, by name",
+    "parameters": "parameters(): the arrays from which `recorded` rebuilds the distributions, keyed by name",
 }
 _TASKS, _ROWS = 2, 4
 

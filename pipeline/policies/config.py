@@ -1,4 +1,4 @@
-"""Policy settings. Does not import torch."""
+"""Policy settings. This module does not import torch."""
 
 from typing import Annotated, Any, Literal
 

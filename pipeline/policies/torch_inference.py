@@ -25,7 +25,7 @@ class PaddedRows:
     """
 
     def __init__(self, params: Mapping[str, Array], num_rows: int, input_size: int) -> None:
-        # torch then raises an error that names a nondeterministic operator when it is called.
+        # With this, torch raises an error that names any nondeterministic operator that is called.
         torch.use_deterministic_algorithms(True)
         num_tasks = len(next(iter(params.values())))
         if all(value.strides[0] == 0 for value in params.values()):
@@ -62,7 +62,7 @@ class TorchInference:
 
 @contextmanager
 def one_thread() -> Generator[None]:
-    """Run torch on one thread within the block. With more threads, bits would depend on the machine."""
+    """Within the block, run torch on one thread. With more threads, bits would depend on the machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -42,7 +42,7 @@ class TransitionColumns:
         return rows
 
     def unpack(self, rows: Array) -> Transitions:
-        """Unpack rows [..., W] into transitions, each field contiguous."""
+        """Unpack rows [..., W] into transitions whose fields are contiguous."""
         O, end = self.observation_size, self.width - 1
         actions = rows[..., O : end - O - 1]
         return Transitions(
@@ -145,7 +145,7 @@ class ReplayBuffer:
         return max(0, self.rows.num_rows - len(self._newest))
 
     def _gather(self, rows: Array, numbers: Array, old: Array) -> Array:
-        """Return rows [K, n] as [K, n, W], older ones from `old`, whose sorted row indices are `numbers`."""
+        """Return the data [K, n, W] of rows [K, n], older ones from `old`, whose sorted row indices are `numbers`."""
         flat = rows.ravel()
         gathered = self._newest.take(flat % len(self._newest), axis=0)
         if len(numbers):

@@ -248,8 +248,8 @@ def _require_lengths(lengths: Array) -> None:
     if lengths.ndim != 2 or not lengths.any() or lengths.min() < 0:
         least = lengths.min() if lengths.size else "none"
         raise ReplayError(
-            f"a rollout batch has lengths of shape {lengths.shape}, the smallest {least}, {lengths.sum()} in all; "
-            "lengths must be [B, E], not negative, with at least one step"
+            f"a rollout batch has lengths of shape {lengths.shape}, minimum {least} and sum {lengths.sum()}; they must "
+            "have the shape [B, E], must not be negative, and must add up to at least one step"
         )
 
 

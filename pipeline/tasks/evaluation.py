@@ -1,4 +1,4 @@
-"""Plans of evaluations: numbers of episodes, seeds and tasks."""
+"""Evaluation plans: numbers of episodes, seeds and tasks."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class TaskPool:
         return self._batch(shuffled_blocks(n, num_tasks, rng))
 
     def sample_balanced(self, num_tasks: int, rng: np.random.Generator, classes: Classes) -> TaskBatch:
-        """Draw `num_tasks` tasks, equally many per class, in random order; tasks repeat only after their class."""
+        """Draw `num_tasks` tasks in random order, equally many per class; none repeats until its class is used up."""
         of = classes.of(self.tasks, [field.name for field in self.fields])
         among, places = classes.among(of), list[Array]()
         for c, quota in zip(among, class_quotas(len(among), num_tasks, rng), strict=True):
@@ -180,7 +180,7 @@ def balanced_draw(
     rare = [classes.names[c] for c, missing in left.items() if missing]
     raise EnvError(
         f"{source}: too few tasks of the class {rare[0]!r} among {_BALANCED_ATTEMPTS * num_tasks} draws; "
-        "every class must occur; otherwise, use task_sampling=uniform"
+        "every class must occur. If some cannot, use task_sampling=uniform"
     )
 
 

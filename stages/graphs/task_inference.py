@@ -26,8 +26,8 @@ from metaloom.stages.update import UPDATE
 def check_tasks(config: RunConfig, env: MetaEnv) -> None:
     """Raise ConfigError or EnvError unless the environment's training set suits task inference.
 
-    A batch may not need more tasks than there are, and draws may not be balanced. If scoring uses sparse rewards, the
-    environment must provide them.
+    A batch must not need more tasks than the set contains, and task sampling must not be balanced. If evaluations score
+    sparse rewards, the environment must provide them.
     """
     num_train_tasks, plan = len(fixed_tasks(env)), plan_of(config)
     if config.task_sampling != "uniform":

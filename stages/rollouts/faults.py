@@ -34,11 +34,11 @@ class RolloutPosition:
     first_episode: int = 0  # index of the first episode within its task
 
     def reset_seed(self, task: int, episode: int, bits: int) -> int:
-        """Return the reset seed, with `bits` bits, of an episode of a task in the shard."""
+        """Return the reset seed, an integer of `bits` bits, for one episode of one of the shard's tasks."""
         return seed_for(self.run_seed, "resets", *self.of_episode(task, episode)) % 2**bits
 
     def of_episode(self, b: int, e: int) -> tuple[int, ...]:
-        """Return the position in the run of episode `e` of the shard's task `b`."""
+        """Return (iteration, step, task, episode) for episode `e` of the shard's task `b`."""
         return (self.iteration, self.step, self.first_task + b, self.first_episode + e)
 
     def of_task(self, b: int) -> tuple[int, ...]:

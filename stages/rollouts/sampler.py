@@ -22,7 +22,7 @@ from metaloom.stages.rollouts.faults import RolloutPosition
 
 @dataclass(frozen=True)
 class Enough:
-    """Stopping rule for sampling a task: minimum numbers of steps and episodes, and a maximum of episodes, if any."""
+    """Stopping rule for sampling a task: minimum numbers of steps and episodes and, optionally, a maximum."""
 
     min_steps: int | None
     min_rollouts: int | None
@@ -31,7 +31,7 @@ class Enough:
 
     @property
     def block_size(self) -> int:
-        """Number of episodes collected in parallel: the smallest that may suffice. Blocks are kept whole."""
+        """Number of episodes collected in parallel: the smallest number that may suffice. Blocks are kept whole."""
         for_steps = -(-(self.min_steps or 1) // self.max_episode_steps)
         size = max(for_steps, self.min_rollouts or 1)
         return size if self.max_episodes is None else min(self.max_episodes, size)
@@ -122,7 +122,7 @@ class Sampler:
     """Simulators for a run's rollouts, created on first use and reused. Not thread-safe.
 
     The E episodes of a task form trials of `episodes_per_trial` episodes, which are collected in sequence with shared
-    actor memory. Trials are collected in parallel. The number is 1 for actors without memory across episodes.
+    actor memory. Trials are collected in parallel. For actors without memory, `episodes_per_trial` is 1.
     """
 
     _KEPT: ClassVar[int] = 4
@@ -159,7 +159,7 @@ class Sampler:
 
     @cached_property
     def facts(self) -> tuple[Fact, ...]:
-        """Facts that the environment declares besides observations and rewards."""
+        """Facts that the environment declares in addition to observations and rewards."""
         return declared_facts(self._example)
 
     @cached_property

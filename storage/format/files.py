@@ -1,7 +1,7 @@
 """File operations for runs: reads that do not follow links, writes that survive a power failure, sealed documents.
 
 A document is written in canonical form (sorted keys, fixed separators) with the SHA-256 of that form without the hash
-itself. With a flipped byte, it does not parse, is not canonical, or does not match the hash.
+itself. A document with a flipped byte does not parse, is not canonical, or does not match the hash.
 """
 
 import errno

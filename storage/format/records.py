@@ -1,4 +1,4 @@
-"""Commit records. Publishing its record atomically is what stores a stage's output."""
+"""Commit records. A stage's output is stored once its record has been published atomically."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -63,7 +63,7 @@ class StoredFile:
 
     path: str  # relative to the run's folder
     size: int  # 0 for the chunk of an array without entries, which has no file
-    crc32c: int  # of a table's bytes, or of a chunk's without its trailing checksum
+    crc32c: int  # CRC-32C of a table's bytes, or of a chunk's bytes without its trailing checksum
     array: str = ""  # "" for a table
 
 

@@ -180,7 +180,7 @@ def array_document(spec: ArraySpec, array: PackedArray) -> Document:
 
 
 def spec_in_segment(file: Path, path: str, array: PackedArray, rows: int) -> ArraySpec:
-    """Return the spec of an array with `rows` rows outside of segments, given its zarr.json in a segment."""
+    """Return the spec that an array has outside of segments, with `rows` rows, given its zarr.json in a segment."""
     document = read_metadata(file)
     attributes = {name: value for name, value in document["attributes"].items() if name not in ("sha256", "first_row")}
     shape, dims = document["shape"][1:], document["dimension_names"]

@@ -50,7 +50,7 @@ def session_number(name: str) -> int:
 
 
 def stray_sessions(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Yield claims and undescribed session folders that skip over 1,000 numbers, each with the number before or -1."""
+    """Yield each claim or undescribed session folder over 1,000 above the previous number, and that number or -1."""
     previous = -1
     for number, name in sorted((session_number(name), name) for name in names):
         if number - previous > _LARGEST_LEAP and not (folder / name / ABOUT).exists():

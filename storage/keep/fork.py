@@ -60,7 +60,7 @@ def fork_run(
     environment: Mapping[str, Any],
     progress: Progress = unseen,
 ) -> Fork:
-    """Create a run that shares the iterations before `iteration` of another run and continues with a new configuration.
+    """Create a run that shares another run's iterations before `iteration` and continues with a new configuration.
 
     Files are shared by hard links, so they survive thinning or deletion of the parent. Outputs thinned in the parent
     are thinned in the fork. The parent may still be written. Other arguments and errors are as in `create_run`.
@@ -96,8 +96,7 @@ def fork_run(
 class _Sharing:
     """Creation of a fork in a folder, with its parent's files as hard links if possible and as copies otherwise.
 
-    Of the outputs that the fork shares, `_records` are in no segment, or in the segment `_cut`, which is only partly
-    shared.
+    `_records` are the shared outputs that are in no segment, or in the segment `_cut`, of which only a part is shared.
     """
 
     def __init__(self, parent: Run, iteration: int, folder: Path, progress: Progress) -> None:

@@ -72,7 +72,7 @@ def _line(files: CommittedFiles, path: Path, error: Exception) -> str:
 
 
 class _Unpacking:
-    """Restoration of the files that a segment replaced, as far as they are intact."""
+    """Restoration of the files that a segment replaced, if they are intact."""
 
     def __init__(self, files: CommittedFiles, session: Session, folder: Path) -> None:
         iterations = segment_iterations(folder.name)

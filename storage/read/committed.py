@@ -69,7 +69,7 @@ class CommittedFiles:
         self._markers: dict[Path, tuple[tuple[int, int, int], Mapping[int, dict[StageRef, str]]]] = {}
 
     def table_stages(self, name: str) -> tuple[str, ...]:
-        """Return the stages whose records commit an iteration's part of a table."""
+        """Return the names of the stages whose records commit an iteration's part of a table."""
         evaluate = tuple(stage.name for stage in self.stages.stages if stage.output == "Evaluation")
         return evaluate if name == "evaluations" else (self.stages.last,)
 
@@ -111,7 +111,7 @@ class CommittedFiles:
         return path.relative_to(self.root).as_posix()
 
     def refs(self, iterations: Collection[int] | None = None) -> set[StageRef]:
-        """Return the stored outputs of all or some iterations."""
+        """Return references to the stored outputs of all or some iterations."""
         # In this order, so that outputs packed in the meantime are found in a segment.
         refs = self.live_refs(iterations)
         for segment in self.segments.all(refresh=True):
@@ -120,7 +120,7 @@ class CommittedFiles:
         return refs
 
     def live_refs(self, iterations: Collection[int] | None = None) -> set[StageRef]:
-        """Return the outputs whose record is a separate file, of all or some iterations."""
+        """Return references to the outputs of all or some iterations whose records are separate files."""
         if (entries := folder_entries(self.root / "_commits")) is None:
             raise damaged(self.root / "_commits", "is missing")
         names = [entry.name for entry in entries]
@@ -323,7 +323,7 @@ class CommittedFiles:
         return (row if tasks is None else row[[*tasks]]), spec.attributes
 
     def files_of(self, record: StageRecord, chunk: StoredFile) -> list[Path]:
-        """Return the paths of files with only this chunk, whether they exist or not; none if it is in a shard."""
+        """Return the paths at which a file with only this chunk may exist; empty if the chunk is only in a shard."""
         if not chunk.size:
             return []
         segment, row = self.segments.about(record.ref.iteration), self.row(record.ref, chunk.array)
@@ -336,7 +336,7 @@ class CommittedFiles:
 
     @contextmanager
     def _shard(self, record: StageRecord, file: StoredFile) -> Generator[tuple[int, list[ShardPart], Path]]:
-        """Open a shard for the block, and yield its file descriptor, parts and path."""
+        """Yield a shard's open file descriptor, parts and path; the file is closed after the block."""
         opened, where = self._unless_thinned(
             record, file, lambda: [(partial(open_file, path), path) for path in reversed(self.files_of(record, file))]
         )
@@ -393,7 +393,7 @@ def bytes_in(folder: Path) -> int:
 
 
 def file_stats(folder: Path, prefix: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the relative path and stat result of every file in the readable folders below one, not following links."""
+    """Yield the relative path and stat result of each file below a folder, except in unreadable or linked folders."""
     try:
         entries = folder_entries(folder) or ()
     except StorageFailed as error:

@@ -151,7 +151,7 @@ def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> 
 def read_metrics(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
     """Read one row of metrics per iteration. Raises StageMissing if the run has no complete iteration.
 
-    Reads arrays rather than tables, because opening a Parquet file takes longer than reading its only row.
+    Arrays are read rather than tables, because opening a Parquet file takes longer than reading its only row.
     """
     # For segments, read the tables, which contain a row per iteration.
     parts: list[pa.Table] = []
@@ -401,7 +401,7 @@ def _live_metrics(files: CommittedFiles, iterations: Sequence[int]) -> list[pa.T
 def _by_segment(
     files: CommittedFiles, name: str, iterations: Sequence[int]
 ) -> Iterator[tuple[pa.Table | None, Sequence[int]]]:
-    """Split iterations by segment; yield the rows in each segment's table (None outside segments) and the part."""
+    """Split iterations by segment; for each, yield its table's rows (None outside segments) and the iterations."""
     files.segments.all(refresh=True)
     stages = files.table_stages(name)
 

@@ -135,7 +135,7 @@ class StoredOutputs:
         return marked == self.record(ref).sha256
 
     def thinnable(self, iterations: Collection[int]) -> list[StageRef]:
-        """Return the stored outputs of some iterations whose arrays thinning may remove or has removed."""
+        """Return references to some iterations' stored outputs whose arrays thinning may remove or has removed."""
         return thinnable(self.files.refs(iterations), {*iterations}, self.stages)
 
     def thinned_iterations(self) -> list[int]:
@@ -158,7 +158,7 @@ class StoredOutputs:
         raise self._incomplete(ref.iteration, f"{ref} is not stored")
 
     def load(self, ref: StageRef, *, task: Places = None) -> Value:
-        """Load an output, or only the parts of the tasks at some indices, checking every chunk against its record.
+        """Load an output, or only its parts for the tasks at some indices, checking every chunk against its record.
 
         Raises:
             ValueError: a task does not exist, or the output has no task axis.

@@ -36,7 +36,7 @@ class LoggedFile:
 
     size: int
     text: str | None = None
-    key: str = ""  # of the object with the content of other files; a moved file keeps its object
+    key: str = ""  # key of the object that holds the content of a file without text; moved files keep it
     sha256: str = ""
 
 

@@ -189,7 +189,7 @@ class RemoteLog:
         return self.objects.get_all([entry_key(sequence)])[0]
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield each problem of the run's objects, as (path in the run or key of the entry, description).
+        """Yield each problem with the run's objects, as (path in the run or key of the entry, description).
 
         Damaged copies in the folder are replaced if their objects are intact.
         """

@@ -115,7 +115,7 @@ class ArrayStore:
 
 
 def _form(spec: ArraySpec, names: Iterable[str]) -> dict[str, str]:
-    """Return what all rows of an array share: shape, dtype, some attributes, and a packed array's parts."""
+    """Return what an array's rows have in common: shape, dtype, some attributes, and a packed array's parts."""
     form = {"shape": str(spec.shape), "dtype": spec.dtype}
     for name in names:
         value = spec.attributes.get(name)

@@ -131,7 +131,7 @@ def test_settings_that_do_not_fit_are_refused_with_the_reason(change, reason):
     [
         ("CartPole-v1", "[0, 4]", r"env\.observed is \[0, 4\], but the observation space of CartPoleEnv"),
         ("FrozenLake-v1", "[16]", "use valid indices of a one-dimensional Box"),  # the one-hot vector of its 16 states
-        ("half-cheetah-dir", "[0]", "is a MetaEnv; it is for plain gymnasium environments"),
+        ("half-cheetah-dir", "[0]", "is a MetaEnv; the setting is for plain gymnasium environments"),
     ],
 )
 def test_places_that_an_environment_does_not_show_are_refused(tmp_path, env, observed, reason):

@@ -60,7 +60,7 @@ def test_an_environment_whose_copies_remember_gets_a_new_copy_for_every_episode(
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("global generator", "a copy beside another one, and one alone (observations at step 0 of episode 0), gave"),
+        ("global generator", "and one stepped alone (observations at step 0 of episode 0), gave different results"),
         ("global generator", "Planted.reset_global_generator, line "),
         ("wall clock", "two new copies (observations at step 0 of episode 0) gave different results"),
         ("file on disk", "two new copies (observations at step 0 of episode 0) gave different results"),

@@ -112,8 +112,8 @@ def test_seed_and_iteration_decide_the_draws() -> None:
         ({"task_ids": range(3)}, "got 3 training tasks; each gradient step requires at least 4"),
         ({"task_ids": [0, 1, 2, 2]}, "got 3 training tasks; each gradient step requires at least 4"),
         ({"task_ids": range(8)}, "the replay buffer of 2 of 8 tasks is empty, starting with task 6"),
-        ({"num_updates": 9}, "9 gradient steps; expected 1 to 8"),
-        ({"num_updates": 0}, "0 gradient steps; expected 1 to 8"),
+        ({"num_updates": 9}, "got 9 gradient steps; expected 1 to 8"),
+        ({"num_updates": 0}, "got 0 gradient steps; expected 1 to 8"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(changes, message: str) -> None:

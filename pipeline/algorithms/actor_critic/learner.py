@@ -57,7 +57,7 @@ class Moments:
 
 
 def scaled(advantages: Array, mask: Array, processing: ProcessingConfig, running: Moments | None) -> Array:
-    """Return advantages [b, E, T] normalized and shifted as configured, per task or with moments that include them."""
+    """Return advantages [b, E, T] normalized and shifted as configured, per task or with `running` moments."""
     if running is None:
         return np.stack([scale(task, real, processing) for task, real in zip(advantages, mask, strict=True)])
     if processing.normalize_advantages:

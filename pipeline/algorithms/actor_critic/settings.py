@@ -230,7 +230,7 @@ class SVPG(AlgorithmSettings):
         if self.particle.advantage_scaling == "running":
             raise ValueError("particle.advantage_scaling is running, but particles do not share time steps; use batch")
         if self.particle.kernel != "auto":
-            raise ValueError(f"particle.kernel is {self.particle.kernel}; set algorithm.kernel, for all particles")
+            raise ValueError(f"particle.kernel is {self.particle.kernel}; set algorithm.kernel instead")
         return self
 
     @property

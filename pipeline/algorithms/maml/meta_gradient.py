@@ -162,7 +162,7 @@ def meta_gradient(
 
 
 def noise_metrics(mean: Mapping[str, Array], even: Mapping[str, Array], squared_norms: Array) -> Metrics:
-    """Return metrics of how much the meta-gradient varies across tasks.
+    """Return metrics that measure how much the meta-gradient varies across tasks.
 
     The meta-gradient ḡ = (1/B) Σ g_i is a mean over the B tasks sampled in an iteration. The spread of the per-task
     gradients g_i estimates how much ḡ would change with other tasks and episodes. `even` is the sum of g_i over
@@ -202,7 +202,7 @@ def meta_objective(
 
 @dataclass(frozen=True)
 class Leaves:
-    """Meta-parameters as leaves of a graph, [b, ...]: every task has its own copy, so gradients are per task."""
+    """Meta-parameters as leaves of the autograd graph, with a separate copy per task so that gradients are per task."""
 
     params: TensorParams
     log_inner_lr: TensorParams  # log α [b, K, ...], keyed by parameter name

@@ -129,8 +129,8 @@ def task_rows(
 ) -> TaskRows:
     """Return the rows of a slice of tasks as tensors.
 
-    The indices `rows` [b, n] are among the E * T rows of each task; None stands for all real rows. If the samples have
-    adjusted rewards, the rows must be whole episodes, and None stands for all of them.
+    `rows` [b, n] selects from the E * T rows of each task; None selects all real rows. If the samples have adjusted
+    rewards, the selected rows must form whole episodes, and None selects all episodes.
     """
     episodes, samples = step.episodes, step.samples
     E, T = episodes.rewards.shape[1:]

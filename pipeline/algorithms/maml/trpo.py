@@ -145,7 +145,7 @@ def bounded_kl(current: Sequence[Distribution], chunk: Chunk, *, new_old: bool =
 class TrustRegionLearner(MetaLearner):
     """Learner for MAML-TRPO and E-MAML: the likelihood-ratio loss after adaptation, within a trust region.
 
-    An update is the longest step of the line search that lowers the loss within the bound, or no step.
+    An update takes the longest line-search step that lowers the loss and keeps the KL within its bound, or no step.
     """
 
     def __init__(self, settings: MAMLTRPO | EMAML, setup: Setup) -> None:

@@ -25,7 +25,7 @@ class TrialSettings(BaseModel):
 
     decides_episodes: ClassVar[tuple[str, ...]] = ("episodes_per_trial",)
     default_policy: ClassVar[Mapping[str, Any]] = {"hidden_sizes": (64, 64)}
-    """Defaults of the policy's settings."""
+    """Defaults for the policy settings."""
 
     episodes_per_trial: int = Field(default=2, ge=1)
     """Consecutive episodes of a task that share the policy's memory. episodes_per_task must be a multiple of it."""

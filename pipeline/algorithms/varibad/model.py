@@ -103,7 +103,7 @@ class Decoders:
         return self._all_pairs(self._rewards, params, latents, seen).squeeze(-1)
 
     def _all_pairs(self, network: Network, params: Mapping[str, Tensor], latents: Tensor, steps: Tensor) -> Tensor:
-        """Evaluate a network on each latent [K, N, Z] with each step [N, D, in] of its trial: [K, N, D, out]."""
+        """Return a network's outputs [K, N, D, out] for each latent [K, N, Z] and each step [N, D, in] of its trial."""
         pairs = (len(latents), *steps.shape[:2])
         inputs = torch.cat([latents.unsqueeze(2).expand(*pairs, -1), steps.expand(*pairs, -1)], -1)
         return network(params, inputs.flatten(0, 2)).unflatten(0, pairs)
@@ -145,7 +145,7 @@ class Elbo(NamedTuple):
 
 
 def kl_between(posterior: DiagGaussian, prior: DiagGaussian) -> Tensor:
-    """Return KL(posterior ‖ prior) = Σ log σ' - log σ + (σ² + (μ - μ')²) / 2σ'² - ½, in nats: [...]."""
+    """Return KL(posterior ‖ prior) = Σ log σ' - log σ + (σ² + (μ - μ')²) / 2σ'² - ½ in nats, with shape [...]."""
     # Not DiagGaussian.kl, which follows ProMP in adding ε to the denominator: that matters for narrow posteriors.
     log_ratio = prior.log_std - posterior.log_std
     squares = (posterior.mean - prior.mean).square() * (-2 * prior.log_std).exp()

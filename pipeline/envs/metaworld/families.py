@@ -174,7 +174,7 @@ class MetaWorld(FixedTasks, MetaEnv):
                 self._row.step(action[None], np.zeros(1, np.int64))
 
     def render(self) -> Any:
-        """Return an image [height, width, 3] uint8, or None without render_mode="rgb_array"."""
+        """Return an image as an array [height, width, 3] of uint8, or None without render_mode="rgb_array"."""
         if self.render_mode is None:
             return None
         model, data, camera = self.scene()

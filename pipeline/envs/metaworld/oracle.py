@@ -17,7 +17,7 @@ from metaloom.pipeline.envs.metaworld.package import official_classes
 from metaloom.pipeline.types import Array
 
 STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-"""The components of MuJoCo's state on which a step depends."""
+"""Bit mask of the components of MuJoCo's state on which a step depends."""
 
 _PLACES = int(mujoco.mjtStage.mjSTAGE_POS)
 _NO_CONTACTS = int(mujoco.mjtDisableBit.mjDSBL_CONTACT) | int(mujoco.mjtDisableBit.mjDSBL_CONSTRAINT)
@@ -26,13 +26,13 @@ _MOCAP_QUAT = (1.0, 0.0, 1.0, 0.0)
 
 @dataclass(frozen=True)
 class Start:
-    """Initial state of all episodes with a given goal. A reset draws nothing else."""
+    """Initial state of all episodes with a given goal; resets draw no other random values."""
 
-    observation: Array  # the first one, [39]
+    observation: Array  # first observation, [39]
     state: Array  # MuJoCo's state, [S], see STATE
     body_pos: Array  # model fields that depend on the goal
     site_pos: Array
-    attributes: Mapping[str, Any]  # of the package's environment object
+    attributes: Mapping[str, Any]  # attributes of the package's environment object
 
 
 class RowPhysics:
@@ -66,7 +66,7 @@ class RowPhysics:
         self.batch.step(ids=self._ids(rows), nstep=env.frame_skip)
 
     def place(self, rows: Array) -> None:
-        """Update the body positions in n rows, which lag the joints by one physics step after a step."""
+        """Update the body positions in n rows; after a step, they lag the joints by one physics step."""
         before = self._disabled.copy()
         # Disable contacts and constraints, which are not needed and would take most of the time.
         self._disabled[:] |= _NO_CONTACTS
@@ -175,7 +175,7 @@ class OfficialClass:
 
 
 class ClassRows:
-    """Base class for N rows of one class with goals [N, R], each at its first observation, `observations` [N, 39]."""
+    """Base class for N rows of one class with goals [N, R]; `observations` [N, 39] are the rows' first observations."""
 
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
         self._official = official
@@ -208,7 +208,7 @@ class OracleRows(ClassRows):
         return RowsStep(np.stack(observations), np.array(rewards, np.float64), success, info, np.array(truncated))
 
     def _row(self, row: int, start: Start) -> Any:
-        """Return another instance of the package's class, which reads a row of the batch instead of simulating."""
+        """Return another instance of the package's class that, instead of simulating, reads a row of the batch."""
         env = object.__new__(type(self._official.env))
         env.__dict__.update(start.attributes)
         env.do_simulation = lambda ctrl, n_frames: self.physics.put(row)

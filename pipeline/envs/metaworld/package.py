@@ -21,7 +21,7 @@ VERSION = "3.1.1"
 
 @cache
 def official_classes() -> Mapping[str, type[Any]]:
-    """Return the package's environment classes by name, without the suffix -v3, or raise EnvError if it is missing."""
+    """Return the package's environment classes, keyed by name without -v3, or raise EnvError if it is not installed."""
     try:
         found = version("metaworld")
         importlib.import_module("scipy")

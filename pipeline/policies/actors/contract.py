@@ -24,7 +24,7 @@ class ActorSetup:
     spaces: Spaces
     rngs: Sequence[np.random.Generator] | None  # action generators of the B tasks; None: take the most likely actions
     belief_rng: Callable[[int, int], np.random.Generator]  # for the latent variable in episode e of task b, from (b, e)
-    memory: Memory | None = None  # of previous episodes, for actors with memory; None at the beginning of a trial
+    memory: Memory | None = None  # memory of previous episodes; None at the beginning of a trial or without memory
 
     @property
     def num_tasks(self) -> int:
@@ -77,7 +77,7 @@ class Actor(ABC):
         """
 
     def learn_of(self, rows: Array, rewards: Array, ended: Array) -> None:
-        """Receive the rewards [n] of the rows [n] that acted last, and masks [n] of the episodes that ended."""
+        """Receive the reward of each row that acted last, and whether its episode has ended, [n] each."""
         del rows, rewards, ended
 
     @property
@@ -95,7 +95,7 @@ class Actor(ABC):
         return self.behavior_by_step[name]
 
     def _take(self, t: int, rows: Array, actions: Array) -> Array:
-        """Record the actions [n, ...] of rows [n] and return these actions."""
+        """Record and return the actions [n, ...] of rows [n]."""
         self.actions[t, rows] = actions
         self._taken[t, rows] = actions.reshape(len(rows), -1)
         return actions

@@ -83,7 +83,7 @@ EPSILON = "epsilon"
 
 
 class QValuesActor(Actor):
-    """Epsilon-greedy actor: takes the (first) action with the highest Q-value or, with probability ε, a random action.
+    """Epsilon-greedy actor, which takes the (first) action of highest Q-value or, with probability ε, a random action.
 
     ε is a parameter [B]; it is 0 if `rngs` is None. See Actor.
     """

@@ -295,7 +295,7 @@ def test_a_stage_over_tasks_gets_each_task_alone_on_any_thread_and_its_outputs_a
         for parallel in (map, pool.map, lambda work, items: reversed([*map(work, reversed(items))])):
             found = call(stage, {"at": At(0, 0)}, given, parallel)
             np.testing.assert_array_equal(found.params["w"], expected)
-    with pytest.raises(GraphError, match=r"alone_noise is over tasks, but its inputs are of \[2, 3\] tasks"):
+    with pytest.raises(GraphError, match=r"alone_noise is over tasks, but its inputs have \[2, 3\] tasks"):
         call(stage, {"at": At(0, 0)}, {**given, "params": params.slice(0, 2)}, map)
 
 

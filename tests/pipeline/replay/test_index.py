@@ -100,8 +100,8 @@ def test_picking_a_task_in_iteration_0_replaces_the_fill_as_its_context() -> Non
     [
         (1, [0], [[1]], "iteration 1 after iteration 2"),
         (3, [0, 1], [[1]], r"shape \(1, 1\) for 2 tasks"),
-        (3, [0], [[0, 0]], "the smallest 0, 0 in all"),
-        (3, [0], [[2, -1]], "the smallest -1"),
+        (3, [0], [[0, 0]], "minimum 0 and sum 0"),
+        (3, [0], [[2, -1]], "minimum -1"),
         (3, [0], [2], r"shape \(1,\)"),
     ],
 )

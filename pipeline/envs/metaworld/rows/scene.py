@@ -109,7 +109,7 @@ class Moment:
 class RowsEvaluation(NamedTuple):
     """Outcome of a control step, named as in the package's `info`; each field is an array [n] or a scalar."""
 
-    rewards: Array  # from 0 to 10
+    rewards: Array  # rewards from 0 to 10
     success: Array  # True where the task is solved
     obj_to_target: Array | float  # distance between object and target in most classes
     in_place_reward: Array  # part of the reward for reaching the target

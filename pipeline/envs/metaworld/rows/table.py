@@ -213,7 +213,7 @@ def _lifted(moment: Moment, height: float) -> Array:
 
 
 def _carry(caged: Array, in_place: Array, lifted: Array) -> tuple[Array, Array]:
-    """Return the caging reward, set to 1 where the object is lifted, and the total reward with reaching the target."""
+    """Return the caging reward, set to 1 where the object is lifted, and the total reward, including for the target."""
     caged = np.where(lifted, 1, caged)
     return caged, hamacher(caged, in_place) + np.where(lifted, 1 + 5 * in_place, 0)
 
@@ -266,7 +266,7 @@ def drawer_close(moment: Moment) -> RowsEvaluation:
 
 
 def drawer_open(moment: Moment) -> RowsEvaluation:
-    """Evaluate drawer-open: pull it out by 0.2 m. The hand's x and y count triple, so that it comes from above."""
+    """Evaluate drawer-open: pull the drawer out 0.2 m. The hand's x and y count triple, so that it comes from above."""
     scale, target, gap = np.array([3.0, 3.0, 1.0]), moment.start["target"], moment.object - moment.hand
     distance = norm(moment.object - target)
     opening = long_tail(distance - 0.02, 0.2)
