@@ -210,15 +210,15 @@ class Verified:
         if self.returns is not None:
             then, now = self.returns
             far = f"; the average return of iteration {self.iteration} is {now:.8g}, recorded {then:.8g}"
-        false = f". Whatever the bits, the run is wrong {' and '.join(places)}" if places else ""
+        false = f". In addition, the run is not recorded correctly {' and '.join(places)}" if places else ""
         if not self.differs:
             return (
-                f"{about}: NOT identical from {where} on{far}. Versions and processor match the record, so this "
-                f"is an error: of this machine, of the reference, or of Metaloom{false}"
+                f"{about}: NOT identical from {where} on{far}. Versions and processor match the record, so the "
+                f"fault lies with this machine, the reference or Metaloom{false}"
             )
         return (
-            f"{about}: not the same bits from {where} on, which are promised for the same versions and kind of "
-            f"processor only{far}. Changed since: {'; '.join(self.differs)}{false}"
+            f"{about}: not identical from {where} on{far}. Identical results are only guaranteed with the same "
+            f"versions and type of processor. Changed since: {'; '.join(self.differs)}{false}"
         )
 
 

@@ -161,7 +161,7 @@ def head_problems(files: CommittedFiles, links: Iterable[Link], known: SessionFa
             found = Head.of(files.record(head.ref)) if files.contains(head.ref) else found
         if found.sequence == head.sequence and found.sha256 != head.sha256:
             where = files.record_place(found.ref)
-            yield _broken_chain(where, f"is not the record that session {known.number} knew at its position")
+            yield _broken_chain(where, f"not the record that session {known.number} knew at its position")
 
 
 def chain_problems(files: CommittedFiles, links: Iterable[Link], follows: Mapping[int, str]) -> Iterable[DamagedRun]:
@@ -233,7 +233,7 @@ def _check_sizes(files: CommittedFiles, record: StageRecord) -> None:
         try:
             size = files.stored_size(file.path)
         except FileNotFoundError:
-            raise damaged(path, f"is missing; it belongs to {record.ref}") from None
+            raise damaged(path, f"missing; it belongs to {record.ref}") from None
         if size != file.size:
             raise damaged(path, f"holds {size} bytes, but {file.size} were committed for {record.ref}")
 
