@@ -76,10 +76,10 @@ class BatchStep(NamedTuple):
 
     Attributes:
         observations: Observations after the step, [n, O] float64.
-        reward_terms: Name -> [n] float64; the terms sum to the reward.
-        terminated: [n] bool, True if the task ended the episode.
-        truncated: [n] bool, True if the environment's own time limit ended the episode.
-        facts: Name -> [n] bool or float64; includes all declared facts at every step.
+        reward_terms: Reward terms, keyed by name, [n] float64 each; they sum to the reward.
+        terminated: True if the task ended the episode, [n] bool.
+        truncated: True if the environment's own time limit ended the episode, [n] bool.
+        facts: Values of all declared facts at this step, keyed by name, [n] bool or float64 each.
     """
 
     observations: Array

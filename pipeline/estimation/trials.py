@@ -25,7 +25,7 @@ class Trials:
         if not mask.all():
             # Real steps first, in order.
             self._order = np.argsort(~mask, axis=1, kind="stable")[:, : int(mask.sum(1).max())]
-        self.mask: Array = self.along(episodes.mask != 0)  # [N, L] bool, True for real steps
+        self.mask: Array = self.along(episodes.mask != 0)  # True for real steps, [N, L] bool
         self.actions: Array = self.along(episodes.actions)  # [N, L, A] float32 or [N, L] int64
         self.rewards: Array = self.along(episodes.rewards) * self.mask  # [N, L]
         observations = self.along(episodes.observations[:, :, :-1])

@@ -22,7 +22,7 @@ class Inference(Protocol):
     tasks or on when episodes end.
     """
 
-    inputs: Array  # [B, E, in] float32, to which callers write observations
+    inputs: Array  # where callers write observations, [B, E, in] float32
     output_size: int  # number of outputs
 
     def outputs(self) -> Array:

@@ -127,7 +127,7 @@ class Posterior(NamedTuple):
     """Gaussian posteriors over the latent variables of K tasks."""
 
     mean: Tensor  # [K, Z]
-    variance: Tensor  # [K, Z]; 0 for point posteriors
+    variance: Tensor  # 0 for point posteriors, [K, Z]
 
     def kl(self) -> Tensor:
         """Return KL(posterior ‖ N(0, I)) = ½ Σ (σ² + μ² - 1 - log σ²) for each task in nats, [K]."""
