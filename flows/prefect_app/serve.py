@@ -158,8 +158,9 @@ def _require_password(address: Address) -> None:
     user, _, password = chosen.partition(":")
     if not address.is_private and not (user and password):
         raise UsageError(
-            f"--host {address.host}: other machines could start deployments as you. Set a password first: `export "
-            f"{PASSWORD}=USER:PASSWORD`, and the same as PREFECT_API_AUTH_STRING wherever you run `prefect`"
+            f"--host {address.host}: other machines could start deployments on your behalf. Set a password first with "
+            f"`export {PASSWORD}=USER:PASSWORD`, and set PREFECT_API_AUTH_STRING to the same value wherever you run "
+            "`prefect`"
         )
 
 

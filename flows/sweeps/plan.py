@@ -58,7 +58,7 @@ def plan_search(
     settings: Sequence[str] = (),
     many: bool = False,
 ) -> Sweep:
-    """Plan a sweep that searches for settings and return it with the runs suggested so far. Stores nothing."""
+    """Plan a hyperparameter search, and return it with the runs suggested so far. Stores nothing."""
     require_optuna()
     root, name = _place(recipe, name)
     if not search.space:

@@ -247,7 +247,10 @@ def tools_of(make: Callable[..., object]) -> Sequence[str]:
 
 @cache
 def fields_of_tasks(kind: type[Any], *, all_of_them: bool = False) -> tuple[str, ...]:
-    """Return the fields of an output class whose first axis is tasks; with `all_of_them`, () unless all fields are."""
+    """Return the names of an output class's fields whose first axis is the task axis.
+
+    With `all_of_them`, return () unless every field has that axis.
+    """
     if kind in (types.EpisodeBatch, types.Samples, types.TaskParams):
         return tuple(f.name for f in fields(kind))
     if kind.__module__ == types.__name__ or not is_dataclass(kind):
