@@ -733,7 +733,9 @@ def test_tables_and_facts_are_checked_where_bits_differ(made, tmp_path, monkeypa
     outcome = verify(forged, 4)
     assert outcome.first_difference == StageRef(4, "process_samples", 1)
     assert (outcome.false_tables, outcome.false_facts) == (("episodes",), ("task_classes",))
-    assert "In addition, the run is not recorded correctly in its tables of episodes and in what it records" in str(outcome)
+    assert "In addition, the run is not recorded correctly in its tables of episodes and in what it records" in str(
+        outcome
+    )
 
 
 def test_a_table_of_other_bits_needs_the_same_columns_and_units(made, tmp_path, monkeypatch):
