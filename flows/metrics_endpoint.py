@@ -78,7 +78,7 @@ class TrainingMetrics:
 def metrics_at(port: int, run: str, observer: Observer) -> Iterator[Observer]:
     """Yield an observer whose metrics are served at `http://127.0.0.1:PORT/metrics` during the block."""
     if not 1 <= port <= 65535:
-        raise UsageError(f"--metrics-port must be 1 to 65535, got {port}")
+        raise UsageError(f"--metrics-port must be between 1 and 65535, got {port}")
     metrics = TrainingMetrics(run)
     app = make_wsgi_app(metrics.registry)
 

@@ -181,6 +181,6 @@ def kin_notes(groups: Mapping[str, RunGroup]) -> Iterator[str]:
             if len(names) > 1:
                 yield (
                     f"{', '.join(names)} begin with the same policy, as forks of one run do, and are counted as "
-                    f"{len(names)} independent seeds: so intervals are too narrow, and differences look significant "
+                    f"{len(names)} independent seeds, so intervals are too narrow, and differences look significant "
                     "too easily"
                 )

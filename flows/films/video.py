@@ -201,7 +201,7 @@ class Film:
 
     @property
     def agrees(self) -> bool:
-        """True if the simulated observations agree with the stored ones up to AGREES."""
+        """True if the simulated observations agree with the stored ones within the tolerance AGREES."""
         return self.largest_difference <= AGREES
 
     @property
@@ -341,7 +341,7 @@ def _when(k: int, adapts: bool) -> str:
 def _place(task: WhichTask, after: EpisodeBatch) -> int:
     if isinstance(task, int):
         if not 0 <= task < len(after.lengths):
-            raise UsageError(f"task must be 0 to {len(after.lengths) - 1}, best or worst, got {task}")
+            raise UsageError(f"task must be from 0 to {len(after.lengths) - 1}, best or worst, got {task}")
         return task
     returns = np.nanmean(np.where(after.real, after.rewards.sum(-1, dtype=np.float64), np.nan), axis=1)
     return int(returns.argmax() if task == "best" else returns.argmin())

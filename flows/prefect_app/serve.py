@@ -82,7 +82,7 @@ def require_answer(url: str) -> None:
     except ValueError:  # the error's message may contain the password
         raise UsageError(
             f"--database: {without_password(url)} cannot be parsed; use postgresql://USER@HOST:PORT/DATABASE, and "
-            'in a password %XX for anything but letters and digits, such as %2F for "/"'
+            'percent-encode special characters in a password, such as %2F for "/"'
         ) from None
     except Exception as error:  # driver and network errors have no common class
         raise UsageError(
@@ -154,7 +154,7 @@ def settings(home: Path, address: Address, password: str) -> dict[str, str]:
 def _require_password(address: Address) -> None:
     chosen = os.environ.get(PASSWORD, "")
     if not chosen.isascii():
-        raise UsageError(f"{PASSWORD} has characters outside ASCII, which Prefect's page cannot send")
+        raise UsageError(f"{PASSWORD} contains non-ASCII characters, which Prefect's page cannot send")
     user, _, password = chosen.partition(":")
     if not address.is_private and not (user and password):
         raise UsageError(
@@ -190,7 +190,7 @@ def _prepare(folder: Path, address: Address, found: Mapping[str, Any], password:
     if not found and not (folder / TEMPLATE.name).exists():
         text = TEMPLATE.read_text("utf-8").replace(Address(4200).api, address.api)
         write(folder / TEMPLATE.name, text)
-        say("wrote prefect.toml, with which `prefect` commands in this folder find the server")
+        say("wrote prefect.toml, so that `prefect` commands in this folder find the server")
         found = tomllib.loads(text)
     plugins = found.get("plugins", {})
     has_plugin = plugins.get("enabled") is True and "metaloom" in plugins.get("allow", ["metaloom"])

@@ -200,7 +200,7 @@ class Verified:
         if self.first_difference is None and places:
             return (
                 f"{about}: all {self.proved}, but NOT recorded correctly by the run, {' and '.join(places)}: `show`, "
-                "`report` and `compare` show other values than were computed"
+                "`report` and `compare` show values that differ from the computed ones"
             )
         if self.first_difference is None:
             earned = f"; the average return of iteration {self.iteration} is "

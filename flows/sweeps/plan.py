@@ -105,7 +105,7 @@ def check_unchanged(stored: Sweep, planned: Sweep, *, extend: bool) -> None:
     """Raise UsageError if a plan differs from the stored sweep or, with `extend`, lacks some of its runs."""
     if (stored.search is None) != (planned.search is None):
         was, now = ("a grid", "a search") if stored.search is None else ("a search", "a grid")
-        raise UsageError(f"the sweep {stored.name} is stored as {was}, got {now}. --name starts another sweep")
+        raise UsageError(f"the sweep {stored.name} is stored as {was}, got {now}. Use --name to start another sweep")
     if stored.search is None or planned.search is None:
         old, new = ({run.name: run.digest for run in sweep.runs} for sweep in (stored, planned))
         same, grows, added = old == new, old.items() <= new.items(), len(new) - len(old)
@@ -117,10 +117,10 @@ def check_unchanged(stored: Sweep, planned: Sweep, *, extend: bool) -> None:
         return
     differences = [f"{what}: {_shown(a)} before, {_shown(b)} now" for what, a, b in _parts(stored, planned) if a != b]
     differences = differences or [f"{stored.recipe} has changed"]
-    extends = f"--extend (in Python: extend=True) adds the {added} new runs to it, " if grows else ""
+    extends = f"--extend (in Python: extend=True) adds the {added} new runs to it. " if grows else ""
     raise UsageError(
-        f"the sweep {stored.name} is stored with different arguments. {'; '.join(differences)}. {extends}--name starts "
-        "another sweep"
+        f"the sweep {stored.name} is stored with different arguments. {'; '.join(differences)}. {extends}Use --name to "
+        "start another sweep"
     )
 
 

@@ -40,7 +40,7 @@ def slice_of(
         raise UsageError(f"got the axes {shown} and {len(at)} indices; expected axes of {spec.dims[1:]}")
     for axis in axes:
         if axis not in shown and not 0 <= at[axis] < spec.shape[axis]:
-            raise UsageError(f"{spec.dims[axis + 1]} must be 0 to {spec.shape[axis] - 1}, got {at[axis]}")
+            raise UsageError(f"{spec.dims[axis + 1]} must be from 0 to {spec.shape[axis] - 1}, got {at[axis]}")
     task = at[0] if spec.dims[1:2] == ("task",) and 0 not in shown else None
     values = _read(run, ref, chunk, task)
     place = [0 if task is not None and axis == 0 else index for axis, index in enumerate(at)]

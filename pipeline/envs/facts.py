@@ -122,7 +122,7 @@ def component_facts(env: MetaEnv) -> dict[str, Any]:
         if len(names) != size:
             raise EnvError(
                 f"{where}: got {len(names)} components; expected {size}, one for each number of the {kind} space "
-                f"{space}. Declare them all, or None, also on a wrapper that changes the {kind}s"
+                f"{space}. Declare all of them, or None; so must a wrapper that changes the {kind}s"
             )
         if wrong := [name for name in names if not _COMPONENT.fullmatch(name) or names.count(name) > 1]:
             raise EnvError(

@@ -305,7 +305,7 @@ class RemoteLog:
             if (entry.sequence, entry.previous) != (self.next, self.last_hash):
                 raise ValueError("does not follow the entry before it")
             if entry.kind != "begin" and entry.session != self._last_session:
-                raise ValueError("belongs to another session than the one that had begun")
+                raise ValueError("belongs to a different session from the one that had begun")
         except ValueError as error:
             raise self._damaged_entry(where, str(error)) from None
         return entry

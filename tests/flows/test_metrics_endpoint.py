@@ -135,7 +135,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_made(settings, tmp_path
 @pytest.mark.parametrize("port", [-1, 0, 65536])
 def test_a_port_that_there_is_not_is_refused(port):
     with (
-        pytest.raises(UsageError, match=f"--metrics-port must be 1 to 65535, got {port}"),
+        pytest.raises(UsageError, match=f"--metrics-port must be between 1 and 65535, got {port}"),
         metrics_at(port, "first", Observer()),
     ):
         pass

@@ -215,10 +215,10 @@ print(sorted(map(int, within)), sorted(after), bool(blocked & 1 << signal.SIGHUP
 def test_a_changed_grid_is_told_and_refused_but_more_of_it_can_be_added(runs_folder, capsys):
     trained(*planned(seeds=1))
     with pytest.raises(
-        UsageError, match=r"grid: algorithm.inner_lr=0.05,0.1 before, .*=0.2 now\. --name starts another"
+        UsageError, match=r"grid: algorithm.inner_lr=0.05,0.1 before, .*=0.2 now\. Use --name to start another"
     ):
         trained(*planned(seeds=1, grid={"algorithm.inner_lr": ("0.2",)}))
-    with pytest.raises(UsageError, match=r"settings: .* --name starts another"):
+    with pytest.raises(UsageError, match=r"settings: .* Use --name to start another"):
         trained(*planned(seeds=1, settings=("algorithm.clip_eps=0.1",)))
     more = {"algorithm.inner_lr": ("0.05", "0.1", "0.2")}
     with pytest.raises(UsageError, match=r"--extend .* adds the 4 new runs"):

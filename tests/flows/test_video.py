@@ -314,7 +314,7 @@ def test_flat_drawing_covers_what_opengl_draws(tmp_path):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"task": 3}, "task must be 0 to 2, best or worst, got 3"),
+        ({"task": 3}, "task must be from 0 to 2, best or worst, got 3"),
         ({"episode": 2}, "task 0 has no episode 2; choose one from 0 to 1"),
         ({"steps": [2]}, "inner step 2 is not stored; choose one of 0, 1"),
         ({"out": "film.mpg"}, "film.mpg: the suffix must be one of .gif"),

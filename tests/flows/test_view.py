@@ -167,7 +167,7 @@ def test_of_a_slice_of_more_numbers_than_a_page_shows_it_has_some_at_equal_dista
     [
         ({"array": "rollouts_1/rewards", "at": "0,0", "columns": 2}, "2 indices"),
         ({"array": "rollouts_1/rewards", "at": "0,0,0", "columns": 3}, "the axes"),
-        ({"array": "rollouts_1/rewards", "at": "9,0,0", "columns": 2}, "task must be 0 to 3, got 9"),
+        ({"array": "rollouts_1/rewards", "at": "9,0,0", "columns": 2}, "task must be from 0 to 3, got 9"),
         ({"array": "../../run.json", "at": "0", "columns": 0}, "choose one of rollouts_1/"),
         ({"array": "rollouts_1/rewards", "at": "x", "columns": 0}, "invalid literal"),
     ],

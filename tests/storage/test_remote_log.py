@@ -49,7 +49,7 @@ def forge(memory, key, **changes):
         ({"kind": "dream"}, "kind 'dream'"),
         ({"previous": "0" * 64}, "does not follow the entry before it"),
         ({"sequence": 0}, "does not follow the entry before it"),
-        ({"session": "0" * 16}, "belongs to another session than the one"),
+        ({"session": "0" * 16}, "belongs to a different session from the one"),
         ({"session": "../x"}, "not part of a run"),
         ({"removed": ["../x"]}, r"names \['\.\./x'\], which is not part of a run"),
         ({"files": {"../x": {"text": ""}}}, r"names \['\.\./x'\], which is not part of a run"),

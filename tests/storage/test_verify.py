@@ -271,7 +271,7 @@ def test_newest_records_that_were_taken_away_are_missed_by_all_and_computed_agai
     again = make_batches()
     outputs = [output for i in range(2) for output in again.iteration(i)]
     with storage.open_writer(path) as writer:
-        assert "they are computed again" in caplog.text
+        assert "they will be recomputed" in caplog.text
         missing = [output for output in outputs if not writer.contains(output[0])]
         put(writer, missing)
     assert [ref for ref, _, _ in missing] == newest
