@@ -88,9 +88,9 @@ def _flags(about: Mapping[str, object]) -> frozenset[str]:
 
 
 def _recorded(run: Run, iterations: Collection[int]) -> tuple[dict[str, str], tuple[str, ...], bool]:
-    """Return the last iteration's code, its unrecorded libraries, and whether other iterations used different code.
+    """Return the last iteration's code paths, its unrecorded libraries, and whether other iterations used others.
 
-    Earlier versions recorded no code, or not NumPy's; the default for the recorded processor is then assumed.
+    Earlier versions recorded no code paths, or none for NumPy; the default for the recorded processor is then assumed.
     """
     facts = [mapping(run.environment_of(ref).get("arithmetic")) for ref in run.refs_of(iterations)]
     default = code_for(_flags(mapping(run.info.get("system"))))

@@ -100,7 +100,7 @@ class RunDataset(Dataset[Item]):
         return [{name: values[i] for name, values in stacked.items()} for i in range(len(indices))]
 
     def sampler(self, seed: int = 0, *, pool: int = _POOL) -> PartSampler:
-        """Return a sampler that shuffles parts, and items within every `pool` of them; each part is read once."""
+        """Return a sampler that shuffles parts, and items within each group of `pool` parts; each part is read once."""
         return PartSampler(self._ends, seed, pool)
 
     def _find(self, iterations: Sequence[int], steps: Steps) -> Iterator[tuple[_Part, int]]:

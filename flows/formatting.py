@@ -122,7 +122,7 @@ def short_time(seconds: float) -> str:
 
 
 def seconds_of(moment: object, otherwise: float = -math.inf) -> float:
-    """Return a stored time in seconds since 1970, or `otherwise` if it is invalid, as is possible in others' runs."""
+    """Return a stored time in seconds since 1970, or `otherwise` if it is invalid, as it may be in others' runs."""
     try:
         return datetime.fromisoformat(str(moment)).timestamp()
     except (ValueError, OverflowError):

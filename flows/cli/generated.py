@@ -58,7 +58,7 @@ class Call(Generic[R]):
         return work(*bound.args, **bound.kwargs)
 
     def show(self, result: R, as_json: bool) -> int:
-        """Print a result of the operation as JSON or formatted, and return the exit code."""
+        """Print a result of the operation as JSON or formatted text, and return the exit code."""
         view = resolve(self.operation.view) if self.operation.view and not as_json else as_text
         answer(as_json, lambda: data_of(result), lambda: view(result))
         return 0 if self.operation.succeeded(result) else FAILURE

@@ -1,4 +1,4 @@
-"""`optimize`: recomputes a stored stage under different settings."""
+"""`optimize`: recomputes a stored stage with different settings."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -85,7 +85,8 @@ def verify(
 
     Computation starts from the nearest stored learner. The command uses the CPU code paths of BLAS, torch and NumPy
     that the run records, if the processor supports them; in Python, the process keeps its own. Exit code 0 if all
-    outputs are identical to the recorded ones, otherwise 1, with the versions and facts that differ and both returns.
+    outputs are identical to the recorded ones, otherwise 1; the output then includes both returns and the versions and
+    facts that differ.
 
     Example: `metaloom reference verify dense-maml-ppo-seed-1@37`
 

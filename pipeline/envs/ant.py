@@ -159,8 +159,8 @@ class PearlAntDir(PearlRobot, AnyDirection, AntWalk, Ant):
     Terminates unless the torso is 0.2 to 1 m high. Task: see AnyDirection and PearlRobot. With the option
     `forward_backward`, (1, 0) and (-1, 0) are the only two tasks, and none is held out.
 
-    Differs from the original, which tests on its two training directions. The original's contact cost was 0 in the
-    MuJoCo version of its time.
+    Unlike here, the original tests on its two training directions, and its contact cost was 0 in the MuJoCo version of
+    its time.
     """
 
     heights: tuple[float, float] = (0.2, 1.0)

@@ -359,7 +359,7 @@ def physics_batch(
 ) -> PhysicsBatch:
     """Return a MuJoCo batch for a robot's model, without computations that a single robot does not need."""
     model = copy.copy(model)
-    # Solving contacts by islands gives the same bits, but takes longer if there is only one island.
+    # Solving contacts by islands gives identical results, but takes longer if there is only one island.
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND
     if contact_forces:
         return ContactBatch(model, num_rows, num_threads)
@@ -367,7 +367,7 @@ def physics_batch(
 
 
 def squared_norm(vectors: Array) -> Array:
-    """Return the sum of squares [n] of each row of [n, ...]. Its bits do not depend on n."""
+    """Return the sum of squares of each row of [n, ...], [n]; bitwise identical for any n."""
     # In C order, NumPy sums each row separately.
     return np.square(vectors, order="C").reshape(len(vectors), -1).sum(axis=1)
 

@@ -166,8 +166,8 @@ class Point2DGoal(_GoalPoint):
     | goal_x, goal_y | m    | U(-2, 2)     |
 
     Observation and action: see PointRobot. Start: the origin. Reward term: distance = -‖s' - goal‖, m. Terminates when
-    the point is within 0.01 m of the goal on both axes. Differs from the original, which checks the distance to the
-    origin, where every episode starts.
+    the point is within 0.01 m of the goal on both axes. The original checks the distance to the origin instead, where
+    every episode starts.
     """
 
     goal_range: float = 2.0

@@ -105,7 +105,7 @@ class Remembering:
         return outputs
 
     def keep(self, rows: Array, actions: Array) -> None:
-        """Store the actions [n, ...] of rows [n], and their new states, which include the last observations."""
+        """Store the rows' actions, [n, ...], and their new states, which include the last observations."""
         self._state_rows[rows] = self._next.reshape(self._state_rows.shape)[rows]
         taken = np.zeros((len(rows), self.output_size + 2), np.float32)
         if self._discrete:

@@ -62,7 +62,7 @@ class TorchInference:
 
 @contextmanager
 def one_thread() -> Generator[None]:
-    """Run torch on one thread within the block. With more threads, bits would depend on the machine."""
+    """Run torch on one thread within the block. With more threads, results would depend on the machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -145,7 +145,7 @@ class ReplayBuffer:
         return max(0, self.rows.num_rows - len(self._newest))
 
     def _gather(self, rows: Array, numbers: Array, old: Array) -> Array:
-        """Return rows [K, n] as [K, n, W], older ones from `old`, whose sorted row indices are `numbers`."""
+        """Return the transitions with row indices `rows`, [K, n, W]. `old` has those with the indices `numbers`."""
         flat = rows.ravel()
         gathered = self._newest.take(flat % len(self._newest), axis=0)
         if len(numbers):

@@ -299,7 +299,7 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
             found = infer(self.settings, network, flat.params, transitions_like(flat.vector, context))
             return found.mean.cpu().numpy(), found.variance.cpu().numpy()
 
-        # One task at a time: C may differ, and a task's bits must not depend on the number of tasks.
+        # One task at a time: C may differ, and a task's result must not depend on the number of tasks.
         means, variances = zip(*map(of_task, contexts), strict=True)
         return TaskParams({BELIEF_MEAN: np.concatenate(means), BELIEF_VARIANCE: np.concatenate(variances)})
 

@@ -77,7 +77,7 @@ class Actor(ABC):
         """
 
     def learn_of(self, rows: Array, rewards: Array, ended: Array) -> None:
-        """Receive the rewards [n] of the rows [n] that acted last, and masks [n] of the episodes that ended."""
+        """Receive the last rewards of the rows that acted, and masks of the episodes that ended, [n] each."""
         del rows, rewards, ended
 
     @property
@@ -95,7 +95,7 @@ class Actor(ABC):
         return self.behavior_by_step[name]
 
     def _take(self, t: int, rows: Array, actions: Array) -> Array:
-        """Record the actions [n, ...] of rows [n] and return these actions."""
+        """Record the rows' actions, [n, ...], and return them."""
         self.actions[t, rows] = actions
         self._taken[t, rows] = actions.reshape(len(rows), -1)
         return actions

@@ -1,7 +1,7 @@
 """Inputs of Meta-World rules, read from n simulations, the common observation, and building blocks of rewards.
 
 The building blocks come from the DeepMind Control Suite (Tassa et al. 2018, arXiv:1801.00690, "tolerance"), with
-Hamacher's t-norm. All their operations are elementwise, so a row's bits do not depend on other rows.
+Hamacher's t-norm. All their operations are elementwise, so a row's results do not depend on other rows.
 """
 
 # pyright: reportAttributeAccessIssue=false
