@@ -20,7 +20,7 @@ class IterationReport:
     metrics: Mapping[str, float]  # metrics of the iteration, as stored
     stage_seconds: Mapping[str, float]  # keyed for example by collect_rollouts.1; without stages that were stored
     elapsed_seconds: float  # time since this process began training, in seconds
-    steps_per_second: float | None  # over the time since the previous iteration; None if the rollouts were stored
+    steps_per_second: float | None  # sampling speed since the previous iteration; None if the rollouts were stored
     evaluation_returns: Sequence[float] = ()  # mean test returns by number of adaptation steps, if evaluated
     # Returns by task class and per-task mean returns [B], one item per inner step; empty without classes or episodes.
     class_returns: Sequence[ClassReturns] = ()

@@ -32,7 +32,7 @@ INSTALLED = "installed"
 class Plugins:
     """Registry of plug-ins of one kind."""
 
-    kind: str  # for messages, such as "algorithm"
+    kind: str  # noun for messages, such as "algorithm"
     group: str  # entry point group, such as "metaloom.algorithms"
     builtin: Mapping[str, str]  # name -> module:Class, imported on use
 

@@ -28,7 +28,7 @@ class History:
     name: str
     seed: int
     environment: str
-    iterations: Array  # those with a score, [n]
+    iterations: Array  # iterations with a score, [n]
     steps: Array  # environment steps at their ends, [n]
     values: Array  # mean scores, [n]
 

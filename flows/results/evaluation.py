@@ -27,15 +27,15 @@ class AdaptationSummary:
     """Test returns after k adaptation steps, averaged over tasks."""
 
     adaptation_steps: int  # number of gradient steps or task inferences, k
-    adaptation_episodes: int  # per task, over all k steps
+    adaptation_episodes: int  # number per task, over all k steps
     adaptation_env_steps: float  # mean number per task in these episodes
     average_return: float  # mean of the per-task mean returns
     average_low: float  # 95% bootstrap interval; NaN for a single episode of a single task
     average_high: float
     iqm_return: float  # interquartile mean of the per-task mean returns
-    iqm_low: float  # likewise
+    iqm_low: float  # 95% bootstrap interval, as above
     iqm_high: float
-    lower_quartile: float  # of the per-task mean returns
+    lower_quartile: float  # quartiles of the per-task mean returns
     upper_quartile: float
     facts: Mapping[str, float]  # means of the facts over test episodes; see `fact_means` and `official_success`
 

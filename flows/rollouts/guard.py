@@ -40,7 +40,7 @@ class Header(NamedTuple):
 
     pid: int
     recorder: int
-    env_step: int  # or NOT_YET or RESET
+    env_step: int  # index of the step, or NOT_YET or RESET
     row: int  # -1 if all rows are stepped together
     steps: int
     rows: int
@@ -50,8 +50,8 @@ class Header(NamedTuple):
     iteration: int
     step: int
     episodes_per_task: int
-    born: float  # as `started` returns it; identifies the process together with the pid
-    deadline: float  # of the current call, by the monotonic clock; 0 for none
+    born: float  # result of `started`; identifies the process together with the pid
+    deadline: float  # deadline of the current call, by the monotonic clock; 0 for none
 
     @classmethod
     def read(cls, file: Path) -> "Header":

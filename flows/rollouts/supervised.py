@@ -125,8 +125,8 @@ class Supervision:
 
     session: str  # identifies the folder of recordings
     key: str  # identifies the work within the session
-    step_timeout_seconds: float  # for a single environment call
-    versions: Mapping[str, str] = field(default_factory=dict[str, str])  # that the worker must have
+    step_timeout_seconds: float  # timeout for a single environment call
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])  # versions that the worker must have
 
     def recordings(self) -> list[Recording]:
         """Return the recordings of earlier attempts on this machine."""

@@ -39,7 +39,7 @@ class Blueprint:
     config: RunConfig
     spaces: Spaces  # sizes of the policy's observations and actions
     actions: ActionSpace  # action space of the environment, to which the policy's actions are mapped
-    parts: gymnasium.Space[Any] | None = None  # of flattened observations; None in policies saved by earlier versions
+    parts: gymnasium.Space[Any] | None = None  # parts of flattened observations; None in policies of earlier versions
     # The learner's run, iteration and digest, and the names and units of components; see `policy_of`.
     origin: Mapping[str, str] = field(default_factory=dict[str, str])
 

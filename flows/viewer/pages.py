@@ -52,7 +52,7 @@ class OpenRun:
     """Open run with cached data. Hold `lock` while using `run`, since a run's caches are not thread-safe."""
 
     run: Run
-    curves: Curves  # with a separate run and lock, so that other requests do not wait for them
+    curves: Curves  # learning curves, with a separate run and lock, so that other requests do not wait
     lock: RLock = field(default_factory=RLock)
 
 

@@ -31,8 +31,8 @@ class Series:
     """Line of a chart."""
 
     label: str
-    color: str  # as #rrggbb
-    values: Array  # at each point of the chart's x axis, [n]; NaN leaves a gap
+    color: str  # color as #rrggbb
+    values: Array  # values at the points of the chart's x axis, [n]; NaN leaves a gap
     band: tuple[Array, Array] | None = None  # lower and upper edges of a shaded band, [n] each
 
 
@@ -56,10 +56,10 @@ class Chart:
     y_label: str
     note: str  # meaning of lines and bands, and what to look for
     band: str  # name of the bands in the legend; empty for none
-    x: Array  # of each point, shared by all series, [n]
+    x: Array  # x coordinates of the points, shared by all series, [n]
     panels: tuple[Panel, ...]
-    iterations: Array | None = None  # of each point, [n]; None if points have no iteration
-    texts: tuple[str, ...] = ()  # after each bar
+    iterations: Array | None = None  # iteration of each point, [n]; None if points have no iteration
+    texts: tuple[str, ...] = ()  # labels at the ends of the bars
     diagonal: bool = False  # whether to draw the line y = x for comparison
     wide: bool = False  # whether it spans the page
 

@@ -157,10 +157,10 @@ class Pair:
 
     a: str
     b: str
-    difference: Estimate  # of their interquartile means
+    difference: Estimate  # difference of the interquartile means
     improvement: Estimate  # probability that a run of a scores higher than a run of b
     test: Permutations
-    adjusted_p: float  # after Holm's correction for all pairs
+    adjusted_p: float  # p-value after Holm's correction for all pairs
     shown: bool  # a is significantly higher at the 5% level after the correction
     smallest_p: float  # smallest attainable adjusted p-value for this number of runs
 

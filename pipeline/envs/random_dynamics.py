@@ -20,7 +20,7 @@ class ModelArray:
 
     name: str
     base: float
-    quantity: str  # in the names of task fields
+    quantity: str  # name used in task fields
     owner: Literal["body", "geom", "joint"]  # what a row describes
     parts: tuple[str, ...] = ("",)  # names of a row's entries
 

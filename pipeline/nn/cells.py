@@ -22,7 +22,7 @@ class CellSpec:
     """Specification of a recurrent network, which maps an input and a state to features and the next state."""
 
     name: str  # gru, lstm, linear-attention, another registered name, or module:Class of a torch.nn.Module
-    input_size: int  # of the cell; with an encoder, its output takes the observation's place
+    input_size: int  # size of the cell's input; with an encoder, its output takes the observation's place
     hidden_size: int  # number of features of a built-in cell, which is also the width of its layers
     # Options of linear-attention, or keyword arguments of a module's class.
     options: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])

@@ -76,13 +76,13 @@ class NetworkSpec:
     """Specification of a network that maps an observation, followed by any extra inputs, to outputs."""
 
     name: str  # mlp, cnn, residual, another registered name, or module:Class of a torch.nn.Module
-    input_shape: tuple[int, ...]  # of one observation; inputs are stored flattened, with size `input_size`
+    input_shape: tuple[int, ...]  # shape of one observation; inputs are stored flattened, with size `input_size`
     output_size: int
     hidden_sizes: tuple[int, ...] = (64, 64)  # in a cnn, the layers after the convolutions
     activation: str = "tanh"  # after each hidden layer, one of ACTIVATIONS
     output_activation: str = "identity"  # after the last layer
     input_scale: float = 1.0  # divisor applied to observations; 255 for byte images
-    extra_size: int = 0  # of extra inputs after the flattened observation, such as actions or a latent variable
+    extra_size: int = 0  # size of extra inputs after the flattened observation, such as actions or a latent variable
     # Options of a cnn, or keyword arguments of a module's class.
     options: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
 

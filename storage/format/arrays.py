@@ -52,7 +52,7 @@ class ArraySpec:
 
     path: str
     rows: int  # capacity
-    shape: tuple[int, ...]  # of one row
+    shape: tuple[int, ...]  # shape of one row
     dtype: str
     dims: tuple[str, ...]  # names of all axes, including the leading one
     attributes: Mapping[str, Any]

@@ -63,7 +63,7 @@ class StoredFile:
 
     path: str  # relative to the run's folder
     size: int  # 0 for the chunk of an array without entries, which has no file
-    crc32c: int  # of a table's bytes, or of a chunk's without its trailing checksum
+    crc32c: int  # checksum of a table's bytes, or of a chunk's without its trailing checksum
     array: str = ""  # "" for a table
 
 

@@ -68,7 +68,7 @@ class Seal:
 
     iterations: range
     outputs: Mapping[tuple[str, int], tuple[range, ...]]  # iterations, keyed by stage and inner step
-    links: tuple[Link, ...]  # in order
+    links: tuple[Link, ...]  # links of the record chain, in order
     sessions: frozenset[tuple[int, str]]  # number and token of each session that wrote the records
     arrays: Mapping[str, PackedArray]
     files: Mapping[str, PackedFile]  # without the seal and separate chunks

@@ -186,7 +186,7 @@ class ArrayPlan:
     """Layout and meaning of one kind of array."""
 
     pattern: str  # name within its group; `*` matches a name or an index
-    dims: tuple[str, ...]  # of the axes after `iteration`; `*` is replaced by the array's name
+    dims: tuple[str, ...]  # names of the axes after `iteration`; `*` is replaced by the array's name
     unit: str  # "1" if dimensionless, "mixed" if each component has its own
     description: str
 

@@ -44,7 +44,7 @@ class Quarantined:
     message: str
     about: Mapping[str, Any]  # location and circumstances as plain data: array, task, episode, t, seed_position, ...
     when: str  # UTC, ISO 8601; "" if the folder `path` cannot be read
-    forms: Mapping[str, Form]  # in the order of the files
+    forms: Mapping[str, Form]  # dtypes and shapes of the arrays, in file order
 
     def arrays(self) -> dict[str, Array]:
         """Read the arrays, keyed by name. Raises DamagedRun if a file is missing or is not a numeric array."""

@@ -68,10 +68,10 @@ class RecordChain:
 
     digests: Digests
     next_sequence: int
-    last_hash: str  # of the newest record, or of run.json if there is none
+    last_hash: str  # hash of the newest record, or of run.json if there is none
     head: Head | None
     lost: list[int] = field(default_factory=list[int])  # positions of missing records, which are recomputed
-    newly_lost: list[int] = field(default_factory=list[int])  # those unknown to the newest session
+    newly_lost: list[int] = field(default_factory=list[int])  # lost positions unknown to the newest session
     leftovers: list[Path] = field(default_factory=list[Path])  # files of thinned outputs, left by an interruption
 
     def append(self, record: StageRecord) -> None:

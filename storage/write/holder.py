@@ -36,8 +36,8 @@ class Writer:
     host: str
     pid: int
     since: str  # UTC, ISO 8601
-    token: str  # of its session
-    process_started: int | None = None  # in clock ticks since the machine booted; None if unknown
+    token: str  # token of the writer's session
+    process_started: int | None = None  # start time in clock ticks since the machine booted; None if unknown
     boot: str = ""  # identifier of that boot; "" if unknown
     listens: bool = True  # False for writers of earlier versions, which do not poll for stop requests
 

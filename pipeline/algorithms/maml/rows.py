@@ -44,7 +44,7 @@ class TaskRows:
     weights: Tensor  # 1 / (number of the task's real rows) for real rows, 0 for padding, [b, N]
     behavior: Distribution  # [b, N]
     behavior_log_prob: Tensor  # [b, N]
-    episodes: EpisodeRows | None = None  # for losses over whole episodes
+    episodes: EpisodeRows | None = None  # rows arranged as episodes, for losses over whole episodes
 
     def mean(self, values: Tensor) -> Tensor:
         """Return each task's mean of values [b, N] over its real rows, [b]."""

@@ -61,10 +61,10 @@ MIN_VARIANCE = 1e-7
 class PEARLNetworks:
     """The networks of PEARL."""
 
-    policy: Network  # from (o, z) to the means and log standard deviations of the action before the tanh
-    encoder: Network  # from (o, a, r) or (o, a, r, o') to a factor of the posterior over z
-    q: Network  # from (o, a, z) to a value; named after the first Q-function and shared by both
-    v: Network  # from (o, z) to a value
+    policy: Network  # maps (o, z) to the means and log standard deviations of the action before the tanh
+    encoder: Network  # maps (o, a, r) or (o, a, r, o') to a factor of the posterior over z
+    q: Network  # maps (o, a, z) to a value; named after the first Q-function and shared by both
+    v: Network  # maps (o, z) to a value
 
     @classmethod
     def build(cls, settings: PEARL, setup: Setup) -> PEARLNetworks:

@@ -32,7 +32,7 @@ class Start:
     state: Array  # MuJoCo's state, [S], see STATE
     body_pos: Array  # model fields that depend on the goal
     site_pos: Array
-    attributes: Mapping[str, Any]  # of the package's environment object
+    attributes: Mapping[str, Any]  # attributes of the package's environment object
 
 
 class RowPhysics:
@@ -109,7 +109,7 @@ _MAX_DRAWS = 100
 class RowsStep(NamedTuple):
     """Result of one control step for n rows."""
 
-    observations: Array  # after the step, [n, 39]
+    observations: Array  # observations after the step, [n, 39]
     rewards: Array  # [n]
     success: Array  # True where the task is solved, [n] bool
     info: Mapping[str, Array]  # values of the quantities in INFO, [n] each

@@ -23,8 +23,8 @@ class ActorSetup:
     num_rows: int  # number of rows (parallel episodes) E per task
     spaces: Spaces
     rngs: Sequence[np.random.Generator] | None  # action generators of the B tasks; None: take the most likely actions
-    belief_rng: Callable[[int, int], np.random.Generator]  # for the latent variable in episode e of task b, from (b, e)
-    memory: Memory | None = None  # of previous episodes, for actors with memory; None at the beginning of a trial
+    belief_rng: Callable[[int, int], np.random.Generator]  # maps (b, e) to the generator for the latent variable
+    memory: Memory | None = None  # memory of previous episodes, if the actor has any; None at the start of a trial
 
     @property
     def num_tasks(self) -> int:

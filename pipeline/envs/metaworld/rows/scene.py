@@ -102,8 +102,8 @@ class Moment:
     opened: Array  # gripper opening, [n], from 0 (closed) to 1
     object: Array  # position as observed, [n, 3] m
     fingertips: Array  # midpoint between the fingertips, [n, 3] m
-    scene: Mapping[str, Array]  # name -> [n, ...], values of the class's sources and of the hand's sources
-    start: Mapping[str, Array]  # name -> [n, ...], values from the start of the episode
+    scene: Mapping[str, Array]  # values of the class's and the hand's sources, keyed by name, [n, ...] each
+    start: Mapping[str, Array]  # values from the start of the episode, keyed by name, [n, ...] each
 
 
 class RowsEvaluation(NamedTuple):
@@ -124,9 +124,9 @@ class RowTask:
 
     evaluate: Callable[[Moment], RowsEvaluation]  # computes rewards and success
     object: Source  # the object's observed position
-    turn: Source | None  # its observed orientation, a quaternion or rotation matrix; None for zeros
+    turn: Source | None  # the object's observed orientation, a quaternion or rotation matrix; None for zeros
     offset: tuple[float, float, float] | None = None  # added to the position, in m
-    sources: Mapping[str, Source] = field(default_factory=dict[str, Source])  # others that the rewards need
+    sources: Mapping[str, Source] = field(default_factory=dict[str, Source])  # other quantities that the rewards need
     # Name of a value from the episode's start -> attribute of the official environment that contains it.
     start: Mapping[str, str] = field(default_factory=dict[str, str])
     touched: bool = False  # a grasp requires both pads to press on the object
