@@ -111,7 +111,7 @@ class Stage:
         run: Function that computes the output.
         per: How often the stage runs, such as ITERATION or INNER_STEP.
         name: Stage name; default: the function's name.
-        reads: Input -> name of the graph's edge; default: the edge with the input's name.
+        reads: Names of the graph's edges, keyed by input; default: the edge with the input's name.
         output: Type of the output: one from `metaloom.pipeline.types`, or a frozen dataclass of arrays that declare
             their axes, see `metaloom.pipeline.outputs`; default: the function's return annotation.
         group: Stored group; "{step}" is replaced by the inner step; default: the stage's name, followed by "_{step}"
@@ -201,7 +201,7 @@ class Stage:
 
     @cached_property
     def inputs(self) -> Mapping[str, bool]:
-        """Input name -> True if the input may be missing."""
+        """True for each input that may be missing, keyed by input name."""
         return {p.name: p.default is not p.empty for p in self._parameters if p.kind == p.KEYWORD_ONLY}
 
     @cached_property
@@ -214,7 +214,7 @@ class Stage:
 
     @property
     def edges(self) -> Mapping[str, str]:
-        """Input -> name of the edge that it reads."""
+        """Name of the edge that each input reads, keyed by input name."""
         assert self.reads is not None, "set in construction"
         return self.reads
 

@@ -40,7 +40,7 @@ class Trials:
         self.inputs: Array = np.concatenate([observations, before], axis=-1, dtype=np.float32)
         num_trials, length = self.mask.shape
         of_tasks = np.arange(num_trials) // (num_trials // self._shape[0])
-        self.behavior: dict[str, Array] = {  # name -> [N, L, ...]
+        self.behavior: dict[str, Array] = {  # keyed by name, [N, L, ...] each
             name: self.along(value)
             if value.shape[1:3] == self._shape[1:] and value.ndim > 3
             else np.repeat(value[of_tasks][:, None], length, axis=1)

@@ -132,4 +132,4 @@ class RMSpropInPlace:
 
 
 IN_PLACE: Mapping[str, type[AdamInPlace | RMSpropInPlace]] = {"adam": AdamInPlace, "rmsprop": RMSpropInPlace}
-"""Name in settings -> in-place optimizer."""
+"""In-place optimizers, keyed by their name in settings."""

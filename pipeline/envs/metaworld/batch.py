@@ -137,7 +137,7 @@ class MetaWorldBatch(RowBatch):
     def __init__(
         self,
         official: Callable[[int], OfficialClass],  # makes the class with a given number; called once per class
-        one_hot: Mapping[int, int],  # class number -> index in observations' one-hot vector; empty for no such vector
+        one_hot: Mapping[int, int],  # index in observations' one-hot vector, keyed by class number; empty for none
         num_rows: int,
         num_threads: int,
         computation: Computation,

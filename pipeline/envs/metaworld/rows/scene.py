@@ -127,7 +127,7 @@ class RowTask:
     turn: Source | None  # the object's observed orientation, a quaternion or rotation matrix; None for zeros
     offset: tuple[float, float, float] | None = None  # added to the position, in m
     sources: Mapping[str, Source] = field(default_factory=dict[str, Source])  # other quantities that the rewards need
-    # Name of a value from the episode's start -> attribute of the official environment that contains it.
+    # Attributes of the official environment with values from the episode's start, keyed by the name of the value.
     start: Mapping[str, str] = field(default_factory=dict[str, str])
     touched: bool = False  # a grasp requires both pads to press on the object
 
