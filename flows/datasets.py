@@ -190,7 +190,7 @@ class PartSampler(Sampler[int]):
 
     def __init__(self, ends: Array, seed: int, pool: int) -> None:
         if not 1 <= pool <= _CACHED_PARTS:
-            raise UsageError(f"pool must be 1 to {_CACHED_PARTS}, the number of cached parts, got {pool}")
+            raise UsageError(f"pool must be between 1 and {_CACHED_PARTS}, the number of cached parts, got {pool}")
         self._ends, self._seed, self._pool = ends, seed, pool
         self.epoch = 0
 

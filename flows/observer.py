@@ -52,7 +52,7 @@ def strict(observer: Observer) -> Observer:
         if not report.metrics[REPRODUCED]:
             raise StageFault(
                 f"iteration {report.iteration}: an episode differed when it was replayed on a new copy "
-                "of the environment (see the warning above); --strict requires identical bits"
+                "of the environment (see the warning above); --strict requires identical results"
             )
 
     return replace(observer, iteration_done=iteration_done)

@@ -79,10 +79,11 @@ def check_comparable(runs: Sequence[Run], *, mixed: bool) -> None:
 
 
 def grouped(runs: Sequence[Run], by: Sequence[str], *, mixed: bool) -> dict[str, RunGroup]:
-    """Return groups of runs, keyed by name, that differ only in their seed or have equal values for the settings `by`.
+    """Group runs that differ only in their seed or, with `by`, that have equal values for those settings.
 
-    The name lists the settings in which groups differ; for a single group, it contains algorithm and environment.
-    UsageError is raised if a setting is unknown, runs are duplicates, or groups cannot be compared.
+    A group's name lists the settings in which the groups differ, or the algorithm and the environment if there is only
+    one group. With `mixed`, runs from different environments may share a group. Raises UsageError if a setting is
+    unknown, two runs are duplicates, or the groups cannot be compared.
     """
     settings = {run.path: settings_of(run) for run in runs}
     known = {name: None for found in settings.values() for name in found}

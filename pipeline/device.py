@@ -16,7 +16,7 @@ EQUAL_IN_WORDS: dict[EqualityClass, str] = {
     "bits on this device": "same bits on this device",
     "stored": "as stored, this time",
 }
-"""Reproducibility class -> how to report a replay without differences; only the strongest is called identical."""
+"""Wording for a replay without differences, by reproducibility class; only the strongest is called identical."""
 
 
 def asks_for_gpu(problem: Exception) -> bool:

@@ -32,7 +32,7 @@ LETTERS = {
     "P": "task_field",
     "S": "state",
 }
-"""Letter in `Axes.names` -> axis name."""
+"""Axis names, keyed by their letter in `Axes.names`."""
 
 REST = "..."
 """Placeholder for any further axes at the end."""

@@ -32,9 +32,9 @@ INSTALLED = "installed"
 class Plugins:
     """Registry of plug-ins of one kind."""
 
-    kind: str  # for messages, such as "algorithm"
+    kind: str  # noun for messages, such as "algorithm"
     group: str  # entry point group, such as "metaloom.algorithms"
-    builtin: Mapping[str, str]  # name -> module:Class, imported on use
+    builtin: Mapping[str, str]  # module:Class, imported on use, keyed by name
 
     def names(self) -> list[str]:
         """Return the built-in names, followed by the names that installed packages provide."""

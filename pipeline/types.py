@@ -39,7 +39,7 @@ class _OfTasks(Shown):
     """Base class for dataclasses whose fields are arrays with a leading task axis, mappings to such arrays, or None."""
 
     def slice(self, start: int, stop: int) -> Self:
-        """Return a batch with the tasks start ... stop - 1."""
+        """Return a batch with the tasks `start` to `stop` - 1."""
         return self._changed([self], lambda parts: parts[0][start:stop])
 
     @classmethod
@@ -89,7 +89,7 @@ class TaskBatch(Shown):
         return len(self.params)
 
     def slice(self, start: int, stop: int) -> "TaskBatch":
-        """Return a batch with the tasks start ... stop - 1."""
+        """Return a batch with the tasks `start` to `stop` - 1."""
         return TaskBatch(self.params[start:stop], self.ids[start:stop], self.names, self.units)
 
 
@@ -101,22 +101,22 @@ class EpisodeBatch(_OfTasks):
     are neither terminated nor truncated.
 
     Attributes:
-        observations: [B, E, T+1, O] float32, or the integer type of the environment; the entry at `lengths` is the
-            observation after the last step.
-        actions: [B, E, T, A] float32 as returned by the policy (before any rescaling), or [B, E, T] int64.
-        rewards: [B, E, T] float32.
-        terminated: [B, E] bool, True if the task ended the episode.
-        truncated: [B, E] bool, True if the step limit ended the episode.
-        lengths: [B, E] int32, steps of each episode; 0 for empty slots.
+        observations: Observations, [B, E, T+1, O] float32 or the environment's integer type. The entry at `lengths` is
+            the observation after the last step.
+        actions: Actions as returned by the policy, before any rescaling, [B, E, T, A] float32 or [B, E, T] int64.
+        rewards: Rewards, [B, E, T] float32.
+        terminated: True if the task ended the episode, [B, E] bool.
+        truncated: True if the step limit ended the episode, [B, E] bool.
+        lengths: Number of steps in each episode, 0 for empty slots, [B, E] int32.
         behavior: Parameters of the behavior policy's distributions, float32. Gaussian: `mean` [B, E, T, A], `log_std`
             [B, A]. Discrete: `log_probs` [B, E, T, number of actions]. Tanh-Gaussian: `mean` and `log_stds` [B, E, T,
             A] before the tanh, and `latent` [B, E, Z] if drawn from the task's posterior. Q-values: `action_values` [B,
             E, T, number of actions] and `epsilon` [B]. Uniform: none. With inference within a trial, also
             `posterior_mean` and `posterior_log_std` [B, E, T, Z].
-        reward_terms: Term -> [B, E, T] float32; the terms sum to `rewards`.
-        initial_state: [B, E, S] float64, the simulator's state after reset, for rendering.
-        facts: Name -> values reported by the environment, bool or float32: [B, E, T] per step or [B, E] per episode.
-            NaN only for optional facts.
+        reward_terms: Reward terms, keyed by name, [B, E, T] float32 each; they sum to `rewards`.
+        initial_state: Simulator state after reset, for rendering, [B, E, S] float64.
+        facts: Values reported by the environment, keyed by name, bool or float32: [B, E, T] per step or [B, E] per
+            episode. Only optional facts may be NaN.
     """
 
     observations: Array
@@ -166,7 +166,7 @@ class EpisodeBatch(_OfTasks):
 
     @property
     def each_episode(self) -> dict[str, Array]:
-        """Name -> array [B, E], for the fields with one value per episode."""
+        """Arrays with one value per episode, keyed by field name, [B, E] each."""
         return {name: value for name in EACH_EPISODE if (value := getattr(self, name)) is not None}
 
     @property
@@ -176,12 +176,12 @@ class EpisodeBatch(_OfTasks):
 
     @property
     def real(self) -> Array:
-        """Mask [B, E] bool, False for empty slots."""
+        """Mask that is False for empty slots, [B, E] bool."""
         return np.greater(self.lengths, 0)
 
     @property
     def mask(self) -> Array:
-        """Mask [B, E, T] float32, 1 for real steps and 0 for padding."""
+        """Mask that is 1 for real steps and 0 for padding, [B, E, T] float32."""
         steps = np.arange(int(self.rewards.shape[2]))
         return np.less(steps, self.lengths[..., None]).astype(np.float32)
 
@@ -204,7 +204,7 @@ class EpisodeBatch(_OfTasks):
 EACH_EPISODE: Mapping[str, type[np.generic]] = {
     f.name: f.metadata["each_episode"] for f in fields(EpisodeBatch) if "each_episode" in f.metadata
 }
-"""Name -> dtype of the EpisodeBatch fields with one value per episode, [B, E]."""
+"""Dtypes of the EpisodeBatch fields with one value per episode, keyed by field name."""
 
 
 def fact_of_episodes(values: Array, lengths: Array) -> Array:
@@ -225,11 +225,11 @@ class Samples(_OfTasks):
     """Quantities computed from a batch of episodes for learning; zero in the padding.
 
     Attributes:
-        returns: [B, E, T] float32, discounted return from each step onward.
-        values: [B, E, T] float32, returns predicted by a baseline or critic.
-        advantages: [B, E, T] float32, advantage estimates.
-        mask: [B, E, T] float32, 1 for real steps and 0 for padding.
-        adjusted_rewards: [B, E, T] float32, discounted rewards minus their baseline, for DiCE; otherwise None.
+        returns: Discounted return from each step onward, [B, E, T] float32.
+        values: Returns predicted by a baseline or critic, [B, E, T] float32.
+        advantages: Advantage estimates, [B, E, T] float32.
+        mask: 1 for real steps and 0 for padding, [B, E, T] float32.
+        adjusted_rewards: Discounted rewards minus their baseline, [B, E, T] float32, for DiCE; otherwise None.
     """
 
     returns: Array
@@ -300,9 +300,9 @@ class LearnerState(Shown):
     """Everything that a learner carries over from one iteration to the next.
 
     Attributes:
-        params: Name -> policy parameter, float32.
-        optimizer: Name -> optimizer state, such as moments and step counts.
-        extra: Name -> any other array, such as target networks, KL coefficients, counters and inner step sizes.
+        params: Policy parameters, keyed by name, float32.
+        optimizer: Optimizer state, such as moments and step counts, keyed by name.
+        extra: All other arrays, such as target networks, KL coefficients, counters and inner step sizes, keyed by name.
     """
 
     params: Params
@@ -323,11 +323,11 @@ class Transitions(Shown):
     """Transitions for off-policy learning, with leading shape [...]: [N], or [K, N] for N transitions per task.
 
     Attributes:
-        observations: [..., O] float32.
-        actions: [..., A] float32 as returned by the policy, or [...] int64.
-        rewards: [...] float32.
-        next_observations: [..., O] float32.
-        terminated: [...] bool, True if the task ended the episode at this step; time limits do not count.
+        observations: Observations, [..., O] float32.
+        actions: Actions as returned by the policy, [..., A] float32 or [...] int64.
+        rewards: Rewards, [...] float32.
+        next_observations: Next observations, [..., O] float32.
+        terminated: True if the task ended the episode at this step, [...] bool; time limits do not count.
     """
 
     observations: Array
@@ -400,18 +400,18 @@ class Evaluation(Shown):
     Test episodes are never used for adaptation.
 
     Attributes:
-        task_params: [B, P] float64, task parameters.
-        task_ids: [B] int64, index of the task in its fixed set; -1 if there is no set.
+        task_params: Task parameters, [B, P] float64.
+        task_ids: Index of each task in a fixed set, [B] int64; -1 for tasks from a distribution.
         names: Names of the P columns of `task_params`.
         units: Units of the P columns.
-        test_returns: [B, K+1, M] float64, undiscounted returns of the test episodes after k steps.
-        test_lengths: [B, K+1, M] int32, lengths of the test episodes.
-        test_terminated: [B, K+1, M] bool, True if the task ended the episode.
-        adaptation_returns: [B, K, N] float64, returns of the episodes collected for adaptation step k + 1.
-        adaptation_lengths: [B, K, N] int32, their lengths.
-        adaptation_terminated: [B, K, N] bool, True if the task ended the episode.
-        test_facts: Name -> [B, K+1, M] bool or float32, facts per test episode, see `fact_of_episodes`.
-        adaptation_facts: Name -> [B, K, N], the same facts per adaptation episode.
+        test_returns: Undiscounted returns of the test episodes after k steps, [B, K+1, M] float64.
+        test_lengths: Lengths of the test episodes, [B, K+1, M] int32.
+        test_terminated: True if the task ended the test episode, [B, K+1, M] bool.
+        adaptation_returns: Returns of the episodes collected for adaptation step k + 1, [B, K, N] float64.
+        adaptation_lengths: Lengths of the adaptation episodes, [B, K, N] int32.
+        adaptation_terminated: True if the task ended the adaptation episode, [B, K, N] bool.
+        test_facts: Facts per test episode, keyed by name, [B, K+1, M] bool or float32 each; see `fact_of_episodes`.
+        adaptation_facts: The same facts per adaptation episode, keyed by name, [B, K, N] each.
     """
 
     task_params: Array

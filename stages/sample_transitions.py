@@ -143,7 +143,7 @@ def draw_with_replacement(uniforms: Array, sizes: Array | int) -> Array:
 
 
 def draw_distinct(uniforms: Array, sizes: Array) -> Array:
-    """Draw S uniform sets of C distinct integers, [S, C] int64; set s is drawn from 0 ... `sizes[s]` - 1.
+    """Draw S uniformly random sets of C distinct integers, [S, C] int64; set s is drawn from 0 ... `sizes[s]` - 1.
 
     Floyd's algorithm: Bentley and Floyd 1987, "A sample of brilliance", Communications of the ACM 30(9). Its cost does
     not depend on the sizes. The order within a set is not uniform. `uniforms` are draws in [0, 1), [S, C] float64; each

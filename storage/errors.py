@@ -122,7 +122,7 @@ def linked(where: Path) -> DamagedRun:
     """Return the error for a symbolic link in a run, as created by DVC or git-annex."""
     return DamagedRun(
         where,
-        found="is a symbolic link",
+        found="a symbolic link",
         required="a run of regular files and folders",
         action=f"`cp -rL {_run_around(where)[0]} COPY` copies the files that links of DVC, git-annex or a hub's "
         "cache point to",

@@ -137,7 +137,7 @@ def _run_writer(path: Path, session: Session, capacity: int | None, *, repair: b
     history = read_history(run.files, run.info)
     if history.newly_lost and not repair:
         known = newest_session(path, first_session(run.info))
-        _LOG.warning("%s: %s; they are computed again", path, describe_missing(history.newly_lost, known))
+        _LOG.warning("%s: %s; they will be recomputed", path, describe_missing(history.newly_lost, known))
     arrays = ArrayStore(run.files, session, shards=has_shards(run.info))
     arrays.grow(capacity or 0)
     head = {"head": history.head.document()} if history.head else {}

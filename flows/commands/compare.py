@@ -132,7 +132,7 @@ def scored(
 
 
 def described(metric: str, last: int) -> str:
-    """Return a description of the score by which runs are compared."""
+    """Return a description of the score used to compare runs."""
     if metric == EVALUATION:
         return "test return after the last adaptation step, per task, in the last common evaluation"
     over = f"over at most the last {last} iterations" if last > 1 else "in the last iteration"

@@ -1,4 +1,4 @@
-"""Counterfactuals: stored stages recomputed under different settings, on the same batches.
+"""Counterfactuals: stored stages recomputed with different settings, on the same batches.
 
 Nothing is sampled or stored. Processing is recomputed, minibatches of off-policy runs are drawn again, and baselines
 are refitted to the stored episodes, so the settings for all three affect the update.
@@ -37,7 +37,7 @@ CHANGEABLE = ("algorithm", "baseline", "processing", "seed")
 def optimize(
     path: Path, iteration: int, settings: Iterable[str] = (), *, stage: str | None = None, step: int = 0
 ) -> Counterfactual:
-    """Recompute a stage of a stored iteration under changed settings, without sampling; return the comparison."""
+    """Recompute a stage of a stored iteration with changed settings, without sampling; return the comparison."""
     return next(sweep(path, iteration, {}, settings, stage=stage, step=step))
 
 
@@ -105,7 +105,7 @@ def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
 
 @dataclass(frozen=True)
 class _Again:
-    """A stored stage that is recomputed under different settings."""
+    """A stored stage that is recomputed with different settings."""
 
     run: Run
     stages: Runner
@@ -144,7 +144,7 @@ class _Again:
 
 
 class _Altered:
-    """Outputs of an iteration under changed settings: read if sampled or from another iteration, else recomputed."""
+    """Outputs of an iteration with changed settings: read if sampled or from another iteration, else recomputed."""
 
     def __init__(self, run: Run, stages: Runner, iteration: int) -> None:
         self._run, self._stages, self._iteration = run, stages, iteration

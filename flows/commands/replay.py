@@ -122,7 +122,7 @@ def compare_digests(
 
 
 def compare(ref: StageRef, stored: Mapping[str, Any], replayed: Mapping[str, Any]) -> Iterator[ArrayDifference]:
-    """Yield a difference for each array whose bits differ."""
+    """Yield a difference for each array that is not bitwise identical."""
     for name in sorted({*stored, *replayed}):
         before, after = stored.get(name), replayed.get(name)
         if before is None or after is None or before.shape != after.shape or before.dtype != after.dtype:
@@ -196,7 +196,7 @@ class Debugged:
     ref: StageRef
     fault: Exception | None
     identical: bool | None
-    """True if the stored bits were reproduced; None if nothing is stored or the stage failed."""
+    """True if the stored output was reproduced; None if nothing is stored or the stage failed."""
 
     def __str__(self) -> str:
         what = f"iteration {self.ref.iteration}, {stage_name(self.ref)}"

@@ -59,7 +59,7 @@ def score_of(folder: Path, metric: str) -> float | None:
 
 
 def late_mean(iterations: Array, values: Array, num_iterations: int) -> float:
-    """Return the mean of the values [n] in the last tenth of a run's iterations, or the last value if it has none."""
+    """Return the mean of the values in the last tenth of a run's iterations, or the last value if there are none."""
     late = values[iterations >= num_iterations - ceil(num_iterations / 10)]
     return float(np.mean(late)) if len(late) else float(values[-1])
 

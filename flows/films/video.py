@@ -201,7 +201,7 @@ class Film:
 
     @property
     def agrees(self) -> bool:
-        """True if the simulated observations agree with the stored ones up to AGREES."""
+        """True if the simulated observations agree with the stored ones within the tolerance AGREES."""
         return self.largest_difference <= AGREES
 
     @property

@@ -57,12 +57,12 @@ def stages_of(config: RunConfig, backend: Backend, check: Callable[[], object] =
     """Yield the stages of a run; their workers end with the block.
 
     `check` may reject the settings. It is called after workers have tried the environment, since a hang kills only a
-    worker. Each Python thread uses one BLAS thread and one torch thread; more would make bits depend on the number of
-    cores.
+    worker. Each Python thread uses one BLAS thread and one torch thread; more would make results depend on the number
+    of cores.
     """
     try:
         check_graph(config)
-        torch.set_num_threads(1)  # only once: setting it between stages changed the bits of a VariBAD run
+        torch.set_num_threads(1)  # only once: setting it between stages changed the results of a VariBAD run
         with (
             threadpool_limits(1),
             ThreadPoolExecutor(usable_cores(), "metaloom-math", _prepare_thread) as pool,

@@ -103,8 +103,8 @@ class Runner:
     def try_learner(self) -> None:
         """Check that a learner can be initialized, since optimizers reject options only once they have parameters.
 
-        ConfigError is raised if an option is rejected, if a network's outputs are not float32, or if the policy cannot
-        act with the initial parameters; StageFault if the learner's initial state is invalid.
+        Raises ConfigError if an option is rejected, if a network's outputs are not float32, or if the policy cannot
+        act with the initial parameters, and StageFault if the learner's initial state is invalid.
         """
         # Imported here: reading runs does not need torch.
         from metaloom.pipeline.nn.modules import float32_alone

@@ -24,7 +24,8 @@ RANGES = 10
 def du(runs: RunArguments = ()) -> DiskUsage:
     """Show the disk usage of runs.
 
-    It is broken down by group, stage and iteration, and includes what forks share and what could be freed.
+    It is broken down by content type, stage and iteration. The output also shows what is shared with forks and what
+    thinning would free.
 
     Example: `metaloom du first`
 

@@ -1,4 +1,4 @@
-"""`optimize`: recomputes a stored stage under different settings."""
+"""`optimize`: recomputes a stored stage with different settings."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +22,9 @@ def optimize(
     trust: Trust = False,
     **settings: Any,
 ) -> "Counterfactual":
-    """Recompute a stage under different settings.
+    """Recompute a stage with different settings, and compare the output with the stored one.
 
-    It runs on the stored batches, without sampling, and compares the two outputs.
+    The stage reads the stored batches, and nothing is sampled.
 
     Example: `metaloom optimize first@3 --set algorithm.clip_eps=0.1`
 

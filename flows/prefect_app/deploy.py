@@ -108,7 +108,7 @@ def _is_ours(command: str | None) -> bool:
 
 
 def main() -> None:
-    """Update the server named in Prefect's settings, and print the changes."""
+    """Restart left-over flow runs and update the deployments on Prefect's current server, and print the changes."""
     with get_client(sync_client=True) as client:
         for words in chain(restart_left_over(client, Path(os.environ["PREFECT_HOME"])), deploy(client)):
             sys.stdout.write(f"{words}\n")

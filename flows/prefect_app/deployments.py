@@ -217,8 +217,8 @@ def backend_of(
 ) -> Backend:
     """Return the rollout backend, which uses the scheduler if one is given.
 
-    The form's default values count as not set: a run with one task then has no workers, and rollouts in this process
-    are not rejected.
+    Values equal to the form's defaults count as unset. A single-task run can then collect episodes in this process,
+    and `workers=0` is not rejected for a timeout or retries that the user never set.
     """
     return Backend(
         workers=None if scheduler or workers == DEFAULT_WORKERS else workers,

@@ -126,7 +126,7 @@ def _password(home: Path, *, trust: bool) -> str:
         if (home / "prefect.db").exists() and not trust:
             raise UsageError(
                 f"{home} has a database that was made by an earlier version, or by somebody else. Its deployments "
-                "can run programs as you. If you trust it, add --trust; otherwise delete that folder"
+                "can run programs under your account. If you trust it, add --trust; otherwise delete that folder"
             )
         password = f"metaloom:{secrets.token_urlsafe(24)}"
         write(file, password)

@@ -25,7 +25,10 @@ _METHOD = "read_deployment_by_name"
 
 @register_hook
 def setup_environment(*, ctx: HookContext) -> SetupResult | None:
-    """Return environment variables for Prefect, which calls this function on import."""
+    """Let Prefect's clients accept bare deployment names, and return environment variables for Prefect.
+
+    Prefect calls this function on import.
+    """
     try:
         from prefect.client.orchestration._deployments.client import DeploymentAsyncClient, DeploymentClient
 

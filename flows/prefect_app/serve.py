@@ -158,8 +158,9 @@ def _require_password(address: Address) -> None:
     user, _, password = chosen.partition(":")
     if not address.is_private and not (user and password):
         raise UsageError(
-            f"--host {address.host}: other machines could start deployments as you. Set a password first: `export "
-            f"{PASSWORD}=USER:PASSWORD`, and the same as PREFECT_API_AUTH_STRING wherever you run `prefect`"
+            f"--host {address.host}: other machines could start deployments on your behalf. Set a password first with "
+            f"`export {PASSWORD}=USER:PASSWORD`, and set PREFECT_API_AUTH_STRING to the same value wherever you run "
+            "`prefect`"
         )
 
 
@@ -189,7 +190,7 @@ def _prepare(folder: Path, address: Address, found: Mapping[str, Any], password:
     if not found and not (folder / TEMPLATE.name).exists():
         text = TEMPLATE.read_text("utf-8").replace(Address(4200).api, address.api)
         write(folder / TEMPLATE.name, text)
-        say("wrote prefect.toml, with which `prefect` commands in this folder find the server")
+        say("wrote prefect.toml, so that `prefect` commands in this folder find the server")
         found = tomllib.loads(text)
     plugins = found.get("plugins", {})
     has_plugin = plugins.get("enabled") is True and "metaloom" in plugins.get("allow", ["metaloom"])

@@ -189,9 +189,9 @@ def extract(folder: Path, reference: Reference, path: Path) -> Path:
     try:
         raw = read_file(archive, limit=LARGEST_ARCHIVE)
     except FileNotFoundError:
-        raise broken(archive, "is missing") from None
+        raise broken(archive, "missing") from None
     if hashlib.sha256(raw).hexdigest() != reference.sha256:
-        raise broken(archive, "is not the archive in the index: its SHA-256 differs")
+        raise broken(archive, "not the archive in the index: its SHA-256 differs")
     if len(raw) != reference.size:
         raise broken(archive, f"has {len(raw)} bytes; the index records {reference.size}")
     # Unpack into a private folder beside the target and rename it, so that concurrent calls do not conflict.

@@ -96,9 +96,9 @@ def read_index(folder: Path) -> list[Reference]:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         where = ".".join(map(str, ("references", *problem["loc"])))
-        raise broken(folder / INDEX, f"is not an index of references ({where}: {problem['msg']})") from None
+        raise broken(folder / INDEX, f"not an index of references ({where}: {problem['msg']})") from None
     except (KeyError, ValueError) as error:
-        raise broken(folder / INDEX, f"is not an index of references ({type(error).__name__}: {error})") from None
+        raise broken(folder / INDEX, f"not an index of references ({type(error).__name__}: {error})") from None
 
 
 def write_index(folder: Path, references: Sequence[Reference]) -> None:

@@ -200,7 +200,7 @@ class Verified:
         if self.first_difference is None and places:
             return (
                 f"{about}: all {self.proved}, but NOT recorded correctly by the run, {' and '.join(places)}: `show`, "
-                "`report` and `compare` show values other than those computed"
+                "`report` and `compare` show values that differ from the computed ones"
             )
         if self.first_difference is None:
             earned = f"; the average return of iteration {self.iteration} is "
@@ -210,15 +210,15 @@ class Verified:
         if self.returns is not None:
             then, now = self.returns
             far = f"; the average return of iteration {self.iteration} is {now:.8g}, recorded {then:.8g}"
-        false = f". Whatever the bits, the run is wrong {' and '.join(places)}" if places else ""
+        false = f". In addition, the run is not recorded correctly {' and '.join(places)}" if places else ""
         if not self.differs:
             return (
                 f"{about}: NOT identical from {where} on{far}. Versions and processor match the record, so the "
                 f"fault lies with this machine, the reference or Metaloom{false}"
             )
         return (
-            f"{about}: not bitwise identical from {where} on{far}. Identical bits are promised only for the same "
-            f"versions and kind of processor. Changed since: {'; '.join(self.differs)}{false}"
+            f"{about}: not identical from {where} on{far}. Identical results are only guaranteed with the same "
+            f"versions and type of processor. Changed since: {'; '.join(self.differs)}{false}"
         )
 
 

@@ -55,7 +55,7 @@ class Recording:
     """Recorded progress of an attempt whose process ended."""
 
     at: Header
-    actions: Array  # [T, N, A] float32, zero after `env_step`; empty if simulators were still being built
+    actions: Array  # zero after `env_step`, empty if simulators were still being built, [T, N, A] float32
     timed_out: bool  # the guard ended the process
     stopped: bool  # the guard found the process suspended, for example by SIGSTOP
     closed: bool  # the process ended itself because file descriptors had been closed

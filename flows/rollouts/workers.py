@@ -1,6 +1,6 @@
 """Execution of rollouts in this process, or on Dask workers (`flows/rollouts/dask.py`).
 
-An episode's bits do not depend on where it is sampled, so the choice affects a run's duration but not its digests.
+An episode is bitwise identical wherever it is sampled, so the choice affects a run's duration but not its digests.
 Workers import this module, so it must not import torch.
 """
 
@@ -178,7 +178,7 @@ class _WarmSamplers(threading.local):
         if found is None:
             # A replayed episode was already watched when it was first sampled.
             watched = spec.actor != "recorded" and bool(own_paths(acting_paths(spec.env, spec.policy)))
-            # More than one BLAS thread would make bits depend on the machine and occupy other workers' cores.
+            # More than one BLAS thread would make results depend on the machine and occupy other workers' cores.
             threadpool_limits(1)
             sampler = Sampler(
                 spec.env,

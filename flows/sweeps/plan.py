@@ -58,7 +58,7 @@ def plan_search(
     settings: Sequence[str] = (),
     many: bool = False,
 ) -> Sweep:
-    """Plan a sweep that searches for settings and return it with the runs suggested so far. Stores nothing."""
+    """Plan a hyperparameter search, and return it with the runs suggested so far. Stores nothing."""
     require_optuna()
     root, name = _place(recipe, name)
     if not search.space:
@@ -117,10 +117,10 @@ def check_unchanged(stored: Sweep, planned: Sweep, *, extend: bool) -> None:
         return
     differences = [f"{what}: {_shown(a)} before, {_shown(b)} now" for what, a, b in _parts(stored, planned) if a != b]
     differences = differences or [f"{stored.recipe} has changed"]
-    extends = f"--extend (in Python: extend=True) adds the {added} new runs to it, " if grows else ""
+    extends = f"--extend (in Python: extend=True) adds the {added} new runs to it. " if grows else ""
     raise UsageError(
-        f"the sweep {stored.name} is stored with different arguments. {'; '.join(differences)}. {extends}--name starts "
-        "another sweep"
+        f"the sweep {stored.name} is stored with different arguments. {'; '.join(differences)}. {extends}Use --name to "
+        "start another sweep"
     )
 
 

@@ -39,7 +39,7 @@ class Range:
         """Parse a value formatted by `text`; raise ValueError if it is outside the range."""
         value = int(text) if self.whole else float(text)
         if not self.low <= value <= self.high:
-            raise ValueError(f"{text} is not from {self.low} to {self.high}")
+            raise ValueError(f"{text} is not between {self.low} and {self.high}")
         return value
 
     def probes(self) -> list[str]:
@@ -74,7 +74,7 @@ Dimension: TypeAlias = Range | Choice
 
 @dataclass(frozen=True)
 class Search:
-    """Search for the settings with the highest score."""
+    """Hyperparameter search for the highest score."""
 
     trials: int  # number of combinations of values to try
     metric: str  # `return` after adaptation, `evaluation`, or any other; averaged over a run's last tenth

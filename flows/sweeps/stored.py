@@ -145,10 +145,10 @@ def find_sweep(name: str) -> Sweep | None:
     except FileNotFoundError:
         return None
     except (ValueError, DamagedRun) as error:
-        why = f": it {error.found}" if isinstance(error, DamagedRun) else ""
+        why = f" ({error.found})" if isinstance(error, DamagedRun) else ""
         raise UsageError(
-            f"{file} is not a sweep in the format {FORMAT}{why}. Restore what `metaloom sweep` wrote. The runs "
-            "are beside it and can be used without it"
+            f"{file} is not a sweep in the format {FORMAT}{why}. Restore the file that `metaloom sweep` "
+            "wrote. The runs are beside it and can be used without it"
         ) from None
 
 

@@ -80,7 +80,7 @@ class Blueprint:
     def wrap(self, env: gymnasium.Env[Any, Any]) -> PolicyActions:
         """Return a custom environment wrapped so that it accepts the policy's actions.
 
-        A TypeError is raised if `env` is not an environment, and a ValueError if its spaces differ from the run's.
+        Raises TypeError if `env` is not an environment, and ValueError if its spaces differ from the run's.
         """
         # Check the type, since notebooks are not type-checked.
         if not isinstance(env, gymnasium.Env):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -208,7 +208,7 @@ class TrainedPolicy(Acting):
             UsageError: the algorithm does not adapt, or the arguments are incompatible.
             GraphError: the algorithm's adaptation stages need outputs that only exist during training.
             TypeError: `to` is neither an environment nor episodes.
-            ValueError: the environment or the episodes do not match the run's.
+            ValueError: the environment or the episodes do not match the run.
             RolloutError: the environment failed.
         """
         config = self.blueprint.config

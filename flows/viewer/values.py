@@ -161,6 +161,6 @@ def _require_modest(spec: ArraySpec, tasks: Sequence[int] | None) -> None:
     parts = 1 if tasks is None or not spec.sharded else spec.shape[0] // len(tasks)
     if spec.raw_bytes > MOST_BYTES * parts:
         raise UsageError(
-            f"the array has {spec.raw_bytes} bytes; the page reads at most {MOST_BYTES}. In Python, "
-            "metaloom.open_run(...) reads it"
+            f"the array takes {spec.raw_bytes:,} bytes, more than the {MOST_BYTES:,} that this page can read; in "
+            "Python, use metaloom.open_run(...)"
         )

@@ -25,7 +25,7 @@ class RunHistory:
     iterations: Array  # indices, [I]
     metrics: Mapping[str, Array]  # keyed by name, [I] float64 each; NaN where an iteration lacks it
     task_returns: Array  # mean episode return per iteration, inner step and task, [I, K+1, B]
-    by_class: Sequence[ByStep] = ()  # per iteration, per-class returns at each inner step; empty without classes
+    by_class: Sequence[ByStep] = ()  # per-class returns at each inner step, per iteration; empty without classes
     task_classes: Array | None = None  # class index of each task, [I, B]; None without classes
     classes: Classes | None = None
 

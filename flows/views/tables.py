@@ -523,8 +523,8 @@ def grid_table(results: Sequence["Counterfactual"]) -> Table:
 
 def _stored_words(result: "Counterfactual") -> str:
     if result.stored.identical:
-        return "with the run's own settings the stage reproduces the stored bits"
-    return "with the run's own settings the stage does NOT reproduce the stored bits: see `metaloom replay`"
+        return "with the run's own settings the stage reproduces the stored output"
+    return "with the run's own settings the stage does NOT reproduce the stored output: see `metaloom replay`"
 
 
 def _settings(result: "Counterfactual") -> str:

@@ -46,7 +46,7 @@ def sources_of(paths: Iterable[str]) -> dict[str, str]:
 
 
 _first_read: dict[Path, tuple[object, str]] = {}
-"""File -> the module's spec, which a reload replaces, and the file's digest when it was first read."""
+"""The module's spec, which a reload replaces, and the digest at the first read, keyed by file."""
 
 
 def digest_first_read(name: str, file: Path) -> str:

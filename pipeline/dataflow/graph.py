@@ -30,8 +30,8 @@ class Graph:
         name: Name by which algorithm settings select the graph.
         stages: Stages in data-flow order; consecutive per-step stages run step by step.
         edges: Edges, keyed by the names that stages use.
-        shared: Caches that stages keep between iterations, such as a replay buffer: parameter name in stage functions
-            -> function that makes the object from tools. Results do not depend on the caches.
+        shared: Functions that make caches, such as a replay buffer, from tools, keyed by the stage functions' parameter
+            name. Stages keep the caches between iterations. Results do not depend on them.
         remembers_by_task: True if stored data refer to tasks by index, so the training set must not change.
         check: Function that raises ConfigError or EnvError if the configuration and the environment are incompatible.
 

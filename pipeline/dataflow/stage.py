@@ -111,7 +111,7 @@ class Stage:
         run: Function that computes the output.
         per: How often the stage runs, such as ITERATION or INNER_STEP.
         name: Stage name; default: the function's name.
-        reads: Input -> name of the graph's edge; default: the edge with the input's name.
+        reads: Names of the graph's edges, keyed by input; default: the edge with the input's name.
         output: Type of the output: one from `metaloom.pipeline.types`, or a frozen dataclass of arrays that declare
             their axes, see `metaloom.pipeline.outputs`; default: the function's return annotation.
         group: Stored group; "{step}" is replaced by the inner step; default: the stage's name, followed by "_{step}"
@@ -201,7 +201,7 @@ class Stage:
 
     @cached_property
     def inputs(self) -> Mapping[str, bool]:
-        """Input name -> True if the input may be missing."""
+        """True for each input that may be missing, keyed by input name."""
         return {p.name: p.default is not p.empty for p in self._parameters if p.kind == p.KEYWORD_ONLY}
 
     @cached_property
@@ -214,7 +214,7 @@ class Stage:
 
     @property
     def edges(self) -> Mapping[str, str]:
-        """Input -> name of the edge that it reads."""
+        """Name of the edge that each input reads, keyed by input name."""
         assert self.reads is not None, "set in construction"
         return self.reads
 
@@ -247,7 +247,10 @@ def tools_of(make: Callable[..., object]) -> Sequence[str]:
 
 @cache
 def fields_of_tasks(kind: type[Any], *, all_of_them: bool = False) -> tuple[str, ...]:
-    """Return the fields of an output class whose first axis is tasks; with `all_of_them`, () unless all fields are."""
+    """Return the names of an output class's fields whose first axis is the task axis.
+
+    With `all_of_them`, return () unless every field has that axis.
+    """
     if kind in (types.EpisodeBatch, types.Samples, types.TaskParams):
         return tuple(f.name for f in fields(kind))
     if kind.__module__ == types.__name__ or not is_dataclass(kind):

@@ -39,7 +39,7 @@ ENVS: dict[str, str] = {
     "walker2d-rand-params": "metaloom.pipeline.envs.walker2d:Walker2dRandParams",
     "walker2d-vel": "metaloom.pipeline.envs.walker2d:Walker2dVel",
 }
-"""Name -> module:Class. The module is imported only when the environment is made."""
+"""Environment classes as module:Class, keyed by name. A module is imported only when the environment is made."""
 
 PLUGINS = Plugins("environment", "metaloom.envs", ENVS)
 

@@ -33,7 +33,7 @@ _OF_JOINTS = {
     mujoco.mjtJoint.mjJNT_SLIDE: ([("", "m")], [("", "m")]),
     mujoco.mjtJoint.mjJNT_HINGE: ([("", "rad")], [("", "rad")]),
 }
-"""Joint type -> its coordinates in qpos and in qvel, with units."""
+"""Coordinates of a joint in qpos and in qvel, with units, keyed by joint type."""
 _INERTIA = ("ixx", "iyy", "izz", "ixy", "ixz", "iyz")
 _SPATIAL: Mapping[str, tuple[tuple[str, str], ...]] = {
     "xpos": tuple((axis, "m") for axis in _XYZ),
@@ -46,7 +46,7 @@ _SPATIAL: Mapping[str, tuple[tuple[str, str], ...]] = {
     "cvel": (*((f"angular_velocity_{a}", "rad/s") for a in _XYZ), *((f"velocity_{a}", "m/s") for a in _XYZ)),
     "cfrc_ext": (*((f"contact_torque_{a}", "N m") for a in _XYZ), *((f"contact_force_{a}", "N") for a in _XYZ)),
 }
-"""MjData field -> its components per body, with units."""
+"""Components per body, with units, keyed by MjData field."""
 
 
 def action_components(model: mujoco.MjModel) -> tuple[Component, ...]:
@@ -135,7 +135,7 @@ class Motion:
     qvel: Array  # joint velocities after the step, [n, nv]
     actions: Array  # controls that were applied, [n, A]
     dt: float  # duration of the step in seconds
-    # Name -> [n, ...], the robot's `derived_before` fields before the step, and its `derived` fields after the step.
+    # The robot's `derived_before` fields before the step, and `derived` fields after it, keyed by name, [n, ...] each.
     derived_before: Mapping[str, Array] = field(default_factory=dict)
     derived: Mapping[str, Array] = field(default_factory=dict)
 
@@ -359,7 +359,7 @@ def physics_batch(
 ) -> PhysicsBatch:
     """Return a MuJoCo batch for a robot's model, without computations that a single robot does not need."""
     model = copy.copy(model)
-    # Solving contacts by islands gives the same bits, but takes longer if there is only one island.
+    # Solving contacts by islands gives identical results, but takes longer if there is only one island.
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND
     if contact_forces:
         return ContactBatch(model, num_rows, num_threads)

@@ -20,7 +20,7 @@ STATISTICS: dict[type[gymnasium.Env[Any, Any]], str] = {
     NormalizeObservation: "policy.normalize_observations=true",
     NormalizeReward: "processing.scale_rewards=true",
 }
-"""Wrapper that keeps statistics over episodes -> setting to use instead."""
+"""Settings to use instead of wrappers that keep statistics over episodes, keyed by wrapper."""
 
 
 def in_wrappers(env: gymnasium.Env[Any, Any], wrappers: Sequence[WrapperConfig]) -> gymnasium.Env[Any, Any]:

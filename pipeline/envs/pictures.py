@@ -57,7 +57,7 @@ class Picture:
         self._disc(places[-1], 5, _POINT)
 
     def pixels(self) -> Array:
-        """Return the image [SIDE, SIDE, 3] uint8."""
+        """Return the image, [SIDE, SIDE, 3] uint8."""
         return self._canvas.round().astype(np.uint8)
 
     def _pixel(self, place: Array) -> Array:

@@ -38,8 +38,8 @@ class SwimmerVel(AtSpeed, MujocoRobot, MetaEnv):
     | control     | -1e-4 * ‖action‖²                                  | 1     |
 
     Start: joint positions and velocities U(-0.1, 0.1) around the rest pose. A control step is 0.04 s (four physics
-    steps). Never terminates. Differs from the original, whose reward has the wrong sign. PEARL has no swimmer, so
-    obs_style is promp or v5, which are the same.
+    steps). Never terminates. The original's reward has the wrong sign, which is corrected here. PEARL has no
+    swimmer, so obs_style is promp or v5, which are the same.
     """
 
     frame_skip = 4

@@ -138,11 +138,12 @@ def first_to_finish(lengths: Array, success: Array) -> float:
 
 
 def official_rates(lengths: Array, success: Array, of: Array, among: Sequence[int]) -> list[float]:
-    """Return the official success rate of each class in `among`: the mean over groups of tasks of `first_to_finish`.
+    """Return the official success rate of each class in `among`: `first_to_finish`, averaged over groups of tasks.
 
     `lengths` and `success` [B, M] describe test episodes that end at success; `of` [B] is the class index of each task.
-    The tasks of a class form groups of ENVIRONMENTS // classes tasks in order, as in the package. Leftover tasks that
-    do not fill a group are dropped, since the rate depends on the group size. Without a full group, the rate is NaN.
+    As in the Meta-World package, the tasks of a class form groups of ENVIRONMENTS // classes tasks, in order. Leftover
+    tasks that do not fill a group are dropped, since the rate depends on the group size. Without a full group, the rate
+    is NaN.
     """
     size = max(1, ENVIRONMENTS // len(among))
     rates: list[float] = []

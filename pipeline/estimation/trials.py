@@ -25,7 +25,7 @@ class Trials:
         if not mask.all():
             # Real steps first, in order.
             self._order = np.argsort(~mask, axis=1, kind="stable")[:, : int(mask.sum(1).max())]
-        self.mask: Array = self.along(episodes.mask != 0)  # [N, L] bool, True for real steps
+        self.mask: Array = self.along(episodes.mask != 0)  # True for real steps, [N, L] bool
         self.actions: Array = self.along(episodes.actions)  # [N, L, A] float32 or [N, L] int64
         self.rewards: Array = self.along(episodes.rewards) * self.mask  # [N, L]
         observations = self.along(episodes.observations[:, :, :-1])
@@ -40,7 +40,7 @@ class Trials:
         self.inputs: Array = np.concatenate([observations, before], axis=-1, dtype=np.float32)
         num_trials, length = self.mask.shape
         of_tasks = np.arange(num_trials) // (num_trials // self._shape[0])
-        self.behavior: dict[str, Array] = {  # name -> [N, L, ...]
+        self.behavior: dict[str, Array] = {  # keyed by name, [N, L, ...] each
             name: self.along(value)
             if value.shape[1:3] == self._shape[1:] and value.ndim > 3
             else np.repeat(value[of_tasks][:, None], length, axis=1)

@@ -31,7 +31,7 @@ class PosteriorArrays:
     """Diagonal Gaussian posteriors over the latent variables of K tasks."""
 
     mean: Array  # [K, Z]
-    variance: Array  # [K, Z]; 0 for point estimates
+    variance: Array  # 0 for point estimates, [K, Z]
 
     def sample(self, noise: Array) -> Array:
         """Return latent variables [K, Z] sampled with standard normal noise [K, Z]."""

@@ -24,8 +24,8 @@ class FlatTensors:
     ) -> None:
         flat = np.concatenate([np.ravel(value) for value in params.values()])
         self.vector: Tensor = torch.from_numpy(flat).to(device)  # all parameters in order, [D]
-        self.gradient: Tensor = torch.zeros_like(self.vector)  # [D]; zero for fixed parameters
-        self.learned: Array = np.zeros(len(self.vector), bool)  # [D], False for fixed parameters
+        self.gradient: Tensor = torch.zeros_like(self.vector)  # zero for fixed parameters, [D]
+        self.learned: Array = np.zeros(len(self.vector), bool)  # False for fixed parameters, [D]
         self.params: dict[str, Tensor] = {}  # autograd leaves that share the memory of `vector`
         offset = 0
         for name, value in params.items():

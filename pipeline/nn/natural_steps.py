@@ -43,7 +43,7 @@ def conjugate_gradient(
 
 
 def dot(a: Array, b: Array) -> float:
-    """Return the inner product of two arrays. Its bits do not depend on the number of BLAS threads."""
+    """Return the inner product of two arrays, bitwise identical for any number of BLAS threads."""
     return float(np.sum(a * b))
 
 

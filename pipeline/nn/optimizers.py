@@ -17,7 +17,8 @@ class Adam:
     """Adam with ε outside the bias correction: p -= α √(1 - β₂ᵗ) / (1 - β₁ᵗ) * m / (√v + ε).
 
     Kingma and Ba 2015, arXiv:1412.6980, the efficient form at the end of section 2 ("epsilon hat"), as in
-    TensorFlow 1. All operations are elementwise in the parameters' dtype, so bits depend on neither threads nor layout.
+    TensorFlow 1. All operations are elementwise in the parameters' dtype, so results do not depend on threads or
+    layout.
     """
 
     learning_rate: float
@@ -131,4 +132,4 @@ class RMSpropInPlace:
 
 
 IN_PLACE: Mapping[str, type[AdamInPlace | RMSpropInPlace]] = {"adam": AdamInPlace, "rmsprop": RMSpropInPlace}
-"""Name in settings -> in-place optimizer."""
+"""In-place optimizers, keyed by their name in settings."""

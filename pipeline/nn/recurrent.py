@@ -139,7 +139,7 @@ class LSTM(GRU):
 def _as_torch(params: Mapping[str, Tensor]) -> tuple[Any, ...]:
     """Return a cell's parameters in torch's order, and the other arguments of torch.gru and torch.lstm.
 
-    These are: biases, one layer, no dropout, training or not, one direction, time first.
+    The latter stand for: with biases, one layer, no dropout, training mode or not, unidirectional, time first.
     """
     kernels = [params[f"{CELL}.{name}"].t() for name in ("input_kernel", "hidden_kernel")]
     on_gpu = kernels[0].is_cuda

@@ -43,7 +43,7 @@ class Policy(ABC):
         """Return the action distributions for observations.
 
         Args:
-            params: Name -> parameter, either all with a leading task axis B or all without.
+            params: Parameters, keyed by name, either all with a leading task axis B or all without.
             observations: Flattened observations, [B, N, O] with a task axis, otherwise [N, O].
         """
 
@@ -52,8 +52,8 @@ class Policy(ABC):
         """Rebuild the behavior policy's distributions from recorded arrays.
 
         Args:
-            behavior: Name -> array of `EpisodeBatch.behavior` with its steps in one axis, [..., N, ...]. An array that
-                has no steps, such as a Gaussian's `log_std` [B, A], has an axis of length 1 instead: [B, 1, A].
+            behavior: Arrays of `EpisodeBatch.behavior` with their steps in one axis, [..., N, ...], keyed by name. An
+                array without steps, such as a Gaussian's `log_std` [B, A], has an axis of length 1 instead: [B, 1, A].
         """
 
 

@@ -17,12 +17,12 @@ LOGITS_NETWORK = "logits_network"
 class Inference(Protocol):
     """Forward pass of a network for B tasks x E rows, with separate parameters per task.
 
-    The bits of a row in a float32 matrix product depend on the number of rows, but not on the contents of other rows.
-    So a task's product always has all E rows, including ended episodes, and a task's actions do not depend on other
-    tasks or on when episodes end.
+    How a row of a float32 matrix product is rounded depends on the number of rows, but not on the contents of other
+    rows. So a task's product always has all E rows, including ended episodes, and a task's actions do not depend on
+    other tasks or on when episodes end.
     """
 
-    inputs: Array  # [B, E, in] float32, to which callers write observations
+    inputs: Array  # where callers write observations, [B, E, in] float32
     output_size: int  # number of outputs
 
     def outputs(self) -> Array:

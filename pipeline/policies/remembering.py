@@ -20,8 +20,8 @@ TRIAL_STATE, TRIAL_LAST = "trial.state", "trial.last"
 class Memory:
     """Memory for B tasks x E rows."""
 
-    state: Array  # [B, E, S], recurrent state of the network; zero in a new trial
-    last: Array  # [B, E, A + 2], last action (one-hot if discrete), reward and end of episode; zero in a new trial
+    state: Array  # recurrent state of the network, zero in a new trial, [B, E, S]
+    last: Array  # last action (one-hot if discrete), reward and end of episode; zero in a new trial, [B, E, A + 2]
 
     def of_task(self) -> Params:
         """Return the memory as task parameters [B, ...], for a single row per task."""
@@ -115,7 +115,7 @@ class Remembering:
         self._last_rows[rows] = taken
 
     def learn_of(self, rows: Array, rewards: Array, ended: Array) -> None:
-        """Store the rewards [n] of rows [n], and whether their episodes ended, [n]."""
+        """Store the last reward of each row in `rows`, and whether its episode has ended, [n] each."""
         self._last_rows[rows, -2] = rewards
         self._last_rows[rows, -1] = ended
 

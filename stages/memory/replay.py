@@ -24,7 +24,7 @@ class Collected(NamedTuple):
     """Origin and use of a rollout batch."""
 
     iteration: int  # BEFORE_ITERATIONS for the initial fill
-    task_ids: Array  # [B], replay buffer index of each task's episodes
+    task_ids: Array  # replay buffer index of each task's episodes, [B]
     in_context: bool  # the batch may be used to infer tasks
 
 

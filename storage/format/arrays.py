@@ -227,7 +227,7 @@ def decode_chunk(raw: bytes, spec: ArraySpec, where: Path, out: Array | None = N
         return np.frombuffer(payload, spec.dtype).reshape(spec.shape).copy()
     # blosc trusts its header: a wrong size would write past the row or exhaust memory.
     if len(raw) < 16 + CRC_BYTES:
-        raise damaged(where, "is too short for a compressed chunk")
+        raise damaged(where, "too short for a compressed chunk")
     raw_bytes, block, compressed = _BLOSC_HEADER.unpack_from(raw)
     fits = raw_bytes == spec.raw_bytes and compressed == len(raw) - CRC_BYTES and 0 < block <= raw_bytes
     if not fits or raw_bytes > _LARGEST_RATIO * compressed:
@@ -315,7 +315,7 @@ def _read_part(descriptor: int, part: ShardPart, where: Path) -> bytes:
 
 def _pread(descriptor: int, size: int, offset: int, where: Path) -> bytes:
     if offset < 0:
-        raise damaged(where, "is too short for a shard of its array")
+        raise damaged(where, "too short for a shard of its array")
     try:
         return os.pread(descriptor, size, offset)
     except OSError as error:

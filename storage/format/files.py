@@ -47,12 +47,12 @@ def open_file(path: Path) -> FileIO:
         if error.errno in (errno.ELOOP, errno.EMLINK):
             raise linked(path) from error
         if error.errno in (errno.ENXIO, errno.ENOTDIR):
-            raise damaged(path, "is not a regular file") from error
+            raise damaged(path, "not a regular file") from error
         raise _refused(path, error, required="a file that can be read") from error
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):  # a folder, for which there is no file object, or a device, which may be infinite
         os.close(descriptor)
-        raise damaged(path, f"is {'a folder' if stat.S_ISDIR(mode) else 'a pipe or a device'}, not a file")
+        raise damaged(path, f"{'a folder' if stat.S_ISDIR(mode) else 'a pipe or a device'}, not a file")
     return FileIO(descriptor, "rb")
 
 

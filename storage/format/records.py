@@ -152,7 +152,7 @@ def read_record(path: Path) -> StageRecord:
     """Read a record from its file in `_commits`. Raises DamagedRun if it is damaged or belongs to another output."""
     record = _parsed(read_sealed(path), path)
     if record.ref.file_name != path.name:
-        raise damaged(path, f"is the record of {record.ref}")
+        raise damaged(path, f"contains the record of {record.ref}")
     return record
 
 
@@ -193,7 +193,7 @@ def _parsed(document: Mapping[str, Any], where: Path) -> StageRecord:
             spans=tuple(_parse_span(item) for item in document.get("spans", [])),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise damaged(where, f"is not a commit record ({type(error).__name__}: {error})") from None
+        raise damaged(where, f"not a commit record ({type(error).__name__}: {error})") from None
 
 
 def parse_session(number: Any, token: Any) -> tuple[int, str]:

@@ -68,7 +68,7 @@ class Seal:
 
     iterations: range
     outputs: Mapping[tuple[str, int], tuple[range, ...]]  # iterations, keyed by stage and inner step
-    links: tuple[Link, ...]  # in order
+    links: tuple[Link, ...]  # links of the record chain, in order
     sessions: frozenset[tuple[int, str]]  # number and token of each session that wrote the records
     arrays: Mapping[str, PackedArray]
     files: Mapping[str, PackedFile]  # without the seal and separate chunks
@@ -139,9 +139,9 @@ def read_seal(folder: Path) -> Seal:
         )
         _check(seal)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise damaged(folder / SEAL, f"is not the seal of a segment ({type(error).__name__}: {error})") from None
+        raise damaged(folder / SEAL, f"not the seal of a segment ({type(error).__name__}: {error})") from None
     if segment_name(seal.iterations) != folder.name:
-        raise damaged(folder / SEAL, f"is the seal of {segment_name(seal.iterations)}")
+        raise damaged(folder / SEAL, f"contains the seal of {segment_name(seal.iterations)}")
     return seal
 
 

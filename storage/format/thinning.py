@@ -120,7 +120,7 @@ def read_marker(path: Path, stages: StageTable) -> dict[StageRef, str]:
             raise ValueError(f"unexpected schema {document['schema']!r} or iteration {document['iteration']!r}")
         return _outputs(document["outputs"], iteration, stages)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise damaged(path, f"is not the marker of a thinned iteration ({type(error).__name__}: {error})") from None
+        raise damaged(path, f"not the marker of a thinned iteration ({type(error).__name__}: {error})") from None
 
 
 def read_packed_marker(path: Path, iterations: range, stages: StageTable) -> dict[int, dict[StageRef, str]]:
@@ -134,7 +134,7 @@ def read_packed_marker(path: Path, iterations: range, stages: StageTable) -> dic
             raise ValueError("it describes other iterations")
         return {i: _outputs(entries, i, stages) for i, entries in found.items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise damaged(path, f"is not a marker of thinned iterations ({type(error).__name__}: {error})") from None
+        raise damaged(path, f"not a marker of thinned iterations ({type(error).__name__}: {error})") from None
 
 
 def thinnable(refs: Iterable[StageRef], iterations: Collection[int], stages: StageTable) -> list[StageRef]:

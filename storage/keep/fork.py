@@ -199,7 +199,7 @@ class _Sharing:
                     self._share(file.path)
                 except FileNotFoundError:
                     if not files.is_thinned(record):
-                        raise damaged(parent.path / file.path, "is missing") from None
+                        raise damaged(parent.path / file.path, "missing") from None
                     self._share_markers({record.ref.iteration})  # thinned meanwhile
 
     def _share_segment(self, segment: Segment) -> None:

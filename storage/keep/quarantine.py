@@ -44,7 +44,7 @@ class Quarantined:
     message: str
     about: Mapping[str, Any]  # location and circumstances as plain data: array, task, episode, t, seed_position, ...
     when: str  # UTC, ISO 8601; "" if the folder `path` cannot be read
-    forms: Mapping[str, Form]  # in the order of the files
+    forms: Mapping[str, Form]  # dtypes and shapes of the arrays, in file order
 
     def arrays(self) -> dict[str, Array]:
         """Read the arrays, keyed by name. Raises DamagedRun if a file is missing or is not a numeric array."""
@@ -64,7 +64,7 @@ def put_in_quarantine(
     required = "free space and permission to write the run"
     with system_errors(run, required=required, action="Free space or repair the disk"):
         if root.is_symlink():
-            raise _foreign(root, "is a symbolic link")
+            raise _foreign(root, "a symbolic link")
         root.mkdir(exist_ok=True)
         part = root / f".{secrets.token_hex(4)}.part"
         part.mkdir()
@@ -118,9 +118,9 @@ def _read_array(path: Path, form: Form) -> Array:
     try:
         raw = read_file(path, limit=start + size)
     except FileNotFoundError:
-        raise _foreign(path, "is missing") from None
+        raise _foreign(path, "missing") from None
     if len(raw) != start + size or raw[:start] != header.getvalue():
-        raise _foreign(path, f"is not a {form.dtype} array of shape {list(form.shape)}")
+        raise _foreign(path, f"not a {form.dtype} array of shape {list(form.shape)}")
     return np.frombuffer(raw, dtype, offset=start).reshape(form.shape)
 
 

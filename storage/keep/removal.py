@@ -77,7 +77,7 @@ def remove_run(path: Path) -> None:
         lock = acquire_lock(path / LOCK_NAME, token, take_over=False)
         try:
             if aside.parent.is_symlink():
-                raise damaged(aside.parent, "is a symbolic link")
+                raise damaged(aside.parent, "a symbolic link")
             make_folder(aside.parent)
             path.rename(aside)
             sync_folder(path.parent)  # syncing one of the two folders of a rename is enough

@@ -166,7 +166,7 @@ class Repair:
         missing = {ref for ref in refs - {*self._records} - self._lost if not self._files.contains(ref)}
         for ref in self._files.stages.sort(missing):
             self._lost.add(ref)
-            yield f"{self._name(self._files.record_path(ref))}: is missing; {ref} will be recomputed"
+            yield f"{self._name(self._files.record_path(ref))}: missing; {ref} will be recomputed"
         # Positions without a readable record that are not known to be lost.
         links = sealed_links(self._files.segments.all(), self._records.values())
         end = max(links[-1].head.sequence if links else 0, known.known if known else 0)
@@ -199,7 +199,7 @@ class Repair:
         for number, token in sorted({*written, *folders} - {(self._session.number, self._session.token)}):
             folder = folders.get((number, token))
             problem = _session_problem(folder)
-            killed = problem == "is missing" and (number, token) not in written  # before it wrote anything
+            killed = problem == "missing" and (number, token) not in written  # before it wrote anything
             if problem is None or killed:
                 continue
             held = [s for s in self._files.segments.all() if (number, token) in s.seal.sessions]
@@ -237,7 +237,7 @@ class Repair:
                     continue
                 problem = "does not describe a group"
             except (FileNotFoundError, DamagedRun) as error:
-                problem = error.found if isinstance(error, StoreError) else "is missing"
+                problem = error.found if isinstance(error, StoreError) else "missing"
             make_folder(path.parent)
             document = group_document({} if group else {"capacity": self._capacity(arrays)})
             _put(self._session, path, render(document, indented=True))
@@ -278,11 +278,11 @@ def _put(session: Session, path: Path, raw: bytes) -> None:
 
 def _session_problem(folder: Path | None) -> str | None:
     if folder is None:
-        return "is missing"
+        return "missing"
     try:
         session_facts(folder)
     except FileNotFoundError:
-        return "is missing"
+        return "missing"
     except DamagedRun as error:
         return error.found
     return None

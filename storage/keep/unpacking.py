@@ -67,7 +67,7 @@ def _problems(files: CommittedFiles, folder: Path) -> Iterator[str]:
 def _line(files: CommittedFiles, path: Path, error: Exception) -> str:
     where = Path(getattr(error, "where", path))
     where = where if where.is_relative_to(files.root) else path
-    found = error.found if isinstance(error, StoreError) else "is not a folder"
+    found = error.found if isinstance(error, StoreError) else "not a folder"
     return f"{where.relative_to(files.root).as_posix()}: {found}"
 
 

@@ -82,7 +82,7 @@ class CommittedFiles:
                 raise
             return self.remote.files[path].size
         if stat.S_ISDIR(status.st_mode):
-            raise damaged(self.root / path, "is a folder, not a file")
+            raise damaged(self.root / path, "a folder, not a file")
         return status.st_size
 
     def sizes(self) -> dict[str, int]:
@@ -122,7 +122,7 @@ class CommittedFiles:
     def live_refs(self, iterations: Collection[int] | None = None) -> set[StageRef]:
         """Return references to the outputs of all or some iterations whose records are separate files."""
         if (entries := folder_entries(self.root / "_commits")) is None:
-            raise damaged(self.root / "_commits", "is missing")
+            raise damaged(self.root / "_commits", "missing")
         names = [entry.name for entry in entries]
         if iterations is not None:  # avoid parsing thousands of other names
             wanted = {f"{i:08d}" for i in iterations}
@@ -221,7 +221,7 @@ class CommittedFiles:
             try:
                 self._specs[path] = read_spec(self.data, path)
             except FileNotFoundError:
-                raise damaged(file, "is missing") from None
+                raise damaged(file, "missing") from None
         return self._specs[path]
 
     def capacity(self) -> int:
@@ -229,7 +229,7 @@ class CommittedFiles:
         try:
             return int(read_metadata(path)["attributes"]["capacity"])
         except FileNotFoundError:
-            raise damaged(path, "is missing") from None
+            raise damaged(path, "missing") from None
         except (KeyError, TypeError, ValueError) as error:
             raise damaged(path, f"has no valid capacity ({type(error).__name__})") from None
 
@@ -369,7 +369,7 @@ class CommittedFiles:
             for _, path in found:
                 self._bring(path)
             self.segments.all(refresh=True)
-        raise damaged(self.root / file.path, "is missing")
+        raise damaged(self.root / file.path, "missing")
 
     def _bytes_at(
         self, record: StageRecord, file: StoredFile, limit: int

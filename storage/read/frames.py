@@ -33,7 +33,7 @@ class _Source:
 
     array: str
     kind: pa.DataType
-    at_end: bool = False  # for a per-episode flag, which is set only in the episode's last step
+    at_end: bool = False  # True for a per-episode flag, which is set only in the episode's last step
     component: int | None = None
     about: Mapping[str, str] = field(default_factory=dict[str, str])
 

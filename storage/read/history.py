@@ -71,7 +71,7 @@ class RecordChain:
     last_hash: str  # hash of the newest record, or of run.json if there is none
     head: Head | None
     lost: list[int] = field(default_factory=list[int])  # positions of missing records, which are recomputed
-    newly_lost: list[int] = field(default_factory=list[int])  # those unknown to the newest session
+    newly_lost: list[int] = field(default_factory=list[int])  # lost positions unknown to the newest session
     leftovers: list[Path] = field(default_factory=list[Path])  # files of thinned outputs, left by an interruption
 
     def append(self, record: StageRecord) -> None:
@@ -161,7 +161,7 @@ def head_problems(files: CommittedFiles, links: Iterable[Link], known: SessionFa
             found = Head.of(files.record(head.ref)) if files.contains(head.ref) else found
         if found.sequence == head.sequence and found.sha256 != head.sha256:
             where = files.record_place(found.ref)
-            yield _broken_chain(where, f"is not the record that session {known.number} knew at its position")
+            yield _broken_chain(where, f"not the record that session {known.number} knew at its position")
 
 
 def chain_problems(files: CommittedFiles, links: Iterable[Link], follows: Mapping[int, str]) -> Iterable[DamagedRun]:
@@ -233,7 +233,7 @@ def _check_sizes(files: CommittedFiles, record: StageRecord) -> None:
         try:
             size = files.stored_size(file.path)
         except FileNotFoundError:
-            raise damaged(path, f"is missing; it belongs to {record.ref}") from None
+            raise damaged(path, f"missing; it belongs to {record.ref}") from None
         if size != file.size:
             raise damaged(path, f"holds {size} bytes, but {file.size} were committed for {record.ref}")
 

@@ -125,7 +125,7 @@ class StoredOutputs:
         return self.files.contains(ref)
 
     def is_thinned(self, ref: StageRef) -> bool:
-        """Return True if an output's arrays were removed by thinning; record, tables and metrics remain.
+        """Return True if an output's arrays were removed by thinning; its record, tables and metrics remain.
 
         Raises StageMissing if the output is not stored.
         """

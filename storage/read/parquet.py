@@ -30,7 +30,7 @@ def parse_table(raw: bytes, where: Path, *, scale: int = 1) -> pa.Table:
                 raise damaged(where, f"claims {about.num_rows} rows of {about.num_columns} columns in {size} bytes")
             table = parquet.read(use_threads=False)
     except (pa.ArrowException, OSError, ValueError) as error:  # names that are not valid text raise ValueError
-        raise damaged(where, f"is not a table ({error})") from None
+        raise damaged(where, f"not a table ({error})") from None
     found = table.schema.get_all_field_indices("iteration")
     if len(found) != 1 or not pa.types.is_integer(table.schema.types[found[0]]):
         raise damaged(where, "has no iteration column")
@@ -44,7 +44,7 @@ def open_records(raw: bytes, where: Path) -> pq.ParquetFile:
         _check_kinds(schema, where, (*_NUMBERS, _TEXT))
         parquet = pq.ParquetFile(pa.BufferReader(raw), read_dictionary=[column.name for column in _columns(schema)])
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise damaged(where, f"is not a table ({error})") from None
+        raise damaged(where, f"not a table ({error})") from None
     about = parquet.metadata
     largest = max((about.row_group(n).total_byte_size for n in range(about.num_row_groups)), default=0)
     if about.num_rows > MOST_RECORDS or largest > _MOST_TEXT_BYTES:
@@ -63,7 +63,7 @@ def read_columns(
             table = parquet.read_row_group(group, [*names], use_threads=False)
         return [_values(table.column(name), where) for name in names]
     except (pa.ArrowException, KeyError, OSError, ValueError) as error:  # invalid text raises ValueError
-        raise damaged(where, f"is not a table of records ({error})") from None
+        raise damaged(where, f"not a table of records ({error})") from None
 
 
 def _values(column: pa.ChunkedArray, where: Path) -> list[object]:

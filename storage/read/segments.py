@@ -164,7 +164,7 @@ class Segment:
 
     def gone(self, error: FileNotFoundError, path: Path) -> Exception:
         """Return the error for a missing file: DamagedRun, or `error` if the whole segment is gone."""
-        return damaged(path, "is missing") if self.folder.is_dir() else error
+        return damaged(path, "missing") if self.folder.is_dir() else error
 
     @cached_property
     def _parquet(self) -> "pq.ParquetFile":
@@ -204,7 +204,7 @@ class Segment:
         if self._group[0] != row // size:
             (documents,) = self._columns("document", group=row // size)
             if None in documents:
-                raise damaged(self.folder / RECORDS, "is not a table of records (a document is missing)")
+                raise damaged(self.folder / RECORDS, "not a table of records (a document is missing)")
             self._group = (row // size, [str(document) for document in documents])
         record = parse_record(self._group[1][row % size].encode(), self.folder / RECORDS)
         if record.ref != ref:

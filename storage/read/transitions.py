@@ -23,7 +23,7 @@ class StoredRound:
     """Rows of a stored batch of episodes."""
 
     ref: StageRef
-    task_ids: Array | None  # [B] int64, -1 for tasks from a distribution; None for the initial fill
+    task_ids: Array | None  # -1 for tasks from a distribution, [B] int64; None for the initial fill
     lengths: Array  # [B, E] int32
 
 

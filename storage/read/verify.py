@@ -50,7 +50,7 @@ from metaloom.storage.remote.log import RemoteLog, follow
 _LOCK_NAME = re.compile(r"writer\.lock(\.[0-9a-f]{16})?")
 _TABLE_NAME = re.compile(r"[0-9]{8}\.parquet")
 _UNREADABLE = os.strerror(errno.EACCES)
-_FOREIGN, _LINK = "does not belong to the run", "is a symbolic link; a run consists of files"
+_FOREIGN, _LINK = "does not belong to the run", "a symbolic link; a run consists of files"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Damage:
     @property
     def is_link(self) -> bool:
         """True if the file is, or was replaced by, a symbolic link."""
-        return self.problem.startswith("is a symbolic link")
+        return self.problem.startswith("a symbolic link")
 
     def __str__(self) -> str:
         parts = ("" if self.stage is None else f"iteration {self.iteration} {self.stage} step {self.step}", self.array)
@@ -273,7 +273,7 @@ class _Verification:
             copy = file.with_name(INFO_COPY)
             with self._reporting(copy), suppress(FileNotFoundError):  # only some sessions have one
                 if read_sealed(copy, indented=True) != info and info is not None:
-                    self._report(copy, "is not a copy of run.json")
+                    self._report(copy, "not a copy of run.json")
             session = (parsed.number, parsed.token)
             if session not in needed and not file.exists():
                 continue
@@ -400,7 +400,7 @@ def _problem(error: Exception) -> str:
         return error.found
     if isinstance(error, PermissionError):
         return _UNREADABLE
-    return "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+    return "missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
 
 
 def may_belong(relative: str, stages: StageTable | None) -> bool:

@@ -93,7 +93,7 @@ class Entry:
             previous, about, removed = str(document["previous"]), dict(document["about"]), tuple(document["removed"])
             return cls(sequence, previous, document["kind"], session, about, files, removed, document["sha256"])
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"is not a log entry ({type(error).__name__}: {error})") from None
+            raise ValueError(f"not a log entry ({type(error).__name__}: {error})") from None
 
 
 def object_key(session: str, sequence: int, path: str) -> str:

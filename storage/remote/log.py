@@ -86,7 +86,7 @@ class RemoteLog:
             if raw is None:
                 self.pull()  # the file may have been thinned or packed since
                 if self.files.get(path) == file:
-                    raise self.damaged_object(file, "is missing")
+                    raise self.damaged_object(file, "missing")
             elif problem := problem_of(file, raw):
                 raise self.damaged_object(file, problem)
             else:
@@ -198,13 +198,13 @@ class RemoteLog:
             keys = [entry_key(n) for n in range(start, min(start + AT_ONCE, len(cached)))]
             for n, raw in enumerate(self.objects.get_all(keys), start):
                 if raw != cached[n]:
-                    yield entry_key(n), "is missing" if raw is None else "is not the entry that was written"
+                    yield entry_key(n), "missing" if raw is None else "not the entry that was written"
         for group in in_groups((name, file) for name, file in self.files.items() if file.text is None):
             size = sum(file.size for _, file in group)
             contents = self.objects.get_all([file.key for _, file in group], num_bytes=size)
             for (name, file), raw in zip(group, contents, strict=True):
                 path = self.local_path(name)
-                if problem := "is missing" if raw is None else problem_of(file, raw):
+                if problem := "missing" if raw is None else problem_of(file, raw):
                     yield name, f"its object {file.key} {problem}"
                 elif raw is not None and (not path.exists() or read_file(path, limit=LARGEST) != raw):
                     self.write(name, raw)
@@ -280,7 +280,7 @@ class RemoteLog:
                     return False
                 if self.stored_entry(self.next) is None:  # still missing
                     where = f"{self.objects.url}/{entry_key(self.next)}"
-                    raise self._damaged_entry(where, "is missing; later ones exist")
+                    raise self._damaged_entry(where, "missing; later ones exist")
                 return True
             entry = self._checked(raw, f"{self.objects.url}/{entry_key(self.next)}")
             foreign = entry.session not in self._here  # this cache has the files that it committed
@@ -305,7 +305,7 @@ class RemoteLog:
             if (entry.sequence, entry.previous) != (self.next, self.last_hash):
                 raise ValueError("does not follow the entry before it")
             if entry.kind != "begin" and entry.session != self._last_session:
-                raise ValueError("belongs to another session than the one that had begun")
+                raise ValueError("belongs to a different session from the one that had begun")
         except ValueError as error:
             raise self._damaged_entry(where, str(error)) from None
         return entry

@@ -210,7 +210,7 @@ def test_the_command_prints_both_outcomes(stored, capsys):
         "loss_after",
         "meta_gradient_norm",
         "distance",
-        "reproduces the stored bits",
+        "reproduces the stored output",
     ):
         assert word in printed
     (loss_before,) = (line for line in printed.splitlines() if line.strip().startswith("loss_before"))

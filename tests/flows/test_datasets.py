@@ -127,7 +127,7 @@ def test_what_there_is_not_is_refused(run, tmp_path, copy_tiny_run):
             run.dataset("trials")[indices]
     with pytest.raises(storage.StageMissing, match="no episodes of these"):
         run.dataset("episodes", steps=5)
-    with pytest.raises(UsageError, match=r"pool must be 1 to .*, got 0"):
+    with pytest.raises(UsageError, match=r"pool must be between 1 and .*, got 0"):
         run.dataset("episodes").sampler(pool=0)
     thinned = copy_tiny_run(tmp_path / "thinned")
     with storage.open_writer(thinned) as writer:

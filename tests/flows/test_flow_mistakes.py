@@ -1309,7 +1309,7 @@ def test_a_learner_with_hidden_state_replays_as_different_though_all_iterations_
     told = capsys.readouterr().out.replace("\n", " ")
     assert "nothing that is recorded; own_flow:CountingLater, own_flow:CountingLaterLearner may keep state" in told
     assert cli.run(["optimize", "run@3"]) == 0
-    assert "with the run's own settings the stage does NOT reproduce the stored bits" in capsys.readouterr().out
+    assert "with the run's own settings the stage does NOT reproduce the stored output" in capsys.readouterr().out
     before = storage.open_run("run").refs()
     assert cli.run(["resume", "run", "--iterations", "5", "--workers", "0"]) == 1
     told = " ".join(capsys.readouterr().err.split())

@@ -206,7 +206,7 @@ def test_no_password_is_shown(url, shown):
 
 
 def test_a_password_that_no_url_can_have_as_it_is_is_refused_without_a_word_of_it():
-    with pytest.raises(UsageError, match=r"cannot be parsed; use .* %XX") as refused:
+    with pytest.raises(UsageError, match=r"cannot be parsed; use .* percent-encode") as refused:
         require_answer("postgresql+asyncpg://u:sec/ret@127.0.0.1/db")
     assert "sec" not in str(refused.value)
 

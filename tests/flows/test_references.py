@@ -388,7 +388,7 @@ def test_on_another_processor_a_difference_is_no_error_and_the_class_is_told(ext
     monkeypatch.setattr(changes, "system", lambda: {"cpu": "x", "cpu_flags": "fpu new", "libc": "glibc 9.9"})
     outcome = verify(extracted, 4)
     assert not outcome.identical
-    assert "promised only for the same versions and kind of processor" in str(outcome)
+    assert "only guaranteed with the same versions and type of processor" in str(outcome)
     assert "glibc 9.9 now" in str(outcome)
     assert "with new" in str(outcome)
 
@@ -508,7 +508,7 @@ def test_damage_is_found_before_anything_is_unpacked(references, tmp_path):
     with pytest.raises(storage.DamagedRun, match="SHA-256"):
         extract(references, reference, tmp_path / "run")
     (references / "tiny.zip").unlink()
-    with pytest.raises(storage.DamagedRun, match="is missing"):
+    with pytest.raises(storage.DamagedRun, match=": missing"):
         extract(references, reference, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     index = (references / INDEX).read_text()
@@ -733,7 +733,9 @@ def test_tables_and_facts_are_checked_where_bits_differ(made, tmp_path, monkeypa
     outcome = verify(forged, 4)
     assert outcome.first_difference == StageRef(4, "process_samples", 1)
     assert (outcome.false_tables, outcome.false_facts) == (("episodes",), ("task_classes",))
-    assert "Whatever the bits, the run is wrong in its tables of episodes and in what it records" in str(outcome)
+    assert "In addition, the run is not recorded correctly in its tables of episodes and in what it records" in str(
+        outcome
+    )
 
 
 def test_a_table_of_other_bits_needs_the_same_columns_and_units(made, tmp_path, monkeypatch):

@@ -129,7 +129,7 @@ def test_asked_to_stop_it_goes_on_there_and_more_trials_need_extend(runs_folder)
     assert [trial.score is None for trial in trials_of(find_sweep("lr"))] == [False, True]
     with pytest.raises(UsageError, match=r"trials: 3 before, 4 now\. --extend .* adds the 1 new runs"):
         trained(planned(trials=4))
-    with pytest.raises(UsageError, match=r"trials: 3 before, 2 now\. --name starts another"):
+    with pytest.raises(UsageError, match=r"trials: 3 before, 2 now\. Use --name to start another"):
         trained(planned(trials=2), extend=True)
     for changed in ({"seeds": 2}, {"metric": "step_0.average_return"}, {"space": SPACE | {"num_epochs": "1:2"}}):
         with pytest.raises((UsageError, ConfigError)):
@@ -277,7 +277,7 @@ def test_every_value_of_a_range_or_choice_is_read_back_from_its_text(data):
     assert search.dimensions == {"a": Range(low, high, False, whole), "b": Choice(("x", "[1,2]", "'p,q'"))}
     texts = {"a": search.dimensions["a"].text(value), "b": choice}
     assert search.values(texts) == {"a": value, "b": choice}
-    with pytest.raises(ValueError, match="is not from"):
+    with pytest.raises(ValueError, match="is not between"):
         search.values(texts | {"a": search.dimensions["a"].text(high + 1)})
     assert parse_space([f"{key}={text}" for key, text in search.space.items()]) == search.space
 

@@ -185,5 +185,5 @@ def test_a_replay_that_differs_and_a_damaged_run_show_where(run):
     shown = repr(Replay([StageReplay(ref, (different,), 0.1), StageReplay(ref, (), 0.1)]))
     assert shown.splitlines()[0] == "Replay of 2 stages: 1 differ"
     assert "params.w  12 values  by up to 1" in shown
-    damage = storage.Damage("records/a.json", 0, None, None, None, "is missing")
-    assert "1 file damaged\n  records/a.json  is missing" in repr(Verification(run.path, (damage,)))
+    damage = storage.Damage("records/a.json", 0, None, None, None, "missing")
+    assert "1 file damaged\n  records/a.json  missing" in repr(Verification(run.path, (damage,)))

@@ -210,11 +210,11 @@ def test_replay_lines_and_differences():
 def test_damage_names_file_iteration_stage_and_array():
     found = [
         Damage("data.zarr/rollouts_1/rewards/c.3.0.0.0", 3, "collect_rollouts", 1, "rewards", "is cut short"),
-        Damage("run.json", None, None, None, None, "is missing"),
+        Damage("run.json", None, None, None, None, "missing"),
     ]
     table = tables.verification_view(Verification(Path("run"), tuple(found)))
     assert "3   collect_rollouts k=1   rewards" in row_with(table, "c.3.0.0.0")
-    assert row_with(table, "run.json").split() == ["run.json", "is", "missing"]
+    assert row_with(table, "run.json").split() == ["run.json", "missing"]
     assert found[0].array == "rewards"
 
 

@@ -184,7 +184,7 @@ def test_an_array_that_would_fill_the_memory_is_refused_before_it_is_read(viewer
     monkeypatch.setattr("metaloom.storage.read.committed.decode_parts", None)
     answer = viewer.api("run", "tiny", "values", 2, *ROLLOUTS, array="rollouts_1/observations", at="0,0,0,0", columns=2)
     assert answer.status_code == 422
-    assert "the page reads at most 100" in answer.json()["problem"]
+    assert "more than the 100 that this page can read" in answer.json()["problem"]
 
 
 def test_an_episode_of_more_numbers_than_a_page_shows_says_so(viewer, monkeypatch):

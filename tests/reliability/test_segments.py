@@ -323,12 +323,12 @@ def test_a_damaged_segment_of_a_fork_that_has_nothing_else_is_taken_apart(packed
 def test_a_lost_file_that_iterations_share_is_named_once(copy):
     (shard,) = (copy / "_segments/00000000-00000002/data.zarr/rollouts_0/rewards").glob("c.*")
     shard.unlink()
-    assert [str(damage) for damage in storage.verify_run(copy)] == [f"{shard.relative_to(copy)}: is missing"]
+    assert [str(damage) for damage in storage.verify_run(copy)] == [f"{shard.relative_to(copy)}: missing"]
 
 
 def test_a_lost_seal_is_named_and_what_it_held_in_few_words(copy):
     (copy / "_segments/00000000-00000002/seal.json").unlink()
-    with pytest.raises(storage.DamagedRun, match=r"00000000-00000002/seal\.json: is missing"):
+    with pytest.raises(storage.DamagedRun, match=r"00000000-00000002/seal\.json: missing"):
         storage.open_run(copy).refs()
     damages = {damage.file: damage.problem for damage in storage.verify_run(copy)}
     records = pq.read_metadata(copy / "_segments/00000000-00000002/records.parquet").num_rows

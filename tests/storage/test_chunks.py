@@ -96,7 +96,7 @@ def test_more_than_lz4_can_expand_to_is_refused():
 
 @pytest.mark.parametrize("size", [0, 19, 20])
 def test_a_chunk_too_short_for_a_header_is_refused_as_such(size):
-    with pytest.raises(DamagedRun, match="is too short" if size < 20 else "does not describe a row"):
+    with pytest.raises(DamagedRun, match="too short" if size < 20 else "does not describe a row"):
         decode_chunk(bytes(size), SPEC, WHERE)
 
 
@@ -153,7 +153,7 @@ def test_parts_of_a_shard_follow_one_another_and_fill_it(tmp_path, added, proble
 @pytest.mark.parametrize("size", [0, 43])
 def test_a_shard_too_short_for_its_table_is_refused(tmp_path, size):
     (tmp_path / "shard").write_bytes(bytes(size))
-    with (tmp_path / "shard").open("rb") as file, pytest.raises(DamagedRun, match="is too short for a shard"):
+    with (tmp_path / "shard").open("rb") as file, pytest.raises(DamagedRun, match=": too short for a shard"):
         read_parts(file.fileno(), replace(SPEC, shape=(2, 8), sharded=True), WHERE, size=size, crc=0)
 
 

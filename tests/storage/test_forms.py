@@ -155,15 +155,15 @@ def test_a_document_is_an_object_without_what_json_does_not_have(content: Any, p
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (lambda path: path.mkdir(), "is a folder, not a file"),
-        (lambda path: path.parent.write_bytes(b""), "is not a regular file"),
+        (lambda path: path.mkdir(), "a folder, not a file"),
+        (lambda path: path.parent.write_bytes(b""), "not a regular file"),
         (lambda path: path.symlink_to("elsewhere"), "link"),
     ],
     ids=["a folder", "below a file", "a link"],
 )
 def test_what_is_no_regular_file_is_not_read(make: Callable[[Path], object], problem: str, tmp_path: Path) -> None:
     path = tmp_path / "folder" / "file"
-    if problem != "is not a regular file":
+    if problem != "not a regular file":
         path.parent.mkdir()
     make(path)
     with pytest.raises(DamagedRun, match=problem):
@@ -231,7 +231,7 @@ def test_a_table_at_its_limit_is_read_and_one_beyond_is_not(limit: str, monkeypa
 def test_a_table_of_other_columns_is_refused(columns: Any, problem: str) -> None:
     with pytest.raises(DamagedRun, match=problem):
         parquet.parse_table(parquet_of(**columns), Path("file"))
-    with pytest.raises(DamagedRun, match="is not a table"):
+    with pytest.raises(DamagedRun, match="not a table"):
         parquet.parse_table(b"PAR1", Path("file"))
 
 
@@ -282,5 +282,5 @@ def test_a_marker_of_other_iterations_or_outputs_is_refused(changes: Any, proble
     path.write_bytes(render(sealed(document)))
     assert read_packed_marker(path, range(2, 5), ON_POLICY) == {2: {StageRef(2, "adapt"): "a"}}
     path.write_bytes(render(sealed(document | changes)))
-    with pytest.raises(DamagedRun, match=f"is not a marker of thinned iterations .*{problem}"):
+    with pytest.raises(DamagedRun, match=f"not a marker of thinned iterations .*{problem}"):
         read_packed_marker(path, range(2, 5), ON_POLICY)

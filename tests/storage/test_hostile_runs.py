@@ -283,7 +283,7 @@ def test_a_capacity_that_is_no_number_is_refused(make_run, capacity):
 def test_what_is_missing_from_a_run_is_named(make_run, name, read):
     path = make_run(1)
     os.rename(path / name, path.parent / "elsewhere")
-    with pytest.raises(storage.DamagedRun, match=f"{name}: is missing"):
+    with pytest.raises(storage.DamagedRun, match=f"{name}: missing"):
         read(path)
 
 
@@ -339,7 +339,7 @@ def test_a_run_json_that_was_changed_and_sealed_again_is_refused_by_all_in_the_s
         with pytest.raises(storage.DamagedRun, match="does not follow the record before it"):
             use(path)
     problems = [damage.problem for damage in storage.verify_run(path)]
-    assert problems == ["is not a copy of run.json", "does not follow the record before it"]
+    assert problems == ["not a copy of run.json", "does not follow the record before it"]
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ def test_damaged_objects_are_named_when_read_and_by_verification_and_can_be_comp
     other_machine("second")
     with pytest.raises(storage.DamagedRun, match=r"rollouts_0/rewards/c.1.*SHA-256"):
         storage.open_run(url)[1].rollouts(0)
-    with pytest.raises(storage.DamagedRun, match=r"samples_0/returns/c.0.*is missing"):
+    with pytest.raises(storage.DamagedRun, match=r"samples_0/returns/c.0.*: missing"):
         storage.open_run(url)[0].samples(0)
     found = storage.verify_run(url)
     assert {str(damage).split(": ")[0] for damage in found} == here

@@ -49,13 +49,13 @@ def forge(memory, key, **changes):
         ({"kind": "dream"}, "kind 'dream'"),
         ({"previous": "0" * 64}, "does not follow the entry before it"),
         ({"sequence": 0}, "does not follow the entry before it"),
-        ({"session": "0" * 16}, "belongs to another session than the one"),
+        ({"session": "0" * 16}, "belongs to a different session from the one"),
         ({"session": "../x"}, "not part of a run"),
         ({"removed": ["../x"]}, r"names \['\.\./x'\], which is not part of a run"),
         ({"files": {"../x": {"text": ""}}}, r"names \['\.\./x'\], which is not part of a run"),
         ({"files": {"tables/tasks/00000000.parquet": {"key": "../x"}}}, r"names the object '\.\./x'"),
-        ({"files": {"tables/tasks/00000000.parquet": {}}}, r"is not a log entry \(KeyError: 'size'\)"),
-        ({"removed": None}, r"is not a log entry \(KeyError: 'removed'\)"),
+        ({"files": {"tables/tasks/00000000.parquet": {}}}, r"not a log entry \(KeyError: 'size'\)"),
+        ({"removed": None}, r"not a log entry \(KeyError: 'removed'\)"),
     ],
     ids=lambda value: str(value)[:50] if isinstance(value, dict) else "",
 )
@@ -80,7 +80,7 @@ def test_an_entry_in_the_cache_that_no_session_wrote_is_named_by_its_file(run):
 def test_a_gap_in_the_log_is_named(memory, run, other_machine):
     memory.rm(run[1])
     other_machine("second")
-    with pytest.raises(storage.DamagedRun, match=rf"{URL}/_log/00000001\.json: is missing; later ones exist"):
+    with pytest.raises(storage.DamagedRun, match=rf"{URL}/_log/00000001\.json: missing; later ones exist"):
         storage.open_run(URL)
 
 

@@ -81,7 +81,7 @@ def other_iterations(document):
         (lambda d: d.update(iterations=[1, 1]), "invalid iterations: 1 up to but not including 1"),
         (lambda d: d.update(iterations=[-1, 2]), "iterations: -1 up to but not including 2"),
         (lambda d: d.update(iterations=[0, 10**8 + 1]), "iterations: 0 up to but not including 100000001"),
-        (lambda d: d.update(iterations=[0, 3]), "is the seal of 00000000-00000002"),
+        (lambda d: d.update(iterations=[0, 3]), "contains the seal of 00000000-00000002"),
         (lambda d: d["outputs"][0].update(iterations=[[0, 3]]), "has iterations outside the segment, 0 to 2"),
         (lambda d: d["outputs"][0].update(iterations=[[0, 1], [1, 3]]), "has iterations outside the segment, 1 to 2"),
         (lambda d: d["arrays"]["tasks/ids"].update(rows=0), "rows of the array 'tasks/ids': 0 from row 0"),
@@ -126,7 +126,7 @@ def test_a_missing_file_of_a_segment_is_named_by_readers_and_by_the_writer(path,
     run = storage.open_run(path)
     (path / SEGMENT / name).unlink()
     for use in (lambda: read(run), lambda: storage.open_writer(path)):
-        with pytest.raises(storage.DamagedRun, match=f"{SEGMENT}/{name}: is missing"):
+        with pytest.raises(storage.DamagedRun, match=f"{SEGMENT}/{name}: missing"):
             use()
 
 
@@ -146,7 +146,7 @@ def test_a_file_of_a_segment_that_became_a_folder_is_named_by_the_writer(path):
     file = path / SEGMENT / "tables/episodes.parquet"
     file.unlink()
     file.mkdir()
-    with pytest.raises(storage.DamagedRun, match=r"episodes\.parquet: is a folder"):
+    with pytest.raises(storage.DamagedRun, match=r"episodes\.parquet: a folder"):
         storage.open_writer(path)
 
 
@@ -166,8 +166,8 @@ def _rotated(table, name):
         (lambda t: _column(t, "step", ["first"] * t.num_rows), r"names no outputs \(.*first"),
         (lambda t: t.slice(1), "does not contain the records that the seal lists"),
         (lambda t: _column(t, "document", pa.nulls(t.num_rows, pa.string())), "a document is missing"),
-        (lambda t: t.drop(["document"]), "is not a table of records .*document"),
-        (lambda t: _column(t, "document", [b"\xff"] * t.num_rows), "is not a table of records .*UTF8"),
+        (lambda t: t.drop(["document"]), "not a table of records .*document"),
+        (lambda t: _column(t, "document", [b"\xff"] * t.num_rows), "not a table of records .*UTF8"),
         (lambda t: _column(t, "document", ["{}"] * t.num_rows), "does not match its checksum"),
         (lambda t: _rotated(t, "document"), r"has the record of .* instead of collect_rollouts\(i=1, k=0\)"),
         (lambda t: _rotated(t, "digest"), r"lists a digest of collect_rollouts\(i=1, k=0\) that differs"),
@@ -197,7 +197,7 @@ def test_records_in_groups_of_different_sizes_are_refused(path, ends):
 def test_a_file_that_is_no_table_is_refused_whatever_its_checksum(path, name):
     put_file(path, name, b"PAR1" + bytes(100) + b"PAR1")
     run = storage.open_run(path)
-    with pytest.raises(storage.DamagedRun, match=r"parquet: is not a table"):
+    with pytest.raises(storage.DamagedRun, match=r"parquet: not a table"):
         run.episodes() if "tables" in name else run.record(ROLLOUTS)
 
 
@@ -214,7 +214,7 @@ def test_tables_that_no_schema_has_room_for_are_named(path):
         (lambda n: [0, n + 1], "points beyond the end"),
         (lambda n: [n, 1], "points beyond the end"),
         (lambda n: [0, 2**20], "points beyond the end"),
-        (lambda n: [n, None], "is missing"),
+        (lambda n: [n, None], "missing"),
     ],
     ids=["a part longer than all", "a part after the last", "a part longer than a row", "no part"],
 )
@@ -237,7 +237,7 @@ def test_an_index_that_is_changed_or_cut_short_is_refused(path):
     with pytest.raises(storage.DamagedRun, match=f"holds {index_size(2) - 1} bytes, fewer than its index needs"):
         storage.open_run(path)[1].rollouts(0)
     file.write_bytes(shard_index([None, None]))  # no data at all, and the index says so
-    with pytest.raises(storage.DamagedRun, match=r"rollouts_0/rewards/c.*is missing"):
+    with pytest.raises(storage.DamagedRun, match=r"rollouts_0/rewards/c.*: missing"):
         storage.open_run(path)[1].rollouts(0)
 
 

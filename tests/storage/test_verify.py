@@ -159,7 +159,7 @@ def test_a_record_with_another_predecessor_is_reported_and_not_written_behind(ma
     problems = {(damage.file, damage.problem) for damage in storage.verify_run(path)}
     assert problems == {
         (f"_commits/{name}", "does not follow the record before it"),
-        (f"_commits/{name}", "is not the record that session 0 knew at its position"),
+        (f"_commits/{name}", "not the record that session 0 knew at its position"),
     }
     with pytest.raises(storage.DamagedRun, match=r"does not follow the record before it.*from a copy"):
         storage.open_writer(path)
@@ -198,7 +198,7 @@ def test_a_run_of_links_is_no_damage_to_mend_and_a_copy_of_what_they_lead_to_is_
         for entry in path.iterdir():
             (links / entry.name).symlink_to(entry)
     for refuse in (storage.open_run, storage.open_writer, lambda path: storage.open_writer(path, repair=True)):
-        with pytest.raises(storage.DamagedRun, match=rf"is a symbolic link; .*`cp -rL {links} COPY`"):
+        with pytest.raises(storage.DamagedRun, match=rf"a symbolic link; .*`cp -rL {links} COPY`"):
             refuse(links)
     damages = storage.verify_run(links)
     assert any(damage.is_link and damage.file == "run.json" for damage in damages)
@@ -271,7 +271,7 @@ def test_newest_records_that_were_taken_away_are_missed_by_all_and_computed_agai
     again = make_batches()
     outputs = [output for i in range(2) for output in again.iteration(i)]
     with storage.open_writer(path) as writer:
-        assert "they are computed again" in caplog.text
+        assert "they will be recomputed" in caplog.text
         missing = [output for output in outputs if not writer.contains(output[0])]
         put(writer, missing)
     assert [ref for ref, _, _ in missing] == newest

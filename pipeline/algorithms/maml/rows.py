@@ -41,10 +41,10 @@ class TaskRows:
     observations: Tensor  # [b, N, O]
     actions: Tensor  # [b, N, A], or [b, N] int64 if discrete
     advantages: Tensor  # [b, N]
-    weights: Tensor  # [b, N]: 1 / (number of the task's real rows) for real rows, 0 for padding
+    weights: Tensor  # 1 / (number of the task's real rows) for real rows, 0 for padding, [b, N]
     behavior: Distribution  # [b, N]
     behavior_log_prob: Tensor  # [b, N]
-    episodes: EpisodeRows | None = None  # for losses over whole episodes
+    episodes: EpisodeRows | None = None  # rows arranged as episodes, for losses over whole episodes
 
     def mean(self, values: Tensor) -> Tensor:
         """Return each task's mean of values [b, N] over its real rows, [b]."""
@@ -55,8 +55,8 @@ class TaskRows:
 class EpisodeRows:
     """Rows arranged as episodes: N = E * T, episode by episode, padding included."""
 
-    adjusted_rewards: Tensor  # [b, E, T], arbitrary in the padding
-    mask: Tensor  # [b, E, T]: 1 for real steps, 0 for padding
+    adjusted_rewards: Tensor  # arbitrary in the padding, [b, E, T]
+    mask: Tensor  # 1 for real steps, 0 for padding, [b, E, T]
 
     def split(self, values: Tensor) -> Tensor:
         """Reshape row values [b, N] to [b, E, T], zero in the padding."""
@@ -109,7 +109,10 @@ def build_chunks(
     recorded: Recorded = recorded_gaussian,
     parallel: ParallelMap = map,
 ) -> Sequence[Chunk]:
-    """Return the rows of all tasks in chunks: all real rows, or those with indices `rows` [B, n] in each batch."""
+    """Split the tasks into chunks, and return the rows of each chunk as tensors.
+
+    `rows` contains the row indices [B, n] to use from each rollout batch; the default is all rows except padding.
+    """
 
     def chunk(tasks: slice) -> Chunk:
         chosen = [None] * len(steps) if rows is None else [indices[tasks] for indices in rows]

@@ -216,10 +216,10 @@ class ProMP(MetaAdam, GradientBased, AlgorithmSettings):
     def _kl_settings_agree(self) -> ProMP:
         if self.adaptive_inner_kl_penalty and self.inner_steps == 0:
             raise ValueError(
-                "adaptive_inner_kl_penalty is on but inner_steps is 0, so no inner step has a KL; turn it off"
+                "adaptive_inner_kl_penalty is on but inner_steps is 0, so there is no inner-step KL; turn it off"
             )
         if self.adaptive_inner_kl_penalty and self.init_inner_kl_penalty == 0:
-            raise ValueError("adaptive_inner_kl_penalty is on but init_inner_kl_penalty is 0; start above 0")
+            raise ValueError("adaptive_inner_kl_penalty is on but init_inner_kl_penalty is 0; use a positive value")
         if not self.adaptive_inner_kl_penalty and self.target_inner_kl != DEFAULT_TARGET_INNER_KL:
             raise ValueError(
                 f"target_inner_kl is {self.target_inner_kl} but adaptive_inner_kl_penalty is off; "

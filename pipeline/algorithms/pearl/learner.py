@@ -127,7 +127,7 @@ class Posterior(NamedTuple):
     """Gaussian posteriors over the latent variables of K tasks."""
 
     mean: Tensor  # [K, Z]
-    variance: Tensor  # [K, Z]; 0 for point posteriors
+    variance: Tensor  # 0 for point posteriors, [K, Z]
 
     def kl(self) -> Tensor:
         """Return KL(posterior ‖ N(0, I)) = ½ Σ (σ² + μ² - 1 - log σ²) for each task in nats, [K]."""
@@ -299,7 +299,7 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
             found = infer(self.settings, network, flat.params, transitions_like(flat.vector, context))
             return found.mean.cpu().numpy(), found.variance.cpu().numpy()
 
-        # One task at a time: C may differ, and a task's bits must not depend on the number of tasks.
+        # One task at a time: C may differ, and a task's result must not depend on the number of tasks.
         means, variances = zip(*map(of_task, contexts), strict=True)
         return TaskParams({BELIEF_MEAN: np.concatenate(means), BELIEF_VARIANCE: np.concatenate(variances)})
 

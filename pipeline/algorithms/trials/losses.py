@@ -26,7 +26,7 @@ class Sequences:
     actions: Tensor  # [n, A] or [n]
     old_log_prob: Tensor  # [n]
     advantages: Tensor  # [n]
-    targets: Tensor  # in the critic's units, [n]
+    targets: Tensor  # value targets in the critic's units, [n]
 
     def rows(self, features: Tensor) -> Tensor:
         """Return the rows [n, F] of features [L, N, F] at real steps."""

@@ -16,8 +16,8 @@ from metaloom.pipeline.types import Array
 class VectorizedRows(ClassRows):
     """Rows stepped by MuJoCo's batch and evaluated together by the class's vectorized rules.
 
-    Results agree with OracleRows up to rounding, and no bit of a row depends on the other rows. Rewards are computed in
-    float64, whereas the package computes parts of them in float32, the dtype of actions.
+    Results agree with OracleRows up to rounding, and those for a row do not depend on other rows, bit for bit. Rewards
+    are computed in float64, whereas the package computes parts of them in float32, the dtype of actions.
     """
 
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
@@ -137,7 +137,7 @@ class MetaWorldBatch(RowBatch):
     def __init__(
         self,
         official: Callable[[int], OfficialClass],  # makes the class with a given number; called once per class
-        one_hot: Mapping[int, int],  # class number -> index in observations' one-hot vector; empty for no such vector
+        one_hot: Mapping[int, int],  # index in observations' one-hot vector, keyed by class number; empty for none
         num_rows: int,
         num_threads: int,
         computation: Computation,

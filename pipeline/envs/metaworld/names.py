@@ -65,4 +65,4 @@ FAMILIES: Mapping[str, str] = {
         *((name, name.upper()) for name in BENCHMARKS),
     )
 }
-"""Name -> module:Class for each Meta-World environment."""
+"""Meta-World environment classes as module:Class, keyed by environment name."""

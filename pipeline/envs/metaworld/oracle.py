@@ -107,13 +107,13 @@ _MAX_DRAWS = 100
 
 
 class RowsStep(NamedTuple):
-    """Result of one control step in n rows."""
+    """Result of one control step for n rows."""
 
-    observations: Array  # [n, 39], after the step
+    observations: Array  # observations after the step, [n, 39]
     rewards: Array  # [n]
-    success: Array  # [n] bool, True where the task is solved
-    info: Mapping[str, Array]  # name -> [n], see INFO
-    truncated: Array  # [n] bool, True after MAX_STEPS steps
+    success: Array  # True where the task is solved, [n] bool
+    info: Mapping[str, Array]  # values of the quantities in INFO, [n] each
+    truncated: Array  # True after MAX_STEPS steps, [n] bool
 
 
 class OfficialClass:

@@ -309,8 +309,8 @@ def test_state_keeps_names_shapes_and_dtypes_from_update_to_update(random_steps)
     [
         ({"inner_steps": 0, "trainable_inner_lr": True}, "trainable_inner_lr is on"),
         ({"inner_steps": 0, "first_order": True}, "first_order is on"),
-        ({"inner_steps": 0, "adaptive_inner_kl_penalty": True}, "no inner step has a KL"),
-        ({"adaptive_inner_kl_penalty": True, "init_inner_kl_penalty": 0}, "start above 0"),
+        ({"inner_steps": 0, "adaptive_inner_kl_penalty": True}, "there is no inner-step KL"),
+        ({"adaptive_inner_kl_penalty": True, "init_inner_kl_penalty": 0}, "use a positive value"),
         ({"target_inner_kl": 0.02}, "turn it on"),
         ({"clip_eps": 0}, "greater than 0"),
         ({"anneal_factor": 1.1}, "less than or equal to 1"),

@@ -1,7 +1,7 @@
 """Inputs of Meta-World rules, read from n simulations, the common observation, and building blocks of rewards.
 
 The building blocks come from the DeepMind Control Suite (Tassa et al. 2018, arXiv:1801.00690, "tolerance"), with
-Hamacher's t-norm. All their operations are elementwise, so a row's bits do not depend on other rows.
+Hamacher's t-norm. All their operations are elementwise, so a row's results do not depend on other rows.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -102,8 +102,8 @@ class Moment:
     opened: Array  # gripper opening, [n], from 0 (closed) to 1
     object: Array  # position as observed, [n, 3] m
     fingertips: Array  # midpoint between the fingertips, [n, 3] m
-    scene: Mapping[str, Array]  # name -> [n, ...], values of the class's sources and of the hand's sources
-    start: Mapping[str, Array]  # name -> [n, ...], values from the start of the episode
+    scene: Mapping[str, Array]  # values of the class's and the hand's sources, keyed by name, [n, ...] each
+    start: Mapping[str, Array]  # values from the start of the episode, keyed by name, [n, ...] each
 
 
 class RowsEvaluation(NamedTuple):
@@ -124,10 +124,10 @@ class RowTask:
 
     evaluate: Callable[[Moment], RowsEvaluation]  # computes rewards and success
     object: Source  # the object's observed position
-    turn: Source | None  # its observed orientation, a quaternion or rotation matrix; None for zeros
+    turn: Source | None  # the object's observed orientation, a quaternion or rotation matrix; None for zeros
     offset: tuple[float, float, float] | None = None  # added to the position, in m
-    sources: Mapping[str, Source] = field(default_factory=dict[str, Source])  # others that the rewards need
-    # Name of a value from the episode's start -> attribute of the official environment that contains it.
+    sources: Mapping[str, Source] = field(default_factory=dict[str, Source])  # other quantities that the rewards need
+    # Attributes of the official environment with values from the episode's start, keyed by the name of the value.
     start: Mapping[str, str] = field(default_factory=dict[str, str])
     touched: bool = False  # a grasp requires both pads to press on the object
 

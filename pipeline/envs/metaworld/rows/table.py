@@ -374,4 +374,4 @@ TEST_ROWS = {
 }
 
 ROW_TASKS = {**TRAIN_ROWS, **TEST_ROWS}
-"""Class name, without the package's version suffix -> rules of the class."""
+"""Rules of the classes, keyed by class name without the package's version suffix."""
