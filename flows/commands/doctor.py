@@ -265,7 +265,7 @@ def env_config(name: str, assignments: Sequence[str] = ()) -> EnvConfig:
 
 def check_environment(config: EnvConfig) -> list[Check]:
     """Check that an environment's episodes are valid and reproducible; return the results up to the first failure."""
-    required = "identical bits for identical seeds"
+    required = "identical results for identical seeds"
     try:
         config, notes = settled(config, gymnasium_limit(config.name) or STEPS, always=True)
     except EnvError as error:

@@ -82,7 +82,7 @@ def require_answer(url: str) -> None:
     except ValueError:  # the error's message may contain the password
         raise UsageError(
             f"--database: {without_password(url)} cannot be parsed; use postgresql://USER@HOST:PORT/DATABASE, and "
-            'write characters of the password other than letters and digits as %XX, such as %2F for "/"'
+            'percent-encode special characters in a password, such as %2F for "/"'
         ) from None
     except Exception as error:  # driver and network errors have no common class
         raise UsageError(
