@@ -9,10 +9,13 @@ import pytest
 from pydantic_core import to_jsonable_python
 
 from metaloom.pipeline.algorithms import ALGORITHMS
+from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.plugins import load
 from metaloom.pipeline.schema import Settings
 
 DOCS = Path(__file__).parents[2] / "docs"
+GOLDEN = Path(__file__).parents[1] / "golden" / "settings.json"
+LIMITS = {"default", "later", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minItems", "minLength"}
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +64,22 @@ def test_every_setting_is_described(sections):
 def test_what_an_algorithm_changes_in_other_sections_is_listed(page):
     for name, path in ALGORITHMS.builtin.items():
         assert bool(load(path)().run_defaults) == (f"under {name}: `" in page)
+
+
+def limits_of(schema):
+    """The default and the limits in a field's JSON schema, also of what a list contains or of one of two types."""
+    inner = [schema.get("items", {}), *schema.get("anyOf", ())]
+    return {key: value for part in (*inner, schema) for key, value in part.items() if key in LIMITS}
+
+
+def test_no_default_and_no_limit_has_moved():
+    # Runs that lack a setting are read with its default, and digests of settings omit what an earlier version did.
+    # A change that is meant to move one replaces its line in the table.
+    found = {}
+    assert {RunConfig, *(load(path) for path in ALGORITHMS.builtin.values())} <= {*schemas()}
+    for cls in schemas():
+        for name, schema in cls.model_json_schema()["properties"].items():
+            owner = next(base for base in cls.__mro__ if name in vars(base).get("__annotations__", ()))
+            if "$ref" not in schema:  # a section, which has lines of its own
+                found[f"{owner.__name__}.{name}"] = limits_of(schema)
+    assert found == json.loads(GOLDEN.read_text(encoding="utf-8"))

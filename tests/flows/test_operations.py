@@ -68,6 +68,7 @@ def test_a_command_and_its_python_function_have_the_same_options_and_defaults(op
     assert command.pop("json", None) is (False if operation.has_json else None)
     terminal = inspect.signature(metaloom.flows.operations.resolve(operation.terminal)) if operation.terminal else None
     extras = {NAMED.get(name, name) for name in terminal.parameters} - {"call", "as_json"} if terminal else set()
+    assert terminal is None or ("as_json" in terminal.parameters) == operation.has_json
     assert {*command} - backend == extras
     assert {*operation.of_terminal} == extras
 

@@ -19,7 +19,7 @@ from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.sweep import late_mean, train_sweep, trials_of
 from metaloom.flows.errors import UsageError
-from metaloom.flows.results.sweep import SweepObserver, best_of
+from metaloom.flows.results.sweep import SweepObserver, Trial, best_of
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.sweeps.plan import plan_search
 from metaloom.flows.sweeps.space import Choice, Range, Search, parse_space
@@ -139,6 +139,7 @@ def test_asked_to_stop_it_goes_on_there_and_more_trials_need_extend(runs_folder)
     assert (stored.search.trials, len(stored.runs)) == (4, 4)
     scores = [trial.score for trial in trials_of(stored)]
     assert best_of(trials_of(stored)).score == max(scores)
+    assert best_of([Trial(2, (), 1.5), Trial(0, (), None), Trial(1, (), 1.5), Trial(3, (), 0.5)]).number == 1  # a tie
 
 
 def test_a_search_goes_on_alike_whatever_the_order_of_its_settings_in_the_command(runs_folder, monkeypatch, tmp_path):

@@ -111,10 +111,11 @@ def test_two_threads_of_one_process_do_not_share_a_simulator(tiny_config):
 
 def test_what_was_printed_before_standard_output_is_another_stays_there_in_order():
     printing = "print('one'); keep_streams(); print('two'); print_to_errors(); print('three')"
-    program = f"from metaloom.flows.streams import keep_streams, print_to_errors; {printing}"
+    unbuffered = "os.write(2, b'four\\n'); print('five', file=sys.stderr); os.write(2, b'six\\n')"
+    program = f"import os, sys; from metaloom.flows.streams import *; {printing}; {unbuffered}"
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=buffered)
-    assert (ended.stdout, ended.stderr) == ("one\ntwo\n", "three\n")
+    assert (ended.stdout, ended.stderr) == ("one\ntwo\n", "three\nfour\nfive\nsix\n")
 
 
 @pytest.mark.dask

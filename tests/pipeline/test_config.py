@@ -91,11 +91,17 @@ def test_an_integer_stands_for_a_float_and_values_of_options_stay_as_they_are():
         (["algorithm.lr_decay=0.5"], "lr_decay is 0.5 but lr_schedule is constant"),
         (["algorithm.lr_schedule=exponential"], "lr_schedule is exponential but lr_decay is 1.0"),
         (["policy.min_std=2"], "min_std is 2.0 but init_std is 1.0"),
+        (["iterations=100000001"], "iterations must be at most 100000000, got 100000001"),
+        (["algorithm.inner_steps=10000"], "inner steps must be at most 10000, got 10001"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(changes, message):
+def test_settings_that_contradict_each_other_or_the_format_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         build_config(override(MINIMAL, changes))
+
+
+def test_a_run_has_as_many_iterations_and_inner_steps_as_the_format():
+    build_config(override(MINIMAL, ["iterations=100000000", "algorithm.inner_steps=9999"]))
 
 
 VPG_DICE = {"algorithm": {"name": "vpg-dice"}, "processing": {"return_baseline": "zero"}}

@@ -87,12 +87,14 @@ def own(tmp_path, monkeypatch):
 
 @pytest.fixture
 def installed(own):
-    """A package whose entry points bring an algorithm, a baseline and a recipe."""
+    """A package whose entry points bring an algorithm under several names, and a baseline."""
     info = own / "own-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[metaloom.algorithms]\nstill = own_plugins:Still\n[metaloom.baselines]\nhalved = own_plugins:Halved\n"
+        "[metaloom.algorithms]\n"
+        + "".join(f"{name} = own_plugins:Still\n" for name in ("still", "idle", "calm", "quiet", "bare"))
+        + "[metaloom.baselines]\nhalved = own_plugins:Halved\n"
     )
 
 
@@ -122,7 +124,7 @@ def test_an_installed_package_brings_names_of_its_own():
     assert (config.algorithm.name, path_of(type(config.algorithm))) == ("still", "own_plugins:Still")
     assert config.baseline.build().fit_predict(0, [[[2.0]]], 1) == [[[0.2]]]
     assert build_config(config.model_dump(mode="json")) == config
-    assert [*ALGORITHMS.builtin, "still"] == ALGORITHMS.names()
+    assert [*ALGORITHMS.builtin, "bare", "calm", "idle", "quiet", "still"] == ALGORITHMS.names()
 
 
 @pytest.mark.usefixtures("own")

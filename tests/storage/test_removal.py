@@ -60,6 +60,12 @@ def test_a_run_with_files_of_somebody_is_not_removed(make_run, name):
     with pytest.raises(storage.NotARun, match=f"{name.removesuffix('/notes.txt') if 'own' in name else name} in it"):
         remove_run(path)
     assert (path / name).read_text() == "mine"
+    more = [name.replace("notes.txt", letter) for letter in "adcb"]
+    for file in more:
+        (path / file).write_text("mine")
+    if "own" not in name:
+        with pytest.raises(storage.NotARun, match=f": {', '.join(sorted(more)[:3])} in it"):
+            remove_run(path)
 
 
 def test_a_run_that_is_written_is_not_removed(make_run):

@@ -8,7 +8,7 @@ import pytest
 from metaloom import storage
 from metaloom.storage import Retention, StageRef
 from metaloom.storage.format.codec import flatten
-from metaloom.storage.format.thinning import marker_path
+from metaloom.storage.format.thinning import Thinned, marker_path
 from metaloom.storage.write.sessions import Session
 from metaloom.storage.writer import Budget
 
@@ -337,6 +337,7 @@ def test_a_copy_can_have_fewer_learners_and_keeps_their_metrics(make_run):
             writer.thin_learners(0)
         assert writer.thin_learners(2).iterations == (0, 2)
         assert writer.thin_learners(2).iterations == ()
+    assert Thinned.sum([Thinned((8,), 1, 20), Thinned((1, 8), 2, 30)]) == Thinned((1, 8), 3, 50)
     run = storage.open_run(path)
     assert [i for i in range(6) if run.is_thinned(run.learner_ref(i))] == [1, 3]
     assert run.metrics().equals(before)
