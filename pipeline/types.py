@@ -62,19 +62,12 @@ class _OfTasks(Shown):
 
 @dataclass(frozen=True, repr=False)
 class TaskBatch(Shown):
-    """The tasks of one iteration.
+    """The tasks of one iteration."""
 
-    Attributes:
-        params: Task parameters, [B, P] float64, one column per task field.
-        ids: Index of each task in a fixed set, [B] int64; -1 for tasks from a distribution.
-        names: Names of the P columns.
-        units: Units of the P columns; "1" if dimensionless.
-    """
-
-    params: Array
-    ids: Array
-    names: tuple[str, ...] = ()
-    units: tuple[str, ...] = ()
+    params: Array  # task parameters, [B, P] float64, one column per task field
+    ids: Array  # index of each task in a fixed set, [B] int64; -1 for tasks from a distribution
+    names: tuple[str, ...] = ()  # names of the P columns
+    units: tuple[str, ...] = ()  # units of the P columns; "1" if dimensionless
 
     def __post_init__(self) -> None:
         B = len(self.params)
@@ -99,35 +92,25 @@ class EpisodeBatch(_OfTasks):
 
     A task may have fewer than E episodes if sampling stops early. Its last slots are then empty: they have length 0 and
     are neither terminated nor truncated.
-
-    Attributes:
-        observations: [B, E, T+1, O] float32, or the integer type of the environment; the entry at `lengths` is the
-            observation after the last step.
-        actions: [B, E, T, A] float32 as returned by the policy (before any rescaling), or [B, E, T] int64.
-        rewards: [B, E, T] float32.
-        terminated: [B, E] bool, True if the task ended the episode.
-        truncated: [B, E] bool, True if the step limit ended the episode.
-        lengths: [B, E] int32, steps of each episode; 0 for empty slots.
-        behavior: Parameters of the behavior policy's distributions, float32. Gaussian: `mean` [B, E, T, A], `log_std`
-            [B, A]. Discrete: `log_probs` [B, E, T, number of actions]. Tanh-Gaussian: `mean` and `log_stds` [B, E, T,
-            A] before the tanh, and `latent` [B, E, Z] if drawn from the task's posterior. Q-values: `action_values` [B,
-            E, T, number of actions] and `epsilon` [B]. Uniform: none. With inference within a trial, also
-            `posterior_mean` and `posterior_log_std` [B, E, T, Z].
-        reward_terms: Term -> [B, E, T] float32; the terms sum to `rewards`.
-        initial_state: [B, E, S] float64, the simulator's state after reset, for rendering.
-        facts: Name -> values reported by the environment, bool or float32: [B, E, T] per step or [B, E] per episode.
-            NaN only for optional facts.
     """
 
+    # [B, E, T+1, O] float32, or the integer type of the environment; the entry at `lengths` follows the last step.
     observations: Array
-    actions: Array
-    rewards: Array
-    terminated: Array = field(metadata=_each_episode(np.bool_))
-    truncated: Array = field(metadata=_each_episode(np.bool_))
-    lengths: Array = field(metadata=_each_episode(np.int32))
+    actions: Array  # [B, E, T, A] float32 as returned by the policy (before any rescaling), or [B, E, T] int64
+    rewards: Array  # [B, E, T] float32
+    terminated: Array = field(metadata=_each_episode(np.bool_))  # [B, E] bool, True if the task ended the episode
+    truncated: Array = field(metadata=_each_episode(np.bool_))  # [B, E] bool, True if the step limit ended the episode
+    lengths: Array = field(metadata=_each_episode(np.int32))  # [B, E] int32, steps of each episode; 0 for empty slots
+    # Parameters of the behavior policy's distributions, float32. Gaussian: `mean` [B, E, T, A], `log_std` [B, A].
+    # Discrete: `log_probs` [B, E, T, number of actions]. Tanh-Gaussian: `mean` and `log_stds` [B, E, T, A] before
+    # the tanh, and `latent` [B, E, Z] if drawn from the task's posterior. Q-values: `action_values` [B, E, T,
+    # number of actions] and `epsilon` [B]. Uniform: none. With inference within a trial, also `posterior_mean`
+    # and `posterior_log_std` [B, E, T, Z].
     behavior: Mapping[str, Array]
-    reward_terms: Mapping[str, Array]
-    initial_state: Array
+    reward_terms: Mapping[str, Array]  # term -> [B, E, T] float32; the terms sum to `rewards`
+    initial_state: Array  # [B, E, S] float64, the simulator's state after reset, for rendering
+    # Name -> values reported by the environment, bool or float32: [B, E, T] per step or [B, E] per episode. NaN only
+    # for optional facts.
     facts: Mapping[str, Array] = field(default_factory=dict[str, Array])
 
     def __post_init__(self) -> None:
@@ -222,21 +205,13 @@ def fact_of_episodes(values: Array, lengths: Array) -> Array:
 
 @dataclass(frozen=True, repr=False)
 class Samples(_OfTasks):
-    """Quantities computed from a batch of episodes for learning; zero in the padding.
+    """Quantities computed from a batch of episodes for learning; zero in the padding."""
 
-    Attributes:
-        returns: [B, E, T] float32, discounted return from each step onward.
-        values: [B, E, T] float32, returns predicted by a baseline or critic.
-        advantages: [B, E, T] float32, advantage estimates.
-        mask: [B, E, T] float32, 1 for real steps and 0 for padding.
-        adjusted_rewards: [B, E, T] float32, discounted rewards minus their baseline, for DiCE; otherwise None.
-    """
-
-    returns: Array
-    values: Array
-    advantages: Array
-    mask: Array
-    adjusted_rewards: Array | None = None
+    returns: Array  # [B, E, T] float32, discounted return from each step onward
+    values: Array  # [B, E, T] float32, returns predicted by a baseline or critic
+    advantages: Array  # [B, E, T] float32, advantage estimates
+    mask: Array  # [B, E, T] float32, 1 for real steps and 0 for padding
+    adjusted_rewards: Array | None = None  # [B, E, T] float32, discounted rewards minus their baseline, for DiCE
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -320,21 +295,13 @@ class Update(Shown):
 
 @dataclass(frozen=True, repr=False)
 class Transitions(Shown):
-    """Transitions for off-policy learning, with leading shape [...]: [N], or [K, N] for N transitions per task.
+    """Transitions for off-policy learning, with leading shape [...]: [N], or [K, N] for N transitions per task."""
 
-    Attributes:
-        observations: [..., O] float32.
-        actions: [..., A] float32 as returned by the policy, or [...] int64.
-        rewards: [...] float32.
-        next_observations: [..., O] float32.
-        terminated: [...] bool, True if the task ended the episode at this step; time limits do not count.
-    """
-
-    observations: Array
-    actions: Array
-    rewards: Array
-    next_observations: Array
-    terminated: Array
+    observations: Array  # [..., O] float32
+    actions: Array  # [..., A] float32 as returned by the policy, or [...] int64
+    rewards: Array  # [...] float32
+    next_observations: Array  # [..., O] float32
+    terminated: Array  # [...] bool, True if the task ended the episode at this step; time limits do not count
 
     def __post_init__(self) -> None:
         leading = self.rewards.shape
@@ -350,15 +317,10 @@ class Transitions(Shown):
 
 @dataclass(frozen=True, repr=False)
 class Minibatch(Shown):
-    """Transitions for one gradient step.
+    """Transitions for one gradient step."""
 
-    Attributes:
-        transitions: N transitions for each of K tasks, [K, N].
-        context: C transitions per task for task inference, [K, C]; None without inference.
-    """
-
-    transitions: Transitions
-    context: Transitions | None = None
+    transitions: Transitions  # n transitions for each of K tasks, [K, N]
+    context: Transitions | None = None  # c transitions per task for task inference, [K, C]; None without inference
 
 
 @dataclass(frozen=True, repr=False)
@@ -367,16 +329,11 @@ class Minibatches(Shown):
 
     Row indices count a run's real steps from 0 in collection order: by iteration, rollout batch, task, episode
     and step. If an iteration takes fewer than U gradient steps, the remaining entries are -1.
-
-    Attributes:
-        rows: Row indices for each gradient step, [U, K, N] int64.
-        task_ids: Task from whose replay buffer the rows are drawn, [U, K] int64; 0 with a single buffer.
-        context_rows: Row indices for task inference, [U, K, C] int64; None without inference.
     """
 
-    rows: Array
-    task_ids: Array
-    context_rows: Array | None = None
+    rows: Array  # row indices for each gradient step, [U, K, N] int64
+    task_ids: Array  # task from whose replay buffer the rows are drawn, [U, K] int64; 0 with a single buffer
+    context_rows: Array | None = None  # row indices for task inference, [U, K, C] int64; None without inference
 
     def __post_init__(self) -> None:
         if self.rows.ndim != 3:
@@ -398,33 +355,21 @@ class Evaluation(Shown):
     """Results of an evaluation on B tasks: test episodes after 0 ... K adaptation steps, and adaptation episodes.
 
     Test episodes are never used for adaptation.
-
-    Attributes:
-        task_params: [B, P] float64, task parameters.
-        task_ids: [B] int64, index of the task in its fixed set; -1 if there is no set.
-        names: Names of the P columns of `task_params`.
-        units: Units of the P columns.
-        test_returns: [B, K+1, M] float64, undiscounted returns of the test episodes after k steps.
-        test_lengths: [B, K+1, M] int32, lengths of the test episodes.
-        test_terminated: [B, K+1, M] bool, True if the task ended the episode.
-        adaptation_returns: [B, K, N] float64, returns of the episodes collected for adaptation step k + 1.
-        adaptation_lengths: [B, K, N] int32, their lengths.
-        adaptation_terminated: [B, K, N] bool, True if the task ended the episode.
-        test_facts: Name -> [B, K+1, M] bool or float32, facts per test episode, see `fact_of_episodes`.
-        adaptation_facts: Name -> [B, K, N], the same facts per adaptation episode.
     """
 
-    task_params: Array
-    task_ids: Array
-    names: tuple[str, ...]
-    units: tuple[str, ...]
-    test_returns: Array
-    test_lengths: Array
-    test_terminated: Array
-    adaptation_returns: Array
-    adaptation_lengths: Array
-    adaptation_terminated: Array
+    task_params: Array  # [B, P] float64, task parameters
+    task_ids: Array  # [B] int64, index of the task in its fixed set; -1 if there is no set
+    names: tuple[str, ...]  # names of the P columns of `task_params`
+    units: tuple[str, ...]  # units of the P columns
+    test_returns: Array  # [B, K+1, M] float64, undiscounted returns of the test episodes after k steps
+    test_lengths: Array  # [B, K+1, M] int32, lengths of the test episodes
+    test_terminated: Array  # [B, K+1, M] bool, True if the task ended the episode
+    adaptation_returns: Array  # [B, K, N] float64, returns of the episodes collected for adaptation step k + 1
+    adaptation_lengths: Array  # [B, K, N] int32, their lengths
+    adaptation_terminated: Array  # [B, K, N] bool, True if the task ended the episode
+    # Name -> [B, K+1, M] bool or float32, facts per test episode, see `fact_of_episodes`.
     test_facts: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    # Name -> [B, K, N], the same facts per adaptation episode.
     adaptation_facts: Mapping[str, Array] = field(default_factory=dict[str, Array])
 
     def __post_init__(self) -> None:

@@ -77,17 +77,11 @@ class At:
 
 @dataclass(frozen=True)
 class Per:
-    """Frequency with which a stage runs.
+    """Frequency with which a stage runs."""
 
-    Attributes:
-        words: Text for diagrams, such as "per iteration".
-        steps: Function that maps a configuration and an iteration to the inner steps k in which the stage runs.
-        stepped: True if an iteration may have several steps.
-    """
-
-    words: str
-    steps: Callable[[RunConfig, int], Sequence[int]]
-    stepped: bool = False
+    words: str  # text for diagrams, such as "per iteration"
+    steps: Callable[[RunConfig, int], Sequence[int]]  # inner steps k in which the stage runs in an iteration
+    stepped: bool = False  # True if an iteration may have several steps
 
 
 ONCE = Per("once per run", lambda config, i: () if i else (0,))

@@ -72,21 +72,13 @@ NO_FACTS: Mapping[str, Array] = MappingProxyType({})
 
 
 class BatchStep(NamedTuple):
-    """Result of one control step in n rows.
+    """Result of one control step in n rows."""
 
-    Attributes:
-        observations: Observations after the step, [n, O] float64.
-        reward_terms: Name -> [n] float64; the terms sum to the reward.
-        terminated: [n] bool, True if the task ended the episode.
-        truncated: [n] bool, True if the environment's own time limit ended the episode.
-        facts: Name -> [n] bool or float64; includes all declared facts at every step.
-    """
-
-    observations: Array
-    reward_terms: Mapping[str, Array]
-    terminated: Array
-    truncated: Array
-    facts: Mapping[str, Array] = NO_FACTS
+    observations: Array  # observations after the step, [n, O] float64
+    reward_terms: Mapping[str, Array]  # name -> [n] float64; the terms sum to the reward
+    terminated: Array  # [n] bool, True if the task ended the episode
+    truncated: Array  # [n] bool, True if the environment's own time limit ended the episode
+    facts: Mapping[str, Array] = NO_FACTS  # name -> [n] bool or float64; includes all declared facts at every step
 
 
 class BatchEnv(Protocol):

@@ -51,19 +51,12 @@ ACTIVATIONS = ("identity", "tanh", "relu", *TORCH_ACTIVATIONS)
 
 @dataclass(frozen=True)
 class Spaces:
-    """Observation and action sizes of an environment.
+    """Observation and action sizes of an environment."""
 
-    Attributes:
-        observation_shape: Shape of one observation from the environment. Batches store observations flattened, size O.
-        observation_scale: Divisor applied to observations before they enter a network; 255 for byte images.
-        action_size: Action dimension A; 0 for discrete actions.
-        num_actions: Number of discrete actions; 0 for continuous actions.
-    """
-
-    observation_shape: tuple[int, ...]
-    observation_scale: float
-    action_size: int
-    num_actions: int
+    observation_shape: tuple[int, ...]  # from the environment; batches store observations flattened, size O
+    observation_scale: float  # divisor applied to observations before they enter a network; 255 for byte images
+    action_size: int  # action dimension A; 0 for discrete actions
+    num_actions: int  # number of discrete actions; 0 for continuous actions
 
     @property
     def observation_size(self) -> int:
