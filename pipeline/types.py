@@ -15,12 +15,10 @@ from metaloom.pipeline.shown import Shown
 
 Array = NDArray[Any]
 Params = dict[str, Array]
-Shapes = dict[str, tuple[int, ...]]
-"""Parameter shapes keyed by name, in the order of a network's parameters."""
+Shapes = dict[str, tuple[int, ...]]  # parameter shapes keyed by name, in the order of a network's parameters
 Metrics = dict[str, float]
 
-ParallelMap = Callable[..., Iterable[Any]]
-"""The built-in `map`, or a parallel map that returns results in order."""
+ParallelMap = Callable[..., Iterable[Any]]  # the built-in `map`, or a parallel map that returns results in order
 
 
 def _each_episode(dtype: type[np.generic]) -> dict[str, Any]:

@@ -50,8 +50,7 @@ def verify(run: RunArgument) -> Verification:
     return Verification(folder, tuple(damages), sealed=bool(damages) or open_run(folder).is_sealed)
 
 
-RANGES = 10
-"""Maximum number of iteration ranges into which a run is divided."""
+RANGES = 10  # maximum number of iteration ranges into which a run is divided
 
 
 @checked

@@ -25,8 +25,7 @@ from metaloom.pipeline.policies.remembering import Memory
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, TaskParams
 
-DRAWN_AHEAD = 32
-"""Number of steps whose noise is drawn at once, since an actor draws its noise before its first step."""
+DRAWN_AHEAD = 32  # number of steps whose noise is drawn at once, since an actor draws its noise before its first step
 
 
 class Acting:

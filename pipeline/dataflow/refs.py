@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-"""Regular expression for stage names."""
+NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")  # regular expression for stage names
 _FILE_NAME = re.compile(rf"(\d{{8}})\.({NAME.pattern})\.(\d{{1,4}})\.json")
 _LIMIT = 10**8
 

@@ -17,11 +17,9 @@ from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.seeding import own_generator, seed_for
 from metaloom.pipeline.types import Array, ParallelMap
 
-Input = StageRef | tuple[StageRef, ...] | Span
-"""Input of a stage: one output, the outputs of several steps, or a span."""
+Input = StageRef | tuple[StageRef, ...] | Span  # input of a stage: one output, the outputs of several steps, or a span
 
-STEP = "{step}"
-"""Placeholder for the inner step in a stored group's name."""
+STEP = "{step}"  # placeholder for the inner step in a stored group's name
 
 TOOLS: Mapping[str, str] = {
     "at": "the position: run seed, iteration and inner step",

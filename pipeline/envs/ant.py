@@ -12,8 +12,7 @@ from metaloom.pipeline.envs.task_classes import Classes, nearest
 from metaloom.pipeline.envs.task_sets import AlongX, AnyDirection, draw_on_disk
 from metaloom.pipeline.types import Array
 
-TORSO = 1
-"""Body index of the torso; body 0 is the world."""
+TORSO = 1  # body index of the torso; body 0 is the world
 
 
 class Ant(MujocoRobot, MetaEnv):

@@ -21,8 +21,7 @@ from metaloom.pipeline.envs.contract import BatchStep, Component, EnvError, Meta
 from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.types import Array
 
-_CODE = 2.0**-20
-"""Spacing of the code values that identify components, small enough that no robot clips them."""
+_CODE = 2.0**-20  # spacing of the code values that identify components, small enough that no robot clips them
 
 _XYZ = ("x", "y", "z")
 _METERS, _TURNS = [(axis, "m") for axis in _XYZ], [(f"angular_{axis}", "rad") for axis in _XYZ]
@@ -120,8 +119,7 @@ def _derived(model: mujoco.MjModel, name: str) -> list[Component]:
     return [Component(f"{body}_{what}", unit) for body in bodies for what, unit in _SPATIAL.get(name, ())]
 
 
-ObsStyle = Literal["promp", "pearl", "v5"]
-"""Observation style: ProMP's, PEARL's, or that in gymnasium's v5 robots."""
+ObsStyle = Literal["promp", "pearl", "v5"]  # observation style: ProMP's, PEARL's, or that in gymnasium's v5 robots
 
 GYMNASIUM_MODELS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 

@@ -22,8 +22,7 @@ def draw_on_disk(num_tasks: int, rng: np.random.Generator, *, radius: float) -> 
     return (radius * np.sqrt(areas) * np.stack([np.cos(angles), np.sin(angles)])).T
 
 
-TASK_SET_SEED = 1337
-"""Seed from which task sets are drawn, so that they are the same in every run."""
+TASK_SET_SEED = 1337  # seed from which task sets are drawn, so that they are the same in every run
 
 
 class FixedTasks:

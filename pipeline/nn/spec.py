@@ -17,10 +17,8 @@ from metaloom.pipeline.types import Shapes
 MLP, CNN, RESIDUAL = "mlp", "cnn", "residual"
 BUILT_IN_NETWORKS = (MLP, CNN, RESIDUAL)
 GRU, LSTM, LINEAR_ATTENTION = "gru", "lstm", "linear-attention"
-RECURRENT_NETWORKS = (GRU, LSTM, LINEAR_ATTENTION)
-"""Networks with memory, for algorithms whose actors keep a memory."""
-SIZED_NETWORKS = (*BUILT_IN_NETWORKS, *RECURRENT_NETWORKS)
-"""Networks whose layers are sized by hidden_sizes."""
+RECURRENT_NETWORKS = (GRU, LSTM, LINEAR_ATTENTION)  # networks with memory, for algorithms whose actors keep a memory
+SIZED_NETWORKS = (*BUILT_IN_NETWORKS, *RECURRENT_NETWORKS)  # networks whose layers are sized by hidden_sizes
 WITHOUT_MEMORY = (
     f"one of {', '.join(BUILT_IN_NETWORKS)}, or an algorithm that keeps a memory: recurrent-a2c, recurrent-ppo, rl2, "
     "rl2-trpo"
@@ -290,7 +288,6 @@ def _smallest() -> int:
     return pixels
 
 
-_SMALLEST = _smallest()
-"""Smallest image side in pixels for the default convolutions."""
+_SMALLEST = _smallest()  # smallest image side in pixels for the default convolutions
 _CNN_OPTIONS = _names(ConvolutionOptions)
 _OPTIONS: Mapping[str, type[Settings]] = {CNN: ConvolutionOptions, LINEAR_ATTENTION: AttentionOptions}

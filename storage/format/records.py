@@ -11,8 +11,7 @@ from metaloom.pipeline.dataflow.refs import Span, StageRef
 from metaloom.storage.errors import damaged
 from metaloom.storage.format.files import parse_sealed, read_sealed, render, sealed
 
-SCHEMA = "metaloom/1"
-"""Schema of records, markers and sessions, which is the same in all run formats."""
+SCHEMA = "metaloom/1"  # schema of records, markers and sessions, which is the same in all run formats
 
 FORMATS = ("metaloom/1", "metaloom/2")
 """Run formats, as named in run.json; new runs use the last one. The second added shards and segments."""

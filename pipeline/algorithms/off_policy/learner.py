@@ -20,8 +20,7 @@ from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import LearnerState, Metrics, Minibatch, ParallelMap, Params, TaskParams, Transitions
 
-NUM_GRADIENT_STEPS = "num_gradient_steps"
-"""Key in LearnerState.extra for the number of gradient steps so far."""
+NUM_GRADIENT_STEPS = "num_gradient_steps"  # key in LearnerState.extra for the number of gradient steps so far
 
 Evidence = TypeVar("Evidence", contravariant=True)
 Noise = TypeVar("Noise", contravariant=True)
@@ -43,8 +42,7 @@ class Stored(NamedTuple):
         return renamed(getattr(state, self.where), self.there, self.here)
 
 
-Layout = Mapping[str, Stored]
-"""Locations of a learner's parts in its state, keyed by part name."""
+Layout = Mapping[str, Stored]  # locations of a learner's parts in its state, keyed by part name
 
 
 def state_of(

@@ -30,8 +30,7 @@ from metaloom.pipeline.types import Array
 
 RewardVersion = Literal["v1", "v2"]
 
-_TABLE = (0.0, 0.55, 0.15)
-"""Point at the center of videos, in m."""
+_TABLE = (0.0, 0.55, 0.15)  # point at the center of videos, in m
 
 
 class MetaWorld(FixedTasks, MetaEnv):

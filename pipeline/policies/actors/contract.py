@@ -117,8 +117,7 @@ class UniformActor(Actor):
         return self._take(t, rows, self._drawn[t, rows])
 
 
-ACTIONS = "actions"
-"""Name of the parameter [B, T, ...] with the recorded actions of each task's episode."""
+ACTIONS = "actions"  # name of the parameter [B, T, ...] with the recorded actions of each task's episode
 
 
 class RecordedActor(Actor):
