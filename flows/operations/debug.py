@@ -25,8 +25,8 @@ from metaloom.flows.views.status import STATUS
 from metaloom.storage import StageRef
 
 if TYPE_CHECKING:
+    from metaloom.flows.results.checks import Checks
     from metaloom.flows.results.counterfactual import Counterfactual
-    from metaloom.flows.results.doctor import Checks
 
 
 @checked

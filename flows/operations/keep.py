@@ -23,8 +23,8 @@ from metaloom.flows.operations.options import (
     Trust,
     agree,
 )
+from metaloom.flows.results.checks import Verification
 from metaloom.flows.results.disk import DiskUsage, DiskUse, Packed, Removed, ThinnedRun, bytes_freed
-from metaloom.flows.results.verification import Verification
 from metaloom.flows.runs import folder_of, folders_of, parse_span, run_folder, runs_root
 from metaloom.flows.views.status import STATUS
 from metaloom.storage import Retention, Run, StoreError, open_run, open_writer, verify_run

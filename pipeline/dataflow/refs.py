@@ -12,17 +12,11 @@ _LIMIT = 10**8
 
 @dataclass(frozen=True)
 class StageRef:
-    """Reference to the output of a single stage execution.
+    """Reference to the output of a single stage execution."""
 
-    Attributes:
-        iteration: Iteration number, counted from 0.
-        stage: Stage name.
-        step: Inner step k; 0 for stages without inner steps.
-    """
-
-    iteration: int
-    stage: str
-    step: int = 0
+    iteration: int  # iteration number, counted from 0
+    stage: str  # stage name
+    step: int = 0  # inner step k; 0 for stages without inner steps
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.stage):

@@ -47,8 +47,7 @@ class Ant(MujocoRobot, MetaEnv):
     normal_start = True
     control_cost: float = 0.5
     contact_cost: float = 5e-4
-    shows_place = False
-    """True if observations start with the torso's x and y, which are optional in v5."""
+    shows_place = False  # True if observations start with the torso's x and y, which are optional in v5
     shows_contacts_to_pearl = False
 
     def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:

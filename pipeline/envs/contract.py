@@ -39,15 +39,10 @@ class TaskField:
 
 
 class Component(NamedTuple):
-    """Description of one entry of an observation or action.
+    """Description of one entry of an observation or action."""
 
-    Attributes:
-        name: Short name, unique within the observation or action; it is a column name in tables.
-        unit: Unit such as "m" or "rad/s"; "1" for a dimensionless value.
-    """
-
-    name: str
-    unit: str = "1"
+    name: str  # short, and unique within the observation or action; it is a column name in tables
+    unit: str = "1"  # such as "m" or "rad/s"; "1" for a dimensionless value
 
 
 class Fact(NamedTuple):
@@ -85,16 +80,11 @@ class BatchEnv(Protocol):
     """Interface for N rows of an environment, each with its own task and episode, that are stepped together.
 
     A row's results depend only on its task, seed and actions, not on N, the row's index, other rows or threads.
-
-    Attributes:
-        num_rows: Number of rows N.
-        observation_size: Observation size O.
-        action_size: Action size A.
     """
 
-    num_rows: int
-    observation_size: int
-    action_size: int
+    num_rows: int  # N
+    observation_size: int  # O
+    action_size: int  # A
 
     def reset(self, tasks: Array, seeds: Array) -> Array:
         """Start an episode in every row and return the first observations [N, O].
@@ -117,13 +107,9 @@ class BatchEnv(Protocol):
 
 
 class RowBatch(BatchEnv):
-    """Base class for batches of environments whose rules are defined for any number of rows.
+    """Base class for batches of environments whose rules are defined for any number of rows."""
 
-    Attributes:
-        tasks: Task of each row, [N, P].
-    """
-
-    tasks: Array
+    tasks: Array  # task of each row, [N, P]
 
     def take(self, tasks: Array) -> None:
         """Set the tasks of all rows, effective from the next `step`."""

@@ -146,15 +146,12 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
-    frame_skip: ClassVar[int]
-    """Physics steps per control step."""
-    reset_noise: ClassVar[float]
-    """Maximum deviation of the initial joint positions from the rest pose."""
+    frame_skip: ClassVar[int]  # physics steps per control step
+    reset_noise: ClassVar[float]  # maximum deviation of the initial joint positions from the rest pose
     normal_start: ClassVar[bool] = False
     """True if initial velocities are normal with standard deviation `reset_noise` instead of uniform."""
     control_cost: float
-    alive_bonus: float | None = None
-    """Reward for each step, including the last one. None: there is no such term."""
+    alive_bonus: float | None = None  # reward for each step, including the last one. None: there is no such term.
     derived: tuple[str, ...] = ()
     """MjData fields that the rules read in addition to joint positions and velocities. Their values are what `mj_step`
     leaves: those for the last state that the integrator evaluated, which lags the joints by one physics step with

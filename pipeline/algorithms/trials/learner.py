@@ -35,10 +35,8 @@ UNSCALED = np.array([0, 1], np.float32)  # value of CRITIC_SCALE before the firs
 class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
     """Base class for learners that train a critic and a policy that acts on the history of a trial."""
 
-    network: ClassVar[MakeNetwork] = CellAndHead
-    """Class of the network that acts."""
-    optimizer_prefix: ClassVar[str] = ""
-    """Prefix of the optimizer's state in LearnerState.optimizer."""
+    network: ClassVar[MakeNetwork] = CellAndHead  # class of the network that acts
+    optimizer_prefix: ClassVar[str] = ""  # prefix of the optimizer's state in LearnerState.optimizer
 
     def __init__(
         self,

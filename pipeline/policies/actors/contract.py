@@ -54,18 +54,15 @@ class Actor(ABC):
 
     An actor draws each task's random numbers for all steps in advance, so that the end of one episode does not affect
     the others.
-
-    Attributes:
-        actions: Actions so far, shape [T, B * E, ...].
-        behavior_by_step: Parameters of the behavior policy at each step so far, keyed by name, [T, B * E, ...] float32.
-        behavior_by_task: Parameters of the behavior policy that are constant over steps, keyed by name, [B, ...]
-            float32, or [B, E, ...] if episodes differ.
     """
 
     def __init__(self, setup: ActorSetup) -> None:
         T, N, _ = setup.taken.shape
         self._taken = setup.taken
+        # Actions so far, [T, B * E, ...].
         self.actions: Array = np.zeros((T, N), np.int64) if setup.spaces.num_actions else setup.taken
+        # Parameters of the behavior policy, float32, keyed by name: at each step so far, [T, B * E, ...], and constant
+        # over steps, [B, ...], or [B, E, ...] if episodes differ.
         self.behavior_by_step: dict[str, Array] = {}
         self.behavior_by_task: dict[str, Array] = {}
 
