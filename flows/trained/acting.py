@@ -31,11 +31,6 @@ DRAWN_AHEAD = 32  # number of steps whose noise is drawn at once, since an actor
 class Acting:
     """Acts step by step in B tasks. Calls from several threads are serialized.
 
-    Attributes:
-        blueprint: Description from which the policy is built.
-        num_tasks: Number of tasks B.
-        seed: Seed that determines all random draws together with the episode and step.
-
     Raises:
         UsageError: the seed is invalid; also raised by `reset`.
         ValueError: the parameters are incompatible with the policy.
@@ -44,9 +39,9 @@ class Acting:
     def __init__(self, blueprint: Blueprint, params: TaskParams, seed: int) -> None:
         config = blueprint.config
         check_actor_params(config.algorithm.actor, config.policy, params.params, blueprint.spaces)
-        self.num_tasks: int = len(next(iter(params.params.values())))
-        self.seed = check_seed(seed)
-        self.blueprint: Blueprint = blueprint
+        self.num_tasks: int = len(next(iter(params.params.values())))  # B
+        self.seed = check_seed(seed)  # determines all random draws together with the episode and step
+        self.blueprint: Blueprint = blueprint  # from which the policy is built
         self._params = params
         self._episode = 0
         self._actors: dict[tuple[int, bool], _Steps] = {}
