@@ -29,7 +29,7 @@ from metaloom.flows.operations.options import (
     refuse_with,
     refuse_without,
 )
-from metaloom.flows.results.run_rows import Facts, Row, Rows
+from metaloom.flows.results.run_rows import Facts, Row, Rows, State
 from metaloom.flows.runs import RunAt, folder_of, parse_span, require_iteration, run_folder, runs_root
 from metaloom.storage import StageRef, find_runs, location, open_run, run_exists, url_of
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     DataAndView = tuple[Callable[[], Any], Callable[[], RenderableType]]
 
-Status = Literal["complete", "training", "stopped", "killed", "damaged", "unreadable"]
 Order = Literal["started", "return", "size", "name"]
 
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -59,7 +58,7 @@ def ls(
     *,
     algorithm: str | None = None,
     env: str | None = None,
-    status: Status | None = None,
+    status: State | None = None,
     since: str | None = None,
     sort: Order = "started",
     reverse: bool = False,
