@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from metaloom import storage
 from metaloom.flows.errors import exit_code
 from metaloom.flows.graph.run_stages import config_of
-from metaloom.flows.operations.compare import evaluate
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.results.evaluation import EvaluationOutcome
 from metaloom.flows.runs import run_folder
 from metaloom.flows.views import charts

@@ -24,35 +24,35 @@ if TYPE_CHECKING:
     from metaloom.flows.opened import open_run as open_run
     from metaloom.flows.opened import open_runs as open_runs
     from metaloom.flows.operations import reference as reference
+    from metaloom.flows.operations.cancel import cancel as cancel
     from metaloom.flows.operations.compare import compare as compare
-    from metaloom.flows.operations.compare import diff as diff
-    from metaloom.flows.operations.compare import evaluate as evaluate
-    from metaloom.flows.operations.debug import doctor as doctor
-    from metaloom.flows.operations.debug import materialise as materialise
-    from metaloom.flows.operations.debug import optimize as optimize
-    from metaloom.flows.operations.debug import replay as replay
-    from metaloom.flows.operations.keep import du as du
-    from metaloom.flows.operations.keep import export as export
-    from metaloom.flows.operations.keep import pack as pack
-    from metaloom.flows.operations.keep import rm as rm
-    from metaloom.flows.operations.keep import thin as thin
-    from metaloom.flows.operations.keep import verify as verify
-    from metaloom.flows.operations.look import graph as graph
-    from metaloom.flows.operations.look import logs as logs
-    from metaloom.flows.operations.look import ls as ls
-    from metaloom.flows.operations.look import show as show
-    from metaloom.flows.operations.look import view as view
+    from metaloom.flows.operations.diff import diff as diff
+    from metaloom.flows.operations.doctor import doctor as doctor
+    from metaloom.flows.operations.du import du as du
+    from metaloom.flows.operations.evaluate import evaluate as evaluate
+    from metaloom.flows.operations.export import export as export
+    from metaloom.flows.operations.fork import fork as fork
+    from metaloom.flows.operations.graph import graph as graph
+    from metaloom.flows.operations.logs import logs as logs
+    from metaloom.flows.operations.ls import ls as ls
+    from metaloom.flows.operations.optimize import optimize as optimize
+    from metaloom.flows.operations.pack import pack as pack
+    from metaloom.flows.operations.policy import policy as policy
+    from metaloom.flows.operations.recipes import recipes as recipes
+    from metaloom.flows.operations.replay import materialise as materialise
+    from metaloom.flows.operations.replay import replay as replay
+    from metaloom.flows.operations.report import report as report
+    from metaloom.flows.operations.rm import rm as rm
+    from metaloom.flows.operations.show import show as show
     from metaloom.flows.operations.sweep import sweep as sweep
-    from metaloom.flows.operations.train import fork as fork
+    from metaloom.flows.operations.thin import thin as thin
     from metaloom.flows.operations.train import iterate as iterate
-    from metaloom.flows.operations.train import recipes as recipes
     from metaloom.flows.operations.train import resume as resume
     from metaloom.flows.operations.train import train as train
-    from metaloom.flows.operations.watch import cancel as cancel
+    from metaloom.flows.operations.verify import verify as verify
+    from metaloom.flows.operations.video import video as video
+    from metaloom.flows.operations.view import view as view
     from metaloom.flows.operations.watch import watch as watch
-    from metaloom.flows.operations.write import policy as policy
-    from metaloom.flows.operations.write import report as report
-    from metaloom.flows.operations.write import video as video
     from metaloom.flows.prefect_app.operation import serve as serve
     from metaloom.flows.recipes import load_settings as load_settings
     from metaloom.flows.rollouts.backend import Backend as Backend

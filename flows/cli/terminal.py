@@ -18,10 +18,10 @@ from metaloom.flows.errors import FAILURE, UsageError
 from metaloom.flows.films.opengl import choose_renderer
 from metaloom.flows.formatting import plural, size, stage_name
 from metaloom.flows.operations import late
-from metaloom.flows.operations.debug import materialise as restore
-from metaloom.flows.operations.keep import check_removable, dependents
-from metaloom.flows.operations.look import found
 from metaloom.flows.operations.options import Overrides, agree, complete_recipes, refuse_with, refuse_without
+from metaloom.flows.operations.replay import materialise as restore
+from metaloom.flows.operations.rm import check_removable, dependents
+from metaloom.flows.operations.show import found
 from metaloom.flows.results.disk import bytes_freed
 from metaloom.flows.rollouts.backend import Backend
 from metaloom.flows.runs import RunAt, folders_of, require_one_iteration, run_folder
@@ -32,7 +32,7 @@ from metaloom.storage import Writer, argument, current_writer, open_run
 
 if TYPE_CHECKING:
     from metaloom.flows.opened import Run
-    from metaloom.flows.operations.watch import Cancelled
+    from metaloom.flows.operations.cancel import Cancelled
     from metaloom.flows.results.comparison import Comparison
     from metaloom.flows.results.counterfactual import Counterfactual
     from metaloom.flows.results.disk import Removed

@@ -16,8 +16,8 @@ from metaloom.flows.errors import EXIT_INTERRUPTED, USAGE, ExtraMissing, explain
 from metaloom.flows.formatting import plural, program
 from metaloom.flows.operations import late
 from metaloom.flows.operations.options import refuse_with, refuse_without
+from metaloom.flows.operations.report import write
 from metaloom.flows.operations.train import check_log, new_folder, new_settings, require_witness
-from metaloom.flows.operations.write import write
 from metaloom.flows.results.checks import what_helps
 from metaloom.flows.runs import report_folder, run_folder
 from metaloom.flows.streams import data_stream

@@ -68,9 +68,9 @@ INSTALLED = "Installed"  # group of operations added by other packages
 
 
 def _built_in(name: str, group: str, *, view: str = "", terminal: str = "", **options: Any) -> Operation:
-    """Return an operation whose function the package `metaloom` exports by its name."""
+    """Return an operation whose module and function have its name, viewed by `flows.views.tables`."""
     view, terminal = view and f"metaloom.flows.views.tables:{view}", terminal and f"metaloom.flows.cli.{terminal}"
-    return Operation(name, group, ":".join(lazy_names("metaloom")[name]), view, terminal=terminal, **options)
+    return Operation(name, group, f"{HERE}.{name}:{name}", view, terminal=terminal, **options)
 
 
 _BUILT_IN = (
@@ -83,7 +83,7 @@ _BUILT_IN = (
             "probe": "is part of `--dry-run`",
         },
     ),
-    _built_in("resume", "Train", terminal="train:shown"),
+    Operation("resume", "Train", f"{HERE}.train:resume", terminal="metaloom.flows.cli.train:shown"),
     _built_in("fork", "Train", terminal="terminal:fork", has_json=False),
     _built_in(
         "sweep",
@@ -156,7 +156,7 @@ _BUILT_IN = (
     _built_in("rm", "Keep", terminal="terminal:rm", has_json=False, of_terminal={"yes": "Python does not ask"}),
     _built_in("export", "Keep", view="export_view"),
     _built_in("policy", "Deploy", terminal="terminal:policy", has_json=False),
-    _built_in("serve", "Deploy", has_json=False),
+    Operation("serve", "Deploy", "metaloom.flows.prefect_app.operation:serve", has_json=False),
 )
 
 REFERENCE = (

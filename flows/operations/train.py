@@ -1,4 +1,4 @@
-"""Operations that train, resume and fork runs, and list recipes."""
+"""`train`, `resume` and `iterate`: train a run."""
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
@@ -15,11 +15,9 @@ from metaloom.flows.loggers import check_loggers
 from metaloom.flows.operations import late
 from metaloom.flows.operations.options import (
     FilmEvery,
-    Iteration,
     Log,
     MetricsPort,
     Overrides,
-    ParentArgument,
     PythonOnly,
     RunArgument,
     Trust,
@@ -30,8 +28,7 @@ from metaloom.flows.operations.options import (
     refuse_without,
 )
 from metaloom.flows.rollouts.backend import IN_PROCESS, Backend
-from metaloom.flows.runs import RunAt, folder_of, new_run_name, run_folder
-from metaloom.flows.views.status import STATUS
+from metaloom.flows.runs import folder_of, new_run_name, run_folder
 from metaloom.pipeline.device import DeviceName
 from metaloom.pipeline.lazy import installed
 from metaloom.storage import check_new_run, open_run
@@ -40,7 +37,6 @@ if TYPE_CHECKING:
     from metaloom.flows.commands.train import Training, TrainResult
     from metaloom.flows.opened import FinishedIteration, Run
     from metaloom.pipeline.config.run import RunConfig
-
 
 _ADDED = [point.name for point in installed("metaloom.recipes")]
 Recipe = Annotated[
@@ -277,53 +273,3 @@ def _watched(
     with late.shown_progress() if progress else nullcontext(late.Observer()) as observer:
         watched(observer)
     return late.Run.open(folder)
-
-
-@checked
-def fork(
-    parent: ParentArgument,
-    iteration: Iteration,
-    new_run: Annotated[str | Path, Parameter(name="--run")],
-    *,
-    overrides: Overrides = (),
-    trust: Trust = False,
-    account: Annotated[Callable[[storage.Fork], None] | None, PythonOnly] = None,
-    **settings: Any,
-) -> "Run":
-    """Fork a run to continue it with different settings.
-
-    The new run begins with its parent's iterations, and `metaloom resume` continues it. It shares files with its
-    parent, which can still be thinned or deleted.
-
-    Example: `metaloom fork first@10 --run second --set algorithm.clip_eps=0.1`
-
-    Args:
-        parent: Run to fork.
-        iteration: Number of iterations that the new run takes over from its parent; all if None.
-        new_run: Name of the new run under the runs folder, or a path.
-        overrides: Settings to change, as KEY=VALUE.
-        trust: Allow importing the modules that the parent's settings name, now and later.
-        account: Called with a summary of shared and copied files.
-        **settings: Settings to change; see `train`.
-    """
-    at = RunAt.of(parent, iteration, learner=True)
-    agree(at.path, trust)
-    far = STATUS.counted("outputs")
-    made = late.fork_run(at.path, at.iteration, run_folder(new_run), changes(overrides, settings), on_progress=far)
-    if account is not None:
-        account(made)
-    return late.Run.open(made.path)
-
-
-@checked
-def recipes() -> list[str]:
-    """List the recipes, or print the settings of one.
-
-    `metaloom train` accepts the printed settings as a file.
-
-    Example: `metaloom recipes promp-half-cheetah-dir --format toml`
-
-    Returns:
-        Names of all recipes, including those from installed packages.
-    """
-    return [*late.RECIPES]

@@ -12,7 +12,7 @@ from metaloom.flows.commands.fork import fork
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.thin import materialise, thin
 from metaloom.flows.commands.train import resume, train
-from metaloom.flows.operations.compare import evaluate
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.run import build_config
 from metaloom.storage import Retention

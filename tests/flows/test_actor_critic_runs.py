@@ -11,7 +11,7 @@ from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import config_of, resume, train
 from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.warm_start import pinned
-from metaloom.flows.operations.compare import evaluate
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import RunAt, best_iteration

@@ -10,7 +10,7 @@ import pytest
 from metaloom import storage
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import train
-from metaloom.flows.operations.compare import evaluate
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.recipes import RECIPES
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline import algorithms

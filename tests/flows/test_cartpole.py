@@ -4,7 +4,7 @@ import pytest
 
 from metaloom import storage
 from metaloom.flows.commands.train import train
-from metaloom.flows.operations.compare import evaluate
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import best_iteration

@@ -19,7 +19,7 @@ from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import Observer, train
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import number
-from metaloom.flows.operations.compare import evaluate
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.prefect_app.artifacts import iteration_line
 from metaloom.flows.results.class_returns import classes_of, classes_text, episode_classes, mean_returns, plus_minus
 from metaloom.flows.rollouts.workers import Backend

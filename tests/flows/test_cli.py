@@ -426,7 +426,7 @@ def test_ctrl_c_ends_a_command_with_130_and_blames_nobody(runs, monkeypatch, cap
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("metaloom.flows.operations.look.find_runs", interrupted)
+    monkeypatch.setattr("metaloom.flows.operations.ls.find_runs", interrupted)
     assert run(["ls"]) == 130
     assert capsys.readouterr().err == "metaloom: interrupted\n"
 

@@ -9,7 +9,7 @@ from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.graph.runner import Runner
-from metaloom.flows.operations.compare import _differences
+from metaloom.flows.operations.diff import _differences
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.storage import StageRef
 

@@ -93,7 +93,7 @@ def test_an_error_that_no_message_explains_leaves_the_command_with_its_traceback
     def fail(folder, progress):
         raise ArithmeticError("somebody else's")
 
-    monkeypatch.setattr("metaloom.flows.operations.keep.verify_run", fail)
+    monkeypatch.setattr("metaloom.flows.operations.verify.verify_run", fail)
     with pytest.raises(ArithmeticError, match="somebody else's"):
         run(["verify", "any"])
 
@@ -102,7 +102,7 @@ def test_a_message_beyond_a_screenful_is_cut_in_the_middle(monkeypatch, capsys):
     def fail(folder, progress):
         raise errors.UsageError(f"found {'x' * 100_000}; remedy: none")
 
-    monkeypatch.setattr("metaloom.flows.operations.keep.verify_run", fail)
+    monkeypatch.setattr("metaloom.flows.operations.verify.verify_run", fail)
     assert run(["verify", "any"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("metaloom: found xxx")

@@ -15,7 +15,7 @@ from metaloom.flows.commands.train import resume, train
 from metaloom.flows.estimate import check_sizes, refusal_of
 from metaloom.flows.formatting import size
 from metaloom.flows.observer import Observer
-from metaloom.flows.operations.compare import evaluate
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.recipes import new_config
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.usage import Sample, kept_usage

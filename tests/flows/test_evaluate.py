@@ -13,7 +13,7 @@ from metaloom import storage
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import Observer, resume, train
 from metaloom.flows.errors import UsageError
-from metaloom.flows.operations.compare import evaluate
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views.tables import evaluation_table
 from metaloom.pipeline.building import build_learner

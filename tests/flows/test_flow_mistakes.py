@@ -27,7 +27,7 @@ from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.copied import result_in_copy
 from metaloom.flows.observer import Observer
-from metaloom.flows.operations.compare import evaluate
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline import global_random
 from metaloom.pipeline.envs.contract import EnvError

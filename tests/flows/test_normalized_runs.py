@@ -16,7 +16,7 @@ from metaloom.flows.commands.optimize import optimize
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.errors import UsageError
-from metaloom.flows.operations.compare import evaluate
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import ConfigError, override

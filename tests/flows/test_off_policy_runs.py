@@ -13,7 +13,7 @@ from metaloom.flows.commands.replay import debug_stage, replay
 from metaloom.flows.commands.thin import materialise, thin
 from metaloom.flows.commands.train import Observer, resume, train
 from metaloom.flows.errors import UsageError
-from metaloom.flows.operations.compare import evaluate
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.algorithms.contract import NumericalError

@@ -12,7 +12,7 @@ from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.graph.run_stages import config_of
 from metaloom.flows.observer import IterationReport, Observer, strict
-from metaloom.flows.operations.compare import evaluate
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.rollouts.rehearsal import settled
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views.run_info import output_info

@@ -17,7 +17,7 @@ from metaloom.flows.commands.train import resume, train
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import number, trial_returns
 from metaloom.flows.observer import IterationReport
-from metaloom.flows.operations.compare import evaluate
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.recipes import RECIPES, new_config
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.viewer.outputs import adaptation_page, returns_by_task

@@ -19,7 +19,7 @@ from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.fork import fork
 from metaloom.flows.formatting import program
-from metaloom.flows.operations.keep import disk_use, in_ranges
+from metaloom.flows.operations.du import disk_use, in_ranges
 from metaloom.storage.read.committed import bytes_in
 
 KILLED_IN_BETWEEN = """

@@ -16,7 +16,7 @@ from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.formatting import dotted, number
-from metaloom.flows.operations.compare import evaluate
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.results.checks import Check, Verification
 from metaloom.flows.results.replay import ArrayDifference, StageReplay, difference_info
 from metaloom.flows.rollouts.workers import Backend

@@ -10,7 +10,7 @@ from metaloom.flows.commands.fork import fork
 from metaloom.flows.commands.optimize import optimize
 from metaloom.flows.commands.thin import thin
 from metaloom.flows.commands.train import resume, train
-from metaloom.flows.operations.compare import evaluate
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.run import build_stored
 from metaloom.pipeline.envs.registry import make_env

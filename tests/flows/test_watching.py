@@ -20,7 +20,7 @@ from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands import train as training
 from metaloom.flows.errors import EXIT_INTERRUPTED, UsageError
-from metaloom.flows.operations.watch import ask_to_stop, wait_for_end
+from metaloom.flows.operations.cancel import ask_to_stop, wait_for_end
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.run_log import LogReader, kept_log
 from metaloom.flows.views.watching import Watch, watch_run

@@ -22,7 +22,7 @@ from metaloom import storage
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.exports import export
-from metaloom.flows.operations.compare import evaluate
+from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.recipes import new_config
 from metaloom.flows.rollouts.rehearsal import settled
 from metaloom.flows.rollouts.workers import Backend

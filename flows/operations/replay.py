@@ -1,32 +1,17 @@
-"""Operations that recompute stored stages, and check this machine or an environment."""
+"""`replay`: recomputes stored stages and compares the outputs with the stored ones."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from metaloom.flows.arguments import checked
-from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import plural
 from metaloom.flows.operations import late
-from metaloom.flows.operations.options import (
-    InProcess,
-    Iteration,
-    Natural,
-    Overrides,
-    PythonOnly,
-    RunAtArgument,
-    Trust,
-    agree,
-    changes,
-)
+from metaloom.flows.operations.options import InProcess, Iteration, Natural, PythonOnly, RunAtArgument, Trust, agree
 from metaloom.flows.results.replay import Replay, StageReplay
 from metaloom.flows.rollouts.backend import IN_PROCESS
-from metaloom.flows.runs import RunAt, require_one_iteration, runs_root
+from metaloom.flows.runs import RunAt
 from metaloom.flows.views.status import STATUS
 from metaloom.storage import StageRef
-
-if TYPE_CHECKING:
-    from metaloom.flows.results.checks import Checks
-    from metaloom.flows.results.counterfactual import Counterfactual
 
 
 @checked
@@ -95,55 +80,3 @@ def materialise(
         refs.append(ref)
         STATUS.far(f"{plural(len(refs), 'output')} stored again")
     return refs
-
-
-@checked
-def optimize(
-    run: RunAtArgument,
-    iteration: Iteration = None,
-    *,
-    overrides: Overrides = (),
-    stage: str | None = None,
-    step: Natural = 0,
-    trust: Trust = False,
-    **settings: Any,
-) -> "Counterfactual":
-    """Recompute a stage under different settings.
-
-    It runs on the stored batches, without sampling, and compares the two outputs.
-
-    Example: `metaloom optimize first@3 --set algorithm.clip_eps=0.1`
-
-    Args:
-        run: Run that contains the stage.
-        iteration: Iteration, unless given as RUN@ITERATION.
-        overrides: Settings to change, as KEY=VALUE.
-        stage: Stage to recompute: any that does not sample, such as adapt; by default the one that ends the iteration.
-        step: Inner step of that stage.
-        trust: Allow importing the modules that the run's settings name, now and later.
-        **settings: Settings to change; see `train`.
-    """
-    path, chosen = require_one_iteration(run, iteration)
-    agree(path, trust)
-    return late.optimize_run(path, chosen, changes(overrides, settings), stage=stage, step=step)
-
-
-@checked
-def doctor(*, env: str | None = None, overrides: Overrides = ()) -> "Checks":
-    """Check this machine or an environment.
-
-    The machine check covers packages, cores, disk, physics and Prefect. Exit code 1 if a check fails; the output
-    suggests remedies.
-
-    Example: `metaloom doctor --env my_envs:Thermostat --set env.options.target=20`
-
-    Args:
-        env: Check this environment instead: its return values must be valid and identical in two runs.
-        overrides: Environment settings to change, as KEY=VALUE.
-    """
-    if env is None and overrides:
-        raise UsageError("--set requires --env; add --env, or remove --set")
-    if env is None:
-        return late.Checks(late.check_all(runs_root()))
-    # Imported here, since the other table must show a broken package as a row.
-    return late.Checks(late.check_environment(late.env_config(env, changes(overrides))))
