@@ -11,7 +11,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import seconds_of
 from metaloom.flows.operations import late
 from metaloom.flows.operations.options import Positive
-from metaloom.flows.results.run_rows import Row, Rows
+from metaloom.flows.results.run_rows import Row, Rows, State
 from metaloom.flows.runs import runs_root
 from metaloom.storage import find_runs, location
 
