@@ -14,8 +14,7 @@ from metaloom.storage import Run
 
 BESIDE = ("seed", "iterations", "stop", "evaluation", "retention", "replay")
 """Settings that do not distinguish groups: seed, run length, evaluation and storage."""
-ENVIRONMENT = ("env", "max_episode_steps")
-"""Sections of settings that define the meaning of a return."""
+ENVIRONMENT = ("env", "max_episode_steps")  # sections of settings that define the meaning of a return
 OF_THE_POLICY = ("env.action_scale", "env.diagnostics")
 """Settings in these sections that do not affect the meaning of a return: the mapping of a policy's actions, which
 depends on the algorithm, and additional measurements."""

@@ -13,8 +13,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import last_return
 from metaloom.pipeline.types import LearnerState, Update
 
-RunLike = str | Path | storage.Run
-"""Opened run, or a run's path, URL or name in the runs folder."""
+RunLike = str | Path | storage.Run  # opened run, or a run's path, URL or name in the runs folder
 
 
 def runs_root() -> Path:

@@ -26,8 +26,7 @@ from metaloom.storage.read.info import mapping
 
 log: logging.Logger = logging.getLogger(__name__)
 
-Places = dict[str, str | None]
-"""Import locations, keyed by top-level module name."""
+Places = dict[str, str | None]  # import locations, keyed by top-level module name
 
 _trusted_here: dict[str, Places] = {}
 """Trust given in this process, for use if the configuration folder cannot be written."""

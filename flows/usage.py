@@ -22,8 +22,7 @@ from metaloom.storage.write.packer import MARGIN, SIZE
 NAME = "usage.json"
 _LARGEST = 4096
 _WRITE_EVERY_SECONDS = 5.0
-_RECORDS_PACKED = 6
-"""Factor by which packing shrinks records; packed tables are negligible."""
+_RECORDS_PACKED = 6  # factor by which packing shrinks records; packed tables are negligible
 
 
 @dataclass(frozen=True)

@@ -34,13 +34,11 @@ LETTERS = {
 }
 """Axis names, keyed by their letter in `Axes.names`."""
 
-REST = "..."
-"""Placeholder for any further axes at the end."""
+REST = "..."  # placeholder for any further axes at the end
 
 _AXIS = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _FIELD = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
-_TAKEN = ("iteration", "row", "step")
-"""Reserved names, which neither fields nor axes may have."""
+_TAKEN = ("iteration", "row", "step")  # reserved names, which neither fields nor axes may have
 _EXAMPLE = 'Annotated[NDArray[np.float32], Axes("B E T", "what an entry is", unit="m")]'
 
 

@@ -22,8 +22,7 @@ S = TypeVar("S", bound=BaseModel)
 
 LATER = "later"
 REFUSAL = "refusal"
-MOST_REPEATS = 1_000_000
-"""Upper bound for settings that count passes over an iteration's data."""
+MOST_REPEATS = 1_000_000  # upper bound for settings that count passes over an iteration's data
 
 
 def describe(problem: ErrorDetails) -> str:

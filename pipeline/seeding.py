@@ -16,8 +16,7 @@ Stream = Literal[
 ]  # fmt: skip
 
 
-OWN = "own:"
-"""Prefix of plug-ins' stream names. No built-in stream uses it."""
+OWN = "own:"  # prefix of plug-ins' stream names. No built-in stream uses it.
 
 
 def seed_for(run_seed: int, stream: Stream, *position: int) -> int:

@@ -1,9 +1,10 @@
 """Display of values in terminals and notebooks (shapes and sizes, never contents), and parts of error messages."""
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from html import escape
+from typing import Any, cast
 
 import numpy as np
 
@@ -86,6 +87,19 @@ def arrays_in(value: object, name: str = "") -> Iterator[Row]:
     elif value is not None and value != ():
         text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
         yield name, text if len(text) <= 60 else f"{text[:57]}...", "", ""
+
+
+def plain_data(value: object, described: Callable[[object], str]) -> Any:
+    """Convert a value to JSON data. Objects that JSON cannot represent are `described`."""
+    if isinstance(value, Mapping):
+        return {str(name): plain_data(part, described) for name, part in cast(Mapping[Any, Any], value).items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return plain_data(cast(object, value.tolist()), described)
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [plain_data(part, described) for part in cast(Sequence[Any], value)]
+    if isinstance(value, float) and not np.isfinite(value):
+        return str(value)
+    return value if isinstance(value, bool | int | float | str | None) else described(value)
 
 
 class ConfigError(ValueError):

@@ -13,11 +13,9 @@ from metaloom.pipeline.plugins import path_of
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Metrics, ParallelMap, Params, TaskParams, Update
 from metaloom.stages.faults import StageFault
 
-ENV_STEPS = "env_steps"
-"""Number of environment steps so far."""
+ENV_STEPS = "env_steps"  # number of environment steps so far
 
-ENV_STEPS_NOMINAL = "env_steps_nominal"
-"""Number of environment steps if every episode had reached its step limit."""
+ENV_STEPS_NOMINAL = "env_steps_nominal"  # number of environment steps if every episode had reached its step limit
 
 
 def no_steps() -> Params:

@@ -19,8 +19,7 @@ from metaloom.stages.rollouts.faults import RolloutError, RolloutPosition, descr
 from metaloom.stages.tools import Adaptation, Rollouts, Tested
 
 _Outcome = tuple[Mapping[str, Array], Mapping[str, Array]]
-_ADAPTATION, _TEST = 0, 1
-"""Values that replace the iteration number in the positions of evaluation episodes."""
+_ADAPTATION, _TEST = 0, 1  # values that replace the iteration number in the positions of evaluation episodes
 
 
 def evaluate(

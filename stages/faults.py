@@ -20,16 +20,13 @@ from metaloom.pipeline.types import (
 
 
 class StageFault(RuntimeError):
-    """Raised when a stage cannot continue because of its data or an environment.
-
-    Attributes:
-        about: Location and circumstances, as plain JSON data: stage, iteration, step, task, episode, ...
-        arrays: Arrays that reproduce the fault, keyed by name and small enough to store.
-    """
+    """Raised when a stage cannot continue because of its data or an environment."""
 
     def __init__(self, message: str, about: Mapping[str, Any] | None = None, arrays: Mapping[str, Array] | None = None):
         super().__init__(message)
+        # Location and circumstances, as plain JSON data: stage, iteration, step, task, episode, ...
         self.about: dict[str, Any] = dict(about or {})
+        # Arrays that reproduce the fault, keyed by name and small enough to store.
         self.arrays: dict[str, Array] = dict(arrays or {})
 
     def __reduce__(self) -> tuple[Any, ...]:

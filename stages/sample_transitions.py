@@ -133,8 +133,7 @@ def _distinct_if_possible(uniforms: Array, choice: DrawableRows) -> Array:
     return choice.at(draw_distinct(uniforms, np.full(len(uniforms), len(choice))))
 
 
-_BLOCK = 4096
-"""Number of sets drawn at once, chosen to stay in the CPU cache."""
+_BLOCK = 4096  # number of sets drawn at once, chosen to stay in the CPU cache
 
 
 def draw_with_replacement(uniforms: Array, sizes: Array | int) -> Array:

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-Progress = Callable[[int, int], None]
-"""Callback that receives the number of finished items and the total."""
+Progress = Callable[[int, int], None]  # callback that receives the number of finished items and the total
 
 
 def unseen(done: int, total: int) -> None:

@@ -47,8 +47,7 @@ if _COLLECTS:
 GROUPS = list(dict.fromkeys(operation.group for operation in operations().values()))
 """Titles of the command groups, in the order of `--help`."""
 
-_SHOW_THEMSELVES = {"serve", "logs"}
-"""Commands that print while they run."""
+_SHOW_THEMSELVES = {"serve", "logs"}  # commands that print while they run
 _TRAIN = {"train", "resume", "sweep"}
 """Commands that print their own lines, and therefore have no status line in files and pipes."""
 

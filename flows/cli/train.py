@@ -18,7 +18,7 @@ from metaloom.flows.operations import late
 from metaloom.flows.operations.options import refuse_with, refuse_without
 from metaloom.flows.operations.report import write
 from metaloom.flows.operations.train import check_log, new_folder, new_settings, require_witness
-from metaloom.flows.results.verification import what_helps
+from metaloom.flows.results.checks import what_helps
 from metaloom.flows.runs import report_folder, run_folder
 from metaloom.flows.streams import data_stream
 from metaloom.flows.views.status import STATUS

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import size
-from metaloom.flows.results.doctor import Check
+from metaloom.flows.results.checks import Check
 from metaloom.flows.rollouts.rehearsal import settled
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit

@@ -30,8 +30,7 @@ from metaloom.pipeline.seeding import seed_for
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Params, Update
 from metaloom.storage import Run, StageRef
 
-CHANGEABLE = ("algorithm", "baseline", "processing", "seed")
-"""Settings that do not affect which batches are sampled."""
+CHANGEABLE = ("algorithm", "baseline", "processing", "seed")  # settings that do not affect which batches are sampled
 
 
 def optimize(

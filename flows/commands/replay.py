@@ -185,8 +185,7 @@ def require_known(order: list[StageRef], stage: str | None, step: int | None) ->
         raise UsageError(f"--step must be one of {found} (the inner steps of {stage or 'this run'}), got {step}")
 
 
-INPUTS = "stage_inputs"
-"""Name of the variable that holds the stage's inputs in every debugger frame."""
+INPUTS = "stage_inputs"  # name of the variable that holds the stage's inputs in every debugger frame
 
 
 @dataclass(frozen=True)

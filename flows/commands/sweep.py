@@ -80,8 +80,7 @@ def mean_score(sweep: Sweep, runs: Sequence[PlannedRun], metric: str) -> float |
     return float(np.mean(finite)) if len(finite) == len(scores) else None
 
 
-Job = tuple[PlannedRun, RunConfig, Path]
-"""Run to train, with its settings and its folder."""
+Job = tuple[PlannedRun, RunConfig, Path]  # run to train, with its settings and its folder
 Logging = Callable[[Path, Observer], AbstractContextManager[Observer]]
 """Function that wraps a run's observer so that the run is also logged, such as `logging_to` with bound loggers."""
 UNLOGGED: Logging = partial(logging_to, ())

@@ -25,8 +25,7 @@ from metaloom.storage.format.columns import column, column_type
 from metaloom.storage.read.tables import episode_columns
 from metaloom.storage.run import Iterations, Run
 
-_OPEN_FILES = 128
-"""Maximum number of open files. If there are more histories, several passes over the run write them."""
+_OPEN_FILES = 128  # maximum number of open files. If there are more histories, several passes over the run write them.
 
 
 def export_histories(

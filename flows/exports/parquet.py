@@ -13,8 +13,7 @@ from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.export import Export
 from metaloom.storage.run import Iterations, Run
 
-ROW_GROUP = 65_536
-"""Number of rows per row group, which readers read as a whole."""
+ROW_GROUP = 65_536  # number of rows per row group, which readers read as a whole
 
 
 def export_parquet(

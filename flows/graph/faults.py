@@ -30,8 +30,7 @@ from metaloom.storage.format.arrays import crc32c
 from metaloom.storage.format.codec import Value, array_digests, as_read, differing, flatten
 from metaloom.storage.format.records import ArrayDigest
 
-FAULTS = (StageFault, NumericalError, BaselineError)
-"""Stage errors caused by data or environments rather than by bugs."""
+FAULTS = (StageFault, NumericalError, BaselineError)  # stage errors caused by data or environments rather than by bugs
 
 
 def run_checked(stages: Runner, ref: StageRef, inputs: Mapping[str, Any]) -> Value:

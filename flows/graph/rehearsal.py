@@ -30,8 +30,7 @@ from metaloom.storage.format.codec import encode
 log: logging.Logger = logging.getLogger(__name__)
 
 _Fault = tuple[StageRef, Exception]
-ITERATIONS = 2
-"""Number of rehearsed iterations: two, since a learner may have no state before the second one."""
+ITERATIONS = 2  # number of rehearsed iterations: two, since a learner may only have state from the second one on
 _OWN_SECONDS = 5 * SECONDS
 _SMALL = {
     "evaluation.every": 1,

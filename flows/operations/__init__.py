@@ -64,8 +64,7 @@ class Operation:
         return bool(getattr(result, self.good, True))
 
 
-INSTALLED = "Installed"
-"""Group of operations added by other packages."""
+INSTALLED = "Installed"  # group of operations added by other packages
 
 
 def _built_in(name: str, group: str, *, view: str = "", terminal: str = "", **options: Any) -> Operation:

@@ -9,7 +9,7 @@ from metaloom.flows.operations.options import Overrides, changes
 from metaloom.flows.runs import runs_root
 
 if TYPE_CHECKING:
-    from metaloom.flows.results.doctor import Checks
+    from metaloom.flows.results.checks import Checks
 
 
 @checked

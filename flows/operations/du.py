@@ -16,8 +16,7 @@ from metaloom.storage import Run
 from metaloom.storage.progress import Progress, unseen
 from metaloom.storage.read.committed import file_stats
 
-RANGES = 10
-"""Maximum number of iteration ranges into which a run is divided."""
+RANGES = 10  # maximum number of iteration ranges into which a run is divided
 
 
 @checked

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from metaloom.flows.references.index import INDEX, Added, Extracted, References, read_index, reference_rows, shipped
     from metaloom.flows.references.index import find as find_reference
     from metaloom.flows.references.verify import verify as verify_reference
-    from metaloom.flows.results.doctor import Checks
+    from metaloom.flows.results.checks import Checks
     from metaloom.flows.results.evaluation import EvaluationOutcome
     from metaloom.flows.results.sweep import SweepObserver, best_of
     from metaloom.flows.run_groups import settings_of

@@ -11,11 +11,10 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import seconds_of
 from metaloom.flows.operations import late
 from metaloom.flows.operations.options import Positive
-from metaloom.flows.results.run_rows import Row, Rows
+from metaloom.flows.results.run_rows import Row, Rows, State
 from metaloom.flows.runs import runs_root
 from metaloom.storage import find_runs, location
 
-Status = Literal["complete", "training", "stopped", "killed", "damaged", "unreadable"]
 Order = Literal["started", "return", "size", "name"]
 
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -34,7 +33,7 @@ def ls(
     *,
     algorithm: str | None = None,
     env: str | None = None,
-    status: Status | None = None,
+    status: State | None = None,
     since: str | None = None,
     sort: Order = "started",
     reverse: bool = False,

@@ -101,8 +101,7 @@ RunsArgument = Annotated[
     RunLike | Sequence[RunLike],
     _runs("Names under the runs folder, paths, patterns such as `lr-*`, or the names of sweeps."),
 ]
-Iteration = Annotated[int | None, Parameter(parse=False)]
-"""Iteration; the command line uses RUN@ITERATION instead."""
+Iteration = Annotated[int | None, Parameter(parse=False)]  # iteration; the command line uses RUN@ITERATION instead
 Overrides = Annotated[
     Sequence[str], Parameter(name="--set", help="Change a setting: `--set algorithm.inner_lr=0.05`. Repeatable.")
 ]
@@ -126,8 +125,7 @@ Log = Annotated[
     ),
 ]
 FilmEvery = Annotated[Positive | None, Parameter(help="With --log, make videos of every N-th iteration and the last.")]
-PythonOnly: Parameter = Parameter(parse=False)
-"""Marks a Python-only parameter."""
+PythonOnly: Parameter = Parameter(parse=False)  # marks a Python-only parameter
 
 
 def agree(run: Path, trust: bool) -> None:

@@ -2,7 +2,7 @@
 
 from metaloom.flows.arguments import checked
 from metaloom.flows.operations.options import RunArgument
-from metaloom.flows.results.verification import Verification
+from metaloom.flows.results.checks import Verification
 from metaloom.flows.runs import folder_of
 from metaloom.flows.views.status import STATUS
 from metaloom.storage import open_run, verify_run

@@ -45,8 +45,7 @@ Cell = str | int | float | None
 PROGRESS_SECONDS = 5.0
 METRICS_SECONDS = 30.0
 CURVE_SECONDS = 60.0
-ITERATION_DONE = "metaloom.iteration.done"
-"""Name of the event emitted after each iteration, for automations."""
+ITERATION_DONE = "metaloom.iteration.done"  # name of the event emitted after each iteration, for automations
 
 
 class TrainingPage:

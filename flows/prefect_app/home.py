@@ -27,8 +27,7 @@ log: logging.Logger = logging.getLogger(__name__)
 API, AUTH = "PREFECT_API_URL", "PREFECT_API_AUTH_STRING"
 ENVIRONMENT = Path(".prefect") / "environment"
 """File with the server's address for shells to source; plugin.py reads it for `prefect` commands in the folder."""
-OPEN = "/open"
-"""Path of the login page. The password follows `#` in its URL, so it is never sent or logged."""
+OPEN = "/open"  # path of the login page. The password follows `#` in its URL, so it is never sent or logged.
 LOOPBACK = ("127.0.0.1", "localhost")
 HOST, EVERYWHERE = LOOPBACK[0], "0.0.0.0"
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"

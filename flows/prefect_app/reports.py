@@ -21,8 +21,7 @@ from metaloom.flows.runs import report_path, runs_root
 from metaloom.flows.viewer.gate import Gate, refusal_of_other_pages
 from metaloom.storage import url_of
 
-VARIABLE = "METALOOM_REPORTS_URL"
-"""Environment variable from which flows read the URL of the served reports."""
+VARIABLE = "METALOOM_REPORTS_URL"  # environment variable from which flows read the URL of the served reports
 
 
 def reports_root() -> Path:

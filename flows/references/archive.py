@@ -31,8 +31,7 @@ from metaloom.storage.format.places import check_run_name
 from metaloom.storage.read.info import mapping
 from metaloom.storage.unfinished import unfinished_folder
 
-_PATH = re.compile(r"/|~|\.\.?/")
-"""Start of a local path; environment names never begin with these characters."""
+_PATH = re.compile(r"/|~|\.\.?/")  # start of a local path; environment names never begin with these characters
 LARGEST_ARCHIVE = 2**28
 _LARGEST_RUN = 2**30
 _MOST_FILES = 10_000

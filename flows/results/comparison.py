@@ -43,23 +43,16 @@ class History:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ only in their seed, and their scores.
+    """Runs that differ only in their seed, and their scores."""
 
-    Attributes:
-        name, settings: Settings that distinguish the group from others, as text and keyed by name.
-        mean, iqm: Mean and interquartile mean of the scores.
-        profile: Fraction of scores above each of the comparison's thresholds.
-        curve: Interquartile mean over the runs' mean scores at the comparison's environment steps.
-    """
-
-    name: str
-    settings: Mapping[str, str]
+    name: str  # the settings below, as text
+    settings: Mapping[str, str]  # that distinguish the group from others, keyed by name
     histories: tuple[History, ...]
     scores: Scores
-    mean: Estimate
-    iqm: Estimate
-    profile: Band
-    curve: Band
+    mean: Estimate  # of the scores
+    iqm: Estimate  # their interquartile mean
+    profile: Band  # fraction of scores above each of the comparison's thresholds
+    curve: Band  # interquartile mean over the runs' mean scores at the comparison's environment steps
 
     @property
     def seeds(self) -> list[int]:
@@ -68,31 +61,19 @@ class Group:
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Shown):
-    """Comparison of groups of runs. Tables are Arrow tables, which `.to_pandas()` converts.
-
-    Attributes:
-        about: Description of the compared metric.
-        env_steps: Number of environment steps after which runs are compared: the maximum that all have reached.
-        groups: Groups, in order of decreasing interquartile mean.
-        pairs: All pairs of groups.
-        thresholds: Scores at which profiles were evaluated, [m].
-        curve_steps: Environment steps at which curves were evaluated, [n].
-        notes: Remarks for the reader.
-        seed, resamples: Seed and number of resamples of the bootstrap.
-        draw: Function that draws the comparison.
-    """
+    """Comparison of groups of runs. Tables are Arrow tables, which `.to_pandas()` converts."""
 
     metric: str
-    about: str
-    env_steps: int
-    groups: tuple[Group, ...]
-    pairs: tuple[Pair, ...]
-    thresholds: Array
-    curve_steps: Array
-    notes: tuple[str, ...]
-    seed: int
-    resamples: int
-    draw: "Callable[[Comparison], Figure]" = field(compare=False)
+    about: str  # description of the compared metric
+    env_steps: int  # after which runs are compared: the maximum that all have reached
+    groups: tuple[Group, ...]  # in order of decreasing interquartile mean
+    pairs: tuple[Pair, ...]  # all pairs of groups
+    thresholds: Array  # scores at which profiles were evaluated, [m]
+    curve_steps: Array  # environment steps at which curves were evaluated, [n]
+    notes: tuple[str, ...]  # remarks for the reader
+    seed: int  # of the bootstrap
+    resamples: int  # of the bootstrap
+    draw: "Callable[[Comparison], Figure]" = field(compare=False)  # function that draws the comparison
 
     def shown(self) -> tuple[str, list[Row]]:
         rows = [

@@ -19,20 +19,14 @@ from metaloom.storage.format.codec import Value, flatten
 
 @dataclass(frozen=True)
 class Outcome:
-    """Output of a recomputed stage, with the settings used.
+    """Output of a recomputed stage, with the settings used."""
 
-    Attributes:
-        settings: Changed settings, as for `--set`; empty for the run's settings.
-        identical: True if the output is bitwise identical to the stored one.
-        digests: Digests of all recomputed stages, this one last.
-    """
-
-    settings: tuple[str, ...]
+    settings: tuple[str, ...]  # changed settings, as for `--set`; empty for the run's settings
     config: RunConfig = field(repr=False)
     value: Value
     seconds: float
-    identical: bool
-    digests: Mapping[StageRef, str] = field(repr=False)
+    identical: bool  # True if the output is bitwise identical to the stored one
+    digests: Mapping[StageRef, str] = field(repr=False)  # digests of all recomputed stages, this one last
 
     @property
     def learner(self) -> LearnerState:

@@ -14,30 +14,18 @@ from metaloom.storage.read.committed import file_stats
 
 @dataclass(frozen=True)
 class DiskUse:
-    """Disk usage of a run. Sizes are in bytes.
+    """Disk usage of a run. Sizes are in bytes."""
 
-    Attributes:
-        name, path: Name and folder of the run.
-        num_bytes: Total size of its files.
-        only_remote: Size of files in object storage that are not cached.
-        shared: Size of files shared with other runs by hard links, which remain when one run is removed.
-        thinning: Size of the files that thinning all complete iterations would remove.
-        groups: Sizes keyed by kind of content.
-        stages: Sizes of committed files, keyed by stage and inner step.
-        ranges: Sizes per iteration range, keyed by first and last iteration.
-        problem: Reason that the other sizes of a damaged run are unknown.
-    """
-
-    name: str
-    path: str
-    num_bytes: int
-    only_remote: int = 0
-    shared: int = 0
-    thinning: int = 0
-    groups: Mapping[str, int] | None = None
-    stages: Mapping[str, int] | None = None
-    ranges: Mapping[tuple[int, int], int] | None = None
-    problem: str = ""
+    name: str  # of the run
+    path: str  # of its folder
+    num_bytes: int  # total size of its files
+    only_remote: int = 0  # size of files in object storage that are not cached
+    shared: int = 0  # size of files shared with other runs by hard links, which remain when one run is removed
+    thinning: int = 0  # size of the files that thinning all complete iterations would remove
+    groups: Mapping[str, int] | None = None  # sizes keyed by kind of content
+    stages: Mapping[str, int] | None = None  # sizes of committed files, keyed by stage and inner step
+    ranges: Mapping[tuple[int, int], int] | None = None  # sizes per iteration range, keyed by first and last iteration
+    problem: str = ""  # reason that the other sizes of a damaged run are unknown
 
 
 @dataclass(frozen=True, repr=False)

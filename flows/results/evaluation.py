@@ -108,24 +108,16 @@ def _steps_before(evaluation: Evaluation, k: int) -> Array:
 
 @dataclass(frozen=True, repr=False)
 class EvaluationOutcome(Shown):
-    """Result of evaluating a learner.
-
-    Attributes:
-        updates: Number of updates before the evaluation.
-        config: Configuration of the run, with the requested evaluation settings.
-        tasks_are_new: True if no evaluation task occurs in training.
-        drawn_from: Size of the task set; None if tasks come from a distribution.
-        draw: Function that draws the returns.
-    """
+    """Result of evaluating a learner."""
 
     run: str
-    updates: int
-    config: RunConfig
+    updates: int  # number of updates before the evaluation
+    config: RunConfig  # configuration of the run, with the requested evaluation settings
     evaluation: Evaluation
-    tasks_are_new: bool
-    drawn_from: int | None
+    tasks_are_new: bool  # True if no evaluation task occurs in training
+    drawn_from: int | None  # size of the task set; None if tasks come from a distribution
     classes: Classes | None
-    draw: "Callable[[EvaluationOutcome], Figure]" = field(compare=False)
+    draw: "Callable[[EvaluationOutcome], Figure]" = field(compare=False)  # function that draws the returns
 
     def shown(self) -> tuple[str, list[Row]]:
         rows = [

@@ -12,44 +12,28 @@ from metaloom.storage import StageRef
 
 @dataclass(frozen=True)
 class ArrayDifference:
-    """Difference between a replayed array and the stored one.
+    """Difference between a replayed array and the stored one."""
 
-    Attributes:
-        ref: Stage whose output contains the array.
-        index: Index of the first element that differs; empty if shapes or dtypes differ.
-        stored, replayed: That element in each array, or each array's shape and dtype.
-        max_abs: Largest absolute difference.
-        max_ulp: Largest difference in units in the last place; None for integers and booleans.
-        count: Number of elements that differ.
-    """
-
-    ref: StageRef
+    ref: StageRef  # stage whose output contains the array
     array: str
-    index: tuple[int, ...]
-    stored: str
-    replayed: str
-    max_abs: float
-    max_ulp: int | None
-    count: int
+    index: tuple[int, ...]  # index of the first element that differs; empty if shapes or dtypes differ
+    stored: str  # that element, or the array's shape and dtype
+    replayed: str  # likewise
+    max_abs: float  # largest absolute difference
+    max_ulp: int | None  # largest difference in units in the last place; None for integers and booleans
+    count: int  # number of elements that differ
 
 
 @dataclass(frozen=True)
 class StageReplay:
-    """Result of replaying a stage.
-
-    Attributes:
-        seconds_stored: Duration of the original computation.
-        equality: Kind of equality that a replay on this device can establish.
-        with_record: True if only record digests were available for comparison, because the output was thinned.
-        changed: Changes since the original computation that may explain differences; empty without differences.
-    """
+    """Result of replaying a stage."""
 
     ref: StageRef
     differences: tuple[ArrayDifference, ...]
-    seconds_stored: float
-    equality: EqualityClass = "bits"
-    with_record: bool = False
-    changed: tuple[str, ...] = ()
+    seconds_stored: float  # duration of the original computation
+    equality: EqualityClass = "bits"  # kind of equality that a replay on this device can establish
+    with_record: bool = False  # True if only record digests could be compared, because the output was thinned
+    changed: tuple[str, ...] = ()  # since the original computation, which may explain the differences
 
     @property
     def identical(self) -> bool:
@@ -104,27 +88,17 @@ class Difference:
 
 @dataclass(frozen=True, repr=False)
 class RunDiff(Shown):
-    """Differences between two runs.
+    """Differences between two runs."""
 
-    Attributes:
-        a, b: Folders of the runs.
-        environment: Differences in code digest, package versions and machine, which do not affect `equal`.
-        first: First output of both runs whose digests differ.
-        arrays: Arrays of that output that differ; only their names are known if the output was thinned.
-        compared: Number of outputs that both runs have.
-        different: Number of these outputs that differ.
-        only_a, only_b: Number of outputs that only one of the runs has.
-    """
-
-    a: Path
+    a: Path  # folder of the first run
     b: Path
     settings: tuple[Difference, ...]
-    environment: tuple[Difference, ...]
-    first: StageRef | None
-    arrays: tuple[ArrayDifference, ...]
-    compared: int
-    different: int
-    only_a: int
+    environment: tuple[Difference, ...]  # code digest, package versions and machine, which do not affect `equal`
+    first: StageRef | None  # first output of both runs whose digests differ
+    arrays: tuple[ArrayDifference, ...]  # of that output; if it was thinned, only the names are known
+    compared: int  # number of outputs that both runs have
+    different: int  # number of these outputs that differ
+    only_a: int  # number of outputs that only the first run has
     only_b: int
 
     def shown(self) -> tuple[str, list[Row]]:

@@ -1,13 +1,14 @@
 """Results of the operations `ls` and `show`."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from metaloom.flows.formatting import number, plural
 from metaloom.pipeline import shown
 from metaloom.pipeline.shown import Shown
 
 Row = Mapping[str, Any]
+State = Literal["complete", "training", "stopped", "killed", "damaged", "unreadable"]
 
 
 class Rows(Shown, list[Row]):

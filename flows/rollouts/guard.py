@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 import psutil
 
-MARK = "METALOOM_WORKER_OF"
-"""Environment variable that marks worker processes and their descendants."""
+MARK = "METALOOM_WORKER_OF"  # environment variable that marks worker processes and their descendants
 
 NOT_YET, RESET = -2, -1
 STOPPED = "Stopped"
@@ -31,8 +30,7 @@ TRACEBACK = signal.SIGUSR2
 _TRAINER = "trainer.json"
 _ASKED = "asked_to_end"
 _LOOK_EVERY_SECONDS = 0.2
-HEADER = struct.Struct("=12q2d")
-"""Layout of `Header`."""
+HEADER = struct.Struct("=12q2d")  # layout of `Header`
 
 
 class Header(NamedTuple):

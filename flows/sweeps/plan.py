@@ -17,8 +17,7 @@ from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import check_run_name, url_of
 
-MOST_UNASKED = 1000
-"""Maximum number of runs that are planned without confirmation."""
+MOST_UNASKED = 1000  # maximum number of runs that are planned without confirmation
 _LONGEST_NAME = 60
 
 

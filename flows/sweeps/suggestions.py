@@ -13,8 +13,7 @@ from metaloom.flows.streams import quiet
 from metaloom.flows.sweeps.space import Dimension, Range, Search
 from metaloom.pipeline.seeding import seed_for
 
-Scored = tuple[Mapping[str, str], float | None]
-"""Settings and score of a trial; the score is None if the trial failed."""
+Scored = tuple[Mapping[str, str], float | None]  # settings and score of a trial; the score is None if the trial failed
 
 
 def suggest(search: Search, earlier: Sequence[Scored], run_seed: int) -> dict[str, str]:

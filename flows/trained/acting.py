@@ -25,17 +25,11 @@ from metaloom.pipeline.policies.remembering import Memory
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, TaskParams
 
-DRAWN_AHEAD = 32
-"""Number of steps whose noise is drawn at once, since an actor draws its noise before its first step."""
+DRAWN_AHEAD = 32  # number of steps whose noise is drawn at once, since an actor draws its noise before its first step
 
 
 class Acting:
     """Acts step by step in B tasks. Calls from several threads are serialized.
-
-    Attributes:
-        blueprint: Description from which the policy is built.
-        num_tasks: Number of tasks B.
-        seed: Seed that determines all random draws together with the episode and step.
 
     Raises:
         UsageError: the seed is invalid; also raised by `reset`.
@@ -45,9 +39,9 @@ class Acting:
     def __init__(self, blueprint: Blueprint, params: TaskParams, seed: int) -> None:
         config = blueprint.config
         check_actor_params(config.algorithm.actor, config.policy, params.params, blueprint.spaces)
-        self.num_tasks: int = len(next(iter(params.params.values())))
-        self.seed = check_seed(seed)
-        self.blueprint: Blueprint = blueprint
+        self.num_tasks: int = len(next(iter(params.params.values())))  # B
+        self.seed = check_seed(seed)  # determines all random draws together with the episode and step
+        self.blueprint: Blueprint = blueprint  # from which the policy is built
         self._params = params
         self._episode = 0
         self._actors: dict[tuple[int, bool], _Steps] = {}

@@ -6,19 +6,18 @@ from contextlib import suppress
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from metaloom import storage
 from metaloom.flows.formatting import adaptation_returns, by_inner_step, dotted, finite
 from metaloom.flows.results.class_returns import class_rows, classes_of, headline_returns, returns_by_class
+from metaloom.flows.results.run_rows import State
 from metaloom.flows.runs import require_settings
 from metaloom.pipeline.envs import ENVS, REPRODUCED
 from metaloom.pipeline.shown import ConfigError, error_text
 from metaloom.storage import Run, StageRef
 from metaloom.storage.format.settings import changed
 from metaloom.storage.read.committed import bytes_in
-
-State = Literal["complete", "training", "stopped", "killed", "damaged", "unreadable"]
 
 
 def run_info(run: Run) -> dict[str, Any]:

@@ -37,13 +37,12 @@ from metaloom.storage import Run, argument, location, url_of
 
 if TYPE_CHECKING:
     # Listing runs must not wait for torch.
+    from metaloom.flows.results.checks import Check, Verification
     from metaloom.flows.results.comparison import Comparison
     from metaloom.flows.results.counterfactual import Counterfactual
-    from metaloom.flows.results.doctor import Check
     from metaloom.flows.results.evaluation import EvaluationOutcome
     from metaloom.flows.results.replay import ArrayDifference, RunDiff, StageReplay
     from metaloom.flows.results.run_rows import Rows
-    from metaloom.flows.results.verification import Verification
     from metaloom.storage import Fork
     from metaloom.storage.export import Export
 
@@ -211,7 +210,7 @@ def fork_view(fork: "Fork", parent: Path) -> RenderableType:
 
 def verification_view(found: "Verification") -> RenderableType:
     """Return the output of `metaloom verify`: damage and remedies."""
-    from metaloom.flows.results.verification import what_helps
+    from metaloom.flows.results.checks import what_helps
 
     if found.intact:
         unsealed = (

@@ -27,8 +27,7 @@ KernelName = Literal["torch", "fused"]
 """Implementation: torch, the reference definition, or fused, which is faster and has hand-written derivatives."""
 KernelChoice = Literal["auto", "torch", "fused"]
 
-NUM_UPDATES = "num_updates"
-"""Key in LearnerState.extra for the number of updates so far."""
+NUM_UPDATES = "num_updates"  # key in LearnerState.extra for the number of updates so far
 
 _NORMALIZING_LEARNER = "metaloom.pipeline.algorithms.normalizing:NormalizingLearner"
 
@@ -38,8 +37,7 @@ ContextRounds from which tasks are inferred (task_inference)."""
 Experience = TypeVar("Experience", contravariant=True)
 """Input to an update: Steps 0 ... K of an iteration (on_policy and trials graphs), a TrialExperience
 (trial_inference), or Minibatches of stored transitions (off_policy and task_inference)."""
-Steps = Sequence[Step]
-"""Steps 0 ... K of an iteration."""
+Steps = Sequence[Step]  # steps 0 ... K of an iteration
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from metaloom.pipeline.types import Array, ParallelMap, Params
 
 TASKS_PER_CHUNK = 4
 EPSILON = 1e-8
-PREFIX = "value"
-"""Name prefix of the parameters."""
+PREFIX = "value"  # name prefix of the parameters
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,10 @@ from metaloom.pipeline.comparison.scores import Scores, interquartile_mean, mean
 from metaloom.pipeline.types import Array
 
 SIGNIFICANCE = 0.05
-MOST_EXACT = 20_000
-"""Maximum number of divisions to enumerate; if there are more, this many are drawn at random."""
+MOST_EXACT = 20_000  # maximum number of divisions to enumerate; if there are more, this many are drawn at random
 
 
-_CLOSE = 1e-12
-"""Tolerance for rounding errors between equivalent divisions, for scores scaled to [-1, 1]."""
+_CLOSE = 1e-12  # tolerance for rounding errors between equivalent divisions, for scores scaled to [-1, 1]
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from metaloom.pipeline.schema import suggestion
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams, Update
 
-WITNESS = ("witness_tasks", "witness_episodes")
-"""Names of the inputs that a witness adds to a stage."""
+WITNESS = ("witness_tasks", "witness_episodes")  # names of the inputs that a witness adds to a stage
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,8 +12,7 @@ from metaloom.pipeline.envs.task_classes import Classes, nearest
 from metaloom.pipeline.envs.task_sets import AlongX, AnyDirection, draw_on_disk
 from metaloom.pipeline.types import Array
 
-TORSO = 1
-"""Body index of the torso; body 0 is the world."""
+TORSO = 1  # body index of the torso; body 0 is the world
 
 
 class Ant(MujocoRobot, MetaEnv):
@@ -48,8 +47,7 @@ class Ant(MujocoRobot, MetaEnv):
     normal_start = True
     control_cost: float = 0.5
     contact_cost: float = 5e-4
-    shows_place = False
-    """True if observations start with the torso's x and y, which are optional in v5."""
+    shows_place = False  # True if observations start with the torso's x and y, which are optional in v5
     shows_contacts_to_pearl = False
 
     def __init__(self, obs_style: ObsStyle = "promp", render_mode: str | None = None) -> None:

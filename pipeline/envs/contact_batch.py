@@ -13,8 +13,7 @@ from mujoco import batch as mujoco_batch
 
 from metaloom.pipeline.types import Array
 
-CONTACT_FORCES = "cfrc_ext"
-"""MjData field that `mj_step` does not update and `mj_rnePostConstraint` fills."""
+CONTACT_FORCES = "cfrc_ext"  # mjData field that `mj_step` does not update and `mj_rnePostConstraint` fills
 
 _STATE = {name: int(getattr(mujoco.mjtState, f"mjSTATE_{name.upper()}")) for name in ("qpos", "qvel", "ctrl")}
 _NO_STAGE = int(mujoco.mjtStage.mjSTAGE_NONE)

@@ -4,7 +4,7 @@ import inspect
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -16,6 +16,7 @@ from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import Component, EnvError, MetaEnv
 from metaloom.pipeline.envs.registry import find_env, require_env
 from metaloom.pipeline.envs.wrappers import ActionSpace, PolicyActions
+from metaloom.pipeline.shown import plain_data
 
 _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
@@ -151,17 +152,8 @@ def _factory(config: EnvConfig) -> tuple[str, Any, Mapping[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value to JSON data. Objects that JSON cannot represent become a description."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(part) for name, part in value.items()}
-    if isinstance(value, np.ndarray | np.generic):
-        return _plain(value.tolist())
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [_plain(part) for part in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
     # Omit the memory address, which differs from run to run.
-    return value if isinstance(value, bool | int | float | str | None) else f"a {type(value).__qualname__}"
+    return plain_data(value, lambda other: f"a {type(other).__qualname__}")
 
 
 def _size(space: gymnasium.Space[Any]) -> int:

@@ -14,8 +14,7 @@ from gymnasium.spaces.utils import flatten, flatten_space
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.types import Array
 
-_MOST_NAMES = 1000
-"""Maximum number of components to name; names for an image's pixels would be useless."""
+_MOST_NAMES = 1000  # maximum number of components to name; names for an image's pixels would be useless
 
 
 class FlatObservations(gymnasium.ObservationWrapper[Any, Any, Any]):

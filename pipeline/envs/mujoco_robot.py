@@ -21,8 +21,7 @@ from metaloom.pipeline.envs.contract import BatchStep, Component, EnvError, Meta
 from metaloom.pipeline.envs.task_sets import FixedTasks
 from metaloom.pipeline.types import Array
 
-_CODE = 2.0**-20
-"""Spacing of the code values that identify components, small enough that no robot clips them."""
+_CODE = 2.0**-20  # spacing of the code values that identify components, small enough that no robot clips them
 
 _XYZ = ("x", "y", "z")
 _METERS, _TURNS = [(axis, "m") for axis in _XYZ], [(f"angular_{axis}", "rad") for axis in _XYZ]
@@ -120,8 +119,7 @@ def _derived(model: mujoco.MjModel, name: str) -> list[Component]:
     return [Component(f"{body}_{what}", unit) for body in bodies for what, unit in _SPATIAL.get(name, ())]
 
 
-ObsStyle = Literal["promp", "pearl", "v5"]
-"""Observation style: ProMP's, PEARL's, or that of gymnasium's v5 robots."""
+ObsStyle = Literal["promp", "pearl", "v5"]  # observation style: ProMP's, PEARL's, or that in gymnasium's v5 robots
 
 GYMNASIUM_MODELS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 
@@ -148,15 +146,12 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
-    frame_skip: ClassVar[int]
-    """Physics steps per control step."""
-    reset_noise: ClassVar[float]
-    """Maximum deviation of the initial joint positions from the rest pose."""
+    frame_skip: ClassVar[int]  # physics steps per control step
+    reset_noise: ClassVar[float]  # maximum deviation of the initial joint positions from the rest pose
     normal_start: ClassVar[bool] = False
     """True if initial velocities are normal with standard deviation `reset_noise` instead of uniform."""
     control_cost: float
-    alive_bonus: float | None = None
-    """Reward for each step, including the last one. None: there is no such term."""
+    alive_bonus: float | None = None  # reward for each step, including the last one. None: there is no such term.
     derived: tuple[str, ...] = ()
     """MjData fields that the rules read in addition to joint positions and velocities. Their values are what `mj_step`
     leaves: those for the last state that the integrator evaluated, which lags the joints by one physics step with

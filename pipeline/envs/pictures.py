@@ -9,8 +9,7 @@ import numpy as np
 from metaloom.pipeline.envs.contract import BatchEnv, EnvError, MetaEnv, keeps_rules
 from metaloom.pipeline.types import Array
 
-SIDE = 320
-"""Width and height of images, in pixels."""
+SIDE = 320  # width and height of images, in pixels
 _GRID, _OTHERS, _WALL, _GOAL, _PATH, _POINT = (
     np.array(color, np.float64)
     for color in ((228, 228, 228), (205, 205, 205), (130, 90, 60), (60, 160, 75), (120, 150, 210), (25, 60, 150))

@@ -28,8 +28,7 @@ class PointRobot(RenderedEnv):
     A single point (`step`) and a batch apply the same rules row by row, so their results are bitwise identical.
     """
 
-    reach: ClassVar[float] = 2.5
-    """Half the side of the rendered square, in m."""
+    reach: ClassVar[float] = 2.5  # half the side of the rendered square, in m
     max_action: ClassVar[float]
     state_size: ClassVar[int] = 2
     observation_components: Sequence[tuple[str, str]] | None = (Component("x", "m"), Component("y", "m"))

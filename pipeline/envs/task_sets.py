@@ -22,8 +22,7 @@ def draw_on_disk(num_tasks: int, rng: np.random.Generator, *, radius: float) -> 
     return (radius * np.sqrt(areas) * np.stack([np.cos(angles), np.sin(angles)])).T
 
 
-TASK_SET_SEED = 1337
-"""Seed from which task sets are drawn, so that they are the same in every run."""
+TASK_SET_SEED = 1337  # seed from which task sets are drawn, so that they are the same in every run
 
 
 class FixedTasks:
@@ -80,8 +79,7 @@ class AtSpeed:
     """Mixin with the tasks of a robot that moves forward at a given speed. List it before the robot's class."""
 
     task_fields: tuple[TaskField] = (TaskField("velocity", "m/s", "forward velocity to hold"),)
-    speeds: ClassVar[tuple[float, float]]
-    """Range from which target speeds are drawn, in m/s."""
+    speeds: ClassVar[tuple[float, float]]  # range from which target speeds are drawn, in m/s
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         """Draw target speeds uniformly, [B, 1]."""

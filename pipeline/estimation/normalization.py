@@ -10,8 +10,7 @@ import numpy as np
 from metaloom.pipeline.estimation.returns import discounted_returns
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Params
 
-PREFIX = "normalization."
-"""Prefix of this module's names in LearnerState.extra and in TaskParams."""
+PREFIX = "normalization."  # prefix of this module's names in LearnerState.extra and in TaskParams
 OBSERVATIONS, RETURNS = f"{PREFIX}observations", f"{PREFIX}returns"
 """Name prefixes of running statistics in LearnerState.extra."""
 MEAN, STD, REWARD_STD = f"{PREFIX}mean", f"{PREFIX}std", f"{PREFIX}reward_std"
@@ -19,8 +18,7 @@ MEAN, STD, REWARD_STD = f"{PREFIX}mean", f"{PREFIX}std", f"{PREFIX}reward_std"
 
 INITIAL_COUNT = 1e-4
 EPSILON = 1e-8
-CLIP = 10.0
-"""Constants of gymnasium's RunningMeanStd and of Stable-Baselines3's VecNormalize."""
+CLIP = 10.0  # constants of gymnasium's RunningMeanStd and of Stable-Baselines3's VecNormalize
 
 
 @dataclass(frozen=True)

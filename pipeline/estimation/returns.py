@@ -11,8 +11,7 @@ from metaloom.pipeline.types import Array
 
 EPSILON = 1e-8
 
-Scale = Literal["std", "variance"]
-"""Divisor used in normalization."""
+Scale = Literal["std", "variance"]  # divisor used in normalization
 
 
 def discounted_returns(rewards: Array, discount: float) -> Array:

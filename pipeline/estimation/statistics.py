@@ -13,8 +13,7 @@ RESAMPLES = 2000
 CONFIDENCE = 0.95
 _DRAWS_AT_ONCE = 2**22
 
-Statistic = Callable[[Array], Array]
-"""Function that reduces values [..., n] to [...]."""
+Statistic = Callable[[Array], Array]  # function that reduces values [..., n] to [...]
 
 
 class Interval(NamedTuple):
@@ -65,8 +64,7 @@ def bootstrap(
     return Interval(estimate, float(low), float(high))
 
 
-BALANCED = "balanced"
-"""Name of the class-balanced mean; no class may have this name."""
+BALANCED = "balanced"  # name of the class-balanced mean; no class may have this name
 
 
 class ClassEstimate(NamedTuple):
@@ -107,14 +105,12 @@ def class_returns(task_returns: Array, classes: Array, names: Sequence[str]) -> 
     return ClassReturns(tuple(names), tuple(map(len, groups)), estimates)
 
 
-COUNTED_EPISODES = 3
-"""Number of episodes per class that count in a group of environments."""
+COUNTED_EPISODES = 3  # number of episodes per class that count in a group of environments
 
 ENVIRONMENTS = 20
 """Number of parallel environments that are divided among the classes: the Meta-World package's default."""
 
-UNTIL_SUCCESS = "steps_until_success"
-"""Episode fact: the number of steps until success, if success ended the episode."""
+UNTIL_SUCCESS = "steps_until_success"  # episode fact: the number of steps until success, if success ended the episode
 
 
 def first_to_finish(lengths: Array, success: Array) -> float:

@@ -10,11 +10,9 @@ from pydantic import JsonValue
 from metaloom.pipeline.nn.spec import GRU, LINEAR_ATTENTION, LSTM, AttentionOptions, NetworkSpec
 from metaloom.pipeline.types import Shapes
 
-ATTENTION_STEPS = 256
-"""Block length within which linear-attention computes all pairs of steps at once."""
+ATTENTION_STEPS = 256  # block length within which linear-attention computes all pairs of steps at once
 
-CELL, ENCODER = "cell", "encoder"
-"""Parameter prefixes of a cell and its encoder."""
+CELL, ENCODER = "cell", "encoder"  # parameter prefixes of a cell and its encoder
 
 
 @dataclass(frozen=True)

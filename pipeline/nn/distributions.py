@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 LOG_2PI = math.log(2 * math.pi)
-KL_EPSILON = 1e-8
-"""Constant added to 2σ² in the denominator of the KL divergence, as in the original ProMP code."""
+KL_EPSILON = 1e-8  # constant added to 2σ² in the denominator of the KL divergence, as in the original ProMP code
 
 Self = TypeVar("Self", bound="Distribution")
 

@@ -17,8 +17,7 @@ from metaloom.pipeline.nn.spec import NetworkSpec, layer_paths
 from metaloom.pipeline.types import Array, Params
 
 Activation = Literal["tanh", "relu"]
-Rows = Array | slice
-"""Row indices [n] int64, or a range of rows."""
+Rows = Array | slice  # row indices [n] int64, or a range of rows
 ALL = slice(None)
 
 

@@ -14,8 +14,7 @@ import numpy as np
 from metaloom.pipeline.nn.spec import layer_paths
 from metaloom.pipeline.types import Array, Params
 
-Tangents = Mapping[str, Array]
-"""Direction in parameter space, keyed by parameter name, [b, ...] each."""
+Tangents = Mapping[str, Array]  # direction in parameter space, keyed by parameter name, [b, ...] each
 
 
 class LinearizedMLP:

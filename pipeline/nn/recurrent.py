@@ -248,8 +248,7 @@ class _Along(nn.Module):
         return torch.stack(features), state
 
 
-_SAME = 1e-6
-"""Tolerance between `sequence` and single steps in float64: absolute for values up to 1, relative above."""
+_SAME = 1e-6  # tolerance between `sequence` and single steps in float64: absolute for values up to 1, relative above
 _SIZES = ((2, 4), (3, 1), (70, 4), (259, 3))
 """Numbers of steps and rows to compare: odd and even, a single row, and sequences longer than blocks of 64 or 256."""
 _ALL_TAKE = 3

@@ -19,8 +19,7 @@ from metaloom.pipeline.nn.optimizers import FIRST_MOMENT, SECOND_MOMENT, STEP_CO
 from metaloom.pipeline.schema import ConfigError, suggestion
 from metaloom.pipeline.types import Array, Params
 
-_VECTOR = "vector"
-"""Parameter name that the state of a single-vector optimizer uses."""
+_VECTOR = "vector"  # parameter name that the state of a single-vector optimizer uses
 _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     name: value
     for name, value in vars(torch.optim).items()

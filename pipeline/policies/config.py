@@ -27,8 +27,7 @@ memory. "posterior": the same, conditioned on an inferred posterior. "uniform": 
 
 LayerSize = Annotated[int, Field(ge=1)]
 
-POLICIES = Plugins("policy", "metaloom.policies", {})
-"""Registry of custom policies, subclasses of OwnPolicy."""
+POLICIES = Plugins("policy", "metaloom.policies", {})  # registry of custom policies, subclasses of OwnPolicy
 
 
 class EncoderConfig(Settings):

@@ -25,14 +25,9 @@ class TaskDistribution:
 
     def sample(self, num_tasks: int, rng: np.random.Generator, balanced_by: Classes | None = None) -> TaskBatch:
         """Draw `num_tasks` tasks that are not in `seen`, equally many per class if classes are given."""
-        fields = self.env.task_fields
-        if balanced_by is None:
-            tasks = self._draw(num_tasks, rng)
-        else:
-            tasks = balanced_draw(
-                balanced_by, fields, num_tasks, rng, lambda n: self._draw(n, rng), type(self.env.unwrapped).__name__
-            )
-        return task_batch(fields, tasks, np.full(num_tasks, -1))
+        draw = partial(self._draw, rng=rng)
+        tasks = draw(num_tasks) if balanced_by is None else balanced_draw(self.env, balanced_by, num_tasks, rng, draw)
+        return task_batch(self.env.task_fields, tasks, np.full(num_tasks, -1))
 
     def _draw(self, num_tasks: int, rng: np.random.Generator) -> Array:
         seen = {tuple(task) for task in self.seen.tolist()}
@@ -115,12 +110,9 @@ def draw_tasks(env: MetaEnv, *, num_tasks: int, run_seed: int, iteration: int, b
     almost never drawn.
     """
     rng = generator(run_seed, "tasks", iteration)
-    if balanced:
-        classes, source = require_classes(env, "task_sampling"), type(env.unwrapped).__name__
-        draw = partial(_draw, env, rng=rng, iteration=iteration)
-        params = balanced_draw(classes, env.task_fields, num_tasks, rng, draw, source)
-    else:
-        params = _draw(env, num_tasks, rng=rng, iteration=iteration)
+    draw = partial(_draw, env, rng=rng, iteration=iteration)
+    classes = require_classes(env, "task_sampling") if balanced else None
+    params = draw(num_tasks) if classes is None else balanced_draw(env, classes, num_tasks, rng, draw)
     places = {task: index for index, task in enumerate(env.task_set or ())}  # None: tasks are not limited to a set
     ids = np.array([places.get(tuple(task), -1) for task in params.tolist()], np.int64)
     return task_batch(env.task_fields, params, ids)
@@ -153,22 +145,16 @@ def class_quotas(num_classes: int, num_tasks: int, rng: np.random.Generator) -> 
 
 
 def balanced_draw(
-    classes: Classes,
-    fields: Sequence[TaskField],
-    num_tasks: int,
-    rng: np.random.Generator,
-    draw: Callable[[int], Array],
-    source: str,
+    env: MetaEnv, classes: Classes, num_tasks: int, rng: np.random.Generator, draw: Callable[[int], Array]
 ) -> Array:
     """Draw tasks [B, P], equally many per class, without changing the distribution within each class.
 
     `draw` makes n independent draws [n, P], which are used in order; a draw from a class that is already complete is
-    skipped. `rng` only selects the classes that get the remainder. Raises EnvError, with the name `source`, if a class
-    is almost never drawn.
+    skipped. `rng` only selects the classes that get the remainder. Raises EnvError if a class is almost never drawn.
     """
     among, kept = classes.among(np.zeros(0, np.int64)), list[Array]()
     left = dict(zip(among.tolist(), class_quotas(len(among), num_tasks, rng), strict=True))
-    names = [field.name for field in fields]
+    names = [field.name for field in env.task_fields]
     for _ in range(_BALANCED_ATTEMPTS):
         tasks = draw(num_tasks)
         for task, c in zip(tasks, classes.of(tasks, names).tolist(), strict=True):
@@ -179,8 +165,8 @@ def balanced_draw(
             return np.stack(kept)
     rare = [classes.names[c] for c, missing in left.items() if missing]
     raise EnvError(
-        f"{source}: too few tasks of the class {rare[0]!r} among {_BALANCED_ATTEMPTS * num_tasks} draws; "
-        "every class must occur. If some cannot, use task_sampling=uniform"
+        f"{type(env.unwrapped).__name__}: too few tasks of the class {rare[0]!r} among "
+        f"{_BALANCED_ATTEMPTS * num_tasks} draws; every class must occur. If some cannot, use task_sampling=uniform"
     )
 
 

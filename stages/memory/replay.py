@@ -16,8 +16,7 @@ from metaloom.pipeline.tasks.samplers import TaskPool, fixed_tasks
 from metaloom.pipeline.types import Array, Minibatch, Minibatches, TaskBatch
 
 MIB = 2**20
-BEFORE_ITERATIONS = -1
-"""Iteration number of the replay buffer's initial fill."""
+BEFORE_ITERATIONS = -1  # iteration number of the replay buffer's initial fill
 
 
 class Collected(NamedTuple):

@@ -37,11 +37,9 @@ from metaloom.storage.format.stages import dims_of
 COMPRESS_FROM = 64 * 2**10
 """Minimum raw bytes for a row to be compressed, and to become a shard if it has several tasks."""
 
-SMALLEST_PART = 2**10
-"""Minimum raw bytes per task for a shard, because each part has 40 bytes of overhead."""
+SMALLEST_PART = 2**10  # minimum raw bytes per task for a shard, because each part has 40 bytes of overhead
 
-ARRAY_PATH = re.compile(r"[a-z0-9_]+/[A-Za-z0-9_][A-Za-z0-9_.\-]*")
-"""Pattern of an array's path below `data.zarr`."""
+ARRAY_PATH = re.compile(r"[a-z0-9_]+/[A-Za-z0-9_][A-Za-z0-9_.\-]*")  # pattern of an array's path below `data.zarr`
 
 _COMPRESS_TO = 2**31 - 1  # blosc 1 stores sizes in 31 bits
 

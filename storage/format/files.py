@@ -17,8 +17,7 @@ from typing import IO, Any, cast
 
 from metaloom.storage.errors import StorageFailed, damaged, linked
 
-Content = tuple[bytes, ...]
-"""Content of a file in pieces."""
+Content = tuple[bytes, ...]  # content of a file in pieces
 
 
 def read_file(path: Path, *, limit: int) -> bytes:

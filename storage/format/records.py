@@ -11,8 +11,7 @@ from metaloom.pipeline.dataflow.refs import Span, StageRef
 from metaloom.storage.errors import damaged
 from metaloom.storage.format.files import parse_sealed, read_sealed, render, sealed
 
-SCHEMA = "metaloom/1"
-"""Schema of records, markers and sessions, which is the same in all run formats."""
+SCHEMA = "metaloom/1"  # schema of records, markers and sessions, which is the same in all run formats
 
 FORMATS = ("metaloom/1", "metaloom/2")
 """Run formats, as named in run.json; new runs use the last one. The second added shards and segments."""
@@ -78,39 +77,25 @@ class ArrayDigest:
 
 @dataclass(frozen=True)
 class StageRecord:
-    """Record of a stage's output: its inputs, time, author and checksums.
-
-    Attributes:
-        sequence: Index in the run's history, from 0; it alone defines the order.
-        session: Number of the writing session; `token` identifies it permanently.
-        inputs, spans: Outputs that it was computed from, with their digests; each span covers several outputs.
-        seed_position: Iteration, inner step, ... from which its random streams are derived.
-        config_digest: Digest of the settings that affect results.
-        chunks, tables: Files that contain the output, and tables derived from the iteration.
-        arrays: Digest of each array, keyed by its name in the value.
-        digest: Digest of `arrays`; equal digests mean equal outputs.
-        versions: Versions of Python and the libraries that computed it.
-        started, seconds: Start time (UTC, ISO 8601) and wall time of the computation.
-        previous, sha256: Hash of the previous record (or of run.json for the first), and of this record.
-    """
+    """Record of a stage's output: its inputs, time, author and checksums."""
 
     ref: StageRef
-    sequence: int
-    session: int
+    sequence: int  # index in the run's history, from 0; it alone defines the order
+    session: int  # number of the writing session; `token` identifies it permanently
     token: str
-    inputs: tuple[Input, ...]
-    seed_position: tuple[int, ...]
-    config_digest: str
-    chunks: tuple[StoredFile, ...]
-    tables: tuple[StoredFile, ...]
-    arrays: Mapping[str, ArrayDigest]
-    digest: str
-    versions: Mapping[str, str]
-    started: str
-    seconds: float
-    previous: str
-    sha256: str = ""
-    spans: tuple[SpanInput, ...] = ()
+    inputs: tuple[Input, ...]  # that it was computed from; `spans` are more of them
+    seed_position: tuple[int, ...]  # iteration, inner step, ... from which its random streams are derived
+    config_digest: str  # digest of the settings that affect results
+    chunks: tuple[StoredFile, ...]  # that contain the output
+    tables: tuple[StoredFile, ...]  # derived from the iteration
+    arrays: Mapping[str, ArrayDigest]  # digest of each array, keyed by its name in the value
+    digest: str  # of `arrays`; equal digests mean equal outputs
+    versions: Mapping[str, str]  # versions of Python and the libraries that computed it
+    started: str  # UTC, ISO 8601
+    seconds: float  # wall time of the computation
+    previous: str  # hash of the previous record, or of run.json for the first
+    sha256: str = ""  # hash of this record
+    spans: tuple[SpanInput, ...] = ()  # inputs that cover several outputs each
 
     @property
     def stored_bytes(self) -> int:

@@ -13,14 +13,12 @@ from metaloom.storage.format.records import StageRecord
 
 FOLDER = "_sessions"
 ABOUT = "session.json"
-INFO_COPY = "run.json"
-"""Name of the copy of run.json in the folder of the session that wrote it."""
+INFO_COPY = "run.json"  # name of the copy of run.json in the folder of the session that wrote it
 CLOSED = ".closed"
 
 PART_NAME = re.compile(r"[0-9]{8,}\.part")
 _NUMBER = "([0-9]{6}|[1-9][0-9]{6,})"
-_LARGEST_LEAP = 1000
-"""Largest gap between two session numbers. A power failure can remove the claims in between."""
+_LARGEST_LEAP = 1000  # largest gap between two session numbers. A power failure can remove the claims in between.
 CLAIM_NAME = re.compile(rf"{_NUMBER}\.claim")
 _SESSION_NAME = re.compile(rf"{_NUMBER}-([0-9a-f]{{16}})(\.closed)?")
 

@@ -11,14 +11,11 @@ from metaloom.pipeline.dataflow.refs import StageOrder, StageRef
 from metaloom.pipeline.outputs import LETTERS, OutputSchema
 from metaloom.storage.errors import IncompatibleFormat
 
-LEARNER = "learner"
-"""Group that contains the learners; iteration i starts from row i."""
+LEARNER = "learner"  # group that contains the learners; iteration i starts from row i
 
-METRICS_GROUP = "metrics"
-"""Group that contains the metrics, which are written with an iteration's update."""
+METRICS_GROUP = "metrics"  # group that contains the metrics, which are written with an iteration's update
 
-STEP = "{step}"
-"""Placeholder for the inner step in a group name."""
+STEP = "{step}"  # placeholder for the inner step in a group name
 
 
 _GROUP = re.compile(r"[a-z][a-z0-9_]{0,60}?(_\{step\})?")

@@ -11,12 +11,13 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.outputs import DTYPES
+from metaloom.pipeline.shown import plain_data
 from metaloom.pipeline.types import Array
 from metaloom.storage.errors import DamagedRun, StoreError, system_errors
 from metaloom.storage.format.files import read_file, read_sealed, render, sealed
@@ -73,7 +74,7 @@ def put_in_quarantine(
                 with (part / _file_name(n)).open("wb") as file:
                     np.lib.format.write_array(file, np.asarray(array, order="C"), version=(1, 0), allow_pickle=False)
             forms = [{"name": name, "dtype": str(a.dtype), "shape": list(a.shape)} for name, a in arrays.items()]
-            fault = {"message": message, "about": _plain(about), "arrays": forms, "when": utc()}
+            fault = {"message": message, "about": plain_data(about, str), "arrays": forms, "when": utc()}
             document = {"schema": SCHEMA, **ref.document(), **fault}
             (part / _ABOUT).write_bytes(render(sealed(document), indented=True))
             if folder.exists():
@@ -135,16 +136,3 @@ def _foreign(path: Path, found: str) -> DamagedRun:
 
 def _file_name(n: int) -> str:
     return f"{n:03d}.npy"
-
-
-def _plain(value: object) -> Any:
-    """Convert a value to JSON-serializable data. Non-finite floats and unknown types become text."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(part) for name, part in cast(Mapping[Any, Any], value).items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in cast(list[Any], value)]
-    if isinstance(value, np.ndarray | np.generic):
-        return _plain(cast(object, value.tolist()))
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    return value if isinstance(value, float) and np.isfinite(value) else str(value)

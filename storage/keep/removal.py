@@ -16,8 +16,7 @@ from metaloom.storage.read.info import read_info
 from metaloom.storage.read.verify import may_belong
 from metaloom.storage.write.holder import FOLDER, LOCK_NAME, acquire_lock, current_writer
 
-REMOVED = ".metaloom-removed"
-"""Folder next to the runs, for runs that are being removed."""
+REMOVED = ".metaloom-removed"  # folder next to the runs, for runs that are being removed
 
 _OWN = {"run.json", "_commits", "_sessions", "_segments", "_thinned", "_quarantine", FOLDER, "data.zarr", "tables"}
 _ACTION = "Fix that; `metaloom rm` then continues"

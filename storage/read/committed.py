@@ -47,8 +47,7 @@ from metaloom.storage.remote.log import RemoteLog
 
 T = TypeVar("T")
 
-TABLES = ("episodes", "tasks", "metrics", "evaluations")
-"""Names of the tables derived from iterations."""
+TABLES = ("episodes", "tasks", "metrics", "evaluations")  # names of the tables derived from iterations
 
 _LARGEST_TABLE = 2**30
 

@@ -25,8 +25,7 @@ Places = None | int | range | slice | Sequence[int]
 Batches keep the requested order. Tables keep the stored order, without duplicates.
 """
 
-Steps = None | int | Sequence[int]
-"""Selection of inner steps: None for all, one, or several."""
+Steps = None | int | Sequence[int]  # selection of inner steps: None for all, one, or several
 
 
 def whole_numbers(chosen: Any, what: str) -> list[int]:

@@ -7,8 +7,7 @@ import numpy as np
 
 from metaloom.pipeline.types import EACH_EPISODE, Array, Evaluation, Metrics, TaskBatch, fact_of_episodes
 
-FACTS = "facts."
-"""Name prefix of stored facts."""
+FACTS = "facts."  # name prefix of stored facts
 
 
 Columns = Mapping[str, Array]

@@ -20,8 +20,7 @@ from metaloom.storage.format.provenance import utc
 from metaloom.storage.format.sessions import sessions_in
 from metaloom.storage.remote.log import RemoteLog
 
-FOLDER = "_operator"
-"""Folder for files that are not part of a run's content: its log, and requests to its writer."""
+FOLDER = "_operator"  # folder for files that are not part of a run's content: its log, and requests to its writer
 
 LOCK_NAME = "writer.lock"
 _LARGEST = 4096

@@ -37,10 +37,8 @@ from metaloom.storage.read.history import Digests
 from metaloom.storage.read.segments import LARGEST_FILE, Segment
 from metaloom.storage.write.sessions import Session
 
-SIZE = 500
-"""Number of iterations in a segment."""
-MARGIN = 100
-"""Number of most recent iterations that stay unpacked during training."""
+SIZE = 500  # number of iterations in a segment
+MARGIN = 100  # number of most recent iterations that stay unpacked during training
 
 _LOG = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ import pytest
 import metaloom
 from metaloom import storage
 from metaloom.flows.operations import operations
+from metaloom.flows.results.checks import Verification
 from metaloom.flows.results.replay import ArrayDifference, Replay, StageReplay
-from metaloom.flows.results.verification import Verification
 from metaloom.pipeline.shown import MOST_ROWS, as_html, as_text
 from metaloom.pipeline.types import TaskBatch, TaskParams
 

@@ -17,9 +17,8 @@ from metaloom.flows import cli
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.formatting import dotted, number
 from metaloom.flows.operations.evaluate import evaluate
-from metaloom.flows.results.doctor import Check
+from metaloom.flows.results.checks import Check, Verification
 from metaloom.flows.results.replay import ArrayDifference, StageReplay, difference_info
-from metaloom.flows.results.verification import Verification
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import run_info, tables
 from metaloom.flows.views.parts import as_text

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from metaloom.pipeline.envs.config import EnvConfig
-from metaloom.pipeline.envs.contract import EnvError, TaskField
+from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.task_classes import nearest
 from metaloom.pipeline.tasks.samplers import (
@@ -142,6 +142,10 @@ def test_more_distinct_tasks_than_there_are_and_tasks_without_a_set_are_refused(
 KINDS = nearest("kind", {"zero": 0, "one": 1, "two": 2})
 
 
+class Env(MetaEnv):
+    task_fields = FIELDS
+
+
 @pytest.mark.parametrize("num_tasks", [1, 3, 8, 9])
 def test_quotas_differ_by_one_at_most_and_the_remainder_is_drawn(num_tasks):
     quotas = class_quotas(3, num_tasks, rng())
@@ -153,13 +157,13 @@ def test_quotas_differ_by_one_at_most_and_the_remainder_is_drawn(num_tasks):
 
 def test_a_balanced_draw_takes_draws_in_their_order_until_each_class_is_full():
     rows = iter(np.array([[0, 0.1], [0, 0.2], [0, 0.3], [1, 0.4], [2, 0.5], [0, 0.6], [2, 0.7], [1, 0.8], [1, 0.9]]))
-    found = balanced_draw(KINDS, FIELDS, 6, rng(), lambda n: np.stack([next(rows) for _ in range(3)]), "Env")
+    found = balanced_draw(Env(), KINDS, 6, rng(), lambda n: np.stack([next(rows) for _ in range(3)]))
     assert found[:, 1].tolist() == [0.1, 0.2, 0.4, 0.5, 0.7, 0.8]
 
 
 def test_a_class_that_never_comes_up_is_named():
     with pytest.raises(EnvError, match=r"Env: too few tasks of the class 'two' among 3000 draws"):
-        balanced_draw(KINDS, FIELDS, 3, rng(), lambda n: np.array([[0, 0.1], [1, 0.2], [1, 0.3]]), "Env")
+        balanced_draw(Env(), KINDS, 3, rng(), lambda n: np.array([[0, 0.1], [1, 0.2], [1, 0.3]]))
 
 
 def test_a_pool_gives_equally_many_of_every_class_and_none_twice_before_it_must():

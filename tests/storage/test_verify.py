@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from metaloom import storage
-from metaloom.flows.results.verification import what_helps
+from metaloom.flows.results.checks import what_helps
 from metaloom.storage import StageRef
 from metaloom.storage.format.records import read_record
 

@@ -49,8 +49,7 @@ def value_loss(values: Tensor, old_values: Tensor, targets: Tensor, clip_eps: fl
     return 0.5 * torch.where(plain.abs() >= clipped.abs(), plain, clipped).square().mean()
 
 
-POLICY, CRITIC = "policy", "critic"
-"""Name prefixes of the policy's and the critic's arrays in a learner's state."""
+POLICY, CRITIC = "policy", "critic"  # name prefixes of the policy's and the critic's arrays in a learner's state
 
 
 class ActorCriticSteps(ABC):

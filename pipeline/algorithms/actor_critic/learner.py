@@ -67,8 +67,7 @@ def scaled(advantages: Array, mask: Array, processing: ProcessingConfig, running
     return advantages
 
 
-POLICY_PASS, CRITIC_PASS = 0, 1
-"""Last element of the position that seeds the minibatch order."""
+POLICY_PASS, CRITIC_PASS = 0, 1  # last element of the position that seeds the minibatch order
 
 
 class ActorCriticLearner(Learner[Step, Steps]):

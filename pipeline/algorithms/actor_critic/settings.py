@@ -197,8 +197,7 @@ class PPO2(JointLoss, AlgorithmSettings):
         return self.clip_eps
 
 
-ActorCriticSettings = A2C | PPO | PPO2
-"""Settings for any actor-critic, used on its own or as an SVPG particle."""
+ActorCriticSettings = A2C | PPO | PPO2  # settings for any actor-critic, used on its own or as an SVPG particle
 
 
 class SVPG(AlgorithmSettings):

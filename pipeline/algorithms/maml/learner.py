@@ -52,8 +52,7 @@ from metaloom.pipeline.types import (
     TaskParams,
 )
 
-Draws = Callable[[int], np.random.Generator]
-"""Function that returns the random generator for an epoch."""
+Draws = Callable[[int], np.random.Generator]  # function that returns the random generator for an epoch
 
 
 class MetaUpdate(NamedTuple):

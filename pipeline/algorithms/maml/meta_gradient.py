@@ -24,14 +24,12 @@ from metaloom.pipeline.nn.distributions import Distribution, clipped_surrogate, 
 from metaloom.pipeline.policies.contract import Policy
 from metaloom.pipeline.types import Array, Metrics, ParallelMap, Params
 
-LOSS = "loss"
-"""Name of the minimized quantity."""
+LOSS = "loss"  # name of the minimized quantity
 
 INNER_KL = "inner_kl_"
 """Name prefix of the KLs before adaptation, from the behavior policy of rollout batch k to the current policy."""
 
-OUTER_KL = "outer_kl"
-"""Name of the KL after adaptation, from the behavior policy to the current policy."""
+OUTER_KL = "outer_kl"  # name of the KL after adaptation, from the behavior policy to the current policy
 
 STANDARD_ERROR, SPLIT_COSINE = "meta_gradient_standard_error", "meta_gradient_split_cosine"
 
@@ -40,8 +38,7 @@ LOG_INNER_LR = "log_inner_lr."
 
 TensorParams = dict[str, Tensor]
 
-TaskValues = dict[str, Array]
-"""Per-task quantities keyed by name, [B, ...] each."""
+TaskValues = dict[str, Array]  # per-task quantities keyed by name, [B, ...] each
 
 InnerLoss = Callable[[Distribution, TaskRows], Tensor]
 """Function that computes per-task losses [b] from the current policy's distribution on the rows."""

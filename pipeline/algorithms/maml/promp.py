@@ -24,8 +24,7 @@ from metaloom.pipeline.types import LearnerState, Metrics, Params
 
 MIN_INNER_KL_PENALTY = 1e-6
 MAX_INNER_KL_PENALTY = 1e2
-INNER_KL_COEFF = "inner_kl_coeff"
-"""Key in LearnerState.extra for the coefficients η of the inner steps, [K] float64."""
+INNER_KL_COEFF = "inner_kl_coeff"  # key in LearnerState.extra for the coefficients η of the inner steps, [K] float64
 
 
 class ProMPLearner(MetaLearner):

@@ -48,11 +48,9 @@ from metaloom.pipeline.nn.natural_steps import dot, natural_step, search
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array, LearnerState, ParallelMap, Params
 
-DIFFERENCE_STEP = 1e-5
-"""Step ε of finite differences."""
+DIFFERENCE_STEP = 1e-5  # step ε of finite differences
 
-Product = Callable[[Array], Array]
-"""Function that multiplies a vector v [D] float64 by the metric."""
+Product = Callable[[Array], Array]  # function that multiplies a vector v [D] float64 by the metric
 
 
 @dataclass(frozen=True)

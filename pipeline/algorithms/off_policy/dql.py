@@ -22,8 +22,7 @@ from metaloom.pipeline.policies.actors.off_policy import EPSILON, Q_NETWORK
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import LearnerState, Metrics, Minibatch, TaskParams
 
-METRICS = ("q_loss", "q_mean", "target_mean", "gradient_norm")
-"""Names of the metrics that a gradient step returns."""
+METRICS = ("q_loss", "q_mean", "target_mean", "gradient_norm")  # names of the metrics that a gradient step returns
 LAYOUT: Layout = {
     "q": Stored("params", f"{Q_NETWORK}.", f"{Q_NETWORK}.", "q."),
     "target": Stored("extra", "target_q.", f"{Q_NETWORK}."),

@@ -20,8 +20,7 @@ from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import LearnerState, Metrics, Minibatch, ParallelMap, Params, TaskParams, Transitions
 
-NUM_GRADIENT_STEPS = "num_gradient_steps"
-"""Key in LearnerState.extra for the number of gradient steps so far."""
+NUM_GRADIENT_STEPS = "num_gradient_steps"  # key in LearnerState.extra for the number of gradient steps so far
 
 Evidence = TypeVar("Evidence", contravariant=True)
 Noise = TypeVar("Noise", contravariant=True)
@@ -43,8 +42,7 @@ class Stored(NamedTuple):
         return renamed(getattr(state, self.where), self.there, self.here)
 
 
-Layout = Mapping[str, Stored]
-"""Locations of a learner's parts in its state, keyed by part name."""
+Layout = Mapping[str, Stored]  # locations of a learner's parts in its state, keyed by part name
 
 
 def state_of(
@@ -64,8 +62,7 @@ class GradientSteps(ABC, Generic[Noise, Copy]):
     """Working copies of a state's arrays, which gradient steps change in place."""
 
     layout: ClassVar[Layout]
-    epsilon: ClassVar[float | None] = None
-    """ε of adam and rmsprop; None for the default."""
+    epsilon: ClassVar[float | None] = None  # ε of adam and rmsprop; None for the default
 
     def __init__(
         self,
@@ -138,12 +135,10 @@ def merged(minibatch: Minibatch) -> Transitions:
 class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence, DrawnNoise]):
     """Base class for learners that take one gradient step per minibatch of stored transitions."""
 
-    definition: ClassVar[type[TorchGradientSteps[Any]]]
-    """Class that takes gradient steps in torch."""
+    definition: ClassVar[type[TorchGradientSteps[Any]]]  # class that takes gradient steps in torch
     metrics: ClassVar[tuple[str, ...]]
     counters: ClassVar[tuple[str, ...]] = (NUM_UPDATES, NUM_GRADIENT_STEPS)
-    finite: ClassVar[Mapping[str, str]]
-    """Parts that must be finite after an update, mapped to their names in messages."""
+    finite: ClassVar[Mapping[str, str]]  # parts that must be finite after an update, mapped to their names in messages
     lower: ClassVar[str] = "algorithm.learning_rate or algorithm.max_grad_norm"
     """Advice for messages about non-finite parameters."""
     networks: Any

@@ -29,8 +29,7 @@ METRICS = (
     "q_gradient_norm",
 )  # fmt: skip
 """Names of the metrics that a gradient step returns."""
-TWINS = ("q1", "q2")
-"""Name prefixes of the Q-functions."""
+TWINS = ("q1", "q2")  # name prefixes of the Q-functions
 LAYOUT: Layout = {
     "policy": Stored("params", f"{POLICY_NETWORK}.", f"{POLICY_NETWORK}.", "policy."),
     "q": Stored("extra", "q", "q", "q."),

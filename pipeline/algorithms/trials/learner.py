@@ -29,17 +29,14 @@ Experience = TypeVar("Experience", contravariant=True)
 CRITIC_SCALE = "critic.scale"
 """Key for the mean and standard deviation of the last update's targets, [2]. In these units, values quickly reach the
 returns of whole trials, and the value gradient does not dominate the policy gradient when rewards are large."""
-UNSCALED = np.array([0, 1], np.float32)
-"""Value of CRITIC_SCALE before the first update."""
+UNSCALED = np.array([0, 1], np.float32)  # value of CRITIC_SCALE before the first update
 
 
 class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
     """Base class for learners that train a critic and a policy that acts on the history of a trial."""
 
-    network: ClassVar[MakeNetwork] = CellAndHead
-    """Class of the network that acts."""
-    optimizer_prefix: ClassVar[str] = ""
-    """Prefix of the optimizer's state in LearnerState.optimizer."""
+    network: ClassVar[MakeNetwork] = CellAndHead  # class of the network that acts
+    optimizer_prefix: ClassVar[str] = ""  # prefix of the optimizer's state in LearnerState.optimizer
 
     def __init__(
         self,

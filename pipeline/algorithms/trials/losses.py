@@ -71,8 +71,7 @@ def sequence_loss(
     return loss - entropy * now.entropy().mean() if entropy else loss
 
 
-_SMALLEST_STD = 1e-4
-"""Lower bound on the targets' standard deviation, which is 0 if all targets are equal."""
+_SMALLEST_STD = 1e-4  # lower bound on the targets' standard deviation, which is 0 if all targets are equal
 
 
 class Batch:

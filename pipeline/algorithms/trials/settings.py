@@ -184,5 +184,4 @@ class RecurrentA2C(WithinEpisode, WithMemory, TrialSteps, AlgorithmSettings):
 
 MemorySteps = RL2 | RecurrentPPO | RecurrentA2C
 """Settings for any algorithm whose recurrent policy is trained with gradient steps."""
-MemorySettings = MemorySteps | RL2TRPO
-"""Settings for any algorithm with a recurrent policy."""
+MemorySettings = MemorySteps | RL2TRPO  # settings for any algorithm with a recurrent policy

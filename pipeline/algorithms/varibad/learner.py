@@ -34,10 +34,8 @@ from metaloom.pipeline.replay.index import TrialExperience
 from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, LearnerState, Metrics, ParallelMap
 
-CRITIC, DECODER = "critic", "decoder."
-"""Name prefixes in LearnerState.extra."""
-MODEL_STATE = "model."
-"""Name prefix in LearnerState.optimizer."""
+CRITIC, DECODER = "critic", "decoder."  # name prefixes in LearnerState.extra
+MODEL_STATE = "model."  # name prefix in LearnerState.optimizer
 ADAM_EPSILON = 1e-8
 
 

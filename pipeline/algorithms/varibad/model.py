@@ -20,8 +20,7 @@ from metaloom.pipeline.nn.spec import MLP, NetworkSpec, Spaces
 from metaloom.pipeline.policies.posterior import EMBEDDING, POSTERIOR, EncoderSizes
 from metaloom.pipeline.types import Params, Shapes
 
-REWARDS, STATES = "decoder.rewards", "decoder.states"
-"""Name prefixes of the decoders' parameters."""
+REWARDS, STATES = "decoder.rewards", "decoder.states"  # name prefixes of the decoders' parameters
 
 
 class Encoder:

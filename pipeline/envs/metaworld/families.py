@@ -30,8 +30,7 @@ from metaloom.pipeline.types import Array
 
 RewardVersion = Literal["v1", "v2"]
 
-_TABLE = (0.0, 0.55, 0.15)
-"""Point at the center of videos, in m."""
+_TABLE = (0.0, 0.55, 0.15)  # point at the center of videos, in m
 
 
 class MetaWorld(FixedTasks, MetaEnv):
@@ -77,8 +76,7 @@ class MetaWorld(FixedTasks, MetaEnv):
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 80}
     split: ClassVar[Split]
     goal_visible: ClassVar[bool] = False
-    test_seed_offset: ClassVar[int] = 0
-    """Offset that the package adds to the seed for test goals."""
+    test_seed_offset: ClassVar[int] = 0  # offset that the package adds to the seed for test goals
 
     task_fields: tuple[TaskField, *tuple[TaskField, ...]] = (
         TaskField("class", "1", "number of the class of tasks, in the package's order"),

@@ -16,8 +16,7 @@ from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.metaworld.package import official_classes
 from metaloom.pipeline.types import Array
 
-STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
-"""Bit mask of the components of MuJoCo's state on which a step depends."""
+STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)  # the components of MuJoCo's state on which a step depends
 
 _PLACES = int(mujoco.mjtStage.mjSTAGE_POS)
 _NO_CONTACTS = int(mujoco.mjtDisableBit.mjDSBL_CONTACT) | int(mujoco.mjtDisableBit.mjDSBL_CONSTRAINT)
@@ -100,8 +99,7 @@ class RowPhysics:
 INFO = ("near_object", "grasp_success", "grasp_reward", "in_place_reward", "obj_to_target", "unscaled_reward")
 """Quantities that each class reports in `info` in addition to success."""
 
-MAX_STEPS = 500
-"""Maximum number of steps per episode; the package refuses to step further."""
+MAX_STEPS = 500  # maximum number of steps per episode; the package refuses to step further
 
 _MAX_DRAWS = 100
 

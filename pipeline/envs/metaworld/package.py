@@ -15,8 +15,7 @@ from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.metaworld.names import CLASSES
 from metaloom.pipeline.types import Array
 
-VERSION = "3.1.1"
-"""Required version of the package, since rewards differ between versions."""
+VERSION = "3.1.1"  # required version of the package, since rewards differ between versions
 
 
 @cache
@@ -57,8 +56,7 @@ def _reset_mocap_welds(env: Any) -> None:
 
 
 GOALS_PER_CLASS = 50
-GOAL_SIZE = 6
-"""Number of goal values in a task. Classes with three values set the others to 0."""
+GOAL_SIZE = 6  # number of goal values in a task. Classes with three values set the others to 0.
 
 Tasks = tuple[tuple[float, ...], ...]
 

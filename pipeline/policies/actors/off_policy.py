@@ -39,8 +39,7 @@ def latent_size(params: Params) -> int:
 
 
 POLICY_NETWORK = "policy_network"
-MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0
-"""Bounds to which log standard deviations are clipped."""
+MIN_LOG_STD, MAX_LOG_STD = -20.0, 2.0  # bounds to which log standard deviations are clipped
 
 
 class TanhGaussianActor(Actor):

@@ -94,11 +94,9 @@ def _length_xz(vectors: Array) -> Array:
 
 # Classes with a loose object
 
-_RADIUS = 0.05
-"""Default distance in m within which an object has reached its target."""
+_RADIUS = 0.05  # default distance in m within which an object has reached its target
 
-_NEAR = 0.03
-"""Default distance in m within which the fingertips count as near the object."""
+_NEAR = 0.03  # default distance in m within which the fingertips count as near the object
 
 
 def reach(moment: Moment) -> RowsEvaluation:
@@ -373,5 +371,4 @@ TEST_ROWS = {
     ),
 }
 
-ROW_TASKS = {**TRAIN_ROWS, **TEST_ROWS}
-"""Rules of the classes, keyed by class name without the package's version suffix."""
+ROW_TASKS = {**TRAIN_ROWS, **TEST_ROWS}  # class name, without the package's version suffix -> rules of the class
