@@ -372,13 +372,14 @@ class _Verification:
 
     def _foreign(self) -> None:
         committed = {file.path for r in self.records.values() for file in (*r.chunks, *r.tables)}
-        for folder, folders, names in os.walk(self.root):
+        root = os.fspath(self.root)
+        for folder, folders, names in os.walk(root):
             links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+            inside = folder[len(root) :].strip("/")
             for name in (*names, *links):
-                path = Path(folder) / name
-                relative = path.relative_to(self.root).as_posix()
-                if path.is_symlink():
-                    self._report(path, _LINK)
+                relative = f"{inside}/{name}" if inside else name
+                if os.path.islink(os.path.join(folder, name)):
+                    self._report(relative, _LINK)
                     continue
                 match relative.split("/", 2):
                     case [top, segment, file] if top == SEGMENTS and segment_iterations(segment):
@@ -386,7 +387,7 @@ class _Verification:
                     case _:
                         known = may_belong(relative, self.files.stages)
                 if relative not in committed and not known:
-                    self._report(path, _FOREIGN)
+                    self._report(relative, _FOREIGN)
 
 
 def _summary(item: SpanInput | None) -> str:
