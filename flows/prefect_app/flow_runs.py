@@ -63,8 +63,9 @@ class Caretaker:
 
     def look(self, client: SyncPrefectClient) -> None:
         """Restart crashed flow runs, and stop cancelled flow runs that their worker has not stopped."""
-        processes = flow_processes(self._home)
-        for run in [*flow_runs(client, "CANCELLING"), *flow_runs(client, "CRASHED", "CANCELLED", since=self._began)]:
+        runs = [*flow_runs(client, "CANCELLING"), *flow_runs(client, "CRASHED", "CANCELLED", since=self._began)]
+        processes = flow_processes(self._home) if runs else {}
+        for run in runs:
             state = state_of(run)
             if (datetime.now(UTC) - state.timestamp).total_seconds() < SETTLED_SECONDS:
                 continue
@@ -222,19 +223,19 @@ def _keep_running(stop: Event, server: Part, worker: Part, home: Path) -> None:
     caretaker = Caretaker(home, lambda words: say(f"{datetime.now():%Y-%m-%d %H:%M:%S} | metaloom serve: {words}"))
     database = home / "prefect.db"
     opened = _identity(database)
-    while not stop.wait(LOOK_SECONDS):
-        if _identity(database) != opened:
-            runs = runs_of(flow_processes(home).values())
-            go_on = "".join(f"\ncontinue with: metaloom resume {argument(run)}" for run in runs)
-            raise ServeError(
-                f"{database} was removed, and with it flow runs, schedules and settings made on the page. Stored "
-                f"runs are intact; start `metaloom serve` again{go_on}"
-            )
-        server.require()
-        worker.require()
-        # A busy server is asked again shortly.
-        with suppress(*_AWAY), temporary_settings(at_once), get_client(sync_client=True) as client:
-            caretaker.look(client)
+    with temporary_settings(at_once), get_client(sync_client=True) as client:
+        while not stop.wait(LOOK_SECONDS):
+            if _identity(database) != opened:
+                runs = runs_of(flow_processes(home).values())
+                go_on = "".join(f"\ncontinue with: metaloom resume {argument(run)}" for run in runs)
+                raise ServeError(
+                    f"{database} was removed, and with it flow runs, schedules and settings made on the page. Stored "
+                    f"runs are intact; start `metaloom serve` again{go_on}"
+                )
+            server.require()
+            worker.require()
+            with suppress(*_AWAY):  # a busy server is asked again shortly
+                caretaker.look(client)
 
 
 def _identity(database: Path) -> tuple[int, int] | None:
