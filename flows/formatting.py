@@ -81,7 +81,7 @@ def plural(number: int, noun: str) -> str:
 def number(value: float) -> str:
     """Format a number with four significant digits or two decimals, whichever is more precise.
 
-    Examples: −20.13, 0.0001234, 100, 1e+18. The minus sign is U+2212, which standard output only keeps in a terminal.
+    Examples: −20.13, 0.0001234, 100, 1e+18. The minus sign is U+2212; outside a terminal, it is printed as "-".
     """
     if not math.isfinite(value):
         return str(value)

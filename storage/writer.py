@@ -191,10 +191,10 @@ class RunWriter:
             return self._thinner.thin(self._thinnable(chosen), progress)
 
     def thin_learners(self, every: int) -> Thinned:
-        """Remove the learners of complete iterations, except iterations 0, every, 2 * every, ... and the newest.
+        """Remove the learners with which complete iterations start, except iterations 0, every, 2 * every, ...
 
-        This is for copies of runs, such as references, whose outputs can then be recomputed only from the remaining
-        learners.
+        The newest learner is also kept. This is for copies of runs, such as references: their outputs can then be
+        recomputed only from the remaining learners.
         """
         if every < 1:
             raise ValueError(f"every must be at least 1, got {every}")

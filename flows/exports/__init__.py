@@ -76,7 +76,7 @@ def format_names() -> list[str]:
 
 
 def _paths() -> dict[str, str]:
-    """Return the module:FORMAT of each format, keyed by name."""
+    """Return the import path of each export format, `module:FORMAT`, keyed by the format's name."""
     added = {point.name: point.value for point in installed("metaloom.exports")}
     return added | {module.name: f"{__name__}.{module.name}:FORMAT" for module in pkgutil.iter_modules(__path__)}
 

@@ -27,8 +27,8 @@ def choose_renderer(asked: RendererName) -> RendererName:
             return name
     if is_late and asked not in ("auto", "flat", named):
         raise UsageError(
-            f"cannot use the renderer {asked}: MuJoCo was imported with MUJOCO_GL={named!r}. Set "
-            f"MUJOCO_GL={asked} before Python starts, or use the renderer flat, which needs no OpenGL"
+            f"cannot use the {asked} renderer: MuJoCo was imported with MUJOCO_GL={named!r}. Set "
+            f"MUJOCO_GL={asked} before Python starts, or use the flat renderer, which needs no OpenGL"
         )
     if asked in ("auto", "flat"):
         return "flat"

@@ -61,7 +61,7 @@ def check_film_file(out: Path, option: str = "--out") -> None:
 
 
 def write_film(frames: Iterable[Sequence[FramePanel]], out: Path, fps: float, caption: str) -> None:
-    """Write frames, which have the same number of panels, to a video file atomically."""
+    """Write frames to a video file atomically. All frames must have the same number of panels."""
     suffix, needed = out.suffix.lower(), "free space and permission to write a video"
     with (
         system_errors(out, required=needed, action="Free space, or choose another file"),

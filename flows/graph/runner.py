@@ -80,8 +80,8 @@ class Runner:
         if config.evaluation.every is not None:
             if all(stage.output is not Evaluation for stage in graph.stages):
                 raise ConfigError(
-                    f"evaluation.every is {config.evaluation.every}, but the graph {config.algorithm.graph} has no "
-                    "stage that evaluates; remove it, or add metaloom.stages.evaluate.EVALUATE to the graph"
+                    f"evaluation.every is {config.evaluation.every}, but the graph {config.algorithm.graph} "
+                    "has no stage that evaluates; unset it, or add metaloom.stages.evaluate.EVALUATE to the graph"
                 )
             # Check the tasks of the last evaluation before the first iteration.
             evaluation_tasks(config, env, config.iterations)

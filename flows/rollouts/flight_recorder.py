@@ -101,7 +101,10 @@ class FlightRecorder(RolloutWatch):
         self._alive()
 
     def actions(self, shape: tuple[int, int, int], position: RolloutPosition) -> Array:
-        """Return zeros in the mapped file for actions at `position`, [T, N, A] float32, valid until the next call."""
+        """Return a zeroed buffer in the mapped file for the actions at `position`, [T, N, A] float32.
+
+        It is valid until the next call.
+        """
         count = int(np.prod(shape))
         if count > len(self._floats):
             self._map(count, self._whole.tobytes() + self._times.tobytes())

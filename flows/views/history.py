@@ -61,7 +61,7 @@ class RunHistory:
 
 
 def load_history(run: Run, iterations: Sequence[int] | None = None, *, on_progress: Progress = unseen) -> RunHistory:
-    """Return a run's learning history for these complete iterations (by default, all), read from its tables."""
+    """Read a run's learning history in the given complete iterations, by default all, from its tables."""
     # Read once, since a run may grow in the meantime.
     chosen = run.iterations if iterations is None else iterations
     if not chosen:

@@ -73,7 +73,7 @@ def _find(name: str) -> tuple[type, Callable[[Any], Numbers]]:
     try:
         function = load(METRICS.path(name))
         if not inspect.isfunction(function):
-            raise ConfigError(f"{name!r} is a {type(function).__name__}; {_REQUIRED}")
+            raise ConfigError(f"{name!r} has type {type(function).__name__}; {_REQUIRED}")
         (parameter, *_) = [*inspect.signature(function).parameters, ""]
         of = typing.get_type_hints(function).get(parameter)
     except (NameError, TypeError) as problem:

@@ -75,7 +75,10 @@ def task_adjusted_rewards(discounted: Array, predicted: Array, mask: Array, proc
 
 
 def scale(values: Array, mask: Array, processing: ProcessingConfig) -> Array:
-    """Return one task's values [E, T], normalized and shifted according to `processing`; zero in the padding."""
+    """Return one task's values [E, T], normalized and shifted according to `processing`.
+
+    Padding is zero, unless DiCE's statistics include it (`dice_norm` is "padded").
+    """
     if processing.name == "dice" and processing.dice_norm == "padded":
         mask = np.ones_like(mask)
     if processing.normalize_advantages:

@@ -58,7 +58,7 @@ def require_function(module: nn.Module, name: str, inputs: Sequence[Tensor], che
 def require_learnable(module: nn.Module, name: str) -> None:
     """Raise ConfigError if a module has no trainable parameters, or parameters that are not float32."""
     if not learned_parameters(module):
-        raise ConfigError(f"policy.network: {name} has no parameters to learn; expected at least one")
+        raise ConfigError(f"policy.network: {name} has no trainable parameters; expected at least one")
     for key, value in module.named_parameters():
         if value.dtype != torch.float32:
             raise ConfigError(f"policy.network: parameter {key} of {name} is {value.dtype}; expected torch.float32")

@@ -143,7 +143,7 @@ class ConvolutionOptions(Settings):
 
 
 def is_image(observation_shape: tuple[int, ...], observation_scale: float) -> bool:
-    """Return True for images: three axes, or two axes of bytes."""
+    """Return True if observations are images: 3-D arrays, or 2-D arrays of bytes, whose scale is not 1."""
     return len(observation_shape) == 3 or (len(observation_shape) == 2 and observation_scale != 1)
 
 

@@ -105,7 +105,7 @@ class ReplayBuffer:
         if fitting < 2:
             raise ReplayError(
                 f"the replay buffer is limited to {cache_bytes} bytes; it needs at least {2 * columns.row_bytes}, for "
-                "two transitions. Raise the limit: transitions that do not fit are read from the store repeatedly"
+                "two transitions. Raise the limit, since transitions beyond it are read from the store repeatedly"
             )
         # If not all rows fit, half of the memory holds old rows: doubling it halves the reads.
         newest = max_rows if max_rows <= 0.75 * fitting else fitting // 2

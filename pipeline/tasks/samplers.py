@@ -38,7 +38,7 @@ class TaskDistribution:
                 return tasks
             tasks[again] = self.env.sample_tasks(len(again), rng)
         raise EnvError(
-            f"{type(self.env.unwrapped).__name__}.sample_tasks draws almost no tasks that training has not seen; "
+            f"{type(self.env.unwrapped).__name__}.sample_tasks almost always draws tasks that were seen in training; "
             "if there are finitely many, list all tasks in the environment's `task_set` and the held-out ones in "
             "`test_task_set`, or evaluate on tasks=train"
         )

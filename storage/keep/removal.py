@@ -23,7 +23,7 @@ _ACTION = "Fix that; `metaloom rm` then continues"
 
 
 def check_removable(path: Path) -> Path:
-    """Check that a folder is a run, damaged or not, without a writer or unrelated files; return its absolute path.
+    """Check that a folder is a run, even a damaged one, and has no writer or unrelated files; return its absolute path.
 
     Raises RunNotFound or NotARun if the folder is not a run, is a link to one, or contains unrelated files, and
     RunLocked if a process is writing the run, here or elsewhere.
@@ -68,7 +68,10 @@ def check_removable(path: Path) -> Path:
 
 
 def remove_run(path: Path) -> None:
-    """Remove a run's folder, leaving targets of symbolic links and files of forks. Raises as `check_removable` does."""
+    """Remove a run's folder, but not files that forks share or that symbolic links point to.
+
+    Raises the errors of `check_removable`.
+    """
     path = check_removable(path)
     token = secrets.token_hex(8)
     aside = path.parent / REMOVED / f"{path.name}-{token}"

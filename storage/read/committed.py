@@ -373,7 +373,7 @@ class CommittedFiles:
     def _bytes_at(
         self, record: StageRecord, file: StoredFile, limit: int
     ) -> Iterator[tuple[Callable[[], bytes], Path]]:
-        """Yield readers and paths of a file's bytes, most authoritative first: in a segment, then a separate file."""
+        """Yield a reader and a path for each copy of a file's bytes; a copy in a segment comes first."""
         segment = self.segments.about(record.ref.iteration) if file.array else None
         if segment is not None:
             spec, row = self.spec(file.array), self.row(record.ref, file.array)

@@ -181,7 +181,7 @@ def chain_problems(files: CommittedFiles, links: Iterable[Link], follows: Mappin
 
 
 def require_own_records(files: CommittedFiles, info: Mapping[str, Any]) -> None:
-    """Raise DamagedRun if run.json was replaced, so that the first records do not contain its hash."""
+    """Raise DamagedRun if the first records lack the hash of run.json, which means that the file was replaced."""
     try:
         follows = boundaries(info)
         found = [_link_at(files, first_sequence(run), first_iteration(run)) for run in contributors(info)]

@@ -280,7 +280,7 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
         return self.first_state(parts)
 
     def acting_params(self, state: LearnerState, num_tasks: int) -> TaskParams:
-        """Return the policy and the prior over z, which is N(0, I), or the point 0 without the bottleneck."""
+        """Return the policy and the prior over z: N(0, I), or a point mass at 0 without the bottleneck."""
         shared = TaskParams.broadcast(LAYOUT["policy"].of(state), num_tasks).params
         mean = np.zeros((num_tasks, self.settings.latent_size), np.float32)
         variance = np.ones_like(mean) if self.settings.use_information_bottleneck else np.zeros_like(mean)

@@ -113,7 +113,7 @@ def check_computation(where: str, computation: object, reward_version: str, name
 
 
 def computed_by(name: str, computation: Computation, reward_version: str) -> Literal["vectorized", "oracle"]:
-    """Return the implementation that computes a class."""
+    """Return which implementation computes the observations and rewards of a task class."""
     by_rules = computation != "oracle" and reward_version == _VERSION_OF_RULES and name in ROW_TASKS
     return "vectorized" if by_rules else "oracle"
 

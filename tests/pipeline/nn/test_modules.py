@@ -217,7 +217,7 @@ def test_threads_do_not_see_each_others_parameters():
         ("Drifting", {}, "returns different outputs for the same inputs on a second call"),
         ("Fickle", {}, "returned .*; expected "),
         ("NoisyWhileLearning", {}, "draws random numbers when it is called"),
-        ("Frozen", {"layers": ["first", "norm", "last"]}, "has no parameters to learn"),
+        ("Frozen", {"layers": ["first", "norm", "last"]}, "has no trainable parameters"),
         ("Wide", {}, r"returned \(1, 4, 3\) for inputs of shape \(4, 5\); expected \(4, 3\)"),
         ("Failing", {}, "raised RuntimeError on inputs of shape .*: shapes do not match"),
         ("Double", {}, "parameter first.weight of nets:Double is torch.float64; expected torch.float32"),
