@@ -66,7 +66,7 @@ def disk_use(path: Path, on_progress: Progress = unseen) -> DiskUse:
 
 
 def in_ranges(iterations: Mapping[int, int]) -> dict[tuple[int, int], int]:
-    """Return the bytes in each of at most RANGES iteration ranges, all of equal length except the last."""
+    """Return the bytes per iteration range, keyed by (first, last): at most RANGES, all but the last equally long."""
     count = max(iterations, default=-1) + 1
     width = max(1, -(-count // RANGES))
     ranges = [range(start, min(start + width, count)) for start in range(0, count, width)]

@@ -76,7 +76,7 @@ def ls(
 
 
 def _moment(text: str) -> datetime:
-    """Return the time that --since specifies."""
+    """Return the time in UTC that --since specifies; raise UsageError if it cannot be parsed."""
     if match := re.fullmatch(r"(\d{1,4})([mhdw])", text):
         return datetime.now(UTC) - timedelta(**{_UNITS[match[2]]: int(match[1])})
     try:

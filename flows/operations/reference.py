@@ -60,7 +60,7 @@ def show(name: NameAt, /, *, folder: From = None) -> Facts:
 
 @contextmanager
 def found(name: str, folder: Path | str | None) -> "Iterator[tuple[Callable[[], Any], Callable[[], RenderableType]]]":
-    """Open a reference and yield two functions that return it, or one of its iterations: as data, and rendered."""
+    """Open a reference and yield two functions: one returns it (or one iteration) as data, the other renders it."""
     place, about, iteration = _named(name, folder)
     with late.opened_reference(place, about) as path:
         run = open_run(path)

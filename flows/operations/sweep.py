@@ -131,7 +131,7 @@ def planned_sweep(
     settings: Sequence[str],
     many: bool,
 ) -> "tuple[Sweep, list[RunConfig]]":
-    """Return the planned sweep and its runs' configurations; the stored sweep if only its name is given."""
+    """Return a planned sweep, or the stored one if only its name is given, and its configurations ([] for a search)."""
     if (seeds, optuna, metric, name) == (None, None, None, None) and not (grid or search or settings):
         # A recipe or file takes precedence over a sweep of the same name.
         is_other = recipe in late.RECIPES or late.is_settings_file(recipe) or "/" in recipe

@@ -35,7 +35,7 @@ from metaloom.flows.views.charts import rendered
 from metaloom.flows.views.history import load_history
 from metaloom.flows.views.report import ReportFiles, learning_curve, write_report
 
-# Training waits for the server's answers. If one takes longer than the first limit, nothing is sent for the second.
+# Training waits for the server's answers. If none comes within ANSWER_SECONDS, nothing is sent for QUIET_SECONDS.
 ANSWER_SECONDS, QUIET_SECONDS = 10.0, 30.0
 
 Cell = str | int | float | None
@@ -94,7 +94,7 @@ class TrainingPage:
         self._report(show, always=True)
 
     def _report(self, show: Callable[[], None], *, always: bool = False) -> None:
-        """Call `show` to publish something. Warn once if that fails; training continues."""
+        """Call `show`, except soon after a connection error unless `always` is True; log the first failure."""
         if self._clock() < self._quiet_until and not always:
             return
         try:
@@ -210,7 +210,7 @@ def _class_table(report: IterationReport) -> list[dict[str, Cell]]:
 
 
 def shown(value: float) -> Cell:
-    """Return a number rounded to six significant digits; infinities and NaN as text."""
+    """Return a table cell: an integer unchanged, another number to six significant digits, infinity and NaN as text."""
     if not math.isfinite(value):
         return str(value)
     return int(value) if value == round(value) else float(f"{value:.6g}")
@@ -223,7 +223,7 @@ def curve_of(run: storage.Run) -> str:
 
 
 def summary(folder: Path, report: ReportFiles | None) -> str:
-    """Return Markdown text with the run's location and useful commands."""
+    """Return Markdown text with the run's location and the commands that show, resume, replay and report it."""
     run = str(folder)
     lines = [f"The run `{folder.name}` is in `{run}`."]
     if report is not None:

@@ -32,7 +32,7 @@ _EARLIER_STEP = "prefect.deployments.steps.set_working_directory"
 
 
 def deploy(client: SyncPrefectClient) -> Iterator[str]:
-    """Update the work pool and all deployments; yield a message for each change."""
+    """Create or update the work pool and all deployments; yield messages on updates, pauses and broken operations."""
     yield from _make_pool(client)
     for wanted in yaml.safe_load(FILE.read_text("utf-8"))["deployments"]:
         yield from _deploy(client, wanted, import_object(wanted["entrypoint"]))
@@ -100,7 +100,7 @@ def _deploy(client: SyncPrefectClient, wanted: dict[str, Any], flow: Flow[..., A
 
 
 def _is_ours(command: str | None) -> bool:
-    """Return True if the command is missing or was written by this module, for any interpreter."""
+    """Return True if a deployment has no start command, or one that this module wrote, whatever its interpreter."""
     try:
         return command is None or shlex.split(command)[1:] == ["-P", "-m", MODULE]
     except ValueError:  # an unterminated quotation

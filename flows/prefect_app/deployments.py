@@ -63,7 +63,7 @@ Seconds = Annotated[float, Field(gt=0)]
 
 @contextmanager
 def finishing_the_stage() -> Iterator[tuple[Event, Any]]:
-    """Within the block, intercept SIGTERM from Prefect; yield an event that is set then, and Prefect's own handler.
+    """Within the block, intercept SIGTERM from Prefect; yield an event that the signal sets, and Prefect's own handler.
 
     If the current stage then takes too long, the signal is passed to Prefect's handler, which aborts the stage.
     """
@@ -300,7 +300,7 @@ def stored_config(run: storage.Run, parameters: Mapping[str, Any], *, trust: boo
 
 
 def settings_for(folder: Path, stored: RunConfig | None, asked: RunRequest) -> RunConfig:
-    """Return the configuration to train with, which combines the requested and the stored settings."""
+    """Return the configuration to train with; raise ConfigError if it changes any stored setting but `iterations`."""
     config = asked.config
     if config is None:
         named = asked.recipe is not None or stored is None

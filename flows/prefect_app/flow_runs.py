@@ -98,7 +98,7 @@ class Caretaker:
 
 
 def restart_left_over(client: SyncPrefectClient, home: Path) -> Iterator[str]:
-    """Restart flow runs that an earlier server and worker left unfinished; yield a message for each."""
+    """Restart the unfinished flow runs of an earlier server, except cancelled ones; yield a message for each one."""
     end_processes(flow_processes(home).values(), STAGE_SECONDS + 2)
     for run in flow_runs(client, *UNFINISHED):
         if state_of(run).is_cancelling():
@@ -217,8 +217,8 @@ def serve_parts(home: Path, address: Address, listening: socket.socket, stop: St
 
 
 def _keep_running(stop: Event, server: Part, worker: Part, home: Path) -> None:
-    """Restart flow runs that lose their process until `stop` is set; raise ServeError if a part ends."""
-    # By default, Prefect's client keeps asking a server that has ended for minutes.
+    """Supervise flow runs until `stop` is set. Raise ServeError if a part ends or the database file is removed."""
+    # By default, Prefect's client retries for minutes when the server has ended.
     at_once: dict[Any, Any] = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: 10.0}
     caretaker = Caretaker(home, lambda words: say(f"{datetime.now():%Y-%m-%d %H:%M:%S} | metaloom serve: {words}"))
     database = home / "prefect.db"
@@ -250,7 +250,7 @@ def _identity(database: Path) -> tuple[int, int] | None:
 def _wait(
     stop: Event, part: Part, is_ready: Callable[[], bool], seconds: float = START_SECONDS, needs: Part | None = None
 ) -> None:
-    """Wait until a part is ready or has ended with exit code 0. Raise if it fails, `needs` ends, or `stop` is set."""
+    """Wait until a part is ready. Raise ServeError if it fails or `needs` ends, and Interrupted if `stop` is set."""
     deadline = time.monotonic() + seconds
     while True:
         if needs is not None:

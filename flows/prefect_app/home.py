@@ -97,7 +97,7 @@ def _require_kept(folder: Path) -> None:
 
 
 def _require_own(home: Path) -> None:
-    """Raise UsageError if another user can write to a folder, and make it unreadable for others."""
+    """Make a folder private. Raise UsageError if it is not a folder, or not this user's, or writable by everyone."""
     found = home.lstat()
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISDIR(found.st_mode):
@@ -161,7 +161,7 @@ def unproxied(environment: Mapping[str, str], api: str) -> dict[str, str]:
 
 
 def is_same_api(one: str | None, other: str | None) -> bool:
-    """Return True if two URLs refer to the same server, under any name of this machine."""
+    """Return True if two URLs refer to the same server; `localhost` and 127.0.0.1 count as the same host."""
     one, other = (f"{url or ''}/".replace("://localhost:", "://127.0.0.1:").rstrip("/") for url in (one, other))
     return one == other
 
@@ -204,7 +204,7 @@ def _hash(password: str) -> str:
 
 
 class WithoutFalseAlarms(logging.Filter):
-    """Log filter that drops misleading messages."""
+    """Log filter that drops Prefect's error messages about flow runs that were cancelled or stopped on purpose."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         kind = record.exc_info[0] if record.exc_info else None

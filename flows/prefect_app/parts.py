@@ -54,7 +54,7 @@ class Part:
         return self.process.poll()
 
     def explain(self, problem: str) -> ServeError:
-        """Return an error about a problem that includes the end of the part's log."""
+        """Return an error that states the part's problem and includes the end of its log."""
         tail = [] if self.log is None else self.log.read_text(errors="replace").splitlines()[-15:]
         where = [f"; the end of {self.log}:", *tail] if tail else []
         return ServeError(f"{self.name} {problem}" + "\n".join(where))

@@ -50,7 +50,7 @@ PROFILES = Path(__file__).parent / "profiles.toml"
 
 
 def server_url(named: str) -> str:
-    """Return the database URL for Prefect, which includes the driver."""
+    """Return a PostgreSQL URL with the driver that Prefect needs; raise UsageError if the URL is malformed."""
     scheme, _, rest = named.partition("://")
     if scheme not in _SCHEMES or not re.search(r"^[^/]*/[^/?]+", rest):
         raise UsageError(
@@ -70,7 +70,7 @@ def without_password(url: str) -> str:
 
 
 def require_answer(url: str) -> None:
-    """Raise UsageError if the database refuses a connection."""
+    """Raise UsageError if no connection to the database can be opened."""
 
     async def connect() -> None:
         import asyncpg
@@ -165,7 +165,7 @@ def _require_password(address: Address) -> None:
 
 
 def _listening(address: Address) -> socket.socket:
-    """Return a listening socket, which holds the port."""
+    """Return a socket that listens on an address; raise ServeError if the port cannot be used."""
     port, listening = address.port, socket.socket()
     try:
         # Ignore lingering connections to an earlier server.

@@ -69,7 +69,7 @@ def _merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
 
 
 class Recipes(Mapping[str, "Callable[[], RunConfig]"]):
-    """Recipes keyed by name, which are imported when looked up."""
+    """Recipes keyed by name, each loaded when it is looked up."""
 
     plugins: Plugins = Plugins("recipe", "metaloom.recipes", {})
 

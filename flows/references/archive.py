@@ -90,7 +90,7 @@ def pack(folder: Path, archive: Path) -> Path:
 
 
 def unpack(raw: bytes, archive: Path, folder: Path) -> None:
-    """Unpack an archive's bytes, which may be malicious, into a folder."""
+    """Unpack an archive's bytes, which may be malicious, into a folder; raise DamagedRun if they are not acceptable."""
     if raw.count(_ENTRY) > _MOST_FILES:
         raise broken(archive, f"contains more than {_MOST_FILES} files, more than any reference does")
     try:
@@ -104,7 +104,7 @@ def unpack(raw: bytes, archive: Path, folder: Path) -> None:
 
 
 def _require_plain(archive: Path, opened_archive: ZipFile) -> None:
-    """Raise an error for paths outside the folder, duplicate names or excessive sizes, which `pack` never writes."""
+    """Raise DamagedRun for paths outside the folder, duplicate names or excessive sizes, which `pack` never writes."""
     entries, names = opened_archive.infolist(), opened_archive.namelist()
     for entry in entries:
         name = PurePosixPath(entry.filename)
@@ -181,7 +181,7 @@ def opened(folder: Path, reference: Reference) -> Iterator[Path]:
 
 
 def extract(folder: Path, reference: Reference, path: Path) -> Path:
-    """Unpack a reference as a run at a path that does not exist yet, and return the path."""
+    """Unpack a reference as a run at a new path, and return the path. Raise DamagedRun if the archive is damaged."""
     _require_folder(path)
     _require_free(path)
     archive = folder / reference.archive

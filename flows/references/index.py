@@ -72,7 +72,7 @@ def shipped() -> Path:
 
 
 def read_index(folder: Path) -> list[Reference]:
-    """Return all references in a folder's index, sorted by name."""
+    """Return all references in a folder's index. Raise UsageError if there is no index, DamagedRun if it is damaged."""
     try:
         document = read_sealed(folder / INDEX, indented=True)
     except (FileNotFoundError, NotADirectoryError):

@@ -225,7 +225,7 @@ class Verified:
 def verify(
     path: Path, iteration: int | None, *, backend: Backend = Backend(workers=0), on_progress: Progress = unseen
 ) -> Verified:
-    """Recompute an iteration of a reference from the nearest stored learner, or all iterations; compare all outputs."""
+    """Recompute an iteration of a reference (None: all) from the nearest stored learner, and compare all outputs."""
     run = storage.open_run(path)
     if iteration is None:
         # Also check files that recomputing does not read.

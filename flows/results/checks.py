@@ -12,7 +12,7 @@ from metaloom.storage import Damage, argument
 
 @dataclass(frozen=True)
 class Check:
-    """Result of a check, with the actual and the required state, and a remedy."""
+    """Result of a check: the actual state, the required state and a remedy."""
 
     name: str
     status: Literal["ok", "warn", "fail"]  # warn: training works with limitations; fail: it does not
@@ -22,12 +22,12 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """True if training works."""
+        """True unless the check failed: training works, possibly with limitations."""
         return self.status != "fail"
 
 
 class Checks(Shown, tuple[Check, ...]):
-    """Results of all checks."""
+    """Results of all checks of a machine or an environment."""
 
     def shown(self) -> tuple[str, list[Row]]:
         return f"Checks: {'all is well' if self.ok else 'something is wrong'}", [
@@ -36,7 +36,7 @@ class Checks(Shown, tuple[Check, ...]):
 
     @property
     def ok(self) -> bool:
-        """True if training works."""
+        """True if no check failed: training works, possibly with limitations."""
         return all(check.ok for check in self)
 
 

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 SUCCESS, OFFICIAL = "success", "official_success_rate"
 ByStep = Sequence[ClassReturns]  # per-class returns at each inner step of an iteration
-_RARE = 0.01  # maximum expected fraction of iterations without tasks of some class for class-balanced returns
+_RARE = 0.01  # returns are class-balanced only if fewer than this fraction of iterations should lack a class
 
 
 def headline_returns(drawn: Sequence[float], by_step: ByStep) -> tuple[Sequence[float], str]:
-    """Return an iteration's mean returns, class-balanced if its classes allow it, and the name of the statistic.
+    """Return an iteration's mean return at each inner step, class-balanced if possible, and the name of the statistic.
 
     `drawn` contains the mean return over all tasks, per inner step.
     """

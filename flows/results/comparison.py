@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class History:
-    """Score of a run over training."""
+    """Scores of a run over training."""
 
     path: Path
     name: str
@@ -46,11 +46,11 @@ class Group:
     """Runs that differ only in their seed, and their scores."""
 
     name: str  # the settings below, as text
-    settings: Mapping[str, str]  # that distinguish the group from others, keyed by name
+    settings: Mapping[str, str]  # settings that distinguish the group from others, keyed by name
     histories: tuple[History, ...]
     scores: Scores
-    mean: Estimate  # of the scores
-    iqm: Estimate  # their interquartile mean
+    mean: Estimate  # mean of the scores
+    iqm: Estimate  # interquartile mean of the scores
     profile: Band  # fraction of scores above each of the comparison's thresholds
     curve: Band  # interquartile mean over the runs' mean scores at the comparison's environment steps
 
@@ -65,14 +65,14 @@ class Comparison(Shown):
 
     metric: str
     about: str  # description of the compared metric
-    env_steps: int  # after which runs are compared: the maximum that all have reached
-    groups: tuple[Group, ...]  # in order of decreasing interquartile mean
+    env_steps: int  # number of environment steps after which runs are compared: the maximum that all have reached
+    groups: tuple[Group, ...]  # groups in order of decreasing interquartile mean
     pairs: tuple[Pair, ...]  # all pairs of groups
     thresholds: Array  # scores at which profiles were evaluated, [m]
     curve_steps: Array  # environment steps at which curves were evaluated, [n]
     notes: tuple[str, ...]  # remarks for the reader
-    seed: int  # of the bootstrap
-    resamples: int  # of the bootstrap
+    seed: int  # seed of the bootstrap
+    resamples: int  # number of bootstrap resamples
     draw: "Callable[[Comparison], Figure]" = field(compare=False)  # function that draws the comparison
 
     def shown(self) -> tuple[str, list[Row]]:

@@ -16,9 +16,9 @@ from metaloom.storage.read.committed import file_stats
 class DiskUse:
     """Disk usage of a run. Sizes are in bytes."""
 
-    name: str  # of the run
-    path: str  # of its folder
-    num_bytes: int  # total size of its files
+    name: str  # name of the run
+    path: str  # path of the run's folder
+    num_bytes: int  # total size of the run's files
     only_remote: int = 0  # size of files in object storage that are not cached
     shared: int = 0  # size of files shared with other runs by hard links, which remain when one run is removed
     thinning: int = 0  # size of the files that thinning all complete iterations would remove

@@ -17,8 +17,8 @@ class ArrayDifference:
     ref: StageRef  # stage whose output contains the array
     array: str
     index: tuple[int, ...]  # index of the first element that differs; empty if shapes or dtypes differ
-    stored: str  # that element, or the array's shape and dtype
-    replayed: str  # likewise
+    stored: str  # stored value of that element, or the stored array's shape and dtype
+    replayed: str  # replayed value of that element, or the replayed array's shape and dtype
     max_abs: float  # largest absolute difference
     max_ulp: int | None  # largest difference in units in the last place; None for integers and booleans
     count: int  # number of elements that differ
@@ -33,7 +33,7 @@ class StageReplay:
     seconds_stored: float  # duration of the original computation
     equality: EqualityClass = "bits"  # kind of equality that a replay on this device can establish
     with_record: bool = False  # True if only record digests could be compared, because the output was thinned
-    changed: tuple[str, ...] = ()  # since the original computation, which may explain the differences
+    changed: tuple[str, ...] = ()  # changes since the original computation that may explain differences
 
     @property
     def identical(self) -> bool:
@@ -95,7 +95,7 @@ class RunDiff(Shown):
     settings: tuple[Difference, ...]
     environment: tuple[Difference, ...]  # code digest, package versions and machine, which do not affect `equal`
     first: StageRef | None  # first output of both runs whose digests differ
-    arrays: tuple[ArrayDifference, ...]  # of that output; if it was thinned, only the names are known
+    arrays: tuple[ArrayDifference, ...]  # differing arrays of `first`; if it was thinned, only their names are known
     compared: int  # number of outputs that both runs have
     different: int  # number of these outputs that differ
     only_a: int  # number of outputs that only the first run has

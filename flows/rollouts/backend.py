@@ -95,6 +95,6 @@ class Traffic:
 
     submitted: int = 0  # shards sent to workers, including retries
     repeated: int = 0  # shards sent again because their worker died
-    sent_bytes: int = 0  # parameters and tasks
-    received_bytes: int = 0  # episodes
-    threads: int = 0  # current total of the workers
+    sent_bytes: int = 0  # size of the parameters and tasks sent to workers
+    received_bytes: int = 0  # size of the episodes received from workers
+    threads: int = 0  # current total number of worker threads

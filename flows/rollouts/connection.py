@@ -32,7 +32,7 @@ class PausedWorkers(WorkersError):
 
 
 class Patience:
-    """Waits for as long as workers make progress, but only for a limited time without progress."""
+    """Waits for futures as long as a worker can run them, and for a limited time if none can."""
 
     def __init__(self, client: Client, step_timeout_seconds: float) -> None:
         # A worker that is cut off during an environment call is ended, with the reason, after the step timeout.
@@ -78,7 +78,7 @@ class Patience:
 
 
 def wait_for(client: Client, futures: Sequence[Future[Any]], step_timeout_seconds: float = 0.0) -> None:
-    """Wait until any of the futures is done or has failed; raise WorkersError if they make no progress for too long."""
+    """Wait until any of the futures is done or has failed; raise WorkersError if no worker can run them in time."""
     patience = Patience(client, step_timeout_seconds)
     while not patience.any_done(futures):
         pass

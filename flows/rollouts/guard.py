@@ -1,8 +1,8 @@
-"""Watchdog for worker processes, which runs as a separate process, one per machine and session.
+"""Guard of worker processes, which runs as a separate process, one per machine and session.
 
-A worker records a deadline for each environment call (`flight_recorder.py`). After the deadline, the watchdog requests
+A worker records a deadline for each environment call (`flight_recorder.py`). After the deadline, the guard requests
 the worker's tracebacks and ends it, whatever the worker is doing. It also cleans up after a trainer that was killed.
-This file imports neither Metaloom nor NumPy, so that the watchdog starts within the time of a step.
+This file imports neither Metaloom nor NumPy, so that the guard starts within the time of a step.
 """
 
 import fcntl

@@ -57,7 +57,7 @@ def settled(config: EnvConfig, max_episode_steps: int, timeout_seconds: float = 
 
 @lru_cache(maxsize=64)  # the runs of a sweep share an environment
 def _rehearsed(settings: str, steps: int, timeout_seconds: float) -> Mapping[str, Any]:
-    """Rehearse the environment in two processes with different hash seeds."""
+    """Rehearse the environment in two processes with different hash seeds, and return the combined findings."""
     found = _in_process(settings, [str(steps), "1"], timeout_seconds)
     if "copies" not in found:
         return found

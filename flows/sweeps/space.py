@@ -13,14 +13,14 @@ from metaloom.flows.errors import ExtraMissing, UsageError
 _WHOLE = r"[+-]?\d+"
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _RANGE = re.compile(rf"(?P<low>{_NUMBER}):(?P<high>{_NUMBER})(?P<log>:log)?")
-_LARGEST_WHOLE = 2**53  # largest range of exact integers in float64, in which ranges are searched
+_LARGEST_WHOLE = 2**53  # ranges are searched in float64, in which integers up to this one are exact
 _NARROWEST = 1e-9  # relative to the larger bound: between closer bounds, float64 has too few values for a search
 _EXAMPLES = "a range such as 0.01:0.3, 0.01:0.3:log or 1:10, or a list of two or more values such as tanh,relu"
 
 
 @dataclass(frozen=True)
 class Range:
-    """Inclusive range, of integers if `whole` is True, and sampled log-uniformly if `log` is True."""
+    """Inclusive range of integers (if `whole` is True) or real numbers, sampled log-uniformly if `log` is True."""
 
     low: float
     high: float
@@ -87,7 +87,7 @@ class Search:
 
     @property
     def size(self) -> float:
-        """Number of combinations of values."""
+        """Number of combinations of values; infinite if a setting is a real number."""
         return prod(dimension.size for dimension in self.dimensions.values())
 
     def values(self, settings: Mapping[str, str]) -> dict[str, float | str]:

@@ -54,7 +54,7 @@ class Sweep:
     settings: tuple[str, ...]  # settings shared by all runs, as KEY=VALUE
     grid: Mapping[str, tuple[str, ...]]  # values to try, keyed by setting
     seeds: tuple[int, ...]  # seeds for each combination of values
-    runs: tuple[PlannedRun, ...]  # settings vary slowest, seeds fastest; for a search, those suggested so far
+    runs: tuple[PlannedRun, ...]  # all runs, with seeds varying fastest; for a search, the runs suggested so far
     search: Search | None = None  # search that replaces the grid, if any
 
     @property
@@ -93,7 +93,7 @@ class Sweep:
         return [self.config(run) for run in self.runs]
 
     def require_trust(self) -> None:
-        """Raise an error if the sweep's file names modules, unless a command of this user wrote it."""
+        """Raise UntrustedRun if the sweep's file names modules, unless a command of this user wrote it."""
         self._named().require_trust()
 
     def document(self) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def _file(root: Path, name: str) -> Path:
 
 
 def _parsed(text: bytes, root: Path, name: str) -> Sweep:
-    """Parse the content of a sweep's file, which may come from anyone."""
+    """Parse the content of a sweep's file, which may come from anyone; raise ValueError if it is invalid."""
     document: Any = from_json(text)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError("another format")

@@ -41,7 +41,7 @@ class Acting:
         check_actor_params(config.algorithm.actor, config.policy, params.params, blueprint.spaces)
         self.num_tasks: int = len(next(iter(params.params.values())))  # B
         self.seed = check_seed(seed)  # determines all random draws together with the episode and step
-        self.blueprint: Blueprint = blueprint  # from which the policy is built
+        self.blueprint: Blueprint = blueprint  # description from which the policy is built
         self._params = params
         self._episode = 0
         self._actors: dict[tuple[int, bool], _Steps] = {}

@@ -40,7 +40,7 @@ class Drawing(Figure):
 
 
 def draw(chart: Chart, *, titled_elsewhere: bool = False) -> Drawing:
-    """Draw a chart as a matplotlib figure, without its note if title and note are shown elsewhere.
+    """Draw a chart as a matplotlib figure, without its note if it is `titled_elsewhere` or consists of bars or layers.
 
     Large x values are shown in thousands or millions.
     """

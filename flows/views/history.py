@@ -22,8 +22,8 @@ _TOLD_EVERY = 1000  # number of records between progress reports
 class RunHistory:
     """Learning history of a run, with one entry per complete iteration."""
 
-    iterations: Array  # indices, [I]
-    metrics: Mapping[str, Array]  # keyed by name, [I] float64 each; NaN where an iteration lacks it
+    iterations: Array  # iteration indices, [I]
+    metrics: Mapping[str, Array]  # values keyed by metric, [I] float64 each; NaN for iterations without the metric
     task_returns: Array  # mean episode return per iteration, inner step and task, [I, K+1, B]
     by_class: Sequence[ByStep] = ()  # per-class returns at each inner step, per iteration; empty without classes
     task_classes: Array | None = None  # class index of each task, [I, B]; None without classes

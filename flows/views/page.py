@@ -32,7 +32,7 @@ report RUN --static. </p>
 
 
 def plotly_file() -> Path:
-    """Return the path of the installed plotly.min.js, without importing plotly."""
+    """Return the path of the installed plotly.min.js without importing plotly; raise ExtraMissing if there is none."""
     found = importlib.util.find_spec("plotly")
     if found is not None and found.origin is not None:
         file = Path(found.origin).parent / "package_data" / "plotly.min.js"
@@ -61,7 +61,7 @@ class Page:
     title: str  # heading, which is also the window title
     subtitle: str  # line below the heading
     tiles: Sequence[tuple[str, str]]  # names and values of the key figures at the top
-    main_figure: Figure  # spans the page
+    main_figure: Figure  # figure that spans the page
     sections: Sequence[tuple[str, Sequence[Figure]]]  # headings and their figures, in order
     tables: Mapping[str, Sequence[tuple[str, str]]]  # names and values, keyed by heading
     unfolded: Sequence[str] = ()  # headings of the tables that are not folded

@@ -101,7 +101,7 @@ def _over_training(
 def learning_chart(name: str, history: RunHistory) -> Chart:
     """Return the chart of the average episode return before and after adaptation.
 
-    With `count_alike`, the average is class-balanced, so it does not depend on how many tasks of each class were drawn.
+    If `count_alike` is True, the average is class-balanced: it does not depend on how many tasks each class has.
     """
     last, is_balanced, series = history.last_step, count_alike(history.by_class), list[Series]()
     for k, color in shown_steps(last).items():

@@ -28,7 +28,7 @@ GAP_NOTE = "; no band where a class had only one task, and no line where it had 
 
 @dataclass(frozen=True)
 class Series:
-    """Line of a chart."""
+    """Series of a chart: a line, a layer, a bar or a group of points."""
 
     label: str
     color: str  # color as #rrggbb
@@ -38,7 +38,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines that share their axes. The title above them is empty if the chart has only one panel."""
+    """Series that share their axes. The title above them is empty if the chart has only one panel."""
 
     title: str
     series: tuple[Series, ...]
@@ -48,7 +48,7 @@ class Panel:
 class Chart:
     """Chart as data, independent of how it is drawn."""
 
-    name: str  # name of its file, and of the Python method that draws it
+    name: str  # name of the chart's file, and of the Python method that draws the chart
     section: str  # heading under which a page shows it
     kind: Literal["lines", "points", "layers", "bars"]  # layers are stacked; bars have one value per series
     title: str

@@ -62,7 +62,7 @@ def sweep_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
 
 
 def counted(rows: Sequence[Row], unknown: int) -> str:
-    """Format the number of runs by state, as in "10 runs: 7 complete, 3 waiting". Future trials are waiting."""
+    """Format the number of runs by state, as in "10 runs: 7 complete, 3 waiting". Future trials count as waiting."""
     states = Counter(row["state"] for row in rows) + Counter(waiting=unknown)
     return f"{plural(len(rows) + unknown, 'run')}: {', '.join(f'{n} {state}' for state, n in states.most_common())}"
 

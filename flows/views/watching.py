@@ -47,7 +47,7 @@ class Watch:
         self.writer: storage.Writer | None = None  # process that is writing the run
         self.stage: tuple[StageRef, float] | None = None  # current stage and its start in seconds since 1970, if logged
         self.workers: str = ""  # description of the rollout backend, if logged
-        self.warnings: deque[LogLine] = deque(maxlen=WARNINGS)  # newest of the session
+        self.warnings: deque[LogLine] = deque(maxlen=WARNINGS)  # newest warnings of the session
         self.num_bytes: int = 0  # size of the run's files when last measured
         self._error = ""
         self._log = LogReader(path)
@@ -78,7 +78,7 @@ class Watch:
         return [*map(self._reports.of, new)]
 
     def newest(self) -> StageRef | None:
-        """Return the newest stored stage of the current iteration."""
+        """Return the newest stored stage of the current iteration, or None if it has none yet."""
         refs = self.run.refs_of([len(self.run.iterations)])
         return max(refs, key=lambda ref: self.run.record(ref).sequence, default=None)
 
