@@ -53,13 +53,13 @@ class TaskRows:
 
 @dataclass(frozen=True)
 class EpisodeRows:
-    """Rows arranged as episodes: N = E * T, episode by episode, padding included."""
+    """Rows that form whole episodes, one after another and including padding, so that N = E * T."""
 
     adjusted_rewards: Tensor  # arbitrary in the padding, [b, E, T]
     mask: Tensor  # 1 for real steps, 0 for padding, [b, E, T]
 
     def split(self, values: Tensor) -> Tensor:
-        """Reshape row values [b, N] to [b, E, T], zero in the padding."""
+        """Reshape row values [b, N] to [b, E, T], and set the padding to zero."""
         return values.reshape(self.mask.shape) * self.mask
 
     def mean_over_cells(self, values: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ class OffPolicyPlan:
     filling: Filling
     rounds: tuple[CollectionRound, ...]  # collection rounds of an iteration in each task, in order
     num_updates: int | None  # gradient steps per iteration; None for one per environment step of the iteration
-    tasks_per_gradient_step: int  # K
+    tasks_per_gradient_step: int  # number of tasks K in each gradient step
     batch_size: int  # transitions N per task and gradient step
     context_size: int  # transitions C from which each task is inferred; 0 without inference
     memory_size: int  # capacity of the replay buffer in transitions, per task if tasks are inferred
