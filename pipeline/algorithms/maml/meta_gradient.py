@@ -94,7 +94,7 @@ class MetaProblem:
 
     policy: Policy
     inner_loss: InnerLoss
-    inner_lr: float  # unless step sizes are meta-parameters
+    inner_lr: float  # step size of inner steps, unless step sizes are meta-parameters
     first_order: bool  # True to treat inner gradients as constants
     objective: Objective  # the meta-loss is the mean of its `loss` over tasks
 

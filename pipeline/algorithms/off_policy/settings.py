@@ -28,7 +28,7 @@ class Filling:
 class CollectionRound:
     """Episodes that an iteration collects in one task with one policy."""
 
-    episodes: int  # maximum number; with task inference, each has its own latent variable
+    episodes: int  # maximum number of episodes; with task inference, each has its own latent variable
     from_posterior: bool = False  # infer the task first, from the iteration's episodes so far
     in_context: bool = False  # infer tasks from these episodes, besides learning from them
 

@@ -116,7 +116,7 @@ class PolicyMeans(NamedTuple):
 
 
 class TrialChunk(NamedTuple):
-    """A chunk of trials, and the behavior policy's distributions [n] in them."""
+    """A chunk of trials, and the behavior policy's distributions [n] at their real steps."""
 
     of: Sequences
     recorded: Distribution
