@@ -166,7 +166,7 @@ class AlgorithmSettings(PluginSettings, Settings):
     """Learner as module:Class; its constructor takes these settings and a Setup."""
 
     actor: ClassVar[ActorKind] = "policy"
-    """Kind of actor."""
+    """Kind of actor that selects actions with the learner's parameters."""
     sizes: ClassVar[tuple[str, ...]] = ()
     """Names of settings that determine the shapes of stored arrays, apart from the number of adaptation steps."""
     decides_episodes: ClassVar[tuple[str, ...]] = ()
@@ -230,8 +230,8 @@ class AlgorithmSettings(PluginSettings, Settings):
     def build(self, setup: Setup) -> Learner[Any, Any]:
         """Build the learner for a run.
 
-        Raises ConfigError if the algorithm does not support the environment or network, lacks the requested kernel, or
-        its learner is invalid.
+        Raises ConfigError if the algorithm does not support the environment or network, if it lacks the requested
+        kernel, or if its learner is invalid.
         """
         # Loaded here because importing torch takes ten times as long as reading settings.
         if not self.learner:

@@ -71,7 +71,7 @@ def time_features(num_steps: int) -> Array:
 def fit(features: Array, targets: Array, regularization: float) -> Array:
     """Return the coefficients w [F] that solve (ΦᵀΦ + ρI) w = Φᵀy in the least-squares sense, for features Φ [N, F].
 
-    ρ is multiplied by ten until all coefficients are finite. After five failed attempts, an error is raised; the
+    ρ is multiplied by ten until all coefficients are finite. After five failed attempts, BaselineError is raised; the
     reference instead keeps the last attempt.
     """
     require_finite(features, targets)

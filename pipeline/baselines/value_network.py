@@ -48,7 +48,7 @@ class ValueNetworkBaseline(Baseline):
     def fit(
         self, observations: Array, targets: Array, mask: Array, *, seed: int = 0, parallel: ParallelMap = map
     ) -> Params:
-        """Return the parameters of each task's network and of its standardization, [B, ...], keyed by name."""
+        """Return the parameters of each network and its standardization, [B, ...] ([1, ...] if shared), by name."""
         fits = [params for params, _ in self._fit_chunks(observations, targets, mask, seed, parallel)]
         return {name: np.concatenate([params[name] for params in fits]) for name in fits[0]}
 
@@ -118,7 +118,7 @@ class ValueNetworkBaseline(Baseline):
 
 
 def _standardized(values: Array, weights: Array) -> tuple[Array, Array, Array]:
-    """Return values [b, N, F] standardized over the rows with weight 1 (zero in others), their mean and deviation."""
+    """Standardize values [b, N, F] over rows with weight 1, and set others to 0; return them, their mean and std."""
     real = weights[..., None].astype(np.float64)
     count = real.sum(axis=1, keepdims=True)
     mean = (values * real).sum(axis=1, keepdims=True) / count
@@ -134,7 +134,7 @@ def _gradient(network: LinearizedMLP, goals: Array, weights: Array) -> Params:
 
 
 def _initial(num_inputs: int, hidden_sizes: Sequence[int], rng: np.random.Generator) -> Params:
-    """Draw Glorot-uniform kernels with zero biases. The output layer is zero, which predicts the mean target."""
+    """Draw Glorot-uniform kernels with zero biases. The output layer is zero, so it predicts the mean target."""
     params: Params = {}
     sizes = [*pairwise([num_inputs, *hidden_sizes, 1])]
     require_room({f"layer {n}": shape for n, shape in enumerate(sizes)}, setting="baseline.hidden_sizes")

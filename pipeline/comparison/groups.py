@@ -49,7 +49,7 @@ def permutation_test(x: Scores, y: Scores, rng: np.random.Generator) -> Permutat
 
 
 def divisions(x: Scores, y: Scores) -> int:
-    """Return the number of ways to divide the runs into groups of these sizes."""
+    """Return the number of ways to divide the runs, stratum by stratum, into groups of these sizes."""
     counts = ((x.strata.count(name), y.strata.count(name)) for name in {*x.strata, *y.strata})
     return math.prod(math.comb(a + b, a) for a, b in counts)
 
@@ -57,7 +57,7 @@ def divisions(x: Scores, y: Scores) -> int:
 def smallest_p(x: Scores, y: Scores) -> float:
     """Return the smallest attainable p-value, which occurs if all runs of one group score higher than all of the other.
 
-    Groups of equal size have two such divisions, one for each order.
+    If the groups are of equal size in every stratum, there are two such divisions, one for each order.
     """
     mirrored = all(x.strata.count(name) == y.strata.count(name) for name in {*x.strata, *y.strata})
     return (2 if mirrored else 1) / divisions(x, y)

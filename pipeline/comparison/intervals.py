@@ -47,7 +47,7 @@ def degrees_of_freedom(scores: Scores) -> int:
 def standard_error(scores: Scores, resampled: Array) -> Array:
     """Return the standard error [...] of a measure from its bootstrap values [resamples, ...]; NaN for too few runs.
 
-    The bootstrap variance of R runs is too small by a factor of (R - 1) / R, which is corrected here.
+    The bootstrap variance of R runs is too small by a factor of (R - 1) / R. The correction uses the smallest stratum.
     """
     if not degrees_of_freedom(scores):
         return np.full(resampled.shape[1:], math.nan)

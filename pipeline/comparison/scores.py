@@ -19,7 +19,7 @@ class Scores:
     """Scores of R runs."""
 
     runs: tuple[Array, ...]  # scores [B_r] of each run, one per task; there is at least one run
-    strata: tuple[str, ...]  # each run's environment; all have equal weight, and resamples keep their numbers of runs
+    strata: tuple[str, ...]  # each run's environment; environments weigh the same, and resamples keep their run counts
     same_tasks: bool = False  # True if task b is the same task for all runs of a stratum
 
     def __post_init__(self) -> None:

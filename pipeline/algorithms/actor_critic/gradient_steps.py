@@ -75,18 +75,18 @@ class ActorCriticSteps(ABC):
 
     @abstractmethod
     def policy_gradient(self, rows: StepRows, critic_weight: float | None = None) -> SupportsFloat:
-        """Store the clipped gradient of the policy's loss and return its norm before clipping.
+        """Store the gradient of the policy's loss, clipped to max_grad_norm if set; return its norm before clipping.
 
-        With `critic_weight`, also store the gradient of that multiple of the critic's loss on the same rows.
+        With `critic_weight`, also store the gradient of `critic_weight` times the critic's loss on the same rows.
         """
 
     @abstractmethod
     def critic_gradient(self, rows: StepRows, weight: float, max_norm: float | None = None) -> None:
-        """Store the clipped gradient of `weight` times the critic's loss."""
+        """Store the gradient of `weight` times the critic's loss, clipped to `max_norm` if given."""
 
     @abstractmethod
     def describe(self, rows: StepRows, behavior: Mapping[str, Array]) -> dict[str, float]:
-        """Return the losses, KL and entropy on all rows, keyed by name."""
+        """Return the losses, mean KL, mean entropy and, with clipping, the clip fraction on these rows, by name."""
 
     def state(self) -> LearnerState:
         """Return the parameters and optimizer states as a LearnerState whose `extra` holds only the critic."""

@@ -26,7 +26,7 @@ from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, EpisodeBatch, LearnerState, Metrics, ParallelMap, Samples, Step
 
 RUNNING = "advantage_moments"
-"""Key in LearnerState.extra for the running count, mean and sum of squared deviations, [3] float64."""
+"""Key in LearnerState.extra for the advantages' running count, mean and sum of squared deviations, [3] float64."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class ActorCriticLearner(Learner[Step, Steps]):
         num_updates: int,
         of_seed: Callable[[int, int, int], np.random.Generator],
     ) -> Metrics:
-        """Train the policies, and critics without separate epochs, in epochs of minibatches; return metrics."""
+        """Run epochs of gradient steps on the policies, and on critics without separate epochs; return metrics."""
         critic_weight = self.settings.critic_weight if self._critic_epochs is None else None
         norms: list[float] = []
         described: Metrics = {}
@@ -214,7 +214,7 @@ class ActorCriticLearner(Learner[Step, Steps]):
         return LearnerState(params, states, critic)
 
     def steps(self, state: LearnerState) -> ActorCriticSteps:
-        """Return working copies of a policy and its critic."""
+        """Return working copies of a policy and its critic, on which the chosen kernel takes gradient steps."""
         if self.kernel.name == "torch":
             return TorchSteps(self.settings, self.policy, self.critic, state, self._device)
         policy, config = self.policy.network, self._setup.policy
@@ -250,7 +250,7 @@ class ActorCriticLearner(Learner[Step, Steps]):
 
 
 def _described(steps: Sequence[ActorCriticSteps], data: Sequence[StepRows], owned: Sequence[Experience]) -> Metrics:
-    """Return losses, KL, entropy and explained variance, averaged over policies."""
+    """Return losses, KL, entropy and, with clipping, the clip fraction, averaged over policies."""
     each = [of.describe(rows, e.behavior) for of, rows, e in zip(steps, data, owned, strict=True)]
     return {name: float(np.mean([one[name] for one in each])) for name in each[0]}
 

@@ -56,7 +56,7 @@ Draws = Callable[[int], np.random.Generator]  # function that returns the random
 
 
 class MetaUpdate(NamedTuple):
-    """Result of a meta-update: meta-parameters, optimizer state, per-task objective values, and metrics."""
+    """Meta-parameters and optimizer state after a meta-update, task values before and after it, and metrics."""
 
     meta_params: Params
     optimizer: Params
@@ -66,7 +66,7 @@ class MetaUpdate(NamedTuple):
 
 
 class MetaLearner(Learner[Step, Steps]):
-    """Learner that adapts by gradient steps on each task's samples, with a meta-update through the adaptation."""
+    """Learner that adapts by gradient steps on each task's samples, and differentiates the meta-loss through them."""
 
     def __init__(self, settings: MetaSettings, setup: Setup, inner_loss: InnerLoss) -> None:
         self.policy: Policy = build_policy(setup.policy, setup)
@@ -201,7 +201,7 @@ class MetaLearner(Learner[Step, Steps]):
         dtype: torch.dtype = torch.float32,
         parallel: ParallelMap = map,
     ) -> Sequence[Chunk]:
-        """Return all tasks in chunks, with all rows or only the given ones; see build_chunks."""
+        """Split the tasks into chunks, and return their rows as tensors: all, or those at the indices in `rows`."""
         size, recorded = self.settings.tasks_per_chunk, self.policy.recorded
         return build_chunks(steps, size, rows, dtype=dtype, device=self._device, recorded=recorded, parallel=parallel)
 
@@ -216,7 +216,7 @@ def _optimizer(settings: MetaAdam, rate: float = 0.0) -> Adam | TorchOptimizerSt
 
 
 def step_size_logs(arrays: Mapping[str, Array]) -> Params:
-    """Return the trainable inner step sizes, log α keyed by full name; empty if step sizes are not trained."""
+    """Return the logarithms of the inner step sizes, keyed by full name; empty if step sizes are not trained."""
     return {name: value for name, value in arrays.items() if name.startswith(LOG_INNER_LR)}
 
 

@@ -62,7 +62,8 @@ def likelihood_ratio_loss(current: Distribution, rows: TaskRows) -> Tensor:
 def log_likelihood_loss(current: Distribution, rows: TaskRows) -> Tensor:
     """Return -mean(A log π_θ(a|o)) for each task, [b]. Williams 1992.
 
-    If π_θ acted, its gradient equals likelihood_ratio_loss's, but its second derivative lacks A ∇log π ∇log πᵀ.
+    If π_θ is the behavior policy, likelihood_ratio_loss has the same gradient, but one more term in its second
+    derivative: A ∇log π ∇log πᵀ.
     """
     return -rows.mean(current.log_prob(rows.actions) * rows.advantages)
 
@@ -93,7 +94,7 @@ class MetaProblem:
 
     policy: Policy
     inner_loss: InnerLoss
-    inner_lr: float  # unless step sizes are meta-parameters
+    inner_lr: float  # step size of inner steps, unless step sizes are meta-parameters
     first_order: bool  # True to treat inner gradients as constants
     objective: Objective  # the meta-loss is the mean of its `loss` over tasks
 

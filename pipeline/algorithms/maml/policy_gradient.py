@@ -1,4 +1,4 @@
-"""MAML with other losses after adaptation: the policy gradient, PPO's clipped surrogate, and the DiCE estimator."""
+"""Learners for MAML-VPG, MAML-PPO, DICE-MAML and VPG-DICE, with their losses and E-MAML's exploration credit."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -44,7 +44,7 @@ class ProMPLearner(MetaLearner):
         return partial(promp_objective, clip_eps=self._clip_eps(state), kl_coeffs=coeffs)
 
     def concluded(self, state: LearnerState, after: TaskValues) -> tuple[Params, Metrics]:
-        """Return the next η from the adaptive rule, and the current ε and η as metrics."""
+        """Return the next η if it is adaptive, and the current ε and mean η as metrics."""
         coeffs, extra, metrics = state.extra[INNER_KL_COEFF], Params(), {"clip_eps": self._clip_eps(state)}
         if self._settings.adaptive_inner_kl_penalty:
             target = self._settings.target_inner_kl

@@ -53,13 +53,13 @@ class TaskRows:
 
 @dataclass(frozen=True)
 class EpisodeRows:
-    """Rows arranged as episodes: N = E * T, episode by episode, padding included."""
+    """Rows that form whole episodes, one after another and including padding, so that N = E * T."""
 
     adjusted_rewards: Tensor  # arbitrary in the padding, [b, E, T]
     mask: Tensor  # 1 for real steps, 0 for padding, [b, E, T]
 
     def split(self, values: Tensor) -> Tensor:
-        """Reshape row values [b, N] to [b, E, T], zero in the padding."""
+        """Reshape row values [b, N] to [b, E, T], and set the padding to zero."""
         return values.reshape(self.mask.shape) * self.mask
 
     def mean_over_cells(self, values: Tensor) -> Tensor:
@@ -75,8 +75,8 @@ def chunk_bounds(num_tasks: int, tasks_per_chunk: int) -> list[slice]:
 def minibatch_rows(mask: Array, num_minibatches: int, rng: np.random.Generator) -> list[Array]:
     """Partition each task's real rows at random; return one row index array [b, n] per minibatch, with padding last.
 
-    Sizes differ by at most one. One number is drawn per row of the mask [b, N], including padding, so that tasks are
-    partitioned independently.
+    The minibatches of a task differ in size by at most one row. One number is drawn per row of the mask [b, N],
+    including padding, so that tasks are partitioned independently.
     """
     keys = np.where(mask == 0, 2.0, rng.random(mask.shape))
     most = int(np.count_nonzero(mask, axis=1).max())

@@ -59,7 +59,7 @@ class MetaPoint:
 
     problem: MetaProblem
     params: Mapping[str, Array]
-    flat: FlatParams  # order of the elements in a vector; step sizes are constants
+    flat: FlatParams  # learned policy parameters as one vector [D]; step sizes are held constant
     chunks: Sequence[Chunk]
     parallel: ParallelMap = map
 
@@ -101,7 +101,7 @@ def hessian_product(at: MetaPoint, constraint: Objective) -> Product:
 
 
 def difference_product(at: MetaPoint, constraint: Objective, *, scaled: bool) -> Product:
-    """Return v ↦ (∇c(θ + ε v) - ∇c(θ - ε v)) / 2ε, which approximates H v, in the dtype of the chunks.
+    """Return v ↦ (∇c(θ + ε v) - ∇c(θ - ε v)) / 2ε, which approximates H v, computed in the chunks' dtype.
 
     The step is ε = 1e-5 / ‖v‖ if `scaled`, otherwise 1e-5, as in the ProMP code.
     """

@@ -140,7 +140,7 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
     counters: ClassVar[tuple[str, ...]] = (NUM_UPDATES, NUM_GRADIENT_STEPS)
     finite: ClassVar[Mapping[str, str]]  # parts that must be finite after an update, mapped to their names in messages
     lower: ClassVar[str] = "algorithm.learning_rate or algorithm.max_grad_norm"
-    """Advice for messages about non-finite parameters."""
+    """Settings that the message about non-finite parameters advises lowering."""
     networks: Any
 
     def __init__(self, settings: Any, setup: Setup, *, discrete: bool) -> None:

@@ -100,7 +100,7 @@ class TwinQ(FlatTensors):
             gradient.copy_(value)
 
     def half(self, prefix: str) -> FlatTensors:
-        """Return one of the two Q-functions as a view that shares memory."""
+        """Return the Q-function with this name prefix, as a view that shares memory."""
         half, place = copy(self), int(prefix != self._network.prefix)
         half.vector, half.gradient = (vector.chunk(2)[place] for vector in (self.vector, self.gradient))
         half.params = {name: leaf for name, leaf in self.params.items() if name.startswith(f"{prefix}.")}

@@ -28,7 +28,7 @@ class Filling:
 class CollectionRound:
     """Episodes that an iteration collects in one task with one policy."""
 
-    episodes: int  # maximum number; with task inference, each has its own latent variable
+    episodes: int  # maximum number of episodes; with task inference, each has its own latent variable
     from_posterior: bool = False  # infer the task first, from the iteration's episodes so far
     in_context: bool = False  # infer tasks from these episodes, besides learning from them
 
@@ -40,7 +40,7 @@ class OffPolicyPlan:
     filling: Filling
     rounds: tuple[CollectionRound, ...]  # collection rounds of an iteration in each task, in order
     num_updates: int | None  # gradient steps per iteration; None for one per environment step of the iteration
-    tasks_per_gradient_step: int  # K
+    tasks_per_gradient_step: int  # number of tasks K in each gradient step
     batch_size: int  # transitions N per task and gradient step
     context_size: int  # transitions C from which each task is inferred; 0 without inference
     memory_size: int  # capacity of the replay buffer in transitions, per task if tasks are inferred

@@ -147,7 +147,7 @@ def posterior(outputs: Tensor) -> Posterior:
 
 
 def point(outputs: Tensor) -> Posterior:
-    """Return the point posterior of runs without the bottleneck: the mean of the encoder's outputs [K, C, Z]."""
+    """Return the point posterior used if the information bottleneck is off: the mean of the outputs [K, C, Z]."""
     mean = outputs.mean(1)
     return Posterior(mean, torch.zeros_like(mean))
 
@@ -308,7 +308,7 @@ class PEARLLearner(OffPolicyLearner[ContextRounds, Noise]):
     ) -> TaskParams:
         """Return `params` with the posterior inferred from transitions of the rollout batches.
 
-        After training, all transitions are used, but only once there are `num_exp_traj_eval` episodes.
+        After training, all transitions are used, and nothing is inferred from fewer than `num_exp_traj_eval` episodes.
         """
         if evidence.position is None and evidence.num_episodes < self.settings.num_exp_traj_eval:
             return params

@@ -133,7 +133,7 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
         )
 
     def rounds(self, max_episode_steps: int) -> tuple[CollectionRound, ...]:
-        """Return the collection rounds of an iteration, in order. Each phase starts from the prior."""
+        """Return the collection rounds of an iteration, in order. Each of the three phases starts from the prior."""
         prior, posterior, extra = (
             _episodes(steps, max_episode_steps)
             for steps in (self.num_steps_prior, self.num_steps_posterior, self.num_extra_rl_steps_posterior)

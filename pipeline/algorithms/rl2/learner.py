@@ -116,7 +116,7 @@ class PolicyMeans(NamedTuple):
 
 
 class TrialChunk(NamedTuple):
-    """A chunk of trials, and the behavior policy's distributions [n] in them."""
+    """A chunk of trials, and the behavior policy's distributions [n] at their real steps."""
 
     of: Sequences
     recorded: Distribution
@@ -162,7 +162,7 @@ class SequenceRegion:
 
     @torch.no_grad()
     def at(self, params: Mapping[str, Array]) -> PolicyMeans | None:
-        """Return the means for other parameters, or None if any mean is not finite."""
+        """Return the mean loss, KL and entropy for the given parameters, or None if any of them is not finite."""
         total = np.zeros(3)
         for of, recorded in self._chunks:
             now = self._policy.acting(_tensors(params, of), of)
@@ -237,7 +237,7 @@ class RL2TRPOLearner(MemoryLearner):
 
     @torch.no_grad()
     def _fit(self, params: Mapping[str, Array], chunks: Sequence[TrialChunk]) -> tuple[Params, float]:
-        """Return the critic's least-squares fit and half its mean squared error, in the critic's units."""
+        """Fit the critic by least squares; return its parameters and ½ mean squared error in the critic's units."""
         F = self.policy.critic_size
         gram, moments, squares, num_steps = np.zeros((F + 1, F + 1)), np.zeros(F + 1), 0.0, 0
         for of, _ in chunks:

@@ -100,14 +100,14 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
         return Batch(trials, step.samples, inputs, self.policy, self.setup.processing, self.device, behind)
 
     def described(self, episodes: EpisodeBatch, batch: Batch) -> Metrics:
-        """Return metrics of trials: mean returns of first and last episodes, and advantages near a visible end."""
+        """Return mean returns of first and last episodes, and advantage metrics if the critic sees a trial's end."""
         by_place = episodes.episode_returns.reshape(len(episodes.lengths), self.settings.episodes_per_trial, -1)
         ends = {"first_episode_return": by_place[:, 0], "last_episode_return": by_place[:, -1]}
         found = {name: float(returns.mean()) for name, returns in ends.items()}
         return found | (batch.end_advantages if self.settings.position_size else {})
 
     def _values(self, state: LearnerState, trials: Trials) -> tuple[Array, Array | None]:
-        """Return the values V [N, L] along trials, and the values credited after their ends, [N], both float32."""
+        """Return values [N, L] along trials and, if bootstrapped, those credited after their ends, [N] (else None)."""
         bootstrapped = self.settings.trial_end == "bootstrapped"
         # One pass: the state after the last step follows from the state before it.
         inputs = trials.inputs_to_end if bootstrapped else self.inputs(trials)

@@ -81,7 +81,7 @@ class Decoders:
     def log_likelihoods(
         self, params: Mapping[str, Tensor], latents: Tensor, steps: DecodedSteps
     ) -> tuple[Tensor, Tensor]:
-        """Return the log-likelihoods [K, N, D] of rewards and of next observations, given latents [K, N, Z]."""
+        """Return log-likelihoods [K, N, D] of rewards and next observations (0 if skipped), given latents [K, N, Z]."""
         predicted = self.rewards(params, latents, steps)
         if self._settings.reward_likelihood == "bernoulli":
             positive = (steps.rewards > 0).to(predicted.dtype).expand_as(predicted)
