@@ -80,7 +80,7 @@ class Thinner:
 
 
 def require_same(record: StageRecord, value: Value, *, changed: Callable[[], Sequence[str]] = tuple) -> None:
-    """Raise DigestMismatch if a recomputed output differs from its record; `changed` returns known differences."""
+    """Raise DigestMismatch if a recomputed output differs from its record; `changed` returns possible causes."""
     found = array_digests(value)
     if output_digest({name: entry.sha256 for name, entry in found.items()}) != record.digest:
         wrong, differs = differing(record.arrays, found), changed()

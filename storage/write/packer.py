@@ -90,7 +90,7 @@ class Packer:
             self._clear(segment)
 
     def _packable(self, *, keep: int) -> Iterator[range]:
-        """Yield ranges of consecutive complete iterations outside of segments, except the newest `keep`."""
+        """Yield ranges of up to SIZE consecutive complete iterations outside of segments, except the newest `keep`."""
         last = self._files.stages.last_ref
         live = self._digests.live_iterations()
         newest = max((i for i in live if last(i) in self._digests), default=0)
