@@ -99,7 +99,7 @@ class StageRecord:
 
     @property
     def stored_bytes(self) -> int:
-        """Size of the output on disk in bytes, including tables."""
+        """Size of the output's files in bytes when it was committed, including tables."""
         return sum(file.size for file in (*self.chunks, *self.tables))
 
     def with_hash(self) -> "StageRecord":

@@ -89,7 +89,7 @@ class SessionFacts:
     token: str
     lost: frozenset[int]  # positions of records that were missing when it started
     next_sequence: int
-    head: Head | None  # newest record when it ended or, if interrupted, started; None if unknown
+    head: Head | None  # newest record when it ended, or when it started if it was interrupted; None if unknown
     sealed: bool
 
     @property

@@ -63,7 +63,7 @@ class Thinner:
         self._session.share()
 
     def _valid(self, iteration: int) -> dict[StageRef, str]:
-        """Return the outputs in an iteration's marker whose records are unchanged."""
+        """Return the hashes of the records in an iteration's marker, keyed by output, omitting changed records."""
         stated = self._files.thinned(iteration).items()
         kept = [(ref, sha256) for ref, sha256 in stated if self._files.contains(ref)]
         return {ref: sha256 for ref, sha256 in kept if self._files.record(ref).sha256 == sha256}

@@ -185,7 +185,7 @@ class CommittedFiles:
         return {ref: sha256 for i in marked for ref, sha256 in self.thinned(i).items()}
 
     def packed_markers(self, segment: Segment) -> Mapping[int, dict[StageRef, str]]:
-        """Return a segment's thinned outputs per iteration. An iteration's own marker overrides its entry."""
+        """Return record hashes of a segment's thinned outputs by iteration. An iteration's marker takes precedence."""
         path = packed_marker_path(self.root, segment.iterations)
         try:
             status = os.stat(path)

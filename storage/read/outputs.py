@@ -76,7 +76,7 @@ class StoredOutputs:
 
     @property
     def capacity(self) -> int:
-        """Target number of iterations of the run. Raises DamagedRun if its file is missing or changed."""
+        """Target number of iterations. Raises DamagedRun if the file that stores it is missing or changed."""
         return self.files.capacity()
 
     def components(self, axis: str) -> Mapping[str, str]:
