@@ -53,7 +53,7 @@ class RunLocked(StoreError):
 
 
 class FencedOut(StoreError):
-    """Raised in a writer after a later one has taken over the run; its output is no longer accepted."""
+    """Raised if a writer tries to write after a later writer has taken over the run."""
 
 
 class StageMissing(StoreError, LookupError):

@@ -24,7 +24,8 @@ class Export:
     """Summary of an export.
 
     `rows` counts rows, episodes or points, depending on the format. `skipped` lists the iterations whose batches are no
-    longer stored, each with the reason. `progress` receives the number of iterations read and the total, once per pass.
+    longer stored, each with the reason. `progress` receives the number of iterations read and the total; it starts
+    again at 0 if an export reads the iterations more than once.
     """
 
     path: Path

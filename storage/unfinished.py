@@ -18,7 +18,7 @@ SUFFIX = ".unfinished"
 
 
 def _mark() -> str:
-    """Return this host's folder suffix, needed because machines that share a disk do not see each other's locks."""
+    """Return the suffix of folders made on this host. Machines that share a disk do not see each other's locks."""
     return f".{socket.gethostname()}{SUFFIX}"
 
 

@@ -49,7 +49,7 @@ class RunWriter:
     """The single writer of a run; usable as a context manager.
 
     Outputs are written in a background thread, so arrays passed to `put` must not be changed. Errors in the thread are
-    raised by the next call, and nothing more is stored. `repaired` has a line per damaged file repaired when opening.
+    raised by the next call, and nothing more is stored. `repaired` has a line per file repaired on opening the run.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class RunWriter:
         return value.lengths if isinstance(value, EpisodeBatch) else self._read(self.run.lengths, ref)
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
-        """Load a batch of episodes, without behavior and reward terms if it is read from disk."""
+        """Load a batch of episodes. If read from disk, it has no behavior, reward terms, facts or initial states."""
         value = self._in_memory(ref)
         return value if isinstance(value, EpisodeBatch) else self._read(self.run.experience, ref)
 
@@ -224,7 +224,7 @@ class RunWriter:
             self._thinner.restore(values)
 
     def flush(self) -> None:
-        """Wait until all outputs are published."""
+        """Wait until all outputs are published. Raises pending errors."""
         self._queue.wait()
 
     def close(self) -> None:
@@ -415,7 +415,7 @@ class Budget:
         self._reserved[ref] = need
 
     def release(self, ref: StageRef, written: int) -> None:
-        """Replace an output's reservation with its actual size, negative if more was removed than written."""
+        """Replace an output's reservation with the net number of bytes written, negative if thinning removed more."""
         self._reserved.pop(ref, None)
         self._used += written
         if self._used > _WARN_AT * self._limit and not self._warned:

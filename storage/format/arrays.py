@@ -149,7 +149,7 @@ _CRC_CODEC: dict[str, Any] = {"name": "crc32c"}
 
 
 def sharding_codec(chunk_shape: list[int], codecs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the codec for shards that consist of chunks of this shape."""
+    """Return the metadata of a codec for shards whose chunks have this shape and are encoded with these codecs."""
     index_codecs = [_bytes_codec(8), _CRC_CODEC]
     about = {"chunk_shape": chunk_shape, "codecs": codecs, "index_codecs": index_codecs, "index_location": "end"}
     return {"name": "sharding_indexed", "configuration": about}

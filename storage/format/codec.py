@@ -50,7 +50,7 @@ KINDS: Mapping[str, type[Any]] = {
 }
 """Built-in output types, keyed by name."""
 _DESCRIBED: Mapping[type[Any], str] = {TaskBatch: "params", Evaluation: "task_params"}
-"""Arrays whose attributes store the names and units of task fields."""
+"""Names of the arrays whose attributes store the names and units of task fields, keyed by output type."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def dtype_name(array: Array) -> str:
 
 
 def encode(stages: StageTable, ref: StageRef, value: Value) -> list[Piece]:
-    """Encode a stage's output as rows of stored arrays."""
+    """Encode a stage's output as rows of stored arrays. Raises LayoutMismatch if it cannot be stored."""
     stage = stages[ref.stage]
     if stage.schema is not None:
         if problem := stage.schema.problem_of(value):

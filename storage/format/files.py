@@ -21,7 +21,7 @@ Content = tuple[bytes, ...]  # content of a file in pieces
 
 
 def read_file(path: Path, *, limit: int) -> bytes:
-    """Read a regular file. Raises DamagedRun above `limit` bytes, and the same errors as `open_file`."""
+    """Read a regular file. Raises DamagedRun if it exceeds `limit` bytes, and the same errors as `open_file`."""
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
@@ -127,7 +127,7 @@ _LARGEST = 16 * 2**20  # parsed JSON can take fifty times as much memory
 
 
 def render(document: Mapping[str, Any], *, indented: bool = False) -> bytes:
-    """Serialize a document to canonical JSON bytes. Raises ValueError or TypeError for what JSON does not support."""
+    """Serialize a document to canonical JSON bytes. Raises ValueError or TypeError if JSON cannot represent a value."""
     layout: dict[str, Any] = {"indent": 1} if indented else {"separators": (",", ":")}
     return json.dumps(document, sort_keys=True, allow_nan=False, ensure_ascii=False, **layout).encode() + b"\n"
 

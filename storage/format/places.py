@@ -21,7 +21,7 @@ def cache_root() -> Path:
 
 
 def folder_of(place: str | os.PathLike[str]) -> Path:
-    """Return the folder for a path or URL: the path itself, or the URL's cache folder."""
+    """Return the folder for a path or URL: the path itself, the path of a file URL, or another URL's cache folder."""
     match = _URL.fullmatch(place) if isinstance(place, str) else None
     if match is None:
         return Path(place)

@@ -83,13 +83,13 @@ class StageRecord:
     sequence: int  # index in the run's history, from 0; it alone defines the order
     session: int  # number of the writing session; `token` identifies it permanently
     token: str
-    inputs: tuple[Input, ...]  # that it was computed from; `spans` are more of them
+    inputs: tuple[Input, ...]  # outputs that it was computed from; `spans` contains the others
     seed_position: tuple[int, ...]  # iteration, inner step, ... from which its random streams are derived
     config_digest: str  # digest of the settings that affect results
-    chunks: tuple[StoredFile, ...]  # that contain the output
-    tables: tuple[StoredFile, ...]  # derived from the iteration
+    chunks: tuple[StoredFile, ...]  # chunks with the output's arrays
+    tables: tuple[StoredFile, ...]  # derived tables that are committed with the output
     arrays: Mapping[str, ArrayDigest]  # digest of each array, keyed by its name in the value
-    digest: str  # of `arrays`; equal digests mean equal outputs
+    digest: str  # digest of `arrays`; equal digests mean equal outputs
     versions: Mapping[str, str]  # versions of Python and the libraries that computed it
     started: str  # UTC, ISO 8601
     seconds: float  # wall time of the computation
@@ -99,7 +99,7 @@ class StageRecord:
 
     @property
     def stored_bytes(self) -> int:
-        """Size of the output on disk in bytes, including tables."""
+        """Size of the output's files in bytes when it was committed, including tables."""
         return sum(file.size for file in (*self.chunks, *self.tables))
 
     def with_hash(self) -> "StageRecord":

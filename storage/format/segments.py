@@ -47,7 +47,7 @@ class Link:
 
 @dataclass(frozen=True)
 class PackedArray:
-    """Rows of an array in a segment, starting at row `first_row` of the array: one file if `sharded`, or one each."""
+    """Rows of an array in a segment, from row `first_row` on: one file if `sharded`, otherwise one file per row."""
 
     first_row: int
     rows: int
@@ -71,7 +71,7 @@ class Seal:
     links: tuple[Link, ...]  # links of the record chain, in order
     sessions: frozenset[tuple[int, str]]  # number and token of each session that wrote the records
     arrays: Mapping[str, PackedArray]
-    files: Mapping[str, PackedFile]  # without the seal and separate chunks
+    files: Mapping[str, PackedFile]  # all files except the seal and separate chunks
 
     @classmethod
     def of(

@@ -1,4 +1,4 @@
-"""Files that writing sessions keep in a run's folder: the writer, lost records, and the end of the history."""
+"""Files in which writing sessions record their environment, lost records, and the end of the history."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -48,7 +48,10 @@ def session_number(name: str) -> int:
 
 
 def stray_sessions(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Yield each claim or undescribed session folder over 1,000 above the previous number, and that number or -1."""
+    """Yield the name of each claim or undescribed session folder that is numbered over 1,000 above the previous one.
+
+    The second item is the previous number, or -1 if there is none.
+    """
     previous = -1
     for number, name in sorted((session_number(name), name) for name in names):
         if number - previous > _LARGEST_LEAP and not (folder / name / ABOUT).exists():
@@ -86,7 +89,7 @@ class SessionFacts:
     token: str
     lost: frozenset[int]  # positions of records that were missing when it started
     next_sequence: int
-    head: Head | None  # newest record when it ended or, if interrupted, started; None if unknown
+    head: Head | None  # newest record when it ended, or when it started if it was interrupted; None if unknown
     sealed: bool
 
     @property
@@ -96,7 +99,7 @@ class SessionFacts:
 
 
 def read_session(folder: Path) -> Document:
-    """Read a session's description. Raises FileNotFoundError if the session was interrupted before writing it."""
+    """Read a session's description. Raises FileNotFoundError if it was never written, and DamagedRun."""
     try:
         return read_sealed(folder / ABOUT)
     except FileNotFoundError:  # it may have been closed in the meantime

@@ -30,7 +30,7 @@ class StoredStage:
     output: str
     thinnable: bool = False  # thinning may remove the output's arrays
     ends_iteration: bool = False  # the output is the next learner and the metrics
-    schema: OutputSchema | None = None  # only of user-defined output classes
+    schema: OutputSchema | None = None  # set only for user-defined output classes
 
     @property
     def stepped(self) -> bool:
@@ -46,10 +46,10 @@ class StoredStage:
 
 
 class StageTable(StageOrder):
-    """Stages of a run in data-flow order: one ends iterations, and an earlier one outputs the first learner.
+    """Stages of a run in data-flow order. One of them outputs the first learner, and another ends each iteration.
 
-    Raises ValueError if names are not unique, a group is not a valid folder name, or there is not exactly one of both
-    stages.
+    Raises ValueError if names are not unique, a group is not a valid folder name, or either of these two stages is
+    missing or not unique.
     """
 
     def __init__(self, stages: Iterable[StoredStage]) -> None:

@@ -30,7 +30,7 @@ _PACKED_NAME = re.compile(r"[0-9]{8}-[0-9]{8}\.json")
 class Retention:
     """Rule that determines which complete iterations keep all their arrays, and a run's size limit.
 
-    Iterations are kept if they are among the `keep_last` newest, a multiple of `keep_every`, or in `kept`. Without
+    An iteration is kept if it is among the `keep_last` newest, a multiple of `keep_every`, or in `kept`. Without
     `keep_last` and `keep_every`, all are kept. The writer stops before the run's files exceed `max_bytes`.
     """
 

@@ -215,7 +215,7 @@ class Repair:
             yield f"{self._name(folder / ABOUT)}: {problem}; rewritten from the session's {len(records)} records"
 
     def _drop_arrays(self) -> Iterator[str]:
-        """Remove damaged array metadata and one output each; recomputing the output rewrites the metadata."""
+        """Remove damaged array metadata and one output per array; recomputing that output rewrites the metadata."""
         for array in sorted({chunk.array for record in self._records.values() for chunk in record.chunks}):
             if self._has_metadata(array):
                 continue

@@ -63,7 +63,7 @@ class Thinner:
         self._session.share()
 
     def _valid(self, iteration: int) -> dict[StageRef, str]:
-        """Return the outputs in an iteration's marker whose records are unchanged."""
+        """Return the hashes of the records in an iteration's marker, keyed by output, omitting changed records."""
         stated = self._files.thinned(iteration).items()
         kept = [(ref, sha256) for ref, sha256 in stated if self._files.contains(ref)]
         return {ref: sha256 for ref, sha256 in kept if self._files.record(ref).sha256 == sha256}
@@ -80,7 +80,7 @@ class Thinner:
 
 
 def require_same(record: StageRecord, value: Value, *, changed: Callable[[], Sequence[str]] = tuple) -> None:
-    """Raise DigestMismatch if a recomputed output differs from its record; `changed` returns known differences."""
+    """Raise DigestMismatch if a recomputed output differs from its record; `changed` returns possible causes."""
     found = array_digests(value)
     if output_digest({name: entry.sha256 for name, entry in found.items()}) != record.digest:
         wrong, differs = differing(record.arrays, found), changed()

@@ -21,7 +21,7 @@ _AT_ONCE = 256
 
 
 def unpack_damaged(files: CommittedFiles, session: Session) -> Iterator[str]:
-    """Unpack damaged segments, and yield a line for each damaged file, which is missing afterwards."""
+    """Unpack damaged segments, and yield a line per damaged file. Files that cannot be restored are then missing."""
     for name in files.segments.names():
         folder = files.root / FOLDER / name
         lines = [*_problems(files, folder)]

@@ -119,7 +119,7 @@ class CommittedFiles:
         return refs
 
     def live_refs(self, iterations: Collection[int] | None = None) -> set[StageRef]:
-        """Return references to the outputs of all or some iterations whose records are separate files."""
+        """Return references to outputs whose records are separate files, for all or some iterations."""
         if (entries := folder_entries(self.root / "_commits")) is None:
             raise damaged(self.root / "_commits", "missing")
         names = [entry.name for entry in entries]
@@ -185,7 +185,7 @@ class CommittedFiles:
         return {ref: sha256 for i in marked for ref, sha256 in self.thinned(i).items()}
 
     def packed_markers(self, segment: Segment) -> Mapping[int, dict[StageRef, str]]:
-        """Return a segment's thinned outputs per iteration. An iteration's own marker overrides its entry."""
+        """Return record hashes of a segment's thinned outputs by iteration. An iteration's marker takes precedence."""
         path = packed_marker_path(self.root, segment.iterations)
         try:
             status = os.stat(path)
@@ -271,7 +271,7 @@ class CommittedFiles:
         return lengths
 
     def read_experience(self, record: StageRecord) -> EpisodeBatch:
-        """Read a batch of episodes without behavior, reward terms and initial states."""
+        """Read a batch of episodes without behavior, reward terms, facts and initial states."""
         names = [field.name for field in fields(EpisodeBatch) if field.name != "initial_state"]
         groups = self.read_arrays(record, names)
         group = self.stages.group_of(record.ref)
@@ -347,7 +347,7 @@ class CommittedFiles:
     def _unless_thinned(
         self, record: StageRecord, file: StoredFile, places: Callable[[], Iterable[tuple[Callable[[], T], Path]]]
     ) -> tuple[T, Path]:
-        """Return the value read from the first existing location, and its path."""
+        """Return the value read at the first existing location, and its path. Raises StageThinned or DamagedRun."""
         if file.array:
             own = [f"data.zarr/{self.spec(file.array).chunk_key(self.row(record.ref, file.array))}"]
         else:

@@ -70,7 +70,7 @@ class RecordChain:
     next_sequence: int
     last_hash: str  # hash of the newest record, or of run.json if there is none
     head: Head | None
-    lost: list[int] = field(default_factory=list[int])  # positions of missing records, which are recomputed
+    lost: list[int] = field(default_factory=list[int])  # positions of missing records, whose outputs are recomputed
     newly_lost: list[int] = field(default_factory=list[int])  # lost positions unknown to the newest session
     leftovers: list[Path] = field(default_factory=list[Path])  # files of thinned outputs, left by an interruption
 
@@ -272,7 +272,7 @@ class SpanSums:
 
 @dataclass
 class _Sum:
-    """Running sum over all iterations before `end`."""
+    """Running summary of the outputs in a span's iterations before `end`."""
 
     end: int
     first: StageRef | None = None

@@ -86,7 +86,7 @@ def first_session(info: Mapping[str, Any]) -> int:
 
 
 def origin(info: Mapping[str, Any], ref: StageRef) -> Mapping[str, Any]:
-    """Return the description of this run or the ancestor whose settings determine an output, stored or not."""
+    """Return the description of the run whose settings determine an output (stored or not): this one or an ancestor."""
     runs = contributors(info)
     if ref.stage == StageTable.of(info).first:  # forks inherit it
         return runs[0]

@@ -76,7 +76,7 @@ class StoredOutputs:
 
     @property
     def capacity(self) -> int:
-        """Target number of iterations of the run. Raises DamagedRun if its file is missing or changed."""
+        """Target number of iterations. Raises DamagedRun if the file that stores it is missing or changed."""
         return self.files.capacity()
 
     def components(self, axis: str) -> Mapping[str, str]:
@@ -183,7 +183,7 @@ class StoredOutputs:
         return self.files.read_lengths(self.record(ref))
 
     def experience(self, ref: StageRef) -> EpisodeBatch:
-        """Load a batch of episodes without behavior and reward terms. Raises the same errors as `load`."""
+        """Load episodes without behavior, reward terms, facts and initial states. Raises the same errors as `load`."""
         return self.files.read_experience(self.record(ref))
 
     def _incomplete(self, iteration: int, found: str | None = None) -> StageMissing:

@@ -239,7 +239,7 @@ class Segments:
             return [*self._found.values()]
 
     def use(self, segments: Iterable[Segment]) -> list[tuple[Path, str]]:
-        """Use the given segments until the next listing, and return the conflicts between them."""
+        """Use these segments until the next listing; return the path and description of an overlap, if there is one."""
         with self._lock:
             ordered = sorted(segments, key=lambda segment: segment.iterations.start)
             self._found = {(segment.folder.name, 0): segment for segment in ordered}

@@ -405,7 +405,7 @@ def _problem(error: Exception) -> str:
 
 
 def may_belong(relative: str, stages: StageTable | None) -> bool:
-    """Return True if an uncommitted file may exist at a path: metadata, or leftovers of an interruption.
+    """Return True if a path is valid for a file that no record commits, such as metadata or a writer's leftovers.
 
     Without `stages`, records of any stage are allowed.
     """

@@ -63,7 +63,7 @@ class RemoteLog:
                 self._keep(entry, raw)
 
     def fetch(self, path: str) -> bool:
-        """Download a file into the folder; return False if it is not in the log.
+        """Download a file into the folder; return False if the log names no object for it.
 
         Raises DamagedRun if the file's object is missing or damaged.
         """
@@ -256,7 +256,7 @@ class RemoteLog:
             self._here = {line.decode() for line in raw.rpartition(_EMPTIED)[2].split()}
 
     def _pull_some(self, count: int) -> bool:
-        """Read entries, and check that the newest known one still exists; return True if there may be more."""
+        """Read up to `count` new entries, after checking the newest known one; return True if there may be more."""
         known = self.next > 0
         keys = [entry_key(n) for n in range(self.next - known, self.next + count)]
         found = self.objects.get_all(keys)

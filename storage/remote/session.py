@@ -110,7 +110,7 @@ class RemoteSession:
                 self._given_up[name] = self._log.files.pop(name)
 
     def end(self) -> None:
-        """End the session, unless it has failed or was fenced out, which ends it too."""
+        """End the session, unless a failed write or a later session has already ended it."""
         if not self._failed:
             self._put("end")
 

@@ -24,7 +24,7 @@ class ArrayStore:
         self.capacity = files.capacity()
 
     def grow(self, capacity: int) -> None:
-        """Allocate more iterations, and finish an interrupted growth or creation."""
+        """Raise the capacity to at least `capacity` iterations, and finish an interrupted creation or growth."""
         if capacity > self.capacity:
             self._write_metadata({"": group_document({"capacity": capacity})})
             self.capacity: int = capacity
@@ -39,7 +39,7 @@ class ArrayStore:
         self._files.forget_specs()
 
     def adopt(self, specs: Sequence[ArraySpec]) -> None:
-        """Create another run's arrays with this run's capacity."""
+        """Create empty arrays with the specs of another run's arrays and this run's capacity."""
         documents: dict[str, Mapping[str, Any]] = {spec.path.partition("/")[0]: group_document({}) for spec in specs}
         documents |= {spec.path: spec.with_rows(self._rows(spec.path)).document() for spec in specs}
         self._write_metadata(documents)
@@ -115,7 +115,7 @@ class ArrayStore:
 
 
 def _form(spec: ArraySpec, names: Iterable[str]) -> dict[str, str]:
-    """Return what an array's rows have in common: shape, dtype, some attributes, and a packed array's parts."""
+    """Return the properties that an array's rows must share: shape, dtype, the named attributes, and packed entries."""
     form = {"shape": str(spec.shape), "dtype": spec.dtype}
     for name in names:
         value = spec.attributes.get(name)

@@ -1,7 +1,7 @@
 """Advisory lock that names a run's writer, and requests to stop the writer.
 
-The lock separates cooperating writers. A writer that lost its lock unnoticed (a stopped process, a host that came back)
-is made harmless by its session; see `metaloom.storage.write.sessions`.
+The lock keeps cooperating writers from writing at once. Sessions guard against a writer that lost its lock without
+noticing (a stopped process, a host that came back); see `metaloom.storage.write.sessions`.
 """
 
 import json
@@ -118,7 +118,7 @@ def operator_folder(root: Path) -> Path:
 
 
 def ask_to_stop(root: Path, token: str) -> None:
-    """Ask this session to stop, and remove requests to others. Raises the same errors as `operator_folder`."""
+    """Ask the session `token` to stop, and remove requests to others. Raises the same errors as `operator_folder`."""
     folder, request = operator_folder(root), _request(root, token)
     for old in folder.glob("stop-*"):
         if old != request:
@@ -189,7 +189,7 @@ class WriterLock:
 
 
 def acquire_lock(path: Path, token: str, *, take_over: bool) -> WriterLock:
-    """Lock a run for writing; with `take_over`, replace a lock that a dead host still holds."""
+    """Lock a run for writing. If another process holds the lock, raise RunLocked or, with `take_over`, replace it."""
     owner = render(owner_document(token))
     if take_over:
         new = path.with_name(f"{path.name}.{token}")

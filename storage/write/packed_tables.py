@@ -57,7 +57,7 @@ def table_file(files: CommittedFiles, name: str, records: Sequence[StageRecord])
 
 
 def iteration_file(table: pa.Table, iteration: int) -> bytes:
-    """Restore the original Parquet file with one iteration's rows."""
+    """Rebuild an iteration's original Parquet file from its rows in a segment's table."""
     rows = table.filter(pc.field("iteration") == iteration).combine_chunks()
     # Remove metadata that reading Parquet adds to the schema.
     fields = [

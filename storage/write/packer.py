@@ -90,7 +90,7 @@ class Packer:
             self._clear(segment)
 
     def _packable(self, *, keep: int) -> Iterator[range]:
-        """Yield ranges of consecutive complete iterations outside of segments, except the newest `keep`."""
+        """Yield ranges of up to SIZE consecutive complete iterations outside of segments, except the newest `keep`."""
         last = self._files.stages.last_ref
         live = self._digests.live_iterations()
         newest = max((i for i in live if last(i) in self._digests), default=0)
@@ -217,7 +217,7 @@ def _is_small(spec: ArraySpec) -> bool:
 
 
 def _join_markers(files: CommittedFiles, session: Session, segment: Segment) -> Mapping[StageRef, str]:
-    """Merge per-iteration markers into the segment's marker; return the segment's thinned outputs."""
+    """Merge per-iteration markers into the segment's marker; return the record hashes of its thinned outputs."""
     live = [i for i in files.live_markers() if i in segment.iterations]
     thinned = {**files.packed_markers(segment), **{i: files.thinned(i) for i in live}}
     if live:

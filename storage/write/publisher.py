@@ -33,7 +33,7 @@ class Output:
 
 
 class Publisher:
-    """Publisher of stage outputs, one after another."""
+    """Publisher that writes and commits stage outputs one at a time, with the tables derived from them."""
 
     def __init__(
         self, files: CommittedFiles, session: Session, arrays: ArrayStore, history: RecordChain, info: Mapping[str, Any]
