@@ -134,7 +134,7 @@ class Rehearsal:
             os._exit(0)
 
     def find(self) -> dict[str, Any]:
-        """Return the required `copies` setting and `notes` for the user, or a `refusal`.
+        """Return the required `copies` setting, `notes` for the user, digests (`alone`) and `steps`; or a `refusal`.
 
         Episodes are shortened if steps are slow.
         """
