@@ -58,7 +58,7 @@ def as_integers(values: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def wrong_number(observations: Array) -> tuple[int, str] | None:
-    """Return the row and a description of the first value in [n, O] that is not finite in float32, or None."""
+    """Return the row and a description of the first entry, of [n, O], that float32 cannot represent, or None."""
     # Comparisons with NaN are false.
     sound = np.abs(observations) <= LARGEST
     if sound.all():

@@ -154,7 +154,7 @@ def step_limits_left_open() -> Generator[None]:
 
 
 def gymnasium_limit(name: str) -> int | None:
-    """Return the step limit that gymnasium registers for an id; None if it has none or lookups are skipped."""
+    """Return an environment's step limit in gymnasium; None if it has none, or within `step_limits_left_open`."""
     # A lower-case name is a misspelled built-in environment, which is rejected earlier.
     if not _ASKED.get() or name in ENVS or (re.fullmatch("[a-z0-9-]+", name) and not is_gymnasium_id(name)):
         return None

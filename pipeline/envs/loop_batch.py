@@ -149,7 +149,7 @@ class _CallContext:
 def _state(env: MetaEnv) -> Array:
     """Return a gymnasium MuJoCo environment's positions and velocities, or an empty array for other environments.
 
-    The array is also empty if `state_vector` is something else, which is possible in other environments.
+    Other environments may use the name `state_vector` for something else; the array is then empty, too.
     """
     read = getattr(env.unwrapped, "state_vector", None)
     try:

@@ -137,7 +137,7 @@ class Point2D(PointRobot, MetaEnv):
 
 
 class _GoalPoint(PointRobot, MetaEnv):
-    """Base class for points that start at the origin and go to a goal drawn from a square; reaching it is terminal."""
+    """Base class for points that go from the origin to a goal drawn from a square; reaching it ends the episode."""
 
     task_fields: tuple[TaskField, TaskField] = GOAL
     max_action: float = 0.1

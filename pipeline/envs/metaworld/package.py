@@ -20,7 +20,7 @@ VERSION = "3.1.1"  # required version of the package, since rewards differ betwe
 
 @cache
 def official_classes() -> Mapping[str, type[Any]]:
-    """Return the package's environment classes, keyed by name without -v3, or raise EnvError if VERSION is missing."""
+    """Return the environment classes, keyed by name without -v3; raise EnvError unless VERSION is installed."""
     try:
         found = version("metaworld")
         importlib.import_module("scipy")
