@@ -22,7 +22,7 @@ _KNOWN_BY_VERSION = ("metaloom.", "gymnasium.")
 
 
 def acting_paths(env: EnvConfig, policy: PolicyConfig) -> list[str]:
-    """Return the paths of the environment, its wrappers, the networks and any custom policy."""
+    """Return the environment's name, and the paths of its class, wrappers, networks and any custom policy."""
     own_policy = [POLICIES.path(policy.name)] if policy.name else []
     wrappers = [wrapper.path for wrapper in env.wrappers]
     networks = [policy.network, *([policy.encoder.name] if policy.encoder else [])]
@@ -32,7 +32,7 @@ def acting_paths(env: EnvConfig, policy: PolicyConfig) -> list[str]:
 def sources_of(paths: Iterable[str]) -> dict[str, str]:
     """Return the SHA-256 of each file in `files_of`, with the same keys.
 
-    Raises ConfigError if a file has changed since this process first read it here and its module was not reloaded.
+    Raises ConfigError if a file has changed since this process first read it or last reloaded its module.
     """
     digests: dict[str, str] = {}
     for name, file in files_of(paths).items():
@@ -165,7 +165,7 @@ def changed_sources(now: Mapping[str, str], then: Mapping[str, object]) -> list[
     """Return a message for each source whose digest differs from its digest in `then`.
 
     A message lists all plug-ins with the same two digests, such as those in one file. Helpers that are gone or new are
-    included if both have the same plug-ins.
+    included if `now` and `then` have the same plug-ins.
     """
     names = defaultdict[tuple[str, str], list[str]](list)
     for name, before in then.items():

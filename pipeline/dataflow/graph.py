@@ -301,7 +301,7 @@ class Graph:
                 return Span(edge.stages, max(0, i - config.algorithm.earlier_iterations), i)
 
     def _problems(self) -> Iterator[str]:
-        """Yield the problems that can be found without settings."""
+        """Yield a message for each problem of the graph that can be found without a configuration."""
         if len(self._by_name) < len(self.stages):
             names = [stage.name for stage in self.stages]
             twice = next(name for name in names if names.count(name) > 1)

@@ -43,7 +43,7 @@ class SpanOutputs:
         return self._graph.within(self._config, self.span, iteration)
 
     def load(self, ref: StageRef) -> Any:
-        """Load one of the outputs. This and the next two methods raise ValueError for outputs outside the span."""
+        """Load one of the outputs. Like `lengths` and `experience`, raises ValueError for outputs outside the span."""
         value = deepcopy(self._outputs.load(self._own(ref)))  # as in the runner
         return read_only(self._graph[ref.stage].as_declared(value))
 

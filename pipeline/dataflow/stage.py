@@ -113,7 +113,7 @@ class Stage:
         name: Stage name; default: the function's name.
         reads: Names of the graph's edges, keyed by input; default: the edge with the input's name.
         output: Type of the output: one from `metaloom.pipeline.types`, or a frozen dataclass of arrays that declare
-            their axes, see `metaloom.pipeline.outputs`; default: the function's return annotation.
+            their axes (see `metaloom.pipeline.outputs`); default: the function's return annotation.
         group: Stored group; "{step}" is replaced by the inner step; default: the stage's name, followed by "_{step}"
             if the stage runs in inner steps.
         over: `tasks` if the function handles each task separately: it is called once per task, in any order, with the

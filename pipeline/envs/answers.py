@@ -58,7 +58,7 @@ def as_integers(values: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def wrong_number(observations: Array) -> tuple[int, str] | None:
-    """Return the row and a description of the first of the values [n, O] that float32 cannot represent, or None."""
+    """Return the row and a description of the first entry, of [n, O], that float32 cannot represent, or None."""
     # Comparisons with NaN are false.
     sound = np.abs(observations) <= LARGEST
     if sound.all():
@@ -114,7 +114,7 @@ def is_ctrl_c(error: BaseException) -> bool:
 
 
 def last_line(error: BaseException) -> str:
-    """Return an error's type and message, without its traceback."""
+    """Return an error's type and message in at most 500 characters, without its traceback."""
     # str(error) may be third-party code too, and may fail.
     text = traceback.format_exception_only(error)[-1].strip()
     return text if len(text) <= 500 else f"{text[:497]}..."

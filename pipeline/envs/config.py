@@ -128,7 +128,7 @@ def is_gymnasium_id(name: str) -> bool:
 
 
 def registered_id(name: str) -> str | None:
-    """Return an environment's gymnasium id after importing its module, or None for other names.
+    """Return an environment's gymnasium id after importing its module, or None if the name is not a registered id.
 
     Ids may lack a version, so a name that the module does not define may be an id that it registered.
     """
@@ -154,7 +154,7 @@ def step_limits_left_open() -> Generator[None]:
 
 
 def gymnasium_limit(name: str) -> int | None:
-    """Return gymnasium's step limit for a gymnasium environment, or None if there is none."""
+    """Return an environment's step limit in gymnasium; None if it has none, or within `step_limits_left_open`."""
     # A lower-case name is a misspelled built-in environment, which is rejected earlier.
     if not _ASKED.get() or name in ENVS or (re.fullmatch("[a-z0-9-]+", name) and not is_gymnasium_id(name)):
         return None

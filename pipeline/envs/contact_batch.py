@@ -50,9 +50,9 @@ class ModelBatch(PhysicsBatch, Protocol):
 class ContactBatch:
     """N simulations whose `cfrc_ext` holds the contact forces from their last step, as in gymnasium's robots.
 
-    It reimplements the parts of `mujoco.batch.Batch` that robots need, on top of the same C functions. Unlike that
-    class, these can run another C function on each simulation, using the batch's threads. A Python loop over the
-    simulations would take a tenth longer on one thread, and could not use more threads.
+    It reimplements the parts of `mujoco.batch.Batch` that robots need, on top of the same C functions. Unlike
+    `mujoco.batch.Batch`, it computes contact forces for each simulation, using the batch's threads. A Python loop over
+    the simulations would take a tenth longer on one thread, and could not use more threads.
     """
 
     def __init__(self, model: mujoco.MjModel, num_rows: int, num_threads: int) -> None:

@@ -173,7 +173,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
     action_components: Sequence[tuple[str, str]] | None = None
     """Name and unit of each action entry. None: unnamed."""
     facts: Sequence[Fact] = ()
-    """Facts that `step` reports, see Fact. It may be a class or an instance attribute."""
+    """Facts that `step` reports; see Fact. This may be a class or an instance attribute."""
     recorded: Mapping[str, Any] = MappingProxyType({})
     """Plain data that runs record in addition to the options, such as which implementation the environment uses."""
 
@@ -195,7 +195,7 @@ class MetaEnv(gymnasium.Env[Array, Array]):
 
     @property
     def task(self) -> Array:
-        """Current task, [P] float64. Before the first `set_task`, it is a fixed draw."""
+        """Current task, [P] float64. Until the first `set_task`, it is a task drawn with a fixed seed."""
         if self._task is None:
             self.set_task(self.sample_tasks(1, np.random.default_rng(0))[0])
         assert self._task is not None
@@ -277,7 +277,7 @@ def follows_other_base(cls: type[MetaEnv]) -> bool:
 
 
 def keeps_rules(env: gymnasium.Env[Any, Any], base: type[gymnasium.Env[Any, Any]]) -> bool:
-    """Return True unless a subclass overrides `step` or `reset`, which the batch of `base` would ignore."""
+    """Return True if an environment uses the `step` and `reset` of `base`, whose rules its batch implements."""
     return type(env).step is base.step and type(env).reset is base.reset
 
 

@@ -31,7 +31,7 @@ class HiddenGoalGrid(RenderedEnv, MetaEnv):
     | ----------- | ---- |-| -------------------- | ---- | ----- |
     | one-hot     | 1    | | +x, -x, +y, -y, stay | 1    | 0 - 4 |
 
-    The one-hot vector is 1 at index 5 x + y for the cell (x, y).
+    The one-hot vector is 1 at index `size` * x + y for the cell (x, y).
 
     | task field     | unit | distribution                                                                   |
     | -------------- | ---- | ------------------------------------------------------------------------------ |

@@ -16,8 +16,8 @@ class LoopBatch:
     """N copies of any environment, stepped one after another.
 
     Errors and invalid results raise RowFault. Actions and results are copied, so environments may keep and modify both.
-    Before each call of an environment, `watch_row` is called with its row. Observations are stored in `dtype` if it is
-    an integer type.
+    Before each call of an environment, `watch_row` is called with its row. Observations are in `dtype` if it is an
+    integer type, otherwise in float64.
     """
 
     def __init__(
@@ -147,9 +147,9 @@ class _CallContext:
 
 
 def _state(env: MetaEnv) -> Array:
-    """Return the positions and velocities of a gymnasium MuJoCo environment; empty for others, which a seed restores.
+    """Return a gymnasium MuJoCo environment's positions and velocities, or an empty array for other environments.
 
-    Other environments may use the name `state_vector` for something else.
+    Other environments may use the name `state_vector` for something else; the array is then empty, too.
     """
     read = getattr(env.unwrapped, "state_vector", None)
     try:

@@ -220,7 +220,7 @@ class MujocoRobot(gymnasium.Env[Array, Array]):
         return np.zeros(len(motion.qpos), np.bool_)
 
     def prepare_model(self) -> None:
-        """Complete the robot after its model has been loaded. The default does nothing."""
+        """Finish setting up the robot, at the end of its construction. The default does nothing."""
 
     def write_models(self, batch: ModelBatch, tasks: Array) -> None:
         """Write the model changes for tasks [N, P] into the rows of a batch. The default does nothing.
@@ -352,7 +352,7 @@ class MujocoBatch(RowBatch):
 def physics_batch(
     model: mujoco.MjModel, num_rows: int, num_threads: int, *, contact_forces: bool = False
 ) -> PhysicsBatch:
-    """Return a MuJoCo batch for a robot's model, without computations that a single robot does not need."""
+    """Return a MuJoCo batch for a robot's model, with contact islands disabled and contact forces if requested."""
     model = copy.copy(model)
     # Solving contacts by islands gives identical results, but takes longer if there is only one island.
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND

@@ -41,7 +41,7 @@ class _InWrappers(WithTasks):
 
 
 def wrapper_class(wrapper: WrapperConfig) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
-    """Return a wrapper's class, or raise EnvError if it keeps statistics over episodes or writes videos."""
+    """Return a wrapper's class; raise EnvError if it is unknown, keeps statistics over episodes or writes videos."""
     try:
         cls = load_class(wrapper.path, gymnasium.Wrapper, wrapper.name)
     except ConfigError as problem:

@@ -60,7 +60,7 @@ class Picture:
         return self._canvas.round().astype(np.uint8)
 
     def _pixel(self, place: Array) -> Array:
-        """Return the pixel column and row of a position, whose y axis points up."""
+        """Return the pixel column and row of a position [2] in m, in coordinates whose y axis points up."""
         return (np.array([place[0], -place[1]]) / self._reach + 1) / 2 * (SIDE - 1)
 
     def _disc(self, place: Array, radius: float, color: Array) -> None:

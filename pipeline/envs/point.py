@@ -137,7 +137,7 @@ class Point2D(PointRobot, MetaEnv):
 
 
 class _GoalPoint(PointRobot, MetaEnv):
-    """Base class: a point starts at the origin and goes to a goal drawn from a square, where the episode ends."""
+    """Base class for points that go from the origin to a goal drawn from a square; reaching it ends the episode."""
 
     task_fields: tuple[TaskField, TaskField] = GOAL
     max_action: float = 0.1

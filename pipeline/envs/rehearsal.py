@@ -134,9 +134,9 @@ class Rehearsal:
             os._exit(0)
 
     def find(self) -> dict[str, Any]:
-        """Return the required `copies` setting and `notes` for the user, or a `refusal`.
+        """Return the required `copies` setting, `notes` for the user, and the first episodes' digests and length.
 
-        Episodes are shortened if steps are slow.
+        Returns only a `refusal` if results are not reproducible. Episodes are shortened if steps are slow.
         """
         self.hurries: bool = True
         used = make_batch_env(self.config, ROWS)

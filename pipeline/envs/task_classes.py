@@ -24,7 +24,8 @@ class Classes:
         names: Class names, in order.
         centers: One point per class, with one value per field. A task belongs to the class with the nearest point, the
             first one in a tie. Empty if `edges` is used.
-        edges: Increasing bounds of a single field: class c contains edges[c - 1] <= x < edges[c]; both ends are open.
+        edges: Increasing bounds of a single field: class c contains edges[c - 1] <= x < edges[c]. The first class has
+            no lower bound, and the last one no upper bound.
         held_out: Names of classes whose tasks are all held out.
 
     Raises:

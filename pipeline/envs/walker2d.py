@@ -36,7 +36,7 @@ class PlanarWalker:
 
     @abstractmethod
     def healthy(self, qpos: Array, qvel: Array) -> Array:
-        """Return True for each robot that is upright and whose values are all finite, [n]."""
+        """Return a mask [n], True where a robot is upright and within its limits."""
 
 
 class Walker2d(PlanarWalker, MujocoRobot, MetaEnv):

@@ -254,7 +254,7 @@ class SingleTask(Wrapped):
         return observation, reward, terminated, truncated, info
 
     def _has_terms(self, reward: Any, info: Mapping[str, Any]) -> bool:
-        """Return True if `info["reward_terms"]` contains terms that sum to the reward; warn once if it does not."""
+        """Return True if all reward terms in `info` have been valid so far; warn the first time that they are not."""
         try:
             reward_terms_of(number_of(reward, "reward"), info)
         except EnvError as problem:

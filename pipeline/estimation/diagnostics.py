@@ -33,7 +33,7 @@ class Measures:
     def named(cls, names: Iterable[str], *, diagnostics: Callable[[EpisodeBatch], Numbers] | None = None) -> "Measures":
         """Return Measures with the functions of these names, without calling them, and an environment's diagnostics.
 
-        Raises ConfigError if a name does not refer to such a function.
+        Raises ConfigError if a name does not refer to a function of one EpisodeBatch or Step, annotated as such.
         """
         found = {name: _find(name) for name in names}
         of_episodes = {name: function for name, (of, function) in found.items() if of is EpisodeBatch}

@@ -90,7 +90,7 @@ class Normalization:
         return None if all(value is None for value in found) else cls(*found)
 
     def observations(self, values: Array) -> Array:
-        """Return observations [B, ..., O], normalized and clipped."""
+        """Return observations [B, ..., O], normalized and clipped, or unchanged without statistics."""
         if self.mean is None or self.std is None:
             return values
         shape = (len(self.mean), *(1,) * (values.ndim - 2), -1)
@@ -99,7 +99,7 @@ class Normalization:
         return np.clip(found, -CLIP, CLIP, out=found)
 
     def rewards(self, values: Array) -> Array:
-        """Return rewards [B, ...], scaled and clipped."""
+        """Return rewards [B, ...], scaled and clipped, or unchanged without statistics."""
         if self.reward_std is None:
             return values
         found = values / self.reward_std.reshape(-1, *(1,) * (values.ndim - 1))

@@ -63,14 +63,14 @@ def baseline_parameters(
 
 
 def task_advantages(rewards: Array, values: Array, mask: Array, processing: ProcessingConfig) -> Array:
-    """Return one task's advantages [E, T] float64, given rewards and values that are zero in the padding."""
+    """Return one task's advantages [E, T] float64, processed by `scale`; rewards and values are zero in the padding."""
     next_values = np.concatenate([values[:, 1:], np.zeros((len(values), 1))], axis=1)
     advantages = gae(rewards, values, next_values, processing.discount, processing.gae_lambda)
     return scale(advantages, mask, processing)
 
 
 def task_adjusted_rewards(discounted: Array, predicted: Array, mask: Array, processing: ProcessingConfig) -> Array:
-    """Return one task's adjusted rewards [E, T] float64: γ^t r_t minus its prediction, both zero in the padding."""
+    """Return one task's adjusted rewards [E, T] float64: γ^t r_t minus its prediction, processed by `scale`."""
     return scale(discounted - predicted, mask, processing)
 
 

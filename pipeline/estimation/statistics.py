@@ -122,8 +122,8 @@ def first_to_finish(lengths: Array, success: Array) -> float:
     the success rate over all test episodes measures the policy.
 
     The M episodes of each of n environments, with `lengths` in steps and `success` [n, M], end at success and run back
-    to back. Ties are broken by the order of environments. Raises ValueError if M is less than COUNTED_EPISODES, so the
-    rate may depend on missing episodes.
+    to back. Ties are broken by the order of environments. Raises ValueError if M is less than COUNTED_EPISODES, since
+    the rate could then depend on missing episodes.
     """
     if lengths.shape[1] < COUNTED_EPISODES:
         raise ValueError(f"got {lengths.shape[1]} episodes per environment; expected {COUNTED_EPISODES} or more")

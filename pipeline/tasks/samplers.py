@@ -83,7 +83,7 @@ class TaskPool:
         return self._batch(rng.permutation(np.concatenate(places)))
 
     def sample_evenly(self, num_tasks: int | None, rng: np.random.Generator, by: str) -> TaskBatch:
-        """Draw `num_tasks` tasks (default: one per class), cycling through the values of a task field in order."""
+        """Draw `num_tasks` tasks (default: one per value), cycling through the values of a task field in order."""
         names = [field.name for field in self.fields]
         if by not in names:
             raise EnvError(f"no task field {by!r} to draw evenly by; use one of {names}")
@@ -182,7 +182,7 @@ def require_classes(env: MetaEnv, setting: str) -> Classes:
 
 
 def distinct_tasks(env: MetaEnv, num_tasks: int, rng: np.random.Generator) -> TaskBatch:
-    """Draw tasks from the environment's `task_set` uniformly without replacement, in random order."""
+    """Draw distinct tasks from `task_set` in random order; raise EnvError if there are fewer than `num_tasks`."""
     size = len(fixed_tasks(env))
     if num_tasks > size:
         raise EnvError(

@@ -16,8 +16,8 @@ from metaloom.pipeline.types import Array
 class VectorizedRows(ClassRows):
     """Rows stepped by MuJoCo's batch and evaluated together by the class's vectorized rules.
 
-    Results agree with OracleRows up to rounding, and those for a row do not depend on other rows, bit for bit. Rewards
-    are computed in float64, whereas the package computes parts of them in float32, the dtype of actions.
+    Results agree with OracleRows up to rounding. A row's results are bitwise independent of the other rows. Rewards are
+    computed in float64, whereas the package computes parts of them in float32, the dtype of actions.
     """
 
     def __init__(self, official: OfficialClass, goals: Array, num_threads: int) -> None:
@@ -155,7 +155,7 @@ class MetaWorldBatch(RowBatch):
         self.action_size = ACTION_SIZE
 
     def official(self, number: int) -> OfficialClass:
-        """Return the class with this number."""
+        """Return the class with this number, which is made on first use."""
         if number not in self._officials:
             self._officials[number] = self._make(number)
         return self._officials[number]

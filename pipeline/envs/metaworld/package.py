@@ -20,7 +20,7 @@ VERSION = "3.1.1"  # required version of the package, since rewards differ betwe
 
 @cache
 def official_classes() -> Mapping[str, type[Any]]:
-    """Return the package's environment classes, keyed by name without -v3, or raise EnvError if it is not installed."""
+    """Return the environment classes, keyed by name without -v3; raise EnvError unless VERSION is installed."""
     try:
         found = version("metaworld")
         importlib.import_module("scipy")
@@ -45,7 +45,7 @@ def _install(found: str) -> str:
 def _reset_mocap_welds(env: Any) -> None:
     """Replacement for SawyerMocapBase.reset_mocap_welds, which writes 11 values into each row of `eq_data`.
 
-    In newer MuJoCo versions, rows have 12 values (mjNEQDATA), of which a weld does not use the twelfth.
+    In newer MuJoCo versions, rows have 12 values (mjNEQDATA); welds do not use the last one.
     """
     model = env.model
     if model.nmocap:

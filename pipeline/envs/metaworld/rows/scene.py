@@ -1,4 +1,4 @@
-"""Inputs of Meta-World rules, read from n simulations, the common observation, and building blocks of rewards.
+"""Inputs of Meta-World rules (read from n simulations), the common observation, and building blocks of rewards.
 
 The building blocks come from the DeepMind Control Suite (Tassa et al. 2018, arXiv:1801.00690, "tolerance"), with
 Hamacher's t-norm. All their operations are elementwise, so a row's results do not depend on other rows.
@@ -171,8 +171,8 @@ def clip_hand(frames: Array) -> None:
 def quaternions(turns: Array) -> Array:
     """Convert rotation matrices [n, 9] in C order to quaternions [n, 4], with w last and the largest entry positive.
 
-    Shepperd's method (1978), with the sign convention of `scipy.spatial.transform.Rotation`. The official classes call
-    that function, which takes half as long as the physics of twenty rows.
+    Shepperd's method (1978), with the sign convention of `scipy.spatial.transform.Rotation`. The official classes use
+    Rotation itself, which takes half as long as the physics of twenty rows.
     """
     trace = turns[:, 0] + turns[:, 4] + turns[:, 8]
     squares = np.concatenate([turns[:, ::4], trace[:, None]], axis=1)
