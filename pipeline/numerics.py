@@ -170,7 +170,7 @@ def _set_precision(torch: Any, value: str) -> None:
 
 
 def _precisions(backends: Any, device: DeviceName) -> Iterator[_Setting]:
-    """Yield the precision of each kind of product that torch distinguishes and, on CUDA, cuDNN's benchmark mode."""
+    """Yield the precision settings that torch has per kind of product and, on CUDA, cuDNN's benchmark setting."""
     parts = {f"mkldnn {name}": getattr(backends.mkldnn, name, None) for name in ("matmul", "conv", "rnn")}
     if device == "cuda":
         parts |= {f"cudnn {name}": getattr(backends.cudnn, name, None) for name in ("conv", "rnn")}

@@ -190,7 +190,7 @@ class ByName(Generic[S]):
         return found.model_validate(given)
 
     def _findable(self, value: S) -> S:
-        """Return the settings with a name that finds their class, or raise ConfigError if their name finds another."""
+        """Return the settings with a name that selects their class, or raise ConfigError if it selects another."""
         given = getattr(value, "name", "")
         name = given or path_of(type(value))
         found = self.plugins.find(name, self.base)

@@ -66,7 +66,7 @@ class TwinQKernel(FlatParams):
         self._parallel = parallel
 
     def values(self, observations: Array, actions: Array) -> Array:
-        """Return the Q-values [2, n] of observations [n, O] and actions [n, A]. Later calls differentiate at them."""
+        """Return the Q-values [2, n] of observations [n, O] and actions [n, A]. Gradients are later taken there."""
         inputs = np.concatenate([observations, actions], axis=1)
         return np.stack(list(self._parallel(lambda network: network.forward(inputs)[:, 0], self._networks)))
 

@@ -43,7 +43,7 @@ def make_actor(kind: ActorKind, setup: ActorSetup) -> Actor:
 
 
 def check_actor(kind: ActorKind, actions: gymnasium.Space[Any], *, deterministic: bool = False) -> None:
-    """Raise ValueError if an actor does not support the action space, or the deterministic actions requested."""
+    """Raise ValueError if an actor does not support the action space or the requested deterministic actions."""
     if kind == "uniform" and deterministic:
         raise ValueError("actor uniform: no action is the most likely; use deterministic=False")
     if kind == "q_values" and not isinstance(actions, Discrete):

@@ -1,7 +1,7 @@
 """Acting on a posterior over the task that a recurrent encoder infers from the trial so far.
 
-Zintgraf et al. 2020, arXiv:1910.08348. The torch counterpart is pipeline.algorithms.varibad; actors.on_policy
-has the actor.
+Zintgraf et al. 2020, arXiv:1910.08348. The torch counterpart is in
+pipeline.algorithms.varibad; the actor is in pipeline.policies.actors.on_policy.
 """
 
 from collections.abc import Mapping

@@ -193,7 +193,7 @@ class ReplayBuffer:
 
 
 def blocks_within(counts: Array, limit: int) -> Iterator[slice]:
-    """Yield slices of `counts` [n], in order, whose sum is at most `limit`; a larger count gets a slice of its own."""
+    """Yield consecutive slices of `counts` [n], each with a sum of at most `limit` or with a single larger count."""
     first, total = 0, 0
     for n, count in enumerate(counts.tolist()):
         if n > first and total + count > limit:
