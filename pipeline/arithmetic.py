@@ -22,7 +22,7 @@ def blas_facts() -> tuple[str, ...]:
 
 @cache
 def numpy_facts() -> str:
-    """Return the SIMD extensions that NumPy's own functions use.
+    """Return the SIMD extensions that NumPy's own functions use, separated by spaces; "scalar" if there are none.
 
     With AVX-512, some functions, such as arcsinh and float64 exp, round differently. The processor and the environment
     variable NPY_DISABLE_CPU_FEATURES select the code path.

@@ -17,7 +17,7 @@ from metaloom.pipeline.types import Array
 
 
 def build_learner(config: RunConfig) -> tuple[Setup, Learner[Any, Any], MetaEnv]:
-    """Return a run's Setup, learner and environment, which the algorithm must support."""
+    """Return a run's Setup, learner and environment, or raise ConfigError if the algorithm does not support them."""
     # Let the learner check the kind of actions first: discrete actions have no scale for the environment to apply.
     with closing(make_env(config.env.model_copy(update={"action_scale": None}))) as plain:
         setup = setup_of(config, plain)
@@ -40,7 +40,7 @@ def setup_of(config: RunConfig, env: MetaEnv) -> Setup:
 
 
 def setup_for(config: RunConfig, spaces: Spaces, sparse_rewards: Callable[[Array], Array]) -> Setup:
-    """Return a run's Setup, given the spaces of its environment instead of the environment."""
+    """Return a run's Setup, given its environment's spaces and sparse-reward function instead of the environment."""
     return Setup(
         **asdict(spaces),
         env_name=config.env.name,

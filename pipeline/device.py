@@ -20,7 +20,7 @@ EQUAL_IN_WORDS: dict[EqualityClass, str] = {
 
 
 def asks_for_gpu(problem: Exception) -> bool:
-    """Return True if the error is one that torch raises when code requests a missing GPU."""
+    """Return True if an error's message suggests that code requested a missing GPU."""
     return any(words in str(problem) for words in ("CUDA", "cuda", "NVIDIA"))
 
 

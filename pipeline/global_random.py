@@ -68,7 +68,7 @@ class GlobalRandomWatch:
     def draw_of(
         self, work: Callable[[], T], stage: str, again: Callable[[], object] | None = None
     ) -> tuple[T, Draw | None]:
-        """Run `work` and return its result, with the draw that it made from a global generator or None.
+        """Run `work`; return its result, and the draw that it made from a global generator, or None if it made none.
 
         If a generator changed, the work (or `again`) is repeated on this thread only. If no draw is found then, a
         warning is logged, once per generator and stage, and again when the watch gives up.

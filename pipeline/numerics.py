@@ -170,7 +170,7 @@ def _set_precision(torch: Any, value: str) -> None:
 
 
 def _precisions(backends: Any, device: DeviceName) -> Iterator[_Setting]:
-    """Yield the precision setting for each kind of product, if this torch version distinguishes them."""
+    """Yield the precision settings that torch has per kind of product and, on CUDA, cuDNN's benchmark setting."""
     parts = {f"mkldnn {name}": getattr(backends.mkldnn, name, None) for name in ("matmul", "conv", "rnn")}
     if device == "cuda":
         parts |= {f"cudnn {name}": getattr(backends.cudnn, name, None) for name in ("conv", "rnn")}

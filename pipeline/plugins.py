@@ -64,7 +64,7 @@ class Plugins:
 
 
 def load(path: str) -> Any:
-    """Import and return the object at a path, module:Class, which other processes must be able to import."""
+    """Return the object at a path, module:Class, or raise ConfigError if this or another process cannot import it."""
     name = path.partition(":")[2]
     if "<" in name:
         raise ConfigError(_not_found_again(path))
@@ -84,7 +84,7 @@ def load_class(path: str, base: type[T], name: str | None = None) -> type[T]:
 
 
 def import_module(path: str) -> types.ModuleType:
-    """Import and return the module of a path, module:Class, which other processes must be able to import."""
+    """Return the module of a path, module:Class, or raise ConfigError if this or another process cannot import it."""
     module = path.partition(":")[0]
     if module == "__main__":
         raise ConfigError(_not_found_again(path))

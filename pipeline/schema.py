@@ -190,7 +190,7 @@ class ByName(Generic[S]):
         return found.model_validate(given)
 
     def _findable(self, value: S) -> S:
-        """Return the settings object with a name under which other processes can find its class."""
+        """Return the settings with a name that selects their class, or raise ConfigError if it selects another."""
         given = getattr(value, "name", "")
         name = given or path_of(type(value))
         found = self.plugins.find(name, self.base)

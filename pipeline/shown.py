@@ -1,4 +1,4 @@
-"""Display of values in terminals and notebooks (shapes and sizes, never contents), and parts of error messages."""
+"""Display of values in terminals and notebooks (arrays by shape and size only), and parts of error messages."""
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ Row = tuple[str, ...]
 
 
 def printable(text: object) -> str:
-    """Return text from a stored file or a plug-in with its control characters replaced."""
+    """Return text from a file or plug-in, replacing unprintable characters other than newlines and tabs."""
     return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in str(text))
 
 
@@ -90,7 +90,7 @@ def arrays_in(value: object, name: str = "") -> Iterator[Row]:
 
 
 def plain_data(value: object, described: Callable[[object], str]) -> Any:
-    """Convert a value to JSON data. Objects that JSON cannot represent are `described`."""
+    """Convert a value to JSON data. NaN and infinities become strings; `described` converts all other objects."""
     if isinstance(value, Mapping):
         return {str(name): plain_data(part, described) for name, part in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, np.ndarray | np.generic):

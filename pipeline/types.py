@@ -24,7 +24,7 @@ ParallelMap = Callable[..., Iterable[Any]]
 
 
 def _each_episode(dtype: type[np.generic]) -> dict[str, Any]:
-    """Return metadata for an EpisodeBatch field that is an array [B, E] with one value per episode, or None.
+    """Return metadata for an EpisodeBatch field that is None or an array [B, E] with one value per episode.
 
     Checks, tables and exports find these fields by the metadata; `storage.format.stages` plans their storage.
     """

@@ -33,7 +33,7 @@ from metaloom.stages.tools import Rollouts, acting_params
 def collect_rollouts(
     learner: Learner[Any, Any], rollouts: Rollouts, at: At, *, params: Update | TaskParams, tasks: TaskBatch
 ) -> EpisodeBatch:
-    """Collect complete episodes per task; after the first inner step, tasks use their adapted parameters."""
+    """Collect complete episodes for each task, using its adapted parameters after the first inner step."""
     position = RolloutPosition(at.run_seed, at.iteration, at.step)
     return rollouts.collect(acting_params(learner, params, at, len(tasks)), tasks, position)
 
@@ -239,7 +239,7 @@ class _Rollout:
         )
 
     def _check_finite(self) -> None:
-        """Check the whole batch for non-finite values, because batched environments are not checked at every step."""
+        """Raise RolloutError if any value is not finite. Batched environments are not checked at every step."""
         for name, array in (("observations", self.observations), ("actions", self.taken), ("rewards", self.rewards)):
             finite = np.isfinite(array)
             if not finite.all():

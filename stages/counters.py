@@ -19,7 +19,7 @@ ENV_STEPS_NOMINAL = "env_steps_nominal"  # number of environment steps if every 
 
 
 def no_steps() -> Params:
-    """Return the counters before the first episode."""
+    """Return the counters before the first episode: zeros, keyed by name."""
     return {name: np.zeros((), np.int64) for name in (ENV_STEPS, ENV_STEPS_NOMINAL)}
 
 
@@ -48,8 +48,8 @@ def require_state(found: object, learner: Learner[Any, Any], method: str, like: 
     """Return a learner's state after checking that it contains only arrays.
 
     Raises StageFault otherwise, or if a parameter's dtype differs from `like`; parameters not in `like` must be
-    float32. None allows any dtype, as in runs written by earlier versions. The message names the method that returned
-    the state.
+    float32. If `like` is None, any dtype is allowed, as in runs of earlier versions. The message names the method that
+    returned the state.
     """
     if not isinstance(found, LearnerState):
         raise _fault(method, learner, f"{type(found).__name__}; expected LearnerState(params, optimizer, extra)")
@@ -131,7 +131,7 @@ def _fault(method: str, learner: Learner[Any, Any], result: str) -> StageFault:
 
 
 def _number(name: object, value: Any) -> float:
-    """Convert a metric to the float that is stored."""
+    """Return a metric's value as a float, or raise StageFault if the name or value has the wrong type."""
     if not isinstance(name, str):
         raise StageFault(f"the update returned a metric named {name!r}; expected a string, as in {{'loss': ...}}")
     if isinstance(value, int | float | np.number | np.bool) or getattr(value, "shape", None) == ():

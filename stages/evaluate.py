@@ -122,7 +122,7 @@ def _faults_in(episodes: str) -> Iterator[None]:
 
 
 def _stacked(batches: Sequence[Mapping[str, Array]], otherwise: Mapping[str, Array]) -> dict[str, Array]:
-    """Stack same-named arrays as [B, steps, E]; without batches, return the arrays of `otherwise`, emptied."""
+    """Stack same-named arrays as [B, steps, E]; without batches, return empty arrays with the names in `otherwise`."""
     if not batches:
         return {name: values[:, :0, :0] for name, values in otherwise.items()}
     return {name: np.stack([batch[name] for batch in batches], axis=1) for name in batches[0]}

@@ -44,9 +44,9 @@ class NotFinite(StageFault):
 
 
 def require_finite(ref: StageRef, value: object, arrays: Mapping[str, Array]) -> None:
-    """Raise NotFinite unless all arrays in a stage's output are finite. Metrics may be NaN.
+    """Raise NotFinite unless all arrays in a stage's output are finite. Metrics and facts are not checked.
 
-    The error names the first such array and, if it has these axes, the task, episode and step.
+    The error names the first array that is not finite and, if it has these axes, the task, episode and step.
     """
     if isinstance(value, Update):
         arrays = {name: array for name, array in arrays.items() if not name.startswith("metrics.")}

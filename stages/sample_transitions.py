@@ -72,7 +72,7 @@ def draw_transitions(
 ) -> Minibatches:
     """Draw K distinct tasks per gradient step and, per task, N training transitions and C context transitions.
 
-    Transitions are drawn uniformly with replacement from a task's replay buffer, excluding rows beyond its capacity.
+    Transitions are drawn uniformly with replacement from a task's newest `plan.memory_size` rows.
     Context is drawn separately, uniformly from the task's context rows, without replacement if there are at least C.
     The draws of a gradient step do not depend on the number of later steps. The result has entries for
     U = `max_updates` gradient steps; those after the first `num_updates` are -1.

@@ -15,23 +15,23 @@ from metaloom.stages.counters import require_params, require_state
 from metaloom.stages.rollouts.faults import RolloutPosition
 
 Tested = Callable[[int, EpisodeBatch], object]
-"""Callback that receives the test episodes after each number of adaptation steps."""
+"""Callback that receives the number of adaptation steps so far and the test episodes that follow them."""
 
 WarmStart = Callable[[], LearnerState | None]
-"""Function that returns the learner a run starts from, or None for a run without a warm start."""
+"""Function that returns the learner state from which a run starts, or None without a warm start."""
 
 
 class Rollouts(Protocol):
     """Collector of episodes, wherever the environments run."""
 
     def collect(self, params: TaskParams, tasks: TaskBatch, position: RolloutPosition) -> EpisodeBatch:
-        """Collect complete episodes per task."""
+        """Collect complete episodes for each task, using its parameters."""
         ...
 
     def sampling(
         self, episodes_per_task: int, *, deterministic: bool, actor: ActorKind | None = None, one_trial: bool = False
     ) -> Self:
-        """Return a copy that collects `episodes_per_task` episodes, with the most likely actions if `deterministic`.
+        """Return a copy that collects this many episodes per task, taking the most likely actions if `deterministic`.
 
         `actor` overrides the algorithm's actor. With `one_trial`, episodes run in sequence and share actor memory.
         """

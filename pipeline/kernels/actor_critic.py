@@ -45,7 +45,7 @@ class GaussianHead:
     def backward(self, weights: Array, entropy_coeff: float) -> Array:
         """Return the gradient of Σ weights · log_prob - entropy_coeff · mean entropy with respect to the means, [n, A].
 
-        Also write the gradient with respect to the log standard deviations.
+        If standard deviations are learned, also write the gradient with respect to their logarithms.
         """
         if self._learn_std:
             pull = np.square(self._z)
@@ -111,7 +111,7 @@ class CategoricalHead:
 
 
 def policy_loss(log_prob: Array, old_log_prob: Array, advantages: Array, clip_eps: float | None) -> float:
-    """Return the mean policy loss over n actions, clipped unless `clip_eps` is None."""
+    """Return the mean loss over n actions: PPO's clipped loss, or -advantage · log_prob if `clip_eps` is None."""
     if clip_eps is None:
         return -float((advantages * log_prob).mean())
     plain, clipped = _surrogates(log_prob, old_log_prob, advantages, clip_eps)
@@ -205,7 +205,7 @@ class FusedSteps(ActorCriticSteps):
 
 
 def _surrogates(log_prob: Array, old_log_prob: Array, advantages: Array, clip_eps: float) -> tuple[Array, Array]:
-    """Return r A and clip(r, 1 ± ε) A, [n] each."""
+    """Return r A and clip(r, 1 ± ε) A for likelihood ratios r and advantages A, [n] each."""
     ratio = np.exp(log_prob - old_log_prob)
     return ratio * advantages, np.clip(ratio, 1 - clip_eps, 1 + clip_eps) * advantages
 

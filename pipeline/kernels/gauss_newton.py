@@ -23,7 +23,7 @@ from metaloom.pipeline.types import Array, Params
 KnownPolicy = GaussianPolicy | CategoricalPolicy
 
 MAX_KEPT_BYTES = 1 << 30
-"""Maximum memory in bytes that chunks keep between products. Other chunks recompute: slower, but bitwise identical."""
+"""Maximum size in bytes of the arrays kept between products. Other chunks recompute theirs, with identical results."""
 
 
 def fused_gauss_newton_product(at: MetaPoint) -> Product:
@@ -52,7 +52,7 @@ def fused_gauss_newton_product(at: MetaPoint) -> Product:
 
 
 class ChunkCurvature:
-    """The matrices J_iᵀ F_i J_i of a chunk's tasks, with all parts that do not depend on the vector precomputed."""
+    """The matrices J_iᵀ F_i J_i of a chunk's tasks. Parts shared by the products with all vectors are precomputed."""
 
     def __init__(self, problem: MetaProblem, params: Mapping[str, Array], names: Sequence[str], chunk: Chunk) -> None:
         # Guaranteed when this kernel is chosen.

@@ -78,7 +78,7 @@ class GaussianProduct:
 
 
 class Point:
-    """A point estimate: z is the mean of the encoder's Z outputs, with no variance or prior."""
+    """A point estimate: z [K, Z] is the mean of the encoder's outputs [K, C, Z] over transitions. It has no prior."""
 
     def infer(self, outputs: Array) -> PosteriorArrays:
         self._shape = outputs.shape
@@ -93,7 +93,7 @@ class Point:
 
 
 def inference(use_information_bottleneck: bool) -> GaussianProduct | Point:
-    """Return the inference method: Gaussian with the bottleneck, otherwise a point estimate."""
+    """Return the inference method: a Gaussian posterior with the information bottleneck, otherwise a point estimate."""
     return GaussianProduct() if use_information_bottleneck else Point()
 
 
@@ -163,7 +163,7 @@ class GradientPart:
         }
 
     def actor_gradients(self, minibatch: Minibatch, noise: Noise) -> Metrics:
-        """Write the gradients of V and the policy, with the latent variables from `critic_gradients` held fixed.
+        """Write the loss gradients of V and the policy, holding the latent variables from `critic_gradients` fixed.
 
         Return metrics as sums over this part's rows.
         """

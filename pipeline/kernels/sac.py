@@ -29,7 +29,7 @@ class TanhGaussianActions:
     """
 
     def __init__(self, outputs: Array, noise: Array) -> None:
-        """Sample actions, given the outputs [n, 2A], means and then log standard deviations, and the noise [n, A]."""
+        """Sample actions from outputs [n, 2A] (means, then log standard deviations) and normal noise [n, A]."""
         A, noise = noise.shape[1], noise.astype(outputs.dtype, copy=False)
         self.mean: Array = outputs[:, :A]
         raw = outputs[:, A:]
@@ -46,7 +46,7 @@ class TanhGaussianActions:
     def backward(self, action_gradient: Array, log_prob_gradient: Array | float) -> Array:
         """Return the gradient of a loss with respect to the outputs, [n, 2A], with the noise held fixed.
 
-        The arguments are its gradients with respect to the actions, [n, A], and log-densities, [n, 1] or a scalar.
+        The arguments are the loss's gradients with respect to the actions, [n, A], and log-densities, [n, 1] or scalar.
         """
         to_mean = action_gradient * (1 - np.square(self.actions))
         to_mean += 2 * log_prob_gradient * self.actions
@@ -66,7 +66,7 @@ class TwinQKernel(FlatParams):
         self._parallel = parallel
 
     def values(self, observations: Array, actions: Array) -> Array:
-        """Return the Q-values [2, n] of observations [n, O] and actions [n, A], at which later calls take gradients."""
+        """Return the Q-values [2, n] of observations [n, O] and actions [n, A]. Gradients are later taken there."""
         inputs = np.concatenate([observations, actions], axis=1)
         return np.stack(list(self._parallel(lambda network: network.forward(inputs)[:, 0], self._networks)))
 
@@ -75,7 +75,7 @@ class TwinQKernel(FlatParams):
         list(self._parallel(lambda network, slopes: network.backward(slopes[:, None]), self._networks, value_gradient))
 
     def gradient_of_smaller(self, values: Array, columns: slice = ALL) -> Array:
-        """Return the gradient of each row's smaller value with respect to its inputs, [n, columns]."""
+        """Return the gradient of each row's smaller value with respect to the given input columns, [n, columns]."""
         first = values[0] <= values[1]
         by_network = [np.nonzero(first)[0], np.nonzero(~first)[0]]
 

@@ -35,7 +35,7 @@ def use_device(name: DeviceName) -> torch.device:
 
 
 def device_facts(name: DeviceName) -> dict[str, str]:
-    """Return the device model and library versions that affect results, in addition to torch; empty on CPU."""
+    """Return the device model and the versions of libraries other than torch that affect results; {} for a CPU."""
     if name == "cuda":
         return {
             "model": torch.cuda.get_device_name(),

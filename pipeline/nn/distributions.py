@@ -47,7 +47,7 @@ class DiagGaussian(NamedTuple):
         return -0.5 * z.square().sum(-1) - normalizer
 
     def kl(self, other: DiagGaussian) -> Tensor:
-        """Return KL(self ‖ other), [...]. For equal distributions, it is zero up to rounding and may be negative."""
+        """Return KL(self ‖ other), [...]. For nearly equal distributions, it may be slightly negative."""
         std, other_std = self.log_std.exp(), other.log_std.exp()
         squares = (self.mean - other.mean).square() + (std.square() - other_std.square())
         per_dimension = squares / (2 * other_std.square() + KL_EPSILON) + (other.log_std - self.log_std)
@@ -104,7 +104,7 @@ def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_eps: float) -> Ten
 
 @singledispatch
 def kl_from_itself(distribution: Distribution) -> Tensor:
-    """Return the KL divergence from a detached copy of the distributions to the distributions themselves, [...].
+    """Return KL(p ‖ q), [...], where q are the distributions and p is a detached copy of them.
 
     Its value and gradient are 0, and its Hessian is the Fisher information matrix.
     """

@@ -51,7 +51,7 @@ class FlatParams:
         return other
 
     def pack(self, values: Mapping[str, Array]) -> Array:
-        """Return one array per parameter as a single vector, [D] float64."""
+        """Return one array per parameter as a single vector, [D] float64, in the order of the parameters."""
         return np.concatenate([np.asarray(values[name], np.float64).ravel() for name in self.params])
 
     def views(self, vector: Array) -> Params:
@@ -59,7 +59,7 @@ class FlatParams:
         return {name: vector[place].reshape(self._shapes[name]) for name, place in self._places.items()}
 
     def layer(self, name: str, *, fold_bias: bool) -> tuple[Layer, Layer]:
-        """Return views of a layer's parameters and of their gradients."""
+        """Return views of a layer's parameters and gradients. With `fold_bias`, the bias must follow its kernel."""
         kernel, bias = f"{name}.kernel", f"{name}.bias"
         if not fold_bias:
             return Layer(self.params[kernel], self.params[bias]), Layer(self.gradients[kernel], self.gradients[bias])

@@ -61,12 +61,12 @@ class LinearizedMLP:
         return gradients
 
     def layer_gradient(self, layer: int, kernel: Array, cotangent: Array) -> Params:
-        """Return the gradients of a layer's kernel (as given) and bias, given the cotangent of its pre-activations."""
+        """Return a layer's kernel gradient, as given, and its bias gradient, the cotangent summed over rows."""
         return {f"{self.names[layer]}.kernel": kernel, f"{self.names[layer]}.bias": cotangent.sum(1)}
 
 
 class PulledBack:
-    """Pullback of a cotangent, with derivatives in many directions; `gradients` holds it, keyed by parameter name."""
+    """Pullback of a cotangent, `gradients`, keyed by parameter name. It can be differentiated in many directions."""
 
     def __init__(self, network: LinearizedMLP, cotangent: Array) -> None:
         self._network = network

@@ -69,7 +69,7 @@ S = TypeVar("S", bound="LearningRate | ScheduledSteps")
 
 
 def _with_schedule(settings: S) -> S:
-    """Return the settings, or raise ValueError if the learning-rate schedule lacks an option or does not use one."""
+    """Return the settings, or raise ValueError if the schedule lacks an option or ignores one that is set."""
     schedule, decay, horizon = settings.lr_schedule, settings.lr_decay, settings.lr_horizon
     name = schedule.name if isinstance(schedule, TorchScheduler) else schedule
     if name == "linear" and horizon is None:

@@ -58,7 +58,7 @@ class LinearAttention(BuiltInCell):
         return torch.cat(features), state
 
     def _together(self, params: Mapping[str, Tensor], inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a block's features and final state, computed from all pairs of steps, with weight 0 for later ones."""
+        """Return a block's features and final state, computed from all pairs of steps; later steps have weight 0."""
         sizes = self.spec.attention
         written, last = state.split([state.shape[-1] - inputs.shape[-1], inputs.shape[-1]], -1)
         memory = written.unflatten(-1, (sizes.key_size, sizes.value_size))
@@ -139,7 +139,7 @@ class LSTM(GRU):
 def _as_torch(params: Mapping[str, Tensor]) -> tuple[Any, ...]:
     """Return a cell's parameters in torch's order, and the other arguments of torch.gru and torch.lstm.
 
-    The latter stand for: with biases, one layer, no dropout, training mode or not, unidirectional, time first.
+    The latter mean: with biases, one layer, no dropout, training mode (only on a GPU), unidirectional, time first.
     """
     kernels = [params[f"{CELL}.{name}"].t() for name in ("input_kernel", "hidden_kernel")]
     on_gpu = kernels[0].is_cuda
@@ -231,7 +231,7 @@ def _offers_sequence(cell: nn.Module) -> bool:
 
 
 class _Along(nn.Module):
-    """Applies a custom cell to sequences [L, N, in]; its parameters have the same names as in a policy."""
+    """Custom cell applied to sequences [L, N, in]; its parameters have the same names as in a policy."""
 
     def __init__(self, cell: Any) -> None:
         super().__init__()

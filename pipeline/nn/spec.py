@@ -25,7 +25,7 @@ WITHOUT_MEMORY = (
     f"one of {', '.join(BUILT_IN_NETWORKS)}, or an algorithm that keeps a memory: recurrent-a2c, recurrent-ppo, rl2, "
     "rl2-trpo"
 )
-"""Requirement for messages about a recurrent network with an algorithm that keeps no memory."""
+"""Alternatives to a recurrent network with an algorithm that keeps no memory, for messages."""
 
 NETWORKS = Plugins(
     "network",
@@ -103,7 +103,7 @@ class NetworkSpec:
 
     @property
     def is_image(self) -> bool:
-        """True if an observation is an image: three axes, or two axes of bytes."""
+        """True if observations are images: 3-D arrays, or 2-D arrays of bytes (scale other than 1)."""
         return is_image(self.input_shape, self.input_scale)
 
 
@@ -148,7 +148,7 @@ def is_image(observation_shape: tuple[int, ...], observation_scale: float) -> bo
 
 
 def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Mapping[str, JsonValue]) -> None:
-    """Raise ValueError if a hidden layer size or an option of a built-in network is invalid in any environment."""
+    """Raise ValueError if a network's name, hidden layer sizes or options are invalid, whatever the environment."""
     NETWORKS.path(name)
     if name in _OPTIONS:
         try:
@@ -169,7 +169,7 @@ def check_network_settings(name: str, hidden_sizes: tuple[int, ...], options: Ma
 
 
 def check_fits(spec: NetworkSpec) -> None:
-    """Raise ConfigError if a built-in network does not support the shape of its inputs, and suggest one that does."""
+    """Raise ConfigError if a built-in network does not suit the observations or is recurrent; suggest one that fits."""
     shape = spec.input_shape
     if spec.name in RECURRENT_NETWORKS:
         raise ConfigError(
@@ -222,7 +222,7 @@ class Convolutions:
 
 
 def convolutions(spec: NetworkSpec) -> Convolutions:
-    """Return the layout of a cnn's convolutions, or raise ConfigError if observations are not large enough images."""
+    """Return the layout of a cnn's convolutions, or raise ConfigError if options or observations do not suit it."""
     try:
         options = ConvolutionOptions.model_validate(dict(spec.options))
     except ValidationError as problem:

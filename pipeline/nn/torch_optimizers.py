@@ -97,7 +97,7 @@ def _tensors(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
 
 
 def _tried(config: OptimizerConfig, params: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor | float]]:
-    """Return the optimizer's quantities per parameter, found by a trial step on copies, which also reveals errors."""
+    """Return the quantities that an optimizer stores per parameter, or raise ConfigError if a step on copies fails."""
     copies = {name: value.clone() for name, value in params.items()}
     try:
         optimizer = _build(config, copies)
@@ -270,7 +270,7 @@ class _TorchFactor:
         self._start()
 
     def __call__(self, num_updates: int) -> float:
-        """Return the factor after `num_updates` updates."""
+        """Return the factor after `num_updates` updates, or raise ValueError if it is negative or not finite."""
         if num_updates < self._done:
             self._start()
         while self._done < num_updates:

@@ -1,4 +1,4 @@
-"""Construction of actors, and checks that actors suit an environment and its policy parameters."""
+"""Construction of actors, and checks that they suit an environment and the policy's parameters."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,7 +43,7 @@ def make_actor(kind: ActorKind, setup: ActorSetup) -> Actor:
 
 
 def check_actor(kind: ActorKind, actions: gymnasium.Space[Any], *, deterministic: bool = False) -> None:
-    """Raise ValueError if an actor needs another kind or range of actions, or cannot take the most likely action."""
+    """Raise ValueError if an actor does not support the action space or the requested deterministic actions."""
     if kind == "uniform" and deterministic:
         raise ValueError("actor uniform: no action is the most likely; use deterministic=False")
     if kind == "q_values" and not isinstance(actions, Discrete):

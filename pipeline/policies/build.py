@@ -85,7 +85,7 @@ class _Check:
         return found
 
     def _actions(self, of_rows: OwnDistribution) -> Tensor:
-        """Sample actions with a fixed seed and return them if they are valid."""
+        """Return actions sampled with a fixed seed, or raise ConfigError if they are invalid or not reproducible."""
         drawn: list[Tensor] = []
         for _ in range(2):
             with seeded(0):
@@ -208,7 +208,7 @@ class CategoricalPolicy(Policy):
 def build_policy(config: PolicyConfig, spaces: Spaces) -> Policy:
     """Build a Gaussian policy for continuous actions, a categorical one for discrete actions, or a custom one.
 
-    Raises ConfigError if the spaces are not supported, or if a custom policy fails its checks.
+    Raises ConfigError if the settings do not suit the spaces, or if a custom policy fails its checks.
     """
     if config.name is not None:
         policy = build_own_policy(config, spaces)
@@ -244,7 +244,7 @@ def build_own_policy(config: PolicyConfig, spaces: Spaces) -> OwnPolicy:
 
 
 class RecurrentPolicy:
-    """Recurrent policy as functions of explicit parameters and memory."""
+    """Recurrent policy as functions of explicit parameters and the inputs of whole trials."""
 
     def __init__(self, spaces: Spaces, config: PolicyConfig) -> None:
         self.cell: Cell = build_cell(config.cell_spec(spaces))

@@ -155,7 +155,7 @@ class PolicyConfig(Settings):
         return spec
 
     def cell_spec(self, spaces: Spaces) -> CellSpec:
-        """Return the CellSpec of the network. It reads an observation and the last action, reward and episode end."""
+        """Return the CellSpec of the recurrent network, or raise ConfigError if images have no encoder."""
         encoder = None if self.encoder is None else self.encoder.spec(spaces)
         if encoder is None and is_image(spaces.observation_shape, spaces.observation_scale):
             raise ConfigError(

@@ -77,7 +77,7 @@ class Affine:
 
 
 def network_shapes(prefix: str, spec: NetworkSpec) -> Shapes:
-    """Return the shapes of a network's parameters after the task axis, keyed by name."""
+    """Return the shapes of a network's parameters without the task axis, keyed by name."""
     if spec.name in BUILT_IN_NETWORKS:
         return parameter_shapes(prefix, spec)
     # Imported here: only custom networks must be built to find out their shapes.

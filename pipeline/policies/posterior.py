@@ -1,6 +1,7 @@
 """Acting on a posterior over the task that a recurrent encoder infers from the trial so far.
 
-Zintgraf et al. 2020, arXiv:1910.08348. Torch counterpart: pipeline.algorithms.varibad. Actor: actors.on_policy.
+Zintgraf et al. 2020, arXiv:1910.08348. The torch counterpart is in
+pipeline.algorithms.varibad; the actor is in pipeline.policies.actors.on_policy.
 """
 
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ class EncoderSizes(NamedTuple):
 
     @classmethod
     def of(cls, params: Params) -> "EncoderSizes":
-        """Infer the sizes from parameters [B, ...]; 0 for missing parts."""
+        """Infer the sizes from parameters [B, ...]; missing parts have size 0."""
         found = [params[name].shape[-1] if name in params else 0 for name in _NAMES]
         return cls(found[0], found[1] // 3, found[2] // 2)
 
@@ -84,7 +85,7 @@ class PosteriorNetwork:
 
 
 def encoder_input_size(config: PolicyConfig, spaces: Spaces) -> int:
-    """Return the size of the encoder's input: an observation and the last action, reward and episode end."""
+    """Return the encoder's input size: observation, last action, reward, episode end; raise ConfigError for images."""
     if is_image(spaces.observation_shape, spaces.observation_scale):
         raise ConfigError(
             f"policy: observations are images of shape {spaces.observation_shape}, from which tasks cannot be "

@@ -24,7 +24,7 @@ class Memory:
     last: Array  # last action (one-hot if discrete), reward and end of episode; zero in a new trial, [B, E, A + 2]
 
     def of_task(self) -> Params:
-        """Return the memory as task parameters [B, ...], for a single row per task."""
+        """Return the memory of each task's first row as task parameters, [B, ...] each."""
         return {TRIAL_STATE: self.state[:, 0].copy(), TRIAL_LAST: self.last[:, 0].copy()}
 
 
@@ -105,7 +105,7 @@ class Remembering:
         return outputs
 
     def keep(self, rows: Array, actions: Array) -> None:
-        """Store the actions [n, ...] taken in rows [n], and their new states, which reflect the last observations."""
+        """Store the actions [n, ...] taken in rows [n], and the states that the last `outputs` computed for them."""
         self._state_rows[rows] = self._next.reshape(self._state_rows.shape)[rows]
         taken = np.zeros((len(rows), self.output_size + 2), np.float32)
         if self._discrete:
@@ -150,7 +150,7 @@ def recollect(remembering: Remembering, observations: Array, actions: Array, rew
     """Replay stored episodes [B, E, T] as if acting, and return the outputs [B, E, T, A].
 
     `remembering` starts with the memory from before the episodes and ends with the memory after them. With the same
-    number of rows, outputs are bitwise identical to acting.
+    number of rows, outputs are bitwise identical to those in acting.
     """
     B, E, T = rewards.shape
     outputs = np.zeros((B, E, T, remembering.output_size), np.float32)

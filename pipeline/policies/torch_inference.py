@@ -72,7 +72,7 @@ def one_thread() -> Generator[None]:
 
 
 class TorchCell:
-    """Forward pass of a custom cell, with the rows of PaddedRows."""
+    """Forward pass of a custom cell, one task at a time, with input rows padded by PaddedRows."""
 
     def __init__(self, spec: CellSpec, params: Params) -> None:
         self._cell = build_cell(spec)

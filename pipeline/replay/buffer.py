@@ -94,10 +94,10 @@ class ReplayBuffer:
     """
 
     def __init__(self, columns: TransitionColumns, *, cache_bytes: int, max_rows: int) -> None:
-        """Create an empty buffer, from which only the newest `max_rows` transitions can be drawn.
+        """Create an empty buffer, sized for draws from the newest `max_rows` transitions.
 
         Transitions take at most `cache_bytes` in memory, unless the rows of a single gradient step need more. The batch
-        being read is not included.
+        being read is not included. Raises ReplayError if two transitions do not fit.
         """
         self.rows: RowIndex = RowIndex()
         self._columns = columns
@@ -173,7 +173,7 @@ class ReplayBuffer:
             self._is_read[0][number] = 1
 
     def _read_old(self, rows: Array, read: ReadRound) -> tuple[Array, Array]:
-        """Return the sorted unique row indices and their rows [n, W]. Each batch is read once and not cached."""
+        """Return the sorted unique row indices [n] and their data [n, W]. Each batch is read once and not cached."""
         numbers = np.unique(rows)
         data = np.empty((len(numbers), self._columns.width), np.float32)
         found = self.rows.locate(numbers)
@@ -193,7 +193,7 @@ class ReplayBuffer:
 
 
 def blocks_within(counts: Array, limit: int) -> Iterator[slice]:
-    """Split `counts` [n] into consecutive blocks whose sum is at most `limit`, unless a single count exceeds it."""
+    """Yield consecutive slices of `counts` [n], each with a sum of at most `limit` or with a single larger count."""
     first, total = 0, 0
     for n, count in enumerate(counts.tolist()):
         if n > first and total + count > limit:

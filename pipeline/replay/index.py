@@ -170,7 +170,7 @@ class _Task:
     def __init__(self) -> None:
         self.rows = _RowRanges()
         self.context = _RowRanges()
-        self.collections = GrowingColumns(2)  # first row of an iteration, and the number of context rows before it
+        self.collections = GrowingColumns(2)  # per iteration: first context row, number of context rows before it
         self._last: int | None = None
 
     def append(self, iteration: int, first_row: int, count: int, in_context: bool) -> None:
@@ -212,7 +212,7 @@ class TaskIndex:
 
     def __init__(self) -> None:
         self._tasks: defaultdict[int, _Task] = defaultdict(_Task)
-        self._rounds = GrowingColumns(2)  # iteration, and the row after its last
+        self._rounds = GrowingColumns(2)  # per rollout batch: its iteration, and the row index after its last
 
     def __len__(self) -> int:
         """Return the number of rollout batches."""

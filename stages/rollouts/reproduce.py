@@ -15,7 +15,7 @@ from metaloom.stages.rollouts.faults import RolloutError, describe, not_finite, 
 
 
 def reproduce(env: EnvConfig, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Replay a failed episode with the same reset and actions in a new environment. Raises the original RolloutError.
+    """Replay a failed episode with the same reset and actions in a new environment. Raises RolloutError if it fails.
 
     If this function returns, every step succeeded: the process or machine was at fault, or the environment is not
     deterministic. An environment that crashes or hangs its process also does so here, where a debugger can be attached.

@@ -31,7 +31,7 @@ class Enough:
 
     @property
     def block_size(self) -> int:
-        """Number of episodes collected in parallel: the smallest number that may suffice. Blocks are kept whole."""
+        """Number of episodes collected in parallel: the smallest number that may suffice, at most `max_episodes`."""
         for_steps = -(-(self.min_steps or 1) // self.max_episode_steps)
         size = max(for_steps, self.min_rollouts or 1)
         return size if self.max_episodes is None else min(self.max_episodes, size)
@@ -45,7 +45,7 @@ class Enough:
 
 
 def collect_until(enough: Enough, collect: Callable[[int], EpisodeBatch]) -> EpisodeBatch:
-    """Collect blocks of one task's episodes until there are enough, then pad to the maximum, if any."""
+    """Collect blocks of one task's episodes until there are enough, then pad or truncate to the maximum, if any."""
     blocks: list[EpisodeBatch] = []
     while not enough.reached(blocks):
         blocks.append(collect(len(blocks) * enough.block_size))
@@ -65,7 +65,7 @@ def tasks_together(batches: Sequence[EpisodeBatch]) -> EpisodeBatch:
 
 
 def _with_places(episodes: EpisodeBatch, num_places: int) -> EpisodeBatch:
-    """Truncate or pad to `num_places` episode slots per task."""
+    """Return the episodes, truncated or padded to `num_places` slots per task."""
 
     def resized(parts: Sequence[Array]) -> Array:
         kept = parts[0][:, :num_places]

@@ -23,7 +23,7 @@ class ActorSetup:
     num_rows: int  # number of rows (parallel episodes) E per task
     spaces: Spaces
     rngs: Sequence[np.random.Generator] | None  # action generators of the B tasks; None: take the most likely actions
-    belief_rng: Callable[[int, int], np.random.Generator]  # for the latent variable in episode e of task b, from (b, e)
+    belief_rng: Callable[[int, int], np.random.Generator]  # (b, e) -> generator for episode e of task b's latent
     memory: Memory | None = None  # memory of previous episodes; None at the beginning of a trial or without memory
 
     @property
@@ -95,7 +95,7 @@ class Actor(ABC):
         return self.behavior_by_step[name]
 
     def _take(self, t: int, rows: Array, actions: Array) -> Array:
-        """Record and return the actions [n, ...] of rows [n]."""
+        """Record and return the actions [n, ...] of rows [n] at step t."""
         self.actions[t, rows] = actions
         self._taken[t, rows] = actions.reshape(len(rows), -1)
         return actions

@@ -26,7 +26,7 @@ def draw_latents(setup: ActorSetup) -> Array | None:
 
 
 def latent_size(params: Params) -> int:
-    """Return the latent size Z of the posterior in the parameters, or 0 if they contain none."""
+    """Return the posterior's latent size Z, or 0 if the parameters contain none. Raises ValueError if it is invalid."""
     named = [params[name] for name in (BELIEF_MEAN, BELIEF_VARIANCE) if name in params]
     if not named:
         return 0
