@@ -22,9 +22,9 @@ def optimize(
     trust: Trust = False,
     **settings: Any,
 ) -> "Counterfactual":
-    """Recompute a stage with different settings, and compare the output with the stored one.
+    """Recompute a stage with different settings.
 
-    The stage reads the stored batches, and nothing is sampled.
+    The stage reads the stored batches, and nothing is sampled. The output is compared with the stored one.
 
     Example: `metaloom optimize first@3 --set algorithm.clip_eps=0.1`
 

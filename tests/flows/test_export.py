@@ -261,7 +261,7 @@ def test_a_users_format_writes_and_refuses_the_options_it_does_not_take(csv_form
     ("name", "message"),
     [
         ("no_such_module:CSV", "No module named 'no_such_module'"),
-        ("json:CSV", "of a graph or export format module:NAME)"),
+        ("json:CSV", "module:NAME for a graph or export format)"),
         ("json:dumps", "an object of builtins:function; use module:FORMAT, the path of an ExportFormat"),
     ],
 )

@@ -351,7 +351,7 @@ def test_a_scene_with_another_model_is_drawn_by_another_painter_and_the_first_is
 
 def test_an_environment_without_pictures_is_refused(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "hostile"))
-    with pytest.raises(UsageError, match=r"render_modes \[\]\. A video needs rgb_array"):
+    with pytest.raises(UsageError, match=r"render_modes \[\]\. For a video, it needs rgb_array"):
         drawable(EnvConfig(name="hostile_envs:Plain"))
 
 

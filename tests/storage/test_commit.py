@@ -290,10 +290,11 @@ def test_names_that_differ_only_in_case_are_refused_because_some_disks_cannot_te
 ):
     episodes = batches.episodes()
     terms = {"run": episodes.rewards, "Run": episodes.rewards}
-    writer = storage.create_run(tmp_path / "run", capacity=1, **creation)
-    put(writer, [(ROLLOUTS, replace(episodes, reward_terms=terms), [])])
-    with pytest.raises(storage.StoreError, match="only in case"):
-        writer.close()
+    with (
+        storage.create_run(tmp_path / "run", capacity=1, **creation) as writer,
+        pytest.raises(storage.LayoutMismatch, match="only in case"),
+    ):
+        put(writer, [(ROLLOUTS, replace(episodes, reward_terms=terms), [])])
 
 
 def test_a_value_that_its_stage_does_not_yield_is_refused(writer, put, batches):

@@ -8,7 +8,7 @@ from env_names import ENV_NAMES
 
 from metaloom.pipeline.envs import registry
 from metaloom.pipeline.envs.config import EnvConfig
-from metaloom.pipeline.envs.contract import EnvError, TaskField
+from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
 from metaloom.pipeline.envs.half_cheetah import HalfCheetahDir
 from metaloom.pipeline.envs.point_corner import PointCorner
 from metaloom.pipeline.envs.registry import make_env
@@ -129,7 +129,8 @@ def test_classes_that_are_held_out_count_where_their_tasks_are():
 def test_balanced_draws_have_none_of_the_classes_that_are_held_out():
     classes, rng = nearest("kind", {"a": 0, "b": 1, "c": 2}, held_out=["c"]), np.random.default_rng(0)
     fields = (TaskField("kind", "1", "which"),)
-    drawn = balanced_draw(classes, fields, 6, rng, lambda n: rng.integers(2, size=(n, 1)).astype(float), "Kinds")
+    env = type("Kinds", (MetaEnv,), {"task_fields": fields})()
+    drawn = balanced_draw(env, classes, 6, rng, lambda n: rng.integers(2, size=(n, 1)).astype(float))
     assert sorted(drawn[:, 0].tolist()) == [0, 0, 0, 1, 1, 1]
     tested = TaskPool(fields, np.full((4, 1), 2.0)).sample_balanced(4, rng, classes)
     assert tested.params[:, 0].tolist() == [2, 2, 2, 2]
