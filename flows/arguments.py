@@ -25,7 +25,7 @@ _found.maxstring = _found.maxother = 60
 
 
 def checked(function: F) -> F:
-    """Wrap a function so that it rejects arguments that do not match its annotations."""
+    """Wrap a function so that it raises UsageError for arguments that do not match its annotations."""
     described = signature(function)
 
     @cache
@@ -116,7 +116,7 @@ def _kind(annotation: Any) -> str:
 
 
 def limits_of(mark: object) -> list[Number]:
-    """Return the numeric limits in the metadata of an Annotated type."""
+    """Return the numeric limits in one item of the metadata of an Annotated type."""
     validators = mark.validator if isinstance(mark, Parameter) else ()
     listed = validators if isinstance(validators, tuple) else (validators,)
     return [validator for validator in listed if isinstance(validator, Number)]

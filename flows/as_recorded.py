@@ -1,6 +1,7 @@
-"""Recomputation with the CPU code paths that computed stored outputs, as far as this processor supports it.
+"""Recomputation with the CPU code paths that computed stored outputs, as far as this processor supports them.
 
-BLAS, torch and NumPy select theirs on import, so a command that needs others restarts with new environment variables.
+BLAS, torch and NumPy select their code paths on import, so a command that needs other code paths restarts with changed
+environment variables.
 """
 
 import os
@@ -24,7 +25,7 @@ class Arithmetic:
     wanted: Mapping[str, str]  # CPU code paths that computed the run, keyed by library
     unrecorded: tuple[str, ...]  # libraries whose code path the run does not record; its processor's default is assumed
     missed: Mapping[str, str]  # why the wanted code path was not used, with a remedy, keyed by library
-    mixed: bool  # True if iterations used different code paths; this process can only use those of the last one
+    mixed: bool  # True if iterations used different code paths; `wanted` contains those of the last iteration
 
     def __str__(self) -> str:
         used = ", ".join(f"{name} {self.used[library]} ({self._origin(library)})" for library, name in _NAMES.items())

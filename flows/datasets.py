@@ -39,8 +39,8 @@ class _Part:
 class RunDataset(Dataset[Item]):
     """Transitions, episodes or trials of a run, sorted by iteration, inner step, task, episode and t.
 
-    An item is a mapping of tensors. A list of indices returns stacked items, for loading batches. Reading an item loads
-    its task's part of the arrays, and recent parts are cached. `sampler` shuffles so that the cache helps.
+    An item is a mapping of tensors. Indexing with a list returns stacked items, for loading batches. Reading an item
+    loads its task's part of the arrays; recent parts are cached. `sampler` shuffles in an order that suits the cache.
 
     Args:
         run: Run to read. Its thinned batches must be recomputed or excluded.
@@ -100,7 +100,7 @@ class RunDataset(Dataset[Item]):
         return [{name: values[i] for name, values in stacked.items()} for i in range(len(indices))]
 
     def sampler(self, seed: int = 0, *, pool: int = _POOL) -> PartSampler:
-        """Return a sampler that shuffles parts, then items within every `pool` parts. Each part is read only once."""
+        """Return a sampler that shuffles parts, then items within groups of `pool` parts. Each part is read once."""
         return PartSampler(self._ends, seed, pool)
 
     def _find(self, iterations: Sequence[int], steps: Steps) -> Iterator[tuple[_Part, int]]:
@@ -186,7 +186,7 @@ def _transitions(found: dict[str, Array], e: Array, t: Array) -> dict[str, Array
 
 
 class PartSampler(Sampler[int]):
-    """Sampler of dataset indices, in an order determined by seed and epoch, that reads each part once per process."""
+    """Sampler of dataset indices. Seed and epoch determine the order, in which a process reads each part only once."""
 
     def __init__(self, ends: Array, seed: int, pool: int) -> None:
         if not 1 <= pool <= _CACHED_PARTS:

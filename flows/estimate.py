@@ -25,13 +25,13 @@ _LOG = logging.getLogger(__name__)
 
 
 def check_sizes(config: RunConfig, *, evaluation_alone: bool = False) -> None:
-    """Reject a run, or a single evaluation, that does not fit into memory; warn if it needs more than half of it."""
+    """Raise ConfigError if a run, or a single evaluation, cannot fit into memory; warn if it needs more than half."""
     if refusal := refusal_of(config, evaluation_alone=evaluation_alone):
         raise ConfigError(refusal)
 
 
 def refusal_of(config: RunConfig, *, evaluation_alone: bool = False) -> str | None:
-    """Return why a run, or a single evaluation, cannot fit into this machine's memory, or None if it may fit."""
+    """Return why a run, or a single evaluation, cannot fit into memory, or None; warn if it needs more than half."""
     setup, _, env = build_learner(config)
     train_tasks, test_tasks = len(env.task_set or ()), len(env.test_task_set or ())
     numbers = 4 * (max(setup.action_size, 1) + 1)  # action and reward

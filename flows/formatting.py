@@ -28,7 +28,7 @@ def stage_name(ref: StageRef) -> str:
 
 
 def stage_label(stage: str, step: int) -> str:
-    """Format a stage's name and inner step, "adapt k=0"; the step is omitted if no built-in graph repeats the stage."""
+    """Format a stage's name and inner step, such as "adapt k=0"; omit k=0 for built-in stages that never repeat."""
     return stage if stage in _ONCE and not step else f"{stage} k={step}"
 
 
@@ -46,7 +46,7 @@ def by_inner_step(metrics: Mapping[str, float], name: str) -> list[float]:
 
 
 def last_return(metrics: Iterable[str]) -> str | None:
-    """Return the name of the average return after the last inner step, or None."""
+    """Return the name of the metric for the average return at the last inner step, or None if there is none."""
     names = [name for name in metrics if re.fullmatch(r"step_\d+\.average_return", name)]
     return max(names, key=lambda name: int(name[5:].partition(".")[0]), default=None)
 
@@ -163,7 +163,7 @@ def dotted(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def program(name: str) -> str:
-    """Return the command for a program in this environment: its name if PATH leads to it, otherwise its path."""
+    """Return the command for a program of this environment: a relative path if PATH does not find it, else its name."""
     ours = Path(sys.executable).with_name(name)
     found = shutil.which(name)
     # Do not resolve links, since their targets may not be accessible to others.

@@ -47,7 +47,7 @@ def abandonable() -> Generator[None, None, None]:
 
 @dataclass
 class Stop:
-    """State of a stop request. A call returns True after a request, and a live panel can render it."""
+    """State of a stop request. Calling it returns True after a request, and a live panel can render it."""
 
     how: str = ""  # what happens to the current stage, in words; empty before a request
     panel: Console | None = None  # console of the live panel; nothing else may write while the panel is shown

@@ -40,7 +40,7 @@ class Observer:
 
 
 def strict(observer: Observer) -> Observer:
-    """Return an observer that also ends the training after an iteration whose witness differs or is missing."""
+    """Return an observer that also raises StageFault after an iteration whose witness differs or is missing."""
 
     def iteration_done(report: IterationReport) -> None:
         observer.iteration_done(report)

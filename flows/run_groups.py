@@ -29,7 +29,7 @@ class RunGroup:
 
 
 def settings_of(run: Run) -> dict[str, str]:
-    """Return a run's settings as text, keyed by name; settings that its version lacked have their old defaults."""
+    """Return a run's settings as text, keyed by name; missing ones get old defaults if the run has no plug-ins."""
     # Use the current number of iterations, since `resume --iterations` does not change the stored settings.
     config = {**run.config, "iterations": run.capacity}
     # Reading a run must not import the modules that its settings name.
@@ -59,7 +59,7 @@ def environment_of(run: Run) -> str:
 
 
 def check_comparable(runs: Sequence[Run], *, mixed: bool) -> None:
-    """Reject duplicate runs, and runs whose scores cannot be compared."""
+    """Raise UsageError if there are no runs, one is given twice or, unless `mixed` is True, environments differ."""
     if not runs:
         raise UsageError("there are no runs to compare; pass one or more by name, path, pattern or sweep")
     paths = [str(run.path.resolve()) for run in runs]
@@ -114,7 +114,7 @@ def grouped(runs: Sequence[Run], by: Sequence[str], *, mixed: bool) -> dict[str,
 
 
 def _distinguishing(keys: Sequence[str], groups: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return the settings in which groups differ; with several algorithms, only settings that differ within one."""
+    """Return the settings in which groups differ, without differences that only follow from the algorithm."""
     differ = [n for n in range(len(keys)) if len({values[n] for values in groups}) > 1]
     names = [keys[n] for n in differ]
     if "algorithm.name" not in names:
@@ -138,7 +138,7 @@ def _refuse_repeated(groups: Iterable[Sequence[Run]], settings: Mapping[Path, Ma
 
 
 def _examples(by_name: Mapping[str, str]) -> str:
-    """Return text that names one example for each distinct value."""
+    """Return text that names one run or group as an example of each distinct value."""
     first: dict[str, str] = {}
     for name, value in by_name.items():
         first.setdefault(value, name)
@@ -170,7 +170,7 @@ def fork_notes(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def kin_notes(groups: Mapping[str, RunGroup]) -> Iterator[str]:
-    """Yield a note for each set of runs in a group that begin with the same policy, so they are not independent."""
+    """Yield a note for each set of runs in a group that begin with the same policy and are thus not independent."""
     for group in groups.values():
         kin: dict[str, list[str]] = {}
         for run in group.runs:

@@ -87,7 +87,7 @@ class RunLog(logging.Handler):
         self._write(record)
 
     def observing(self, observer: Observer, writer: RunWriter) -> Observer:
-        """Return an observer that also logs events, and that stops training when the writer receives a request."""
+        """Return an observer that also logs events, and stops training if `metaloom cancel` requests it."""
 
         def stage_started(ref: StageRef) -> None:
             self._place |= {"iteration": ref.iteration, "stage": ref.stage, "step": ref.step}

@@ -35,12 +35,12 @@ def folder_of(run: RunLike) -> Path:
 
 
 def report_path(run: Path) -> Path:
-    """Return the path of a run's report, beside the run or, for object storage, in the working directory."""
+    """Return the path of a run's report: in `reports`, beside the run or, for a URL, in the working directory."""
     return (Path("reports") if storage.url_of(run) else run.parent / "reports") / run.name
 
 
 def report_folder(run: Path) -> Path:
-    """Return the folder for a run's report, which must not contain symbolic links."""
+    """Return the folder for a run's report; raise UsageError if it, its parent or a file in it is a symbolic link."""
     folder = report_path(run)
     for path in (folder.parent, folder, *(folder.iterdir() if folder.is_dir() else ())):
         if path.is_symlink():  # the target would be overwritten
@@ -101,7 +101,7 @@ def updates_at(run: storage.Run, iteration: int | None) -> int:
 
 
 def learner_after(run: storage.Run, updates: int) -> LearnerState:
-    """Return the stored learner after this number of updates."""
+    """Return the stored learner after this number of updates; raise UsageError if it is not stored."""
     ref = run.learner_ref(updates)
     if not run.contains(ref):
         raise UsageError(

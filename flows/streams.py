@@ -14,7 +14,7 @@ _data: TextIO | None = None
 
 
 def keep_streams() -> None:
-    """Make standard output raise BrokenPipeError for all errors, and standard error ignore errors.
+    """Make standard output raise BrokenPipeError for every write error, and make standard error ignore write errors.
 
     Closed file descriptors are replaced, since the next opened file would otherwise get their numbers.
     """

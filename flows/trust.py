@@ -75,7 +75,7 @@ class StoredSettings:
             log.warning("%s: cannot record that you trust it: %s; the next command needs --trust", self.where, error)
 
     def require_trust(self) -> None:
-        """Raise UntrustedRun if the settings name modules or other users' runs, unless the user trusts them."""
+        """Raise UntrustedRun unless the user trusts all named modules, and all named runs outside the runs folder."""
         if not (self.names or self.starts):
             return
         places, trusted = _places(self.names), _trusted_here.get(self.sha256)
@@ -116,7 +116,7 @@ def require_trust(run: Run) -> None:
 
 
 def names_of_run(run: Run) -> list[str]:
-    """Return all module:Class names in the settings of a run and its ancestors."""
+    """Return all strings that may name a module, such as module:Class, in the settings of a run and its ancestors."""
     runs: list[Mapping[str, Any]] = [run.info, *run.info.get("ancestors", [])]
     return sorted({name for info in runs for name in names_in(info.get("config"))})
 
@@ -139,7 +139,7 @@ def names_in(settings: object) -> Iterator[str]:
 
 
 def strings_in(settings: object) -> Iterator[str]:
-    """Yield all strings in nested settings, including names."""
+    """Yield all strings in nested settings, including mapping keys."""
     if isinstance(settings, str):
         yield settings
     elif isinstance(settings, Mapping):

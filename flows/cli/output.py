@@ -54,7 +54,7 @@ _PLAIN = str.maketrans({"\N{MINUS SIGN}": "-", "\N{PLUS-MINUS SIGN}": "+-"})
 
 
 class PlainSigns(io.TextIOBase):
-    """Stream that writes minus signs in ASCII, so that other programs can parse them."""
+    """Stream that writes minus and plus-minus signs in ASCII, so that other programs can parse the numbers."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -110,5 +110,5 @@ def unless_closed(show: Callable[_P, None]) -> Callable[_P, None]:
 
 
 def discard_output() -> None:
-    """Redirect standard output to the null device, since Python could not flush its buffer at exit."""
+    """Redirect standard output to the null device; otherwise flushing its buffer at exit would fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), data_stream().fileno())

@@ -87,7 +87,7 @@ def optimize(
     ] = (),
     as_json: bool = False,
 ) -> int:
-    """Recompute a stage for each combination of a grid, and print the comparison."""
+    """Recompute a stage for each combination of values in a grid, and print the comparison."""
     path, iteration = require_one_iteration(call["run"], None)
     agree(path, call["trust"])
     values = late.parse_grid(grid)

@@ -1,4 +1,4 @@
-"""Comparison of groups of runs by training curves and per-task scores; runs in a group differ only in their seed."""
+"""Comparison of groups of runs by training curves and per-task scores; by default, only the seed varies in a group."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -99,7 +99,7 @@ def read_histories(runs: Sequence[Run], metric: str | None, *, mixed: bool) -> t
 def scored(
     metric: str, histories: Sequence[History], groups: Mapping[str, RunGroup], common: float, last: int
 ) -> dict[str, Scores]:
-    """Return each group's scores after `common` environment steps, per task if the tasks are known."""
+    """Return each group's scores within `common` environment steps: per task if known, otherwise per iteration."""
     runs = {run.path: run for group in groups.values() for run in group.runs}
     rows: dict[Path, Array] = {}
     tasks: dict[Path, tuple[str, bytes] | None] = dict.fromkeys(runs)
@@ -189,7 +189,7 @@ def _history(run: Run, metrics: pa.Table, iterations: Array, values: Array) -> H
 
 
 def _training_returns(run: Run, history: History, common: float, last: int) -> Array | None:
-    """Return each task's mean return after adaptation in the last iterations; None if it cannot be determined."""
+    """Return per-task mean returns after adaptation in the last iterations; None if metrics count other episodes."""
     window = [int(i) for i in history.before(common)[-last:]]
     table, metrics = run.episodes(window), run.metrics(window)
     _, steps, returns, _ = mean_returns(table)
@@ -202,7 +202,7 @@ def _training_returns(run: Run, history: History, common: float, last: int) -> A
 
 
 def _by_task(run: Run, iteration: int) -> tuple[Array, bytes]:
-    """Return the per-task mean returns of an evaluation, [B], sorted by task parameters, and those parameters."""
+    """Return an evaluation's mean return per task, [B], sorted by task parameters, and the parameters as bytes."""
     tests = _last_tests(run.evaluations(iteration))
     task = tests["task"].to_numpy()
     means = np.bincount(task, tests["return"].to_numpy()) / np.bincount(task)
@@ -248,7 +248,7 @@ def compare(
     mixed: bool = False,
     seed: int = 0,
 ) -> Comparison:
-    """Compare groups of runs; the runs in a group differ only in their seed."""
+    """Compare groups of runs; by default, the runs in a group differ only in their seed."""
     check_seed(seed)
     for run in runs:
         require_settings(run)

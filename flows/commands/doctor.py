@@ -180,7 +180,7 @@ def check_dask_settings() -> Check:
 
 
 def check_prefect_server(url: str | None = None) -> Check:
-    """Check the Prefect server, if one is configured."""
+    """Check that Prefect's settings can be read and, if they name a server, whether the server answers."""
     required = "optional; for `prefect deployment run` only"
     try:
         if url is None:

@@ -73,7 +73,7 @@ class DryRun:
 
 
 def dry_run(config: RunConfig, folder: Path, backend: Backend = Backend(), *, probe: bool = False) -> DryRun:
-    """Return the estimated cost of a run, even if the run does not fit on this machine, without creating anything."""
+    """Return the estimated cost of a run, even of one too large for this machine, without creating the run."""
     storage.check_new_run(folder)
     check_graph(config)
     config = pinned(config)

@@ -73,7 +73,7 @@ def sweep(
 
 
 def changed_config(config: RunConfig, settings: Sequence[str]) -> RunConfig:
-    """Return a run's configuration with changed settings; reject changes that affect its stored batches."""
+    """Return a run's configuration with changed settings; raise UsageError if they would affect its stored batches."""
     before = config.model_dump(mode="json")
     # The algorithm determines processing.name, so it must not be kept if the algorithm changes.
     kept = {**before, "processing": {name: v for name, v in before["processing"].items() if name != "name"}}
@@ -143,7 +143,7 @@ class _Again:
 
 
 class _Altered:
-    """Outputs of an iteration with changed settings: read if sampled or from another iteration, else recomputed."""
+    """Outputs of an iteration under changed settings; sampled ones and other iterations' outputs are read as stored."""
 
     def __init__(self, run: Run, stages: Runner, iteration: int) -> None:
         self._run, self._stages, self._iteration = run, stages, iteration

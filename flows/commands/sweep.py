@@ -156,7 +156,7 @@ def train_runs(
 
 
 def _work(config: RunConfig, folder: Path, backend: Backend, stop: Event, sender: Connection, logged: Logging) -> None:
-    """Train a run in this process and report its progress."""
+    """Train or resume a run in this child process; send its reports, then how it ended, to the parent process."""
     for number in _FOR_ALL:
         # Child processes inherit ignored signals but no handlers, so SIGTERM still ends them.
         signal.signal(number, (lambda *_: None) if number == signal.SIGTERM else signal.SIG_IGN)

@@ -65,7 +65,7 @@ class TrainResult:
     stopped: bool  # True if a request stopped it before its last iteration
     computed: int = 0  # number of outputs computed and stored
     repaired: Sequence[str] = ()  # one line for each damaged file that was repaired before training
-    damage: Sequence[storage.Damage] | None = None  # left after a repair; None without repair, or if stopped
+    damage: Sequence[storage.Damage] | None = None  # damage left after a repair; None without repair, or if stopped
     enough: Sequence[str] = ()  # `stop` criteria that ended it before its last iteration
 
 
@@ -200,7 +200,7 @@ resume: Final = _to_the_end(resuming)
 
 
 def _check_baselines(stages: Runner) -> None:
-    """Reject a linear feature baseline on images: it would fit thousands of columns, clipped at 10."""
+    """Raise ConfigError for a linear feature baseline on images: it would fit thousands of columns, clipped at 10."""
     config, spaces = stages.config, spaces_of(stages.env)
     processed = any(stage.output is Samples for stage in stages.graph.stages)
     if not processed or not is_image(spaces.observation_shape, spaces.observation_scale):
@@ -216,7 +216,7 @@ def _check_baselines(stages: Runner) -> None:
 
 
 def _check_metrics(stages: Runner) -> None:
-    """Reject metrics with reserved names, and a stopping criterion on a metric that does not exist."""
+    """Raise ConfigError for metrics with reserved names, or a stopping criterion on a metric that does not exist."""
     config, env, stop = stages.config, stages.env, stages.config.stop
     if config.metrics or (stop is not None and stop.metric is not None):
         processed = any(stage.output is Samples for stage in stages.graph.stages)
@@ -386,7 +386,7 @@ def _idle_iterations(config: RunConfig, run: storage.Run) -> Iterator[str]:
 
 
 def run_once(stages: Runner, writer: RunWriter, ref: StageRef, seconds: dict[str, float]) -> StageRef:
-    """Compute a stage and store its output, unless it is already stored; return the stage."""
+    """Compute a stage and store its output, unless the output is already stored; return `ref`."""
     if not writer.contains(ref):
         started, began, position = time.time(), time.perf_counter(), stages.seed_position(ref)
         with explained(writer.run.path, ref, position), abandonable():

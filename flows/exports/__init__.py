@@ -82,7 +82,7 @@ def _paths() -> dict[str, str]:
 
 
 def format_of(name: str) -> ExportFormat:
-    """Return the format with this name or module:FORMAT."""
+    """Return the format with this name or import path, module:FORMAT; raise UsageError if there is none."""
     path = _paths().get(name, name)
     if ":" not in path:
         hint = suggestion(name, names := format_names())

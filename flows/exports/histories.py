@@ -25,7 +25,7 @@ from metaloom.storage.format.columns import column, column_type
 from metaloom.storage.read.tables import episode_columns
 from metaloom.storage.run import Iterations, Run
 
-_OPEN_FILES = 128  # maximum number of open files. If there are more histories, several passes over the run write them.
+_OPEN_FILES = 128  # maximum number of open files; more histories need several passes over the run
 
 
 def export_histories(
@@ -71,7 +71,7 @@ def export_histories(
 
 
 def _keys(tasks: TaskBatch, by: By) -> Array:
-    """Return the number of each task's history in an iteration, [B]."""
+    """Return the index of the history to which each task of an iteration belongs, [B]."""
     return tasks.ids if by == "task" else np.arange(len(tasks))
 
 

@@ -128,7 +128,7 @@ _MOST_ATTRIBUTES = 1000
 
 
 def _write_group(file: h5py.File, name: str, arrays: Mapping[str, Array], attributes: Mapping[str, float]) -> None:
-    """Write arrays and scalars as a group, with fast low-level calls."""
+    """Write arrays and scalar attributes as an HDF5 group, with fast low-level calls."""
     group = h5g.create(file.id, name.encode(), None, _group())
     for key, value in attributes.items():
         number = np.asarray(value)

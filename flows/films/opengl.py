@@ -1,4 +1,4 @@
-"""Choice of an OpenGL platform. Does not import MuJoCo, which chooses one on import."""
+"""Choice of an OpenGL platform. This module does not import MuJoCo, which chooses a platform on import."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ _DRAWS = "import mujoco; mujoco.Renderer(mujoco.MjModel.from_xml_string('<mujoco
 
 
 def choose_renderer(asked: RendererName) -> RendererName:
-    """Return a working renderer, and select it for MuJoCo unless MuJoCo is already imported."""
+    """Return a working renderer, and set MUJOCO_GL to an OpenGL one; raise UsageError if the requested one fails."""
     named = os.environ.get("MUJOCO_GL", "").lower()
     is_late = "mujoco" in sys.modules
     wanted = named if asked == "auto" and named else asked

@@ -85,7 +85,7 @@ def painter_of(
 
 
 def goal_of(env: MetaEnv, way: Array) -> Goal | None:
-    """Return a function that returns a robot's goal, drawn near the start of `way`; None if the task has no such goal.
+    """Return a function that returns the current position of a robot's goal, [3]; None if the task has no goal to draw.
 
     The goal for a target velocity is where the robot should be now; for a direction, it is as far away as `way` leads.
     """

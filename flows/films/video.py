@@ -227,7 +227,7 @@ def video(
     every: int = 1,
     renderer: RendererName = "auto",
 ) -> Film:
-    """Write a video of a stored episode before and after adaptation, simulated again from its seed and actions."""
+    """Write a video of a task's stored episodes before and after adaptation, simulated again from seeds and actions."""
     check_film_file(out)
     run = storage.open_run(path)
     if iteration < 0:
@@ -348,7 +348,7 @@ def _place(task: WhichTask, after: EpisodeBatch) -> int:
 
 
 def median_episode(batch: EpisodeBatch, b: int, asked: int | None = None) -> int:
-    """Return the index of the requested episode of a task, or of the one with the (lower) median return."""
+    """Return the index of the requested episode of a task or, by default, of the one with the (lower) median return."""
     episodes = int(batch.real[b].sum())
     if asked is None:
         returns = batch.rewards[b, :episodes].sum(-1, dtype=np.float64)

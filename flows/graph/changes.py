@@ -22,7 +22,7 @@ def changes_of(run: Run, ref: StageRef, now: Mapping[str, str]) -> list[str]:
 def warn_changed_sources(
     run: Run, ref: StageRef, now: Mapping[str, str], warned: Collection[str] = frozenset()
 ) -> set[str]:
-    """Warn once about plug-ins whose sources changed since an output was computed; return the warnings."""
+    """Return warnings about plug-in sources that changed since an output was computed; log those not in `warned`."""
     if not now:  # as in most runs; nothing needs to be read then
         return set()
     session = run.record(ref).session
@@ -33,7 +33,7 @@ def warn_changed_sources(
 
 
 def machine_changes(run: Run, ref: StageRef) -> Iterator[str]:
-    """Yield the differences from the process that computed an output that may affect the output."""
+    """Yield differences between this process and the one that computed an output, if they may affect the output."""
     then, now = run.info.get("system", {}), system()
     for name in _DECIDES_BITS:
         before, today = str(then.get(name, "absent")), now[name]

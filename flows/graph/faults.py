@@ -114,13 +114,13 @@ def _mistake(error: BaseException, stages: Runner) -> str | None:
 
 
 def describe_error(error: Exception) -> str:
-    """Return an error's message; if a plug-in caused it, with its source line and the error's type."""
+    """Return an error's message, preceded by the source line and the error's type if a plug-in caused the error."""
     place = next(filter(None, _places(error)), "")
     return f"{place}{last_line(error)}" if place or isinstance(error, KeyError) else str(error)
 
 
 def _places(error: BaseException) -> list[str]:
-    """Return the source line of each frame of a traceback, innermost first; "" for libraries and Metaloom."""
+    """Return the function and line of each frame in a traceback, innermost first; "" for libraries and Metaloom."""
     places = list[str]()
     for frame, line in reversed([*walk_tb(error.__traceback__)]):
         module, code = str(frame.f_globals.get("__name__")), frame.f_code
@@ -130,7 +130,7 @@ def _places(error: BaseException) -> list[str]:
 
 
 def require_sound(stages: Runner, ref: StageRef, outputs: Outputs, value: Value) -> None:
-    """Reject a plug-in's update without counters, and an output that differs when recomputed with a new learner.
+    """Raise StageFault if a plug-in's update lacks counters, or if an output differs when a new learner recomputes it.
 
     Stages that run environments are not recomputed; instead, the witness replays one of their episodes.
     """

@@ -55,7 +55,7 @@ class Recomputed:
         return [*self._stages.changes(ref), *machine_changes(self._run, ref)]
 
     def remember(self, ref: StageRef, value: Value) -> None:
-        """Cache an output that is known to equal the stored one; drop cached outputs of other iterations."""
+        """Cache a recomputed output; drop outputs of other iterations, except the learner that this one starts from."""
         start = self._run.learner_ref(ref.iteration)
         self._values = {
             known: v for known, v in self._values.items() if known.iteration == ref.iteration or known == start

@@ -85,13 +85,13 @@ def rehearse(stages: Runner, should_stop: Callable[[], bool] = lambda: False) ->
 
 
 def _outputs(stages: Runner) -> "_Memory | None":
-    """Return the outputs of the small iterations, or None if a stage also fails in full-size iterations."""
+    """Return the outputs of the small iterations, or None if a stage fails in both small and full-size iterations."""
     outputs = _Memory()
     return None if _fault(stages, outputs=outputs) else outputs
 
 
 def _hidden_state(stages: Runner, outputs: "_Memory") -> str:
-    """Compute the stages again in reverse order; describe the first that depends on what ran before it, or return "".
+    """Recompute the stages in reverse order; return the error of the first that depends on what ran before it, or "".
 
     This process has computed no stage, so it lacks what earlier stages and iterations may have left in a module.
     """
@@ -142,7 +142,7 @@ class _Memory(dict[StageRef, Any], Outputs):
 
 
 def _small(stages: Runner) -> RunConfig:
-    """Return the configuration with its sizes reduced wherever the settings and plug-ins accept it."""
+    """Return the configuration with sizes reduced wherever the settings and plug-ins accept smaller ones."""
     config, env = stages.config, stages.env
     for name, size in {**_SMALL, "episodes_per_task": config.algorithm.trial or 2}.items():
         with suppress(Exception):  # plug-ins may raise anything at other sizes

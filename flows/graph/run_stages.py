@@ -113,7 +113,7 @@ class RunStages:
         return self._configured(ref)[1]
 
     def of(self, ref: StageRef) -> Runner:
-        """Return the runner that computes an output, after checking it against the stored run."""
+        """Return the runner that computes an output; its array shapes and output types must match the stored ones."""
         key, config = self._configured(ref)
         if key not in self._known:
             self._known[key] = self._stack.enter_context(

@@ -43,6 +43,6 @@ def stored_stage(stage: Stage) -> StoredStage:
 
 
 def stage_names() -> list[str]:
-    """Return the names of the stages of all graphs, in data-flow order."""
+    """Return the names of the stages of all built-in graphs, each graph's in data-flow order, without duplicates."""
     names = dict.fromkeys(stage.name for graph in GRAPHS.values() for stage in graph.stages)
     return [*names]

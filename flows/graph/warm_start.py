@@ -1,4 +1,4 @@
-"""Warm starts from another run's learner, which is found by the run's name and pinned by its digest."""
+"""Warm starts from another run's learner, which is located by the run's name and pinned by the learner's digest."""
 
 import logging
 from collections.abc import Mapping
@@ -36,8 +36,8 @@ _DECIDE_FUNCTION = (
 def pinned(config: RunConfig, *, step_timeout_seconds: float | None = None) -> RunConfig:
     """Return a new run's configuration with its environment and warm start resolved.
 
-    A warm start is rejected if the learner does not exist, or if its parameters would define a different policy or
-    value function with these settings.
+    Raises UsageError if the learner of a warm start does not exist, and ConfigError if its parameters would define a
+    different policy or value function with these settings.
     """
     env, notes = settled(config.env, config.max_episode_steps, step_timeout_seconds or 60)
     for note in notes:
@@ -86,7 +86,7 @@ def read_learner(start: WarmStart) -> LearnerState:
 
 
 def _require_same_function(config: RunConfig, stored: Mapping[str, Any], where: str) -> None:
-    """Reject settings under which stored parameters would define a different policy; shapes are checked later."""
+    """Raise ConfigError if stored parameters would define a different policy here; shapes are checked later."""
     given, algorithm = PolicyConfig.model_validate(stored.get("policy", {})), stored["algorithm"]["name"]
     actor = config.algorithm.actor
     # Only built-in classes are checked, since importing others requires trust.

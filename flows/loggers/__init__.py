@@ -18,7 +18,7 @@ MODULES = ("mlflow", "tensorboard", "wandb")  # built-in loggers; each requires 
 
 
 def check_loggers(names: Sequence[str], film_every: int | None) -> None:
-    """Raise an error for loggers that would only fail after the run has begun."""
+    """Raise UsageError or ConfigError for an invalid or missing logger, or for `film_every` without any logger."""
     for name in names:
         if name not in MODULES:
             function_named(name)

@@ -58,7 +58,7 @@ class _Function(RunLogger):
 
 
 def log_folder(run: Path) -> Path:
-    """Return the folder for the loggers' local files, which is next to the run."""
+    """Return the folder for loggers' local files: beside the run, or in the working directory for object storage."""
     return Path("logs") if url_of(run) else run.parent / "logs"
 
 
@@ -66,7 +66,7 @@ def log_folder(run: Path) -> Path:
 def logging_to(
     names: Sequence[str], folder: Path, observer: Observer, *, film_every: int | None = None
 ) -> Iterator[Observer]:
-    """Within the block, yield an observer that also logs iterations.
+    """Yield an observer that also logs iterations during the block.
 
     The run need not exist yet. A video is logged every `film_every` iterations and after the last one.
     """

@@ -1,1 +1,1 @@
-"""The page of `metaloom view`: a local server of JSON data, drawn by the browser."""
+"""The page of `metaloom view`: a local server provides JSON data, which the browser draws."""

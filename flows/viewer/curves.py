@@ -94,7 +94,7 @@ class Curves:
 
 
 def spark(run: Run) -> list[float | None]:
-    """Return the learning curve after adaptation at up to `SPARK_POINTS` evenly spaced iterations."""
+    """Return the values of the learning curve after adaptation at up to `SPARK_POINTS` evenly spaced iterations."""
     done = len(run.iterations)
     if not done:
         return []

@@ -69,7 +69,7 @@ class Gate:
 
 
 def token_gate(app: ASGIApp, token: str) -> Gate:
-    """Return a gate that accepts only read requests whose path contains the token."""
+    """Return a gate that rejects requests from other pages, with methods except GET and HEAD, or without the token."""
 
     def refusal(scope: Scope) -> Refusal | None:
         if found := refusal_of_other_pages(scope):

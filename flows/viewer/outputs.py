@@ -156,7 +156,7 @@ def principal_components(rows: Array) -> tuple[Array, Array]:
 
 
 def _flat(adapted: Mapping[str, Array], start: Mapping[str, Array] | None) -> Array:
-    """Return each task's flattened parameters minus the initial ones, [B, D] float64."""
+    """Return each task's flattened parameters, minus the initial ones if `start` is not None, [B, D] float64."""
     parts = (np.asarray(adapted[name], np.float64) - (0 if start is None else start[name]) for name in sorted(adapted))
     return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
 
@@ -233,7 +233,7 @@ def _records(run: Run, iteration: int) -> tuple[list[StageRecord], list[str]]:
 def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:
     """Return the returns of an iteration's episodes per inner step and task.
 
-    They come from its table, which thinning keeps, or for an incomplete iteration from stored rewards.
+    They are read from the episodes table, which thinning keeps, or, for an incomplete iteration, from stored rewards.
 
     Returns:
         `tasks`: parameters keyed by name; `classes`: class of each task, or None; `colors`: color per class; `steps`:

@@ -22,7 +22,7 @@ _BY_STEP = (("task", "episode", "t"), ("task", "episode", "t_with_final"))
 def slice_of(
     run: Run, ref: StageRef, array: str, at: Sequence[int], rows: int | None, columns: int
 ) -> tuple[Array, tuple[int, int]]:
-    """Return a slice of a stored array as [rows, columns] float64, NaN in the padding, and its strides.
+    """Return a slice of a stored array as [rows, columns] float64, with NaN in padding, and its row and column strides.
 
     `array` is a path below `data.zarr`, such as rollouts_0/rewards. `at` contains an index along each axis, which is
     ignored for the axes shown: `rows` from top to bottom (None for a single row), and `columns` from left to right.
