@@ -126,7 +126,7 @@ def _numpy_state(*, exact: bool) -> object:
 def _repeated_draw(
     work: Callable[[], object], generators: Sequence[str]
 ) -> tuple[Draw, None] | tuple[None, Exception | None]:
-    """Repeat the work and return the draw that it makes every time, or None and any error that it raised."""
+    """Run the work again; return its draw if it is the same both times, or None and any error that it raised."""
     began = time.perf_counter()
     draw, problem = _first_draw(work, generators)
     if draw is None:

@@ -199,7 +199,7 @@ Iterations = None | int | range | slice | Sequence[int]
 
 
 class Run(StoredOutputs):
-    """A stored run, opened for reading. New outputs appear while a writer continues."""
+    """A stored run, opened for reading. New outputs appear while a writer adds to it."""
 
     def __init__(self, path: Path, info: Mapping[str, Any], remote: RemoteLog | None = None) -> None:
         super().__init__(path, info, remote)

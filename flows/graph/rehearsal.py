@@ -73,7 +73,7 @@ def rehearse(stages: Runner, should_stop: Callable[[], bool] = lambda: False) ->
                 return
     except ChildProcessError as ended:
         raise StageFault(
-            f"before the run: {', '.join(stages.own)} ended its process ({ended}); return results or raise an error"
+            f"before the run: the process of {', '.join(stages.own)} ended ({ended}); return results or raise an error"
         ) from None
     if should_stop() or (found := _fault(stages, should_stop)) is None:
         return

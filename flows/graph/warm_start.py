@@ -101,7 +101,7 @@ def _require_same_function(config: RunConfig, stored: Mapping[str, Any], where: 
     for name, (here, there) in pairs.items():
         if here != there:
             raise ConfigError(
-                f"init_from: {name} is {here} here and {there} in {where}, so its parameters would define a "
+                f"init_from: {name} is {here} here and {there} in {where}, so the stored parameters would define a "
                 f"different policy or value function; use {there}"
             )
 

@@ -174,7 +174,7 @@ def folder_settings(folder: Path) -> dict[str, Any]:
         try:
             table = tomllib.loads(file.read_text("utf-8")) if file.is_file() else {}
         except (OSError, ValueError) as error:
-            raise ServeError(f"cannot read {file} as TOML, as `prefect` does here: {error}") from None
+            raise ServeError(f"{file} cannot be read as TOML, and `prefect` takes settings from it: {error}") from None
         for key in path:
             table = table.get(key, {})
         found |= table

@@ -136,8 +136,8 @@ class TableCheck:
 def _agree(stored: pa.Table, computed: pa.Table, *, values: bool) -> bool:
     """Return True if a stored table contains exactly the computed rows, in the same units.
 
-    Packed tables also contain columns of other iterations, without values. If `values` is False, only the names and
-    units of columns are compared.
+    Packed tables may also contain columns that only other iterations use, which are null here. If `values` is False,
+    only the names and units of columns are compared.
     """
     more = {*stored.column_names} - {*computed.column_names}
     # A column without metadata has no unit.

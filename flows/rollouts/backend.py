@@ -91,7 +91,7 @@ IN_PROCESS = Backend(workers=0)
 
 @dataclass
 class Traffic:
-    """Traffic totals between a session and its workers."""
+    """Totals of the traffic between a session and its workers, and the workers' thread counts."""
 
     submitted: int = 0  # shards sent to workers, including retries
     repeated: int = 0  # shards sent again because their worker died

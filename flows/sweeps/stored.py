@@ -88,7 +88,7 @@ class Sweep:
         return config
 
     def configs(self) -> list[RunConfig]:
-        """Return the configurations of all runs without reading the runs. Requires trust."""
+        """Return the configurations of all runs without reading the runs. Raises UntrustedRun."""
         self.require_trust()
         return [self.config(run) for run in self.runs]
 

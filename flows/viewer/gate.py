@@ -86,7 +86,7 @@ def token_gate(app: ASGIApp, token: str) -> Gate:
 
 
 def refusal_of_other_pages(scope: Scope, *, any_host: bool = False) -> Refusal | None:
-    """Return the status and reason for refusing a request from another page in the user's browser, otherwise None.
+    """Return the status and reason for refusing a request from another page in the user's browser, or None.
 
     With `any_host`, any host name is accepted. A page whose name resolves to this machine (DNS rebinding) then passes,
     so the application must require a password that browsers do not send automatically.

@@ -97,7 +97,7 @@ class NormalizingLearner(Learner[Any, Steps]):
         return {prefix: RunningStatistics.of(state, prefix) for prefix in self._shapes}
 
     def _normalization(self, state: LearnerState) -> Params:
-        """Return one task's normalization arrays, keyed by their names in TaskParams."""
+        """Return the normalization arrays that all tasks share, without a task axis, keyed by name in TaskParams."""
         statistics, found = self._statistics(state), Params()
         if observations := statistics.get(OBSERVATIONS):
             found |= {MEAN: observations.mean.astype(np.float32), STD: observations.std}

@@ -226,9 +226,9 @@ class MetaEnv(gymnasium.Env[Array, Array]):
         return type(self).diagnostics is not MetaEnv.diagnostics
 
     def row_batch(self, num_rows: int, num_threads: int) -> RowBatch:
-        """Return a batch with N rows.
+        """Return a batch of `num_rows` environments.
 
-        Raises EnvError if the environment does not define its rules for rows.
+        Raises EnvError unless a subclass overrides this method.
         """
         raise EnvError(
             f"{type(self).__name__} lacks step or reset, and has no row_batch; define `step` and `reset`, "

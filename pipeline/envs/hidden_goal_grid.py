@@ -77,7 +77,7 @@ class HiddenGoalGrid(RenderedEnv, MetaEnv):
         super().set_task(task)
         if not ((self.task >= 0) & (self.task < self.size) & (self.task % 1 == 0)).all():
             found = f"{type(self).__name__}.set_task: got the goal {self.task.tolist()}"
-            raise EnvError(f"{found}; expected a cell, integers from 0 to {self.size - 1}")
+            raise EnvError(f"{found}; expected the coordinates of a cell, each an integer from 0 to {self.size - 1}")
 
     def render(self) -> Any:
         """Return an image of this goal, other tasks' goals, and the path since the reset, [height, width, 3] uint8."""

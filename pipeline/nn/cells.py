@@ -28,7 +28,7 @@ class CellSpec:
 
     @property
     def seen_size(self) -> int:
-        """Size of one input before encoding: an observation, and the last action, reward and episode end."""
+        """Size of one input before encoding: observation, last action, last reward and end-of-episode flag."""
         return self.input_size + (self.encoder.input_size - self.encoder.output_size if self.encoder else 0)
 
     @property

@@ -97,7 +97,7 @@ def _repeated(module: nn.Module, name: str, inputs: Sequence[Tensor], check: Cal
         if not torch.equal(value, buffers[key]):
             raise ConfigError(
                 f"policy.network: {name} changes its buffer {key} when it is called, as batch normalization does, "
-                "which no stage would store; use one that depends on its parameters only, such as LayerNorm"
+                "and no stage stores that; use layers that depend only on their parameters, such as LayerNorm"
             )
     if not all(torch.equal(*pair) for pair in zip(_parts(again), _parts(outputs), strict=True)):
         raise ConfigError(

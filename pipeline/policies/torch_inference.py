@@ -62,7 +62,7 @@ class TorchInference:
 
 @contextmanager
 def one_thread() -> Generator[None]:
-    """Within the block, run torch on one thread. With more threads, bits would depend on the machine."""
+    """Within the block, run torch on one thread, since the last bits may depend on the number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

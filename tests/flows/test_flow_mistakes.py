@@ -1132,7 +1132,7 @@ def test_an_exit_in_the_second_computation_of_a_stage_is_an_error(flow, tiny_con
 
 
 def test_a_plug_in_that_ends_its_process_is_refused_and_the_training_lives(flow, tiny_config):
-    with pytest.raises(StageFault, match=r"before the run: own_flow:Ending.* ended its process \(exit code 0\)"):
+    with pytest.raises(StageFault, match=r"before the run: the process of own_flow:Ending.* ended \(exit code 0\)"):
         train(tiny_config(algorithm="own_flow:Ending"), Path("run"), backend=SERIAL)
     assert not Path("run").exists()
 

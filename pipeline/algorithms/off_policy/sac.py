@@ -47,9 +47,9 @@ def temperature_loss(log_alpha: Tensor, log_prob: Tensor, num_actions: int) -> T
 def td_targets(
     rewards: Tensor, continuing: Tensor, next_values: Tensor, next_log_prob: Tensor, alpha: Tensor
 ) -> Tensor:
-    """Return the TD targets y = r + γ (1 - terminated) ( min_j Q̄_j(o', a') - α log π(a'|o') ), [n]. Eq. 2 and 3.
+    """Return the TD targets y = r + γ (1 - terminated) ( min_j Q̄_j(o', a') - α log π(a'|o') ), [n] (eqs. 2 and 3).
 
-    `continuing` is γ (1 - terminated), and `next_values` are [2, n].
+    `continuing` is γ (1 - terminated), and `next_values` has shape [2, n].
     """
     return rewards + continuing * (next_values.amin(0) - alpha * next_log_prob)
 

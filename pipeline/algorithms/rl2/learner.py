@@ -191,7 +191,7 @@ def _tensors(params: Mapping[str, Array], of: Sequences) -> dict[str, Tensor]:
 
 
 class RL2TRPOLearner(MemoryLearner):
-    """Learner for RL2-TRPO: a natural-gradient step, then a critic fitted to the updated memory."""
+    """Learner for RL2-TRPO: takes a natural-gradient step, then fits the critic to the new policy's memory."""
 
     def __init__(self, settings: RL2TRPO, setup: Setup) -> None:
         super().__init__(settings, setup)

@@ -100,7 +100,10 @@ class TrialLearner(Learner[EpisodeBatch, Experience], Generic[Experience]):
         return Batch(trials, step.samples, inputs, self.policy, self.setup.processing, self.device, behind)
 
     def described(self, episodes: EpisodeBatch, batch: Batch) -> Metrics:
-        """Return mean returns of first and last episodes, and advantage metrics if the critic sees a trial's end."""
+        """Return the mean returns of a trial's first and last episodes.
+
+        If the critic sees the end of a trial, also return metrics of the advantages near it.
+        """
         by_place = episodes.episode_returns.reshape(len(episodes.lengths), self.settings.episodes_per_trial, -1)
         ends = {"first_episode_return": by_place[:, 0], "last_episode_return": by_place[:, -1]}
         found = {name: float(returns.mean()) for name, returns in ends.items()}

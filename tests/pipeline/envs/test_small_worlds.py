@@ -63,8 +63,12 @@ def test_sizes_of_mdps_are_options_and_wrong_ones_are_refused():
         ("tabular-mdp", [0.5], r"got mdp 0\.5; expected an integer"),
         ("tabular-mdp", [1e300], r"got mdp 1e\+300; expected an integer from 0 to 2\^53 - 1"),
         ("bernoulli-bandit", [2.0, -1, 0, 0, 0], r"got \[2\.0, -1\.0, .*; expected probabilities"),
-        ("hidden-goal-grid", [5.0, 0], r"got the goal \[5\.0, 0\.0\]; expected a cell, integers from 0 to 4"),
-        ("hidden-goal-grid", [0.5, 3], "expected a cell"),
+        (
+            "hidden-goal-grid",
+            [5.0, 0],
+            r"got the goal \[5\.0, 0\.0\]; expected the coordinates of a cell, each an integer from 0",
+        ),
+        ("hidden-goal-grid", [0.5, 3], "expected the coordinates of a cell"),
     ],
 )
 def test_tasks_that_the_world_does_not_have_are_refused(name, task, told):
