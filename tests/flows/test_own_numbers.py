@@ -100,7 +100,7 @@ def test_metrics_of_ones_own_are_stored_and_replayed():
         ({"metrics": ["own_numbers:nothing"]}, "no attribute 'nothing'"),
         ({"metrics": ["own_numbers:bare"]}, "the parameter of 'own_numbers:bare' is annotated None; use"),
         ({"metrics": ["own_numbers:misspelled"]}, "are invalid .name 'EpisodeBath' is not defined.; use"),
-        ({"metrics": ["own_numbers:Mean"]}, "'own_numbers:Mean' is a ModelMetaclass; use"),
+        ({"metrics": ["own_numbers:Mean"]}, "'own_numbers:Mean' has type ModelMetaclass; use"),
         (
             {"metrics": ["own_numbers:spread"], "env": "Pendulum-v1", "algorithm": {"name": "sac"}, "num_tasks": 1},
             "own_numbers:spread take a Step, but sac has no samples; use functions that take an Episode",
