@@ -157,7 +157,9 @@ def test_a_run_without_a_log_says_so_and_one_without_such_lines_says_nothing(fir
     (first / "_operator" / "log.jsonl").unlink()
     assert (run(["logs", "first", "--json"]), capsys.readouterr().out) == (0, "")
     assert run(["logs", "first"]) == 0
-    assert " ".join(capsys.readouterr().out.split()).startswith(f"no log of {first} here: the run was trained by")
+    assert " ".join(capsys.readouterr().out.split()).startswith(
+        f"no log of {first} here: the run was trained by an earlier"
+    )
 
 
 def test_a_run_that_is_not_there_suggests_one_that_is(first, capsys):

@@ -66,7 +66,7 @@ def test_sizes_of_mdps_are_options_and_wrong_ones_are_refused():
         (
             "hidden-goal-grid",
             [5.0, 0],
-            r"got the goal \[5\.0, 0\.0\]; expected the coordinates of a cell, each an integer from 0",
+            r"got the goal \[5\.0, 0\.0\]; expected the coordinates of a cell, each an integer from 0 to 4",
         ),
         ("hidden-goal-grid", [0.5, 3], "expected the coordinates of a cell"),
     ],
