@@ -28,7 +28,7 @@ from metaloom.flows.rollouts.flight_recorder import (
 from metaloom.flows.rollouts.workers import SamplerSpec, code_digest, collect_shard
 from metaloom.flows.streams import print_to_errors
 from metaloom.pipeline.arithmetic import acting_facts
-from metaloom.pipeline.config.sources import acting_paths, digest_first_read, files_of, sources_of
+from metaloom.pipeline.config.sources import acting_paths, loaded_sources, sources_of
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.tasks.samplers import draw_tasks
@@ -88,7 +88,7 @@ def _fingerprint_here(spec: SamplerSpec) -> dict[str, str]:
 @cache
 def _first_seen(path: str) -> dict[str, str]:
     """Return the source digests of a plug-in at its first use; this process keeps using that code."""
-    return {name: digest_first_read(name, file) for name, file in files_of([path]).items()}
+    return loaded_sources([path])
 
 
 def _named(sources: Mapping[str, str]) -> dict[str, str]:

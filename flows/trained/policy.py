@@ -20,7 +20,7 @@ from metaloom.flows.runs import learner_after, updates_at
 from metaloom.flows.trained.acting import Acting
 from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.flows.trained.deployment import DeployedPolicy, PolicyFile, save_onnx, save_program
-from metaloom.pipeline.config.sources import plugin_sources
+from metaloom.pipeline.config.sources import loaded_sources, plugin_paths
 from metaloom.pipeline.envs.answers import declared_facts
 from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.spaces import observation_dtype, spaces_of
@@ -381,5 +381,5 @@ def policy_of(run: Run, iteration: int = -1, *, seed: int = 0) -> TrainedPolicy:
     blueprint = replace(Blueprint.of(config), origin=origin)
     learner = blueprint.learner()
     require_stored_sizes(run, learner)
-    warn_changed_sources(run, ref, plugin_sources(config))
+    warn_changed_sources(run, ref, loaded_sources(plugin_paths(config)))
     return TrainedPolicy(blueprint, learner.at_start(state, run_seed=config.seed), seed=seed)

@@ -62,6 +62,11 @@ def digest_first_read(name: str, file: Path) -> str:
     return _first_read[file][1]
 
 
+def loaded_sources(paths: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of the sources that this process uses, whatever their files contain now; see `files_of`."""
+    return {name: digest_first_read(name, file) for name, file in files_of(paths).items()}
+
+
 def digest_of(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import gymnasium
 import pytest
 
+import metaloom
 from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.train import train
@@ -83,6 +84,15 @@ def test_each_session_remembers_its_sources_and_replay_compares_with_them(say):
     edit(SCALES[2])
     assert say("replay first")[1] == [changed("first", n, *pair) for n, pair in ((2, (1, 2)), (0, (0, 2)), (1, (1, 2)))]
     assert storage.verify_run("runs/first") == []
+
+
+def test_a_policy_is_loaded_with_the_code_that_is_imported_whatever_the_file_says_now(say, caplog):
+    Path("own_scale.py").write_text(SCALES[1])
+    metaloom.open_run("./runs/first").policy()
+    assert not caplog.records
+    importlib.reload(sys.modules["own_scale"])
+    metaloom.open_run("./runs/first").policy()
+    assert [record.getMessage() for record in caplog.records] == [changed("first", 0, 0, 1)]
 
 
 def test_a_fork_says_what_changed_and_keeps_what_its_shared_iterations_were_computed_with(say):
