@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 PROJECT = Path(__file__).parents[2]
@@ -50,6 +51,12 @@ def test_every_line_pins_one_version_without_a_build_suffix(locked):
 def test_the_tests_run_with_the_locked_versions(needed, locked):
     installed = {name: distribution(name).version.split("+")[0] for name in needed}
     assert {n: v for n, v in installed.items() if not locked[n].specifier.contains(v, prereleases=True)} == {}
+
+
+def test_the_locked_versions_install_on_the_oldest_python_that_the_project_allows(needed):
+    oldest = {name: distribution(name).metadata["Requires-Python"] for name in needed}
+    assert distribution("metaloom").metadata["Requires-Python"] == ">=3.11"
+    assert {name: ok for name, ok in oldest.items() if ok and not SpecifierSet(ok).contains("3.11.0")} == {}
 
 
 def test_the_lock_names_no_place_to_download_from(locked):
