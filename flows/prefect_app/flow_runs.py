@@ -69,14 +69,17 @@ class Caretaker:
             state = state_of(run)
             if (datetime.now(UTC) - state.timestamp).total_seconds() < SETTLED_SECONDS:
                 continue
-            if state.is_crashed():
-                if run.id not in processes:
-                    self._restart(client, run)
-            elif run.id in processes and run.id not in self._asked:
-                self._asked.add(run.id)
-                ask_to_end(processes[run.id])
-            elif run.id not in processes and state.is_cancelling():
-                _set_cancelled(client, run)
+            if run.id in processes:
+                if not state.is_crashed() and run.id not in self._asked:
+                    self._asked.add(run.id)
+                    ask_to_end(processes[run.id])
+            elif state.is_crashed() and run.id not in self._asked:
+                self._restart(client, run)
+            else:
+                self._asked.discard(run.id)
+                # A process that is asked to end before its flow has begun reports a crash.
+                if not state.is_cancelled():
+                    _set_cancelled(client, run)
 
     def _restart(self, client: SyncPrefectClient, run: FlowRun) -> None:
         if run.id in self._given_up:
@@ -90,7 +93,6 @@ class Caretaker:
                 f"will not be restarted again; `prefect flow-run retry {run.id}` continues it"
             )
             return
-        self._asked.discard(run.id)
         self._restarts[run.id] = [*recent, now]
         self._say(f"flow run {run.name} has lost its process; it continues from what is stored")
         message = "Its process had ended; it continues from what is stored."

@@ -221,6 +221,20 @@ class TestCaretaker:
         caretaker.look(server)
         assert server.set == ["Cancelled"]
 
+    def test_a_cancelled_one_whose_process_reports_a_crash_is_cancelled_and_restarted_if_it_crashes_when_retried(
+        self, caretaker, processes
+    ):
+        processes[ID] = SimpleNamespace(send_signal=lambda number: None)
+        server = Server(past(Cancelling(), 6))
+        caretaker.look(server)
+        processes.clear()
+        server.run.state = past(Crashed(), 6)  # asked to end before its flow had begun
+        caretaker.look(server)
+        assert server.set == ["Cancelled"]
+        server.run.state = past(Crashed(), 6)  # the user has retried it
+        caretaker.look(server)
+        assert server.set == ["Cancelled", "AwaitingRetry"]
+
     def test_one_that_is_set_to_cancelled_by_force_is_asked_to_end_once_and_stays_cancelled(self, caretaker, processes):
         signals = []
         processes[ID] = SimpleNamespace(send_signal=signals.append)
