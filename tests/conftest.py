@@ -25,6 +25,9 @@ os.environ.pop("COLUMNS", None)
 # A shell that starts the tests in the background lets them ignore it, and with them all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# onnxruntime would send usage data to its maker; it reads this once, when it is imported.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
 # What tests trust is nothing that the user trusts; processes that they start find it too.
 _CONFIG = tempfile.TemporaryDirectory(prefix="metaloom-tests-")
 atexit.register(_CONFIG.cleanup)
