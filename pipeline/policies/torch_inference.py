@@ -25,8 +25,6 @@ class PaddedRows:
     """
 
     def __init__(self, params: Mapping[str, Array], num_rows: int, input_size: int) -> None:
-        # With this, torch raises an error that names any nondeterministic operator that is called.
-        torch.use_deterministic_algorithms(True)
         num_tasks = len(next(iter(params.values())))
         if all(value.strides[0] == 0 for value in params.values()):
             # All tasks have the same parameters.
@@ -54,20 +52,28 @@ class TorchInference:
         self._outputs: Array = np.empty((len(self.inputs), num_rows, spec.output_size), np.float32)
 
     def outputs(self) -> Array:
-        with one_thread(), torch.no_grad():
+        with reproducible_inference():
             for b, (params, rows) in enumerate(self._rows):
                 self._outputs[b] = self._network(params, rows).numpy()[: len(self._outputs[b])]
         return self._outputs
 
 
 @contextmanager
-def one_thread() -> Generator[None]:
-    """Within the block, run torch on one thread, since the last bits may depend on the number of threads."""
+def reproducible_inference() -> Generator[None]:
+    """Within the block, torch has one thread and no gradients, and raises an error at a nondeterministic operator.
+
+    The last bits may depend on the number of threads. The caller's settings are restored at the end.
+    """
     threads = torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
     try:
-        yield
+        with torch.no_grad():
+            yield
     finally:
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         torch.set_num_threads(threads)
 
 
@@ -89,7 +95,7 @@ class TorchCell:
         self._rows.inputs[..., self._input_size :] = state
         features = np.empty((*inputs.shape[:2], self.feature_size), np.float32)
         states = np.empty_like(state)
-        with one_thread(), torch.no_grad():
+        with reproducible_inference():
             for b, (params, rows) in enumerate(self._rows):
                 own, kept = rows[:, : self._input_size], rows[:, self._input_size :]
                 of_rows, after = self._cell(params, own.unsqueeze(0), kept)

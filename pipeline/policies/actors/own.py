@@ -1,12 +1,11 @@
 """Actor for custom policies, in torch."""
 
 import numpy as np
-import torch
 
 from metaloom.pipeline.nn.modules import seeded
 from metaloom.pipeline.policies.actors.contract import Actor, ActorSetup
 from metaloom.pipeline.policies.build import build_own_policy
-from metaloom.pipeline.policies.torch_inference import PaddedRows, one_thread
+from metaloom.pipeline.policies.torch_inference import PaddedRows, reproducible_inference
 from metaloom.pipeline.types import Array
 
 
@@ -27,7 +26,7 @@ class OwnPolicyActor(Actor):
     def act(self, t: int, observations: Array, rows: Array) -> Array:
         self._rows.inputs[:] = observations.reshape(self._rows.inputs.shape)
         found: list[tuple[Array, dict[str, Array]]] = []
-        with one_thread(), torch.no_grad():
+        with reproducible_inference():
             for b, (params, inputs) in enumerate(self._rows):
                 distribution = self._policy.distribution(params, inputs)
                 if self._seeds is None:

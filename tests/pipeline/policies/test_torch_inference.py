@@ -12,6 +12,7 @@ from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.spec import NetworkSpec, Spaces
 from metaloom.pipeline.policies.acting import check_actor_params
 from metaloom.pipeline.policies.inference import network_inference
+from metaloom.pipeline.policies.torch_inference import reproducible_inference
 from metaloom.pipeline.types import Params, TaskParams
 
 B = 7
@@ -46,6 +47,26 @@ def test_outputs_are_those_of_the_network(spec, num_rows):
             {name: torch.tensor(value[b]) for name, value in params.items()}, torch.tensor(observations[b])
         )
         np.testing.assert_allclose(outputs[b], expected.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(("enabled", "warn_only"), [(False, False), (True, False), (True, True)])
+def test_torch_refuses_nondeterministic_operators_only_while_it_computes_actions(enabled, warn_only):
+    def settings() -> tuple[bool, bool, bool]:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        return deterministic, torch.is_deterministic_algorithms_warn_only_enabled(), torch.is_grad_enabled()
+
+    before, spec = settings(), SPECS["residual"]
+    inference = network_inference("net", spec, TaskParams(params_of(spec)), 1)
+    assert settings() == before
+    torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+    try:
+        inference.outputs()
+        assert settings() == (enabled, warn_only, True)
+        with reproducible_inference(), pytest.raises(RuntimeError, match=r"put_ .*deterministic"):
+            torch.zeros(2).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
+        assert settings() == (enabled, warn_only, True)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @of_every_network
