@@ -1,7 +1,5 @@
 """Description of a trained policy: everything that the policy needs from its run besides parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -44,7 +42,7 @@ class Blueprint:
     origin: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @classmethod
-    def of(cls, config: RunConfig) -> Blueprint:
+    def of(cls, config: RunConfig) -> "Blueprint":
         """Return the policy blueprint for a run with this configuration."""
         env = make_env(config.env)
         try:
@@ -119,7 +117,7 @@ class Blueprint:
         return found if self.parts is None else {**found, "parts": described_parts(self.parts)}
 
     @classmethod
-    def from_json(cls, described: dict[str, Any]) -> Blueprint:
+    def from_json(cls, described: dict[str, Any]) -> "Blueprint":
         """Return the blueprint that `to_json` described.
 
         Raises:

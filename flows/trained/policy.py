@@ -1,7 +1,5 @@
 """Trained policies, which act in tasks or a custom environment and can adapt to them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -158,11 +156,11 @@ class TrainedPolicy(Acting):
         return self._adapted
 
     @property
-    def unadapted(self) -> TrainedPolicy:
+    def unadapted(self) -> "TrainedPolicy":
         """The policy before any adaptation."""
         return TrainedPolicy(self.blueprint, self.state, seed=self.seed, particle=self.particle)
 
-    def task(self, b: int) -> TrainedPolicy:
+    def task(self, b: int) -> "TrainedPolicy":
         """Return the policy for task b; for unadapted SVPG, the policy of particle b, which acts in task b."""
         count = self.num_tasks if self._adapted else self.blueprint.config.algorithm.num_policies
         if not -count <= b < count:
@@ -190,7 +188,7 @@ class TrainedPolicy(Acting):
         episodes: int | None = None,
         steps: int = 1,
         max_episode_steps: int | None = None,
-    ) -> TrainedPolicy:
+    ) -> "TrainedPolicy":
         """Adapt to a task with the run's algorithm, and return the adapted policy.
 
         MAML and related algorithms take gradient steps on the episodes, PEARL infers the task from them, and RL2 and
@@ -287,7 +285,7 @@ class TrainedPolicy(Acting):
         params = {name: value[0] for name, value in self.params.items()}
         return DeployedPolicy(self.blueprint, params, None if latent is None else latent[0]).eval()
 
-    def _adapted_to(self, batch: EpisodeBatch) -> TrainedPolicy:
+    def _adapted_to(self, batch: EpisodeBatch) -> "TrainedPolicy":
         B = len(batch.lengths)
         if self.num_tasks not in (1, B):
             raise UsageError(f"got episodes of {B} tasks and a policy for {self.num_tasks}; the numbers must match")

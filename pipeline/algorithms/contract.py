@@ -3,8 +3,6 @@
 A learner has no state of its own: everything that persists between iterations is in LearnerState, which is stored.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,7 +66,7 @@ class Learner(ABC, Generic[Evidence, Experience]):
     kernel: Kernel = Kernel("torch", "the algorithm has no fused kernel")
 
     @property
-    def unwrapped(self) -> Learner[Any, Any]:
+    def unwrapped(self) -> "Learner[Any, Any]":
         """The algorithm's learner, without the normalizing wrapper."""
         return self
 
@@ -139,7 +137,7 @@ def require_finite_params(params: Mapping[str, Mapping[str, Array]], *, stage: s
 class RunSettings(Protocol):
     """Run settings that an algorithm checks for conflicts with its own settings."""
 
-    algorithm: AlgorithmSettings
+    algorithm: "AlgorithmSettings"
     policy: PolicyConfig
     baseline: BaselineSettings
     processing: ProcessingConfig

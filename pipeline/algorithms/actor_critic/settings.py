@@ -1,7 +1,5 @@
 """Settings for A2C, PPO, PPO2 and SVPG."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -55,7 +53,7 @@ class ActorCritic(LearningRate):
     """Activation after the critic's hidden layers, with the same choices as policy.activation; null: the policy's."""
 
     @model_validator(mode="after")
-    def _options_have_a_network(self) -> ActorCritic:
+    def _options_have_a_network(self) -> "ActorCritic":
         if self.critic_network_options and self.critic_network is None:
             raise ValueError(
                 f"critic_network_options is {self.critic_network_options} but critic_network is not set, so the critic "
@@ -225,7 +223,7 @@ class SVPG(AlgorithmSettings):
     """Number of iterations after which all particles, critics and optimizers are reinitialized."""
 
     @model_validator(mode="after")
-    def _particle_settings_apply(self) -> SVPG:
+    def _particle_settings_apply(self) -> "SVPG":
         if self.particle.advantage_scaling == "running":
             raise ValueError("particle.advantage_scaling is running, but particles do not share time steps; use batch")
         if self.particle.kernel != "auto":

@@ -1,7 +1,5 @@
 """Base classes for learners with a replay buffer, and for their gradient steps in torch and in fused kernels."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, SupportsFloat, TypeVar

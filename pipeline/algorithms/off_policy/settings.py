@@ -1,7 +1,5 @@
 """Plans for algorithms with a replay buffer, and settings for DQL and SAC."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -109,7 +107,7 @@ class ReplaySettings(LearningRate, OffPolicySettings):
     """Maximum Euclidean norm of the gradient; longer gradients are rescaled."""
 
     @model_validator(mode="after")
-    def _a_batch_fits_into_the_memory(self) -> ReplaySettings:
+    def _a_batch_fits_into_the_memory(self) -> "ReplaySettings":
         if self.memory_size < self.batch_size:
             raise ValueError(
                 f"memory_size is {self.memory_size} but batch_size is {self.batch_size}, so a batch would repeat "
@@ -181,7 +179,7 @@ class DQL(ReplaySettings, AlgorithmSettings):
     """Optimizer for the Q-function; adam and rmsprop use ε = 1e-5."""
 
     @model_validator(mode="after")
-    def _epsilon_does_not_rise(self) -> DQL:
+    def _epsilon_does_not_rise(self) -> "DQL":
         if self.eps_final > self.eps_init:
             raise ValueError(f"eps_final is {self.eps_final} but eps_init is {self.eps_init}; lower eps_final")
         return self

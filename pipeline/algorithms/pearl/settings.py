@@ -1,7 +1,5 @@
 """PEARL: probabilistic embeddings for actor-critic RL. Rakelly et al. 2019, arXiv:1903.08254."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -95,7 +93,7 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
     """Episodes that an evaluation collects under the prior before the first inference."""
 
     @model_validator(mode="after")
-    def _some_round_is_context(self) -> PEARL:
+    def _some_round_is_context(self) -> "PEARL":
         if not self.num_steps_prior and not self.num_steps_posterior:
             raise ValueError(
                 "num_steps_prior and num_steps_posterior are both 0, so there is nothing to infer tasks from; set one "

@@ -1,7 +1,5 @@
 """Learners for recurrent policies with a critic on their memory, trained on whole trials with PPO, A2C or TRPO."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import add

@@ -4,8 +4,6 @@ RL2 (Duan et al. 2016, arXiv:1611.02779, and Wang et al. 2016, arXiv:1611.05763)
 a trial. Recurrent A2C and PPO, for a single task, reset their memory after each episode.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
