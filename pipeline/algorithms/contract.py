@@ -170,37 +170,26 @@ class AlgorithmSettings(PluginSettings, Settings):
     decides_episodes: ClassVar[tuple[str, ...]] = ()
     """Names of settings that affect only which episodes are collected."""
 
+    # A subclass may define these as properties, which depend on its settings.
+    run_defaults: ClassVar[Mapping[str, Any]] = {}
+    """Defaults that this algorithm sets for other run settings; sections may be partial."""
+    networks: ClassVar[tuple[str, ...]] = ()
+    """Names of the algorithm's networks other than the policy's."""
+    adaptation_steps: ClassVar[int] = 0
+    """Number of adaptation steps per iteration."""
+    trial: ClassVar[int | None] = None
+    """Number of consecutive episodes of a task that share an actor's memory; None for actors without memory.
+
+    If a task has several trials, its episodes are interleaved: the first of each trial, then the second, and so on.
+    """
+    earlier_iterations: ClassVar[int] = 0
+    """Number of earlier iterations whose episodes are reused in an update, if the graph supports it."""
+    num_policies: ClassVar[int] = 1
+    """Number of policies trained in parallel and assigned to tasks round-robin."""
+
     kernel: KernelChoice = later("auto")
     """Implementation of updates. torch: the reference definition; fused: hand-written derivatives for plain networks
     on the CPU; auto: fused where supported."""
-
-    @property
-    def run_defaults(self) -> Mapping[str, Any]:
-        """Defaults that this algorithm sets for other run settings; sections may be partial."""
-        return {}
-
-    @property
-    def networks(self) -> tuple[str, ...]:
-        """Names of the algorithm's networks other than the policy's."""
-        return ()
-
-    @property
-    def adaptation_steps(self) -> int:
-        """Number of adaptation steps per iteration."""
-        return 0
-
-    @property
-    def trial(self) -> int | None:
-        """Number of consecutive episodes of a task that share an actor's memory; None for actors without memory.
-
-        If a task has several trials, its episodes are interleaved: the first of each trial, then the second, and so on.
-        """
-        return None
-
-    @property
-    def earlier_iterations(self) -> int:
-        """Number of earlier iterations whose episodes are reused in an update, if the graph supports it."""
-        return 0
 
     @property
     def adapts(self) -> bool:
@@ -211,11 +200,6 @@ class AlgorithmSettings(PluginSettings, Settings):
     def evaluation_steps(self) -> int:
         """Default number of adaptation steps in an evaluation; with memory, the episodes per trial minus one."""
         return self.adaptation_steps if self.trial is None else self.trial - 1
-
-    @property
-    def num_policies(self) -> int:
-        """Number of policies trained in parallel and assigned to tasks round-robin; the default is one."""
-        return 1
 
     def problems(self, run: RunSettings) -> Iterator[str]:
         """Yield conflicts with the run's other settings, each with a remedy."""

@@ -26,6 +26,13 @@ class ActorCritic(LearningRate):
 
     graph: ClassVar[str] = "on_policy"
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.actor_critic.learner:ActorCriticLearner"
+    run_defaults: ClassVar[Mapping[str, Any]] = RUN_DEFAULTS
+    policy_clip: ClassVar[float | None] = None
+    """Clipping range of the likelihood ratio, or None without clipping."""
+    value_clip: ClassVar[float | None] = None
+    """Clipping range for changes of a value, or None without clipping."""
+    critic_weight: ClassVar[float] = 1.0
+    """Weight of the critic's loss in gradient steps shared with the policy."""
 
     num_epochs: int = Field(default=1, ge=1, le=MOST_REPEATS)
     """Number of passes over each iteration's samples."""
@@ -64,25 +71,6 @@ class ActorCritic(LearningRate):
     @property
     def networks(self) -> tuple[str, ...]:
         return () if self.critic_network is None else (self.critic_network,)
-
-    @property
-    def run_defaults(self) -> Mapping[str, Any]:
-        return RUN_DEFAULTS
-
-    @property
-    def policy_clip(self) -> float | None:
-        """Clipping range of the likelihood ratio, or None without clipping."""
-        return None
-
-    @property
-    def value_clip(self) -> float | None:
-        """Clipping range for changes of a value, or None without clipping."""
-        return None
-
-    @property
-    def critic_weight(self) -> float:
-        """Weight of the critic's loss in gradient steps shared with the policy."""
-        return 1.0
 
     def critic_like(self, policy: PolicyConfig) -> PolicyConfig:
         """Return the critic's network settings, which default to the policy's.

@@ -19,6 +19,7 @@ class GradientBased(BaseModel):
     graph: ClassVar[str] = "on_policy"
     learns_from: ClassVar[tuple[str, ...]] = ("advantages",)
     """Fields of Samples that the losses require."""
+    minibatches_per_epoch: ClassVar[int] = 1
 
     inner_lr: float = Field(default=0.1, gt=0)
     """Step size of the inner gradient steps; with trainable_inner_lr, the initial step size."""
@@ -50,10 +51,6 @@ class GradientBased(BaseModel):
     @property
     def adaptation_steps(self) -> int:
         return self.inner_steps
-
-    @property
-    def minibatches_per_epoch(self) -> int:
-        return 1
 
     def problems(self, run: RunSettings) -> Iterator[str]:
         name = run.algorithm.name
