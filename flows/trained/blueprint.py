@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Tuple
 from gymnasium.wrappers import TimeLimit
 
-from metaloom.pipeline.algorithms.contract import Learner, Setup
+from metaloom.pipeline.algorithms.contract import AnyLearner, Setup
 from metaloom.pipeline.building import setup_for
 from metaloom.pipeline.config.run import RunConfig, build_stored
 from metaloom.pipeline.envs.contract import MetaEnv
@@ -71,7 +71,7 @@ class Blueprint:
         config = self.config
         return setup_for(config, self.spaces, lambda rewards: make_env(config.env).sparse_rewards(rewards))
 
-    def learner(self) -> Learner[Any, Any]:
+    def learner(self) -> AnyLearner:
         """Return the algorithm's learner."""
         return self.config.algorithm.build(self.setup())
 

@@ -123,6 +123,9 @@ class Learner(ABC, Generic[Evidence, Experience]):
         """
 
 
+AnyLearner = Learner[Any, Any]  # learner of any algorithm
+
+
 class NumericalError(ArithmeticError):
     """Raised if an input, loss, gradient or parameter is not finite."""
 
@@ -209,7 +212,7 @@ class AlgorithmSettings(PluginSettings, Settings):
         """Yield warnings about combinations that are allowed but known to go wrong, each with a remedy."""
         yield from ()
 
-    def build(self, setup: Setup) -> Learner[Any, Any]:
+    def build(self, setup: Setup) -> AnyLearner:
         """Build the learner for a run.
 
         Raises ConfigError if the algorithm does not support the environment or network, if it lacks the requested
@@ -222,7 +225,7 @@ class AlgorithmSettings(PluginSettings, Settings):
         _require_methods(found, self.learner)
         with normal_numerics(setup.device):
             try:
-                learner: Learner[Any, Any] = found(self, setup)
+                learner: AnyLearner = found(self, setup)
             except Exception as problem:
                 if setup.device == "cuda" or isinstance(problem, ConfigError) or not asks_for_gpu(problem):
                     raise
