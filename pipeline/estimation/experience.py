@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -28,14 +27,6 @@ class StepRows:
 
     def __len__(self) -> int:
         return len(self.actions)
-
-
-class CriticEstimate(NamedTuple):
-    """A critic's estimates for some episodes, [b, E, T] float64 each, zero in the padding; advantages are unscaled."""
-
-    advantages: Array
-    values: Array
-    targets: Array
 
 
 class Experience:
@@ -66,8 +57,11 @@ class Experience:
 
     def estimate(
         self, critic: Callable[[Array], Array], discount: float, gae_lambda: float, target: ValueTarget
-    ) -> CriticEstimate:
-        """Return values, advantages and targets estimated with a critic, a function from [n, O] to [n]."""
+    ) -> tuple[Array, Array, Array]:
+        """Return unscaled advantages, values and targets, estimated with a critic, a function from [n, O] to [n].
+
+        They are [b, E, T] float64 each, and zero in the padding.
+        """
         values, next_values, rewards = np.zeros(self.mask.shape), np.zeros(self.mask.shape), self._rewards * self.mask
         values[self.mask] = critic(self.observations)
         next_values[..., :-1] = values[..., 1:]
@@ -75,7 +69,7 @@ class Experience:
             next_values[self._last_steps] = critic(self._last_observations)
         advantages = gae(rewards, values, next_values, discount, gae_lambda)
         if target == "td_lambda":
-            return CriticEstimate(advantages, values, values + advantages)
+            return advantages, values, values + advantages
         rewards = rewards.astype(np.float64)
         rewards[self._last_steps] += discount * next_values[self._last_steps]
-        return CriticEstimate(advantages, values, discounted_returns(rewards, discount))
+        return advantages, values, discounted_returns(rewards, discount)

@@ -12,21 +12,18 @@ from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig
 from metaloom.pipeline.policies.config import LayerSize, PolicyConfig
 from metaloom.pipeline.schema import MOST_REPEATS, ByName, later
 
-RUN_DEFAULTS: Mapping[str, Any] = {
-    "num_tasks": 1,
-    "env": {"action_scale": None},
-    "baseline": {"name": "zero"},
-    "processing": {"gae_lambda": 0.95},
-}
-"""Defaults that these algorithms set for other run settings."""
-
 
 class ActorCritic(LearningRate):
     """Settings for a policy and a critic that learn from the same complete episodes."""
 
     graph: ClassVar[str] = "on_policy"
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.actor_critic.learner:ActorCriticLearner"
-    run_defaults: ClassVar[Mapping[str, Any]] = RUN_DEFAULTS
+    run_defaults: ClassVar[Mapping[str, Any]] = {
+        "num_tasks": 1,
+        "env": {"action_scale": None},
+        "baseline": {"name": "zero"},
+        "processing": {"gae_lambda": 0.95},
+    }
     policy_clip: ClassVar[float | None] = None
     """Clipping range of the likelihood ratio, or None without clipping."""
     value_clip: ClassVar[float | None] = None
@@ -220,7 +217,7 @@ class SVPG(AlgorithmSettings):
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        return {**RUN_DEFAULTS, "num_tasks": self.num_particles}
+        return {**ActorCritic.run_defaults, "num_tasks": self.num_particles}
 
     @property
     def num_policies(self) -> int:
