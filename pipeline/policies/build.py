@@ -155,12 +155,13 @@ LOG_STD = "log_std"
 
 
 class GaussianPolicy(Policy):
-    """Gaussian policy for continuous actions."""
+    """Gaussian policy for continuous actions. `extra_size` is the size of inputs after the observation."""
 
-    def __init__(self, spaces: Spaces, config: PolicyConfig) -> None:
+    def __init__(self, spaces: Spaces, config: PolicyConfig, extra_size: int = 0) -> None:
         self.action_size: int = spaces.action_size
         self.config: PolicyConfig = config
-        self.network: Network = build_network(MEAN_NETWORK, config.network_spec(spaces, spaces.action_size))
+        spec = config.network_spec(spaces, spaces.action_size, extra_size=extra_size)
+        self.network: Network = build_network(MEAN_NETWORK, spec)
 
     def initialize(self, rng: np.random.Generator) -> Params:
         """Draw initial float32 parameters: those of the mean network, followed by log_std [A]."""
@@ -186,10 +187,11 @@ class GaussianPolicy(Policy):
 
 
 class CategoricalPolicy(Policy):
-    """Categorical policy for discrete actions."""
+    """Categorical policy for discrete actions. `extra_size` is the size of inputs after the observation."""
 
-    def __init__(self, spaces: Spaces, config: PolicyConfig) -> None:
-        self.network: Network = build_network(LOGITS_NETWORK, config.network_spec(spaces, spaces.num_actions))
+    def __init__(self, spaces: Spaces, config: PolicyConfig, extra_size: int = 0) -> None:
+        spec = config.network_spec(spaces, spaces.num_actions, extra_size=extra_size)
+        self.network: Network = build_network(LOGITS_NETWORK, spec)
 
     def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> Categorical:
         return self.head(self.network(params, observations))
