@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,14 @@ class StepRows:
 
     def __len__(self) -> int:
         return len(self.actions)
+
+
+class CriticEstimate(NamedTuple):
+    """A critic's estimates for some episodes, [b, E, T] float64 each, zero in the padding; advantages are unscaled."""
+
+    advantages: Array
+    values: Array
+    targets: Array
 
 
 class Experience:
@@ -57,11 +66,8 @@ class Experience:
 
     def estimate(
         self, critic: Callable[[Array], Array], discount: float, gae_lambda: float, target: ValueTarget
-    ) -> tuple[Array, Array, Array]:
-        """Return unscaled advantages, values and targets, estimated with a critic, a function from [n, O] to [n].
-
-        They are [b, E, T] float64 each, and zero in the padding.
-        """
+    ) -> CriticEstimate:
+        """Return values, advantages and targets estimated with a critic, a function from [n, O] to [n]."""
         values, next_values, rewards = np.zeros(self.mask.shape), np.zeros(self.mask.shape), self._rewards * self.mask
         values[self.mask] = critic(self.observations)
         next_values[..., :-1] = values[..., 1:]
@@ -69,7 +75,7 @@ class Experience:
             next_values[self._last_steps] = critic(self._last_observations)
         advantages = gae(rewards, values, next_values, discount, gae_lambda)
         if target == "td_lambda":
-            return advantages, values, values + advantages
+            return CriticEstimate(advantages, values, values + advantages)
         rewards = rewards.astype(np.float64)
         rewards[self._last_steps] += discount * next_values[self._last_steps]
-        return advantages, values, discounted_returns(rewards, discount)
+        return CriticEstimate(advantages, values, discounted_returns(rewards, discount))
