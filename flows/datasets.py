@@ -1,7 +1,5 @@
 """Stored episodes as a torch Dataset of transitions, episodes or trials."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -99,7 +97,7 @@ class RunDataset(Dataset[Item]):
         stacked = self[indices]
         return [{name: values[i] for name, values in stacked.items()} for i in range(len(indices))]
 
-    def sampler(self, seed: int = 0, *, pool: int = _POOL) -> PartSampler:
+    def sampler(self, seed: int = 0, *, pool: int = _POOL) -> "PartSampler":
         """Return a sampler that shuffles parts, then items within groups of `pool` parts. Each part is read once."""
         return PartSampler(self._ends, seed, pool)
 

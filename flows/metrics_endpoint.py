@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from wsgiref.types import StartResponse, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, make_wsgi_app, start_http_server
 
@@ -14,9 +14,6 @@ from metaloom.flows.observer import IterationReport, Observer
 from metaloom.flows.rollouts.backend import Traffic
 from metaloom.flows.viewer.gate import REQUIRED_HOST, names_this_machine
 from metaloom.storage import StageRef
-
-if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIEnvironment
 
 LOOPBACK = "127.0.0.1"
 
@@ -82,7 +79,7 @@ def metrics_at(port: int, run: str, observer: Observer) -> Iterator[Observer]:
     metrics = TrainingMetrics(run)
     app = make_wsgi_app(metrics.registry)
 
-    def answer(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if names_this_machine([environ.get("HTTP_HOST", "")]):
             return app(environ, start_response)
         # Reject requests from pages of other hosts.

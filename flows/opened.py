@@ -1,7 +1,5 @@
 """Stored runs in the Python API. Opening a run requires neither torch nor a simulator."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
 class Run(storage.Run):
     """A stored run, with its policies, charts and datasets."""
 
-    def policy(self, iteration: int = -1, *, seed: int = 0) -> TrainedPolicy:
+    def policy(self, iteration: int = -1, *, seed: int = 0) -> "TrainedPolicy":
         """Return the policy with which an iteration starts, that is, after `iteration` updates; see TrainedPolicy.
 
         Args:
@@ -50,7 +48,7 @@ class Run(storage.Run):
         return policy_of(self, iteration, seed=seed)
 
     @property
-    def plot(self) -> Plots:
+    def plot(self) -> "Plots":
         """Charts of the run, for example `run.plot.learning_curve()`."""
         from metaloom.flows.views.report import Plots  # matplotlib takes a second to import
 
@@ -73,7 +71,7 @@ class Run(storage.Run):
             )
         return class_table(self, self.select(iterations), classes)
 
-    def dataset(self, unit: Unit, iterations: Iterations = None, steps: Steps = None) -> RunDataset:
+    def dataset(self, unit: "Unit", iterations: Iterations = None, steps: Steps = None) -> "RunDataset":
         """Return the stored episodes as a torch Dataset; see RunDataset.
 
         Args:
@@ -100,14 +98,14 @@ class FinishedIteration(storage.Iteration):
     """
 
     run: Run
-    report: IterationReport
+    report: "IterationReport"
 
     @property
     def refs(self) -> list[storage.StageRef]:
         """References to the iteration's outputs."""
         return [ref for ref in self.run.refs() if ref.iteration == self.index]
 
-    def metrics(self) -> Metrics:
+    def metrics(self) -> "Metrics":
         """Return the metrics of the iteration."""
         return dict(self.report.metrics)
 
@@ -134,8 +132,8 @@ class Runs(Sequence[Run]):
     @overload
     def __getitem__(self, index: int) -> Run: ...
     @overload
-    def __getitem__(self, index: slice) -> Runs: ...
-    def __getitem__(self, index: int | slice) -> Run | Runs:
+    def __getitem__(self, index: slice) -> "Runs": ...
+    def __getitem__(self, index: int | slice) -> "Run | Runs":
         return Runs(self._runs[index]) if isinstance(index, slice) else self._runs[index]
 
     def metrics(self, iterations: Iterations = None) -> pa.Table:

@@ -13,23 +13,16 @@ def kept_from_children(*numbers: signal.Signals) -> Iterator[None]:
 
     Signals that arrive in the meantime are delivered to this process at the end.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    before, options = signal.pthread_sigmask(signal.SIG_BLOCK, numbers), [*sys.warnoptions]
     try:
-        _start_tracker()
+        # Locks need Python's resource tracker for semaphores, which must start while signals are blocked. If a process
+        # ended immediately and left semaphores behind, the tracker would warn.
+        sys.warnoptions.append("ignore:resource_tracker:UserWarning")
+        try:
+            resource_tracker.ensure_running()
+        finally:
+            sys.warnoptions[:] = options
         signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # starting the tracker unblocks SIGINT and SIGTERM
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _start_tracker() -> None:
-    """Start Python's resource tracker for semaphores, which locks need, while signals are blocked.
-
-    The tracker's warning is disabled, since it would appear if a process ended immediately and left semaphores behind.
-    """
-    options = [*sys.warnoptions]
-    sys.warnoptions.append("ignore:resource_tracker:UserWarning")
-    try:
-        resource_tracker.ensure_running()
-    finally:
-        sys.warnoptions[:] = options

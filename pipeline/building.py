@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
-from typing import Any
 
-from metaloom.pipeline.algorithms.contract import Learner, Setup
+from metaloom.pipeline.algorithms.contract import AnyLearner, Setup
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.envs.registry import make_env
@@ -16,7 +15,7 @@ from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import Array
 
 
-def build_learner(config: RunConfig) -> tuple[Setup, Learner[Any, Any], MetaEnv]:
+def build_learner(config: RunConfig) -> tuple[Setup, AnyLearner, MetaEnv]:
     """Return a run's Setup, learner and environment, or raise ConfigError if the algorithm does not support them."""
     # Let the learner check the kind of actions first: discrete actions have no scale for the environment to apply.
     with closing(make_env(config.env.model_copy(update={"action_scale": None}))) as plain:

@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.algorithms.contract import AnyLearner
 from metaloom.pipeline.dataflow.stage import AFTER_TRAINING, INNER_STEP, At, Per, Stage
 from metaloom.pipeline.replay.buffer import ContextRounds
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap, Samples, Step, TaskParams, Update
@@ -14,7 +13,7 @@ from metaloom.stages.tools import acting_params
 
 
 def adapt(
-    learner: Learner[Any, Any],
+    learner: AnyLearner,
     at: At,
     parallel: ParallelMap,
     *,
@@ -36,7 +35,7 @@ def adapt(
 
 
 def infer_task(
-    learner: Learner[Any, Any], at: At, parallel: ParallelMap, *, state: Update, episodes: tuple[EpisodeBatch, ...]
+    learner: AnyLearner, at: At, parallel: ParallelMap, *, state: Update, episodes: tuple[EpisodeBatch, ...]
 ) -> TaskParams:
     """Return each task's posterior, the only task parameters that adaptation changes.
 

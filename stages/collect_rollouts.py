@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.algorithms.contract import AnyLearner
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.stage import EACH_STEP, ITERATION, At, Stage
 from metaloom.pipeline.envs.answers import as_integers, check_facts, is_ctrl_c
@@ -31,7 +30,7 @@ from metaloom.stages.tools import Rollouts, acting_params
 
 
 def collect_rollouts(
-    learner: Learner[Any, Any], rollouts: Rollouts, at: At, *, params: Update | TaskParams, tasks: TaskBatch
+    learner: AnyLearner, rollouts: Rollouts, at: At, *, params: Update | TaskParams, tasks: TaskBatch
 ) -> EpisodeBatch:
     """Collect complete episodes for each task, using its adapted parameters after the first inner step."""
     position = RolloutPosition(at.run_seed, at.iteration, at.step)
@@ -39,7 +38,7 @@ def collect_rollouts(
 
 
 def collect_round(
-    learner: Learner[Any, Any],
+    learner: AnyLearner,
     config: RunConfig,
     rollouts: Rollouts,
     at: At,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.algorithms.contract import AnyLearner
 from metaloom.pipeline.dataflow.stage import At
 from metaloom.pipeline.plugins import path_of
 from metaloom.pipeline.types import EpisodeBatch, LearnerState, Metrics, ParallelMap, Params, TaskParams, Update
@@ -24,7 +24,7 @@ def no_steps() -> Params:
 
 
 def require_params(
-    found: object, num_tasks: int, learner: Learner[Any, Any], method: str, like: TaskParams | None = None
+    found: object, num_tasks: int, learner: AnyLearner, method: str, like: TaskParams | None = None
 ) -> TaskParams:
     """Return a learner's task parameters after checking that they fit `num_tasks` tasks.
 
@@ -44,7 +44,7 @@ def require_params(
     return found
 
 
-def require_state(found: object, learner: Learner[Any, Any], method: str, like: Params | None = None) -> LearnerState:
+def require_state(found: object, learner: AnyLearner, method: str, like: Params | None = None) -> LearnerState:
     """Return a learner's state after checking that it contains only arrays.
 
     Raises StageFault otherwise, or if a parameter's dtype differs from `like`; parameters not in `like` must be
@@ -81,7 +81,7 @@ def require_complete(update: object, before: Update, where: str) -> None:
 
 
 def updated(
-    learner: Learner[Any, Any],
+    learner: AnyLearner,
     at: At,
     parallel: ParallelMap,
     *,
@@ -126,7 +126,7 @@ def updated(
     return Update(LearnerState(after.params, after.optimizer, extra), {**metrics, **of_update, **numbers})
 
 
-def _fault(method: str, learner: Learner[Any, Any], result: str) -> StageFault:
+def _fault(method: str, learner: AnyLearner, result: str) -> StageFault:
     return StageFault(f"{path_of(type(learner.unwrapped))}.{method}() returned {result}")
 
 

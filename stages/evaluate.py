@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.algorithms.contract import AnyLearner
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.stage import EVALUATION, At, Stage
 from metaloom.pipeline.envs.contract import MetaEnv
@@ -23,7 +22,7 @@ _ADAPTATION, _TEST = 0, 1  # values that replace the iteration number in the pos
 
 
 def evaluate(
-    learner: Learner[Any, Any],
+    learner: AnyLearner,
     config: RunConfig,
     env: MetaEnv,
     rollouts: Rollouts,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any, cast
 
-from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.algorithms.contract import AnyLearner
 from metaloom.pipeline.algorithms.off_policy.learner import OffPolicyLearner
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.stage import ONCE, At, Stage
@@ -16,7 +16,7 @@ from metaloom.stages.tools import Rollouts, acting_params
 
 
 def fill_memory(
-    learner: Learner[Any, Any], config: RunConfig, env: MetaEnv, rollouts: Rollouts, at: At, *, state: Update
+    learner: AnyLearner, config: RunConfig, env: MetaEnv, rollouts: Rollouts, at: At, *, state: Update
 ) -> EpisodeBatch:
     """Collect the episodes that fill the buffer, with uniformly random actions or a pretrained policy."""
     filling, tasks = plan_of(config).filling, sample_tasks(env, config, at)
@@ -30,13 +30,7 @@ def fill_memory(
 
 
 def fill_memory_of_all_tasks(
-    learner: Learner[Any, Any],
-    config: RunConfig,
-    training_tasks: TaskBatch,
-    rollouts: Rollouts,
-    at: At,
-    *,
-    state: Update,
+    learner: AnyLearner, config: RunConfig, training_tasks: TaskBatch, rollouts: Rollouts, at: At, *, state: Update
 ) -> EpisodeBatch:
     """Collect episodes for every training task, with latents drawn from the prior."""
     episodes = plan_of(config).filling.episodes

@@ -1,9 +1,8 @@
 """Initialization of the learner before the first iteration."""
 
 from collections.abc import Mapping
-from typing import Any
 
-from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.algorithms.contract import AnyLearner
 from metaloom.pipeline.dataflow.stage import ONCE, At, Stage
 from metaloom.pipeline.estimation.normalization import PREFIX
 from metaloom.pipeline.schema import ConfigError
@@ -15,7 +14,7 @@ CRITICS = ("critic.", "q1.", "q2.", "v.", "target_", "decoder.")
 """Name prefixes of critic parameters: value functions, target networks and model decoders."""
 
 
-def initialize(learner: Learner[Any, Any], at: At, warm_start: WarmStart) -> Update:
+def initialize(learner: AnyLearner, at: At, warm_start: WarmStart) -> Update:
     """Return the learner state of iteration 0, with no metrics and all counters at zero.
 
     A warm start copies the parameters of the policy and, if both runs have one, the critic. It also copies the

@@ -1,9 +1,8 @@
 """Update of the meta-parameters, which ends an iteration."""
 
 from dataclasses import replace
-from typing import Any
 
-from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.algorithms.contract import AnyLearner
 from metaloom.pipeline.dataflow.outputs import SpanOutputs
 from metaloom.pipeline.dataflow.stage import ITERATION, At, Stage
 from metaloom.pipeline.estimation.diagnostics import Measures, step_metrics, with_own
@@ -14,7 +13,7 @@ from metaloom.stages.memory.replay import StoredTrials
 
 
 def meta_optimize(
-    learner: Learner[Any, Any],
+    learner: AnyLearner,
     at: At,
     parallel: ParallelMap,
     measures: Measures,
@@ -35,7 +34,7 @@ def meta_optimize(
 
 
 def meta_optimize_with_trials(
-    learner: Learner[Any, Any],
+    learner: AnyLearner,
     at: At,
     parallel: ParallelMap,
     measures: Measures,

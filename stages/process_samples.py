@@ -1,15 +1,13 @@
 """Computation of a rollout batch's returns, values and advantages."""
 
-from typing import Any
-
-from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.algorithms.contract import AnyLearner
 from metaloom.pipeline.dataflow.stage import EACH_STEP, At, Stage
 from metaloom.pipeline.seeding import seed_for
 from metaloom.pipeline.types import EpisodeBatch, ParallelMap, Samples, Update
 
 
 def process_samples(
-    learner: Learner[Any, Any], at: At, parallel: ParallelMap, *, state: Update, episodes: EpisodeBatch
+    learner: AnyLearner, at: At, parallel: ParallelMap, *, state: Update, episodes: EpisodeBatch
 ) -> Samples:
     """Compute the returns, values and advantages of a rollout batch, each [B, E, T]."""
     seed = seed_for(at.run_seed, "baseline", at.iteration, at.step)

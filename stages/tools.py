@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.algorithms.contract import AnyLearner
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.dataflow.graph import Graph
 from metaloom.pipeline.dataflow.refs import StageRef
@@ -82,7 +82,7 @@ class Adaptation:
         return TaskParams({**params.params, **outputs[adapted.at(0, k)].params})
 
 
-def acting_params(learner: Learner[Any, Any], acting: Update | TaskParams, at: At, num_tasks: int) -> TaskParams:
+def acting_params(learner: AnyLearner, acting: Update | TaskParams, at: At, num_tasks: int) -> TaskParams:
     """Return each task's parameters: the adapted ones if given, otherwise the learner's."""
     if isinstance(acting, TaskParams):
         return acting

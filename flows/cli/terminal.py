@@ -272,7 +272,12 @@ def replay(
         console().print(f"{done} The stored failure:\n{entry.message}", markup=False)
         return 0
     if pdb:
-        return _debug(at, stage, step, backend)
+        if at.iteration is None or stage is None:
+            example = f"metaloom replay {argument(at.path)}@0 --stage adapt --pdb"
+            raise UsageError(f"{at.path}: --pdb requires one stage; name it, as in: {example}")
+        outcome = late.debug_stage(at.path, at.iteration, stage, step or 0, backend=backend, say=console().out)
+        console().print(str(outcome))
+        return 1 if outcome.fault else 0
     if materialise:
         if stage is not None or step is not None or until_diff:
             raise UsageError("--materialise restores whole iterations; remove --stage, --step and --until-diff")
@@ -312,15 +317,6 @@ def _replay(call: "Call[Replay]", *, as_recorded: bool, as_json: bool) -> int:
     else:
         console().print("nothing to replay")
     return 1 if different else 0
-
-
-def _debug(at: RunAt, stage: str | None, step: int | None, backend: Backend) -> int:
-    if at.iteration is None or stage is None:
-        example = f"metaloom replay {argument(at.path)}@0 --stage adapt --pdb"
-        raise UsageError(f"{at.path}: --pdb requires one stage; name it, as in: {example}")
-    outcome = late.debug_stage(at.path, at.iteration, stage, step or 0, backend=backend, say=console().out)
-    console().print(str(outcome))
-    return 1 if outcome.fault else 0
 
 
 def evaluate(

@@ -317,7 +317,10 @@ def _train(
             _check_limit(config, (writer.load(ref) for ref in order(0)))
         update = _update(writer, iteration)
         history.append(update.metrics)
-        for name in sorted({*_not_finite(stages_for(missing[-1]), update.metrics)} - warned):
+        # Averages of facts may be missing.
+        facts = {f"average_{fact.name}" for fact in declared_facts(stages_for(missing[-1]).env)}
+        odd = {name for name, value in update.metrics.items() if not math.isfinite(value)}
+        for name in sorted(name for name in odd - warned if name.partition(".")[2] not in facts):
             # No output depends on a metric, so training continues; a `stop` criterion on it counts as not met.
             log.warning("metrics: %s is %s, not a finite number; it is stored unchanged", name, update.metrics[name])
             warned.add(name)
@@ -340,14 +343,6 @@ def _train(
         observer.iteration_done(report)
         yield report
     return TrainResult(path, iterations, stopped=False, computed=computed)
-
-
-def _not_finite(stages: Runner, metrics: Metrics) -> Iterator[str]:
-    """Yield the names of non-finite metrics, except averages of facts, which may be missing."""
-    facts = {f"average_{fact.name}" for fact in declared_facts(stages.env)}
-    for name, value in metrics.items():
-        if not math.isfinite(value) and name.partition(".")[2] not in facts:
-            yield name
 
 
 def _check_limit(config: RunConfig, outputs: Iterable[object]) -> None:

@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from metaloom.flows.rollouts.workers import (
     usable_cores,
 )
 from metaloom.flows.trust import require_trust
-from metaloom.pipeline.algorithms.contract import Learner
+from metaloom.pipeline.algorithms.contract import AnyLearner
 from metaloom.pipeline.config.run import RunConfig, build_stored
 from metaloom.pipeline.config.sources import plugin_sources
 from metaloom.pipeline.dataflow.graph import Graph
@@ -175,7 +174,7 @@ def config_of(run: Run, ref: StageRef | None = None) -> RunConfig:
     return build_stored({**settings, "iterations": run.capacity})
 
 
-def require_stored_sizes(run: Run, learner: Learner[Any, Any]) -> None:
+def require_stored_sizes(run: Run, learner: AnyLearner) -> None:
     """Raise IncompatibleFormat if the learner's array shapes differ from the stored ones under these settings."""
     ref = run.learner_ref(0)
     if not run.contains(ref):

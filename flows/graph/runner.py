@@ -14,7 +14,7 @@ from typing import Any, Self
 from metaloom.flows.graph.tables import GRAPHS, graph_of
 from metaloom.flows.graph.warm_start import read_learner
 from metaloom.flows.rollouts.workers import RolloutWorkers
-from metaloom.pipeline.algorithms.contract import Learner, Setup
+from metaloom.pipeline.algorithms.contract import AnyLearner, Setup
 from metaloom.pipeline.building import build_learner, measures_of, setup_of
 from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.config.sources import own_paths, plugin_paths
@@ -55,7 +55,7 @@ class Runner:
     graph: Graph
     config: RunConfig
     setup: Setup
-    learner: Learner[Any, Any]
+    learner: AnyLearner
     env: MetaEnv
     rollouts: RolloutWorkers
     parallel: ParallelMap

@@ -62,11 +62,6 @@ class Recording:
     traceback: str  # written by Python; may be empty
 
     @property
-    def would_repeat(self) -> bool:
-        """True if another attempt would end in the same way, as after a timeout or with closed file descriptors."""
-        return self.timed_out or self.closed
-
-    @property
     def place(self) -> tuple[int, int, int, int]:
         """Position at which the process ended, for comparing attempts."""
         return self.at.first_task, self.at.first_episode, self.at.env_step, self.at.row

@@ -208,7 +208,8 @@ def collect_watched(shard: Shard, params: TaskParams, supervision: Supervision) 
         print_to_errors()
     require_own_versions(supervision.versions, shard.spec)
     earlier = supervision.recordings()
-    if final := [recording for recording in earlier if recording.would_repeat]:
+    # After a timeout or with closed file descriptors, another attempt would end in the same way.
+    if final := [recording for recording in earlier if recording.timed_out or recording.closed]:
         raise shard.death(final, supervision)
     try:
         with supervision.recorded(shard.spec.episodes_at_once) as recorder:

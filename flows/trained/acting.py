@@ -1,7 +1,5 @@
 """Acting with given parameters outside of rollouts, one step at a time."""
 
-from __future__ import annotations
-
 from threading import RLock
 from typing import Any, NamedTuple
 
@@ -164,7 +162,7 @@ class Acting:
             actor = self._steps(1, deterministic=True).actor
             return {*actor.behavior_by_step, *actor.behavior_by_task}
 
-    def _go_on(self, steps: _Steps) -> None:
+    def _go_on(self, steps: "_Steps") -> None:
         """Hand over the memory to `steps` before it acts, since another actor of this policy may have acted last."""
         if self._last is None:
             return
@@ -183,7 +181,7 @@ class Acting:
             )
         steps.actor.recall(memory)
 
-    def _distribution(self, rows: Array) -> TanhGaussian | Distribution:
+    def _distribution(self, rows: Array) -> "TanhGaussian | Distribution":
         steps = self._steps(rows.shape[1], deterministic=True)
         self._go_on(steps)
         actor, memory = steps.actor, steps.actor.memory
@@ -239,7 +237,7 @@ class Acting:
         hint = "" if found.ndim else "; encode discrete observations as one-hot vectors"
         raise ValueError(f"got observations of shape {found.shape}; expected ({required}){hint}")
 
-    def _steps(self, num_rows: int, deterministic: bool) -> _Steps:
+    def _steps(self, num_rows: int, deterministic: bool) -> "_Steps":
         key, position = (num_rows, deterministic), (self.seed, self._episode)
         if key not in self._actors:
             if deterministic:

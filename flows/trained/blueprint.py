@@ -1,7 +1,5 @@
 """Description of a trained policy: everything that the policy needs from its run besides parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -11,7 +9,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Tuple
 from gymnasium.wrappers import TimeLimit
 
-from metaloom.pipeline.algorithms.contract import Learner, Setup
+from metaloom.pipeline.algorithms.contract import AnyLearner, Setup
 from metaloom.pipeline.building import setup_for
 from metaloom.pipeline.config.run import RunConfig, build_stored
 from metaloom.pipeline.envs.contract import MetaEnv
@@ -44,7 +42,7 @@ class Blueprint:
     origin: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @classmethod
-    def of(cls, config: RunConfig) -> Blueprint:
+    def of(cls, config: RunConfig) -> "Blueprint":
         """Return the policy blueprint for a run with this configuration."""
         env = make_env(config.env)
         try:
@@ -73,7 +71,7 @@ class Blueprint:
         config = self.config
         return setup_for(config, self.spaces, lambda rewards: make_env(config.env).sparse_rewards(rewards))
 
-    def learner(self) -> Learner[Any, Any]:
+    def learner(self) -> AnyLearner:
         """Return the algorithm's learner."""
         return self.config.algorithm.build(self.setup())
 
@@ -119,7 +117,7 @@ class Blueprint:
         return found if self.parts is None else {**found, "parts": described_parts(self.parts)}
 
     @classmethod
-    def from_json(cls, described: dict[str, Any]) -> Blueprint:
+    def from_json(cls, described: dict[str, Any]) -> "Blueprint":
         """Return the blueprint that `to_json` described.
 
         Raises:

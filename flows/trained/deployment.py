@@ -1,7 +1,5 @@
 """Trained policies as safetensors files, and as self-contained torch modules that can be exported to other formats."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json
@@ -64,7 +62,7 @@ class PolicyFile:
         save_file({name: np.array(value, order="C") for name, value in arrays.items()}, path, metadata)
 
     @classmethod
-    def read(cls, path: str | Path, *, trust: bool = False) -> PolicyFile:
+    def read(cls, path: str | Path, *, trust: bool = False) -> "PolicyFile":
         """Return the contents of a policy file; raise the errors that `load_policy` describes."""
         metadata, arrays = _contents(path)
         try:

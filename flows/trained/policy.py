@@ -1,7 +1,5 @@
 """Trained policies, which act in tasks or a custom environment and can adapt to them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -128,7 +126,7 @@ class TrainedPolicy(Acting):
     ) -> None:
         self.state = state
         self.particle = particle
-        self._adapted = params is not None
+        self.adapted: bool = params is not None  # True if the policy has adapted
         if params is None:
             # SVPG assigns its policies to tasks in turn.
             params = blueprint.learner().acting_params(state, particle + 1).slice(particle, particle + 1)
@@ -138,7 +136,7 @@ class TrainedPolicy(Acting):
     def __repr__(self) -> str:
         config = self.blueprint.config
         steps = f" by {plural(len(self._rounds), 'step')}" if self._rounds else ""
-        adapted = f", adapted{steps}" if self._adapted else ""
+        adapted = f", adapted{steps}" if self.adapted else ""
         tasks = f", {self.num_tasks} tasks" if self.num_tasks > 1 else ""
         n = config.algorithm.num_policies
         particle = f", particle {self.particle} of {n}" if n > 1 else ""
@@ -153,22 +151,17 @@ class TrainedPolicy(Acting):
         return self._params.params
 
     @property
-    def adapted(self) -> bool:
-        """True if the policy has adapted."""
-        return self._adapted
-
-    @property
-    def unadapted(self) -> TrainedPolicy:
+    def unadapted(self) -> "TrainedPolicy":
         """The policy before any adaptation."""
         return TrainedPolicy(self.blueprint, self.state, seed=self.seed, particle=self.particle)
 
-    def task(self, b: int) -> TrainedPolicy:
+    def task(self, b: int) -> "TrainedPolicy":
         """Return the policy for task b; for unadapted SVPG, the policy of particle b, which acts in task b."""
-        count = self.num_tasks if self._adapted else self.blueprint.config.algorithm.num_policies
+        count = self.num_tasks if self.adapted else self.blueprint.config.algorithm.num_policies
         if not -count <= b < count:
             raise IndexError(f"task {b} is out of range; expected 0 to {count - 1}")
         b %= count
-        if not self._adapted:
+        if not self.adapted:
             return TrainedPolicy(self.blueprint, self.state, seed=self.seed, particle=b)
         rounds = [episodes.slice(b, b + 1) for episodes in self._rounds]
         return TrainedPolicy(self.blueprint, self.state, self._params.slice(b, b + 1), rounds, self.seed)
@@ -190,7 +183,7 @@ class TrainedPolicy(Acting):
         episodes: int | None = None,
         steps: int = 1,
         max_episode_steps: int | None = None,
-    ) -> TrainedPolicy:
+    ) -> "TrainedPolicy":
         """Adapt to a task with the run's algorithm, and return the adapted policy.
 
         MAML and related algorithms take gradient steps on the episodes, PEARL infers the task from them, and RL2 and
@@ -214,7 +207,7 @@ class TrainedPolicy(Acting):
         config = self.blueprint.config
         if not config.algorithm.adapts:
             raise UsageError(f"{config.algorithm.name} does not adapt; use the policy as it is")
-        if self._adapted and not self._rounds:
+        if self.adapted and not self._rounds:
             raise UsageError(
                 "the policy was saved after it had adapted, without its episodes; use `policy.unadapted.adapt`"
             )
@@ -287,7 +280,7 @@ class TrainedPolicy(Acting):
         params = {name: value[0] for name, value in self.params.items()}
         return DeployedPolicy(self.blueprint, params, None if latent is None else latent[0]).eval()
 
-    def _adapted_to(self, batch: EpisodeBatch) -> TrainedPolicy:
+    def _adapted_to(self, batch: EpisodeBatch) -> "TrainedPolicy":
         B = len(batch.lengths)
         if self.num_tasks not in (1, B):
             raise UsageError(f"got episodes of {B} tasks and a policy for {self.num_tasks}; the numbers must match")
@@ -295,7 +288,7 @@ class TrainedPolicy(Acting):
         config, setup = self.blueprint.config, self.blueprint.setup()
         learner, params = config.algorithm.build(setup), self._params
         if B > 1 and self.num_tasks == 1:
-            if self._adapted:
+            if self.adapted:
                 raise UsageError(f"got episodes of {B} tasks; expected those of the task the policy adapted to")
             params = learner.acting_params(self.state, B)
         rounds = [*self._rounds, batch]

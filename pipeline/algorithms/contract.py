@@ -3,8 +3,6 @@
 A learner has no state of its own: everything that persists between iterations is in LearnerState, which is stored.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,7 +66,7 @@ class Learner(ABC, Generic[Evidence, Experience]):
     kernel: Kernel = Kernel("torch", "the algorithm has no fused kernel")
 
     @property
-    def unwrapped(self) -> Learner[Any, Any]:
+    def unwrapped(self) -> "Learner[Any, Any]":
         """The algorithm's learner, without the normalizing wrapper."""
         return self
 
@@ -125,6 +123,9 @@ class Learner(ABC, Generic[Evidence, Experience]):
         """
 
 
+AnyLearner = Learner[Any, Any]  # learner of any algorithm
+
+
 class NumericalError(ArithmeticError):
     """Raised if an input, loss, gradient or parameter is not finite."""
 
@@ -139,7 +140,7 @@ def require_finite_params(params: Mapping[str, Mapping[str, Array]], *, stage: s
 class RunSettings(Protocol):
     """Run settings that an algorithm checks for conflicts with its own settings."""
 
-    algorithm: AlgorithmSettings
+    algorithm: "AlgorithmSettings"
     policy: PolicyConfig
     baseline: BaselineSettings
     processing: ProcessingConfig
@@ -172,37 +173,26 @@ class AlgorithmSettings(PluginSettings, Settings):
     decides_episodes: ClassVar[tuple[str, ...]] = ()
     """Names of settings that affect only which episodes are collected."""
 
+    # A subclass may define these as properties, which depend on its settings.
+    run_defaults: ClassVar[Mapping[str, Any]] = {}
+    """Defaults that this algorithm sets for other run settings; sections may be partial."""
+    networks: ClassVar[tuple[str, ...]] = ()
+    """Names of the algorithm's networks other than the policy's."""
+    adaptation_steps: ClassVar[int] = 0
+    """Number of adaptation steps per iteration."""
+    trial: ClassVar[int | None] = None
+    """Number of consecutive episodes of a task that share an actor's memory; None for actors without memory.
+
+    If a task has several trials, its episodes are interleaved: the first of each trial, then the second, and so on.
+    """
+    earlier_iterations: ClassVar[int] = 0
+    """Number of earlier iterations whose episodes are reused in an update, if the graph supports it."""
+    num_policies: ClassVar[int] = 1
+    """Number of policies trained in parallel and assigned to tasks round-robin."""
+
     kernel: KernelChoice = later("auto")
     """Implementation of updates. torch: the reference definition; fused: hand-written derivatives for plain networks
     on the CPU; auto: fused where supported."""
-
-    @property
-    def run_defaults(self) -> Mapping[str, Any]:
-        """Defaults that this algorithm sets for other run settings; sections may be partial."""
-        return {}
-
-    @property
-    def networks(self) -> tuple[str, ...]:
-        """Names of the algorithm's networks other than the policy's."""
-        return ()
-
-    @property
-    def adaptation_steps(self) -> int:
-        """Number of adaptation steps per iteration."""
-        return 0
-
-    @property
-    def trial(self) -> int | None:
-        """Number of consecutive episodes of a task that share an actor's memory; None for actors without memory.
-
-        If a task has several trials, its episodes are interleaved: the first of each trial, then the second, and so on.
-        """
-        return None
-
-    @property
-    def earlier_iterations(self) -> int:
-        """Number of earlier iterations whose episodes are reused in an update, if the graph supports it."""
-        return 0
 
     @property
     def adapts(self) -> bool:
@@ -214,11 +204,6 @@ class AlgorithmSettings(PluginSettings, Settings):
         """Default number of adaptation steps in an evaluation; with memory, the episodes per trial minus one."""
         return self.adaptation_steps if self.trial is None else self.trial - 1
 
-    @property
-    def num_policies(self) -> int:
-        """Number of policies trained in parallel and assigned to tasks round-robin; the default is one."""
-        return 1
-
     def problems(self, run: RunSettings) -> Iterator[str]:
         """Yield conflicts with the run's other settings, each with a remedy."""
         yield from ()
@@ -227,7 +212,7 @@ class AlgorithmSettings(PluginSettings, Settings):
         """Yield warnings about combinations that are allowed but known to go wrong, each with a remedy."""
         yield from ()
 
-    def build(self, setup: Setup) -> Learner[Any, Any]:
+    def build(self, setup: Setup) -> AnyLearner:
         """Build the learner for a run.
 
         Raises ConfigError if the algorithm does not support the environment or network, if it lacks the requested
@@ -240,7 +225,7 @@ class AlgorithmSettings(PluginSettings, Settings):
         _require_methods(found, self.learner)
         with normal_numerics(setup.device):
             try:
-                learner: Learner[Any, Any] = found(self, setup)
+                learner: AnyLearner = found(self, setup)
             except Exception as problem:
                 if setup.device == "cuda" or isinstance(problem, ConfigError) or not asks_for_gpu(problem):
                     raise

@@ -1,7 +1,5 @@
 """A wrapper that normalizes observations and rewards for any algorithm."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Interface between baselines and sample processing."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 

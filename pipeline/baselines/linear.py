@@ -1,7 +1,5 @@
 """Linear baselines, fitted by ridge regression on features of observations and time, and the zero baseline."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

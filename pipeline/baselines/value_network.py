@@ -4,8 +4,6 @@ It uses only NumPy, for bitwise identical results: NumPy computes stacked produc
 does not depend on the other tasks in its chunk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -5,8 +5,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from metaloom.pipeline.baselines.config import BaselineConfig, BaselineField
-from metaloom.pipeline.baselines.contract import Baseline
+from metaloom.pipeline.baselines.config import BaselineField
 from metaloom.pipeline.schema import Settings, later
 
 ValueTarget = Literal["td_lambda", "empirical"]
@@ -44,10 +43,6 @@ class ProcessingConfig(Settings):
         if self.dice_norm != "real" and not (self.normalize_advantages or self.positive_advantages):
             raise ValueError(f"dice_norm is {self.dice_norm} but nothing is normalized or shifted; remove it")
         return self
-
-    def build_return_baseline(self) -> Baseline:
-        """Build the baseline used to compute advantages with name=dice; the default is zero."""
-        return (self.return_baseline or BaselineConfig(name="zero")).build()
 
 
 def processing_problems(processing: ProcessingConfig, learns_from: Sequence[str]) -> Iterator[str]:

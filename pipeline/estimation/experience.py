@@ -1,7 +1,5 @@
 """Training data for actor-critics: rows of real steps, with bootstrapped values at truncated ends."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,7 +22,7 @@ class StepRows:
     old_values: Array  # values from the critic before the update, [n]
     targets: Array  # targets of the critic, [n]
 
-    def __getitem__(self, which: Array | slice) -> StepRows:
+    def __getitem__(self, which: Array | slice) -> "StepRows":
         """Return the selected rows, in the given order."""
         return StepRows(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
 

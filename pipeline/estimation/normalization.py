@@ -1,7 +1,5 @@
 """Running normalization of observations and rewards. Statistics are constant during an iteration."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -30,12 +28,12 @@ class RunningStatistics:
     count: Array  # number of rows, a scalar
 
     @classmethod
-    def initial(cls, shape: tuple[int, ...]) -> RunningStatistics:
+    def initial(cls, shape: tuple[int, ...]) -> "RunningStatistics":
         """Return statistics with mean 0, variance 1 and a negligible count."""
         return cls(np.zeros(shape), np.ones(shape), np.array(INITIAL_COUNT))
 
     @classmethod
-    def of(cls, learner: LearnerState, prefix: str) -> RunningStatistics:
+    def of(cls, learner: LearnerState, prefix: str) -> "RunningStatistics":
         """Return the statistics stored in a learner state under this prefix."""
         return cls(*(learner.extra[f"{prefix}.{name}"] for name in ("mean", "variance", "count")))
 
@@ -43,7 +41,7 @@ class RunningStatistics:
         """Return the statistics as arrays for LearnerState.extra."""
         return {f"{prefix}.{name}": value for name, value in vars(self).items()}
 
-    def merged(self, rows: Array) -> RunningStatistics:
+    def merged(self, rows: Array) -> "RunningStatistics":
         """Return the statistics updated with rows [n, ...] (Chan et al. 1979)."""
         values = rows.astype(np.float64)
         count = self.count + len(values)
@@ -84,7 +82,7 @@ class Normalization:
     reward_std: Array | None = None  # divisor of rewards, [B] float32
 
     @classmethod
-    def of_params(cls, params: Mapping[str, Array]) -> Normalization | None:
+    def of_params(cls, params: Mapping[str, Array]) -> "Normalization | None":
         """Return the normalization stored in task parameters, or None if there is none."""
         found = [params.get(name) for name in (MEAN, STD, REWARD_STD)]
         return None if all(value is None for value in found) else cls(*found)

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from metaloom.pipeline.baselines import Baseline, BaselineError
+from metaloom.pipeline.baselines import Baseline, BaselineConfig, BaselineError
 from metaloom.pipeline.baselines.contract import by_task
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.estimation.returns import discounted_returns, discounted_rewards, gae, normalize, shift_positive
@@ -36,19 +36,14 @@ def process_samples(
         return samples
     discounted = discounted_rewards(rewards, processing.discount)
     predicted = _fit_predict(baseline, episodes, discounted, seed, parallel)
-    adjusted = by_task(partial(task_adjusted_rewards, processing=processing), discounted, predicted, mask, parallel)
+    adjusted = [scale(task, real, processing) for task, real in zip(discounted - predicted, mask, strict=True)]
     # If statistics include padding, padding is not zero; losses mask it anyway.
-    adjusted_rewards = adjusted.astype(np.float32) * mask
+    adjusted_rewards = np.stack(adjusted).astype(np.float32) * mask
     return replace(samples, advantages=samples.advantages * mask, adjusted_rewards=adjusted_rewards)
 
 
 def baseline_parameters(
-    episodes: EpisodeBatch,
-    baseline: Baseline,
-    processing: ProcessingConfig,
-    *,
-    seed: int = 0,
-    parallel: ParallelMap = map,
+    episodes: EpisodeBatch, baseline: Baseline, processing: ProcessingConfig, *, seed: int = 0
 ) -> dict[str, Params]:
     """Return the parameters [B, ...] of the baselines that `process_samples` fits, keyed by setting and name."""
     rewards = episodes.rewards * episodes.mask
@@ -57,8 +52,7 @@ def baseline_parameters(
         adjusted = discounted_rewards(rewards, processing.discount)
         fits = {"baseline": (baseline, adjusted), "return_baseline": fits["baseline"]}
     return {
-        name: fitted.fit(_seen(episodes), targets, episodes.mask, seed=seed, parallel=parallel)
-        for name, (fitted, targets) in fits.items()
+        name: fitted.fit(_seen(episodes), targets, episodes.mask, seed=seed) for name, (fitted, targets) in fits.items()
     }
 
 
@@ -67,11 +61,6 @@ def task_advantages(rewards: Array, values: Array, mask: Array, processing: Proc
     next_values = np.concatenate([values[:, 1:], np.zeros((len(values), 1))], axis=1)
     advantages = gae(rewards, values, next_values, processing.discount, processing.gae_lambda)
     return scale(advantages, mask, processing)
-
-
-def task_adjusted_rewards(discounted: Array, predicted: Array, mask: Array, processing: ProcessingConfig) -> Array:
-    """Return one task's adjusted rewards [E, T] float64: γ^t r_t minus its prediction, processed by `scale`."""
-    return scale(discounted - predicted, mask, processing)
 
 
 def scale(values: Array, mask: Array, processing: ProcessingConfig) -> Array:
@@ -89,7 +78,9 @@ def scale(values: Array, mask: Array, processing: ProcessingConfig) -> Array:
 
 
 def _of_returns(baseline: Baseline, processing: ProcessingConfig) -> Baseline:
-    return baseline if processing.name == "advantages" else processing.build_return_baseline()
+    if processing.name == "advantages":
+        return baseline
+    return (processing.return_baseline or BaselineConfig(name="zero")).build()
 
 
 def _seen(episodes: EpisodeBatch) -> Array:

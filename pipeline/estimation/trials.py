@@ -1,7 +1,5 @@
 """Trials as sequences: consecutive episodes of a task that share a memory."""
 
-from __future__ import annotations
-
 from functools import cached_property
 
 import numpy as np

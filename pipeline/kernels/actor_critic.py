@@ -3,8 +3,6 @@
 The reference definition is algorithms/actor_critic/gradient_steps.py, against which this kernel is tested.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """DQL's gradient steps with hand-written derivatives; algorithms/off_policy/dql.py has the equations."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from metaloom.pipeline.algorithms.off_policy.dql import LAYOUT, METRICS

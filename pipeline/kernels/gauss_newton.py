@@ -4,7 +4,7 @@ The reference definition is gauss_newton_product in maml.trpo. Everything that d
 only once; automatic differentiation recomputes it for every product and takes up to twice as long.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from operator import add
 from typing import cast
@@ -70,11 +70,10 @@ class ChunkCurvature:
             current = self._step(current, hessian.gradients)
         adapted = {name: torch.as_tensor(current[name]) for name in names}
         require_finite(adapted, chunk.first_task, "Lower inner_lr.", of="adapted ")
-        last = chunk.rounds[-1]
-        of_gaussian = isinstance(policy, GaussianPolicy)
-        self._fisher = (
-            GaussianFisher(policy, current, last) if of_gaussian else CategoricalFisher(policy, current, last)
-        )
+        if isinstance(policy, GaussianPolicy):
+            self._fisher = _gaussian_fisher(policy, current, chunk.rounds[-1])
+        else:
+            self._fisher = _categorical_fisher(policy, current, chunk.rounds[-1])
 
     @staticmethod
     def num_bytes(policy: Policy, chunk: Chunk) -> int:
@@ -90,7 +89,7 @@ class ChunkCurvature:
         tangents |= self._fixed
         for hessian in self._hessians:
             tangents = self._step(tangents, hessian.product(tangents))
-        tangents = self._fisher.product(tangents) | self._fixed
+        tangents = self._fisher(tangents) | self._fixed
         for hessian in reversed(self._hessians):
             tangents = self._step(tangents, hessian.product(tangents))
         return {name: tangents[name].sum(0) for name in self._names}
@@ -128,40 +127,38 @@ class InnerHessian:
         return self._pulled.differentiate(tangents, pushed, outputs.numpy()) | rest
 
 
-class GaussianFisher:
-    """Fisher matrices of b tasks' Gaussian policies, averaged over each task's rows."""
+def _gaussian_fisher(policy: GaussianPolicy, params: Params, rows: TaskRows) -> Callable[[Params], Params]:
+    """Return the product with each task's Fisher matrix, averaged over its rows, as a function of the tangents."""
+    network = _linearized(policy, params, rows)
+    log_std = torch.as_tensor(params[LOG_STD]).requires_grad_()
+    clamped = policy.head(torch.as_tensor(network.outputs), log_std).log_std
+    (clamp_slope,) = torch.autograd.grad(clamped.sum(), log_std)
+    # Fisher information of a Gaussian: 1 / σ² for the mean, 2 for log σ.
+    mean_weight = (rows.weights.unsqueeze(-1) * (-2 * clamped.detach()).exp()).numpy()
+    log_std_weight = (2 * rows.weights.sum(-1, keepdim=True) * clamp_slope.square()).numpy()
 
-    def __init__(self, policy: GaussianPolicy, params: Params, rows: TaskRows) -> None:
-        self._network = _linearized(policy, params, rows)
-        log_std = torch.as_tensor(params[LOG_STD]).requires_grad_()
-        clamped = policy.head(torch.as_tensor(self._network.outputs), log_std).log_std
-        (clamp_slope,) = torch.autograd.grad(clamped.sum(), log_std)
-        # Fisher information of a Gaussian: 1 / σ² for the mean, 2 for log σ.
-        self._mean_weight = (rows.weights.unsqueeze(-1) * (-2 * clamped.detach()).exp()).numpy()
-        self._log_std_weight = (2 * rows.weights.sum(-1, keepdim=True) * clamp_slope.square()).numpy()
+    def product(tangents: Params) -> Params:
+        mean = network.push(tangents)[-1]
+        mean *= mean_weight
+        return network.pull(mean) | {LOG_STD: tangents[LOG_STD] * log_std_weight}
 
-    def product(self, tangents: Params) -> Params:
-        """Return each task's Fisher matrix times its tangents."""
-        mean = self._network.push(tangents)[-1]
-        mean *= self._mean_weight
-        return self._network.pull(mean) | {LOG_STD: tangents[LOG_STD] * self._log_std_weight}
+    return product
 
 
-class CategoricalFisher:
-    """Fisher matrices of b tasks' categorical policies, averaged over each task's rows."""
+def _categorical_fisher(policy: CategoricalPolicy, params: Params, rows: TaskRows) -> Callable[[Params], Params]:
+    """Return the product with each task's Fisher matrix, averaged over its rows, as a function of the tangents."""
+    network = _linearized(policy, params, rows)
+    probs = policy.head(torch.as_tensor(network.outputs)).log_probs.exp().numpy()
+    weights = rows.weights.unsqueeze(-1).numpy()
 
-    def __init__(self, policy: CategoricalPolicy, params: Params, rows: TaskRows) -> None:
-        self._network = _linearized(policy, params, rows)
-        self._probs = policy.head(torch.as_tensor(self._network.outputs)).log_probs.exp().numpy()
-        self._weights = rows.weights.unsqueeze(-1).numpy()
-
-    def product(self, tangents: Params) -> Params:
-        """Return each task's Fisher matrix times its tangents."""
-        logits = self._network.push(tangents)[-1]
+    def product(tangents: Params) -> Params:
+        logits = network.push(tangents)[-1]
         # With respect to the logits, the Fisher matrix is diag(p) - p pᵀ.
-        logits -= (self._probs * logits).sum(-1, keepdims=True)
-        logits *= self._probs * self._weights
-        return self._network.pull(logits)
+        logits -= (probs * logits).sum(-1, keepdims=True)
+        logits *= probs * weights
+        return network.pull(logits)
+
+    return product
 
 
 def _linearized(policy: KnownPolicy, params: Params, rows: TaskRows) -> LinearizedMLP:

@@ -4,8 +4,6 @@ A step's tasks are split into fixed parts that threads compute in parallel. Part
 results are bitwise identical for any number of threads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce

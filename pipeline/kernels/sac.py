@@ -1,7 +1,5 @@
 """SAC's gradient steps with hand-written derivatives; algorithms/off_policy/sac.py has the equations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import cast

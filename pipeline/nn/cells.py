@@ -1,7 +1,5 @@
 """Built-in recurrent cells: names, sizes and parameter shapes. This module does not import torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

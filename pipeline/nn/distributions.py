@@ -1,7 +1,5 @@
 """Action distributions over tensors of any floating-point dtype with any leading axes."""
 
-from __future__ import annotations
-
 import math
 from functools import singledispatch
 from typing import NamedTuple, Protocol, TypeVar
@@ -46,7 +44,7 @@ class DiagGaussian(NamedTuple):
         normalizer = self.log_std.sum(-1) + 0.5 * LOG_2PI * actions.shape[-1]
         return -0.5 * z.square().sum(-1) - normalizer
 
-    def kl(self, other: DiagGaussian) -> Tensor:
+    def kl(self, other: "DiagGaussian") -> Tensor:
         """Return KL(self ‖ other), [...]. For nearly equal distributions, it may be slightly negative."""
         std, other_std = self.log_std.exp(), other.log_std.exp()
         squares = (self.mean - other.mean).square() + (std.square() - other_std.square())
@@ -57,7 +55,7 @@ class DiagGaussian(NamedTuple):
         """Return the entropy in nats, summed over the action dimensions; it has the leading axes of `log_std`."""
         return (self.log_std + 0.5 * (LOG_2PI + 1)).sum(-1)
 
-    def detach(self) -> DiagGaussian:
+    def detach(self) -> "DiagGaussian":
         """Return these distributions detached from the autograd graph."""
         return DiagGaussian(self.mean.detach(), self.log_std.detach())
 
@@ -68,14 +66,14 @@ class Categorical(NamedTuple):
     log_probs: Tensor
 
     @classmethod
-    def of_logits(cls, logits: Tensor) -> Categorical:
+    def of_logits(cls, logits: Tensor) -> "Categorical":
         """Build distributions from logits [..., n]."""
         return cls(torch.log_softmax(logits, -1))
 
     def log_prob(self, actions: Tensor) -> Tensor:
         return self.log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
-    def kl(self, other: Categorical) -> Tensor:
+    def kl(self, other: "Categorical") -> Tensor:
         """Return KL(self ‖ other), [...]."""
         return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum(-1)
 
@@ -83,7 +81,7 @@ class Categorical(NamedTuple):
         """Return the entropy in nats, [...]."""
         return -(self.log_probs.exp() * self.log_probs).sum(-1)
 
-    def detach(self) -> Categorical:
+    def detach(self) -> "Categorical":
         """Return these distributions detached from the autograd graph."""
         return Categorical(self.log_probs.detach())
 

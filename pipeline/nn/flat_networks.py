@@ -3,8 +3,6 @@
 With two or three layers and minibatches of 64 or 256 rows, autograd's overhead exceeds the computation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, Literal, NamedTuple
@@ -43,7 +41,7 @@ class FlatParams:
         self.params: Params = self.views(self.vector)
         self.gradients: Params = self.views(self.gradient)
 
-    def with_own_gradient(self) -> FlatParams:
+    def with_own_gradient(self) -> "FlatParams":
         """Return FlatParams that share the parameters but have a separate gradient."""
         other = copy(self)
         other.gradient = np.zeros_like(self.vector)
@@ -126,7 +124,7 @@ class FlatNetwork:
         self._activations: list[Array] = []
 
     @classmethod
-    def of(cls, prefix: str, spec: NetworkSpec, flat: FlatParams, *, fold_bias: bool = False) -> FlatNetwork:
+    def of(cls, prefix: str, spec: NetworkSpec, flat: FlatParams, *, fold_bias: bool = False) -> "FlatNetwork":
         """Build the network that a plain spec describes, with parameters named `prefix.*`."""
         assert spec.is_plain
         activation: Activation = "tanh" if spec.activation == "tanh" else "relu"

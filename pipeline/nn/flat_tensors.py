@@ -3,8 +3,6 @@
 For small networks, an optimizer spends more time looping over parameters than computing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 import numpy as np

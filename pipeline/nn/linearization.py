@@ -5,8 +5,6 @@ Hessian-vector products would take up to twice as long. R{x} is the derivative o
 (Pearlmutter 1994, Neural Computation 6).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

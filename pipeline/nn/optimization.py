@@ -1,7 +1,5 @@
 """Settings for optimizers and learning-rate schedules."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, JsonValue, Tag, field_validator, model_validator

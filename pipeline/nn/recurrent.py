@@ -1,7 +1,5 @@
 """Recurrent networks as functions of explicit parameters: built-in and custom cells."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager

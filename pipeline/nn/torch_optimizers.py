@@ -1,7 +1,5 @@
 """Optimizers from torch.optim with their state as plain arrays, Adam and RMSprop on a single vector, and schedules."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,21 +1,17 @@
 """The contract of policies: action distributions as functions of observations and explicit parameters."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
 
 from metaloom.pipeline.nn.distributions import Distribution
+from metaloom.pipeline.nn.networks import Network
+from metaloom.pipeline.nn.spec import Spaces
+from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import Params
-
-if TYPE_CHECKING:
-    from metaloom.pipeline.nn.networks import Network
-    from metaloom.pipeline.nn.spec import Spaces
-    from metaloom.pipeline.policies.config import PolicyConfig
 
 
 class Policy(ABC):
@@ -61,7 +57,7 @@ class OwnPolicy(Policy):
     """Base class for custom policies, `policy=module:Class`; see Policy."""
 
     @abstractmethod
-    def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> OwnDistribution: ...
+    def distribution(self, params: Mapping[str, Tensor], observations: Tensor) -> "OwnDistribution": ...
 
 
 class OwnDistribution(Distribution, Protocol):

@@ -1,7 +1,5 @@
 """Replay buffer of an off-policy run: the newest transitions are in memory; older ones are read when drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 

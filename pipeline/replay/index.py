@@ -4,8 +4,6 @@ Row indices number the real steps of a run from 0, in collection order: by rollo
 step. The index stores episode lengths, not transitions.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

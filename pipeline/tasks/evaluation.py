@@ -1,7 +1,5 @@
 """Evaluation plans: numbers of episodes, seeds and tasks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,7 +25,7 @@ class EvaluationPlan:
     run_seed: int  # replaces the run's seed in the evaluation, so that no draw is shared with training
 
     @classmethod
-    def of(cls, config: RunConfig) -> EvaluationPlan:
+    def of(cls, config: "RunConfig") -> "EvaluationPlan":
         """Return the evaluation plan that a run's configuration describes."""
         asked, algorithm = config.evaluation, config.algorithm
         steps = algorithm.evaluation_steps if asked.adaptation_steps is None else asked.adaptation_steps
@@ -38,7 +36,7 @@ class EvaluationPlan:
         return cls(steps, episodes, asked.test_episodes or config.episodes_per_task, asked.deterministic, run_seed)
 
 
-def evaluation_tasks(config: RunConfig, env: MetaEnv, updates: int) -> TaskBatch:
+def evaluation_tasks(config: "RunConfig", env: MetaEnv, updates: int) -> TaskBatch:
     """Return the tasks on which to evaluate the learner after `updates` updates.
 
     The tasks depend on `updates` only if there is no fixed training set: held-out draws then exclude tasks already seen
@@ -66,13 +64,13 @@ def evaluation_tasks(config: RunConfig, env: MetaEnv, updates: int) -> TaskBatch
     return source.sample(asked.num_tasks or config.num_tasks, rng)
 
 
-def tasks_drawn_from(config: RunConfig, env: MetaEnv, updates: int) -> int | None:
+def tasks_drawn_from(config: "RunConfig", env: MetaEnv, updates: int) -> int | None:
     """Return the size of the set from which evaluation tasks are drawn, or None for a distribution."""
     source = _source(config, env, updates)
     return None if isinstance(source, TaskDistribution) else len(source.tasks)
 
 
-def tasks_are_new(config: RunConfig, env: MetaEnv) -> bool:
+def tasks_are_new(config: "RunConfig", env: MetaEnv) -> bool:
     """Return True if, according to the environment and settings, no evaluation task occurs in training."""
     if config.evaluation.tasks != "held-out":
         return False
@@ -81,7 +79,7 @@ def tasks_are_new(config: RunConfig, env: MetaEnv) -> bool:
     return not {*env.test_task_set} & {*(env.task_set or ())}
 
 
-def _source(config: RunConfig, env: MetaEnv, updates: int) -> TaskPool | TaskDistribution:
+def _source(config: "RunConfig", env: MetaEnv, updates: int) -> TaskPool | TaskDistribution:
     asked = config.evaluation.tasks
     if not isinstance(asked, str):
         pool = TaskPool.of(env, asked)
@@ -100,7 +98,7 @@ def _source(config: RunConfig, env: MetaEnv, updates: int) -> TaskPool | TaskDis
     return TaskDistribution(env, np.concatenate(draws or [np.zeros((0, len(env.task_fields)))]))
 
 
-def _training_draw(config: RunConfig, env: MetaEnv, iteration: int) -> Array:
+def _training_draw(config: "RunConfig", env: MetaEnv, iteration: int) -> Array:
     """Draw an iteration's training tasks again, as the stage `sample_tasks` did."""
     B, balanced = config.num_tasks, config.task_sampling == "balanced"
     return draw_tasks(env, num_tasks=B, run_seed=config.seed, iteration=iteration, balanced=balanced).params

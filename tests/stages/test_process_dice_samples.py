@@ -9,7 +9,7 @@ from metaloom.pipeline.baselines import BaselineConfig
 from metaloom.pipeline.baselines.linear import LinearFeatureBaseline, LinearTimeBaseline, ZeroBaseline
 from metaloom.pipeline.baselines.value_network import ValueNetworkBaseline
 from metaloom.pipeline.estimation.config import ProcessingConfig
-from metaloom.pipeline.estimation.processing import process_samples, task_adjusted_rewards, task_advantages
+from metaloom.pipeline.estimation.processing import process_samples, scale, task_advantages
 from metaloom.pipeline.estimation.returns import discounted_returns, discounted_rewards
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "dice_sample_processor.npz"
@@ -57,7 +57,7 @@ def test_adjusted_rewards_agree_with_the_original_to_1e_8_padding_included(golde
     settings = golden_settings(golden, normalized, positive)
     rewards = discounted_rewards(golden[f"task{task}_padded_rewards"], settings.discount)
     predicted = golden_fit(golden, task, BASELINES[kind], rewards)
-    found = task_adjusted_rewards(rewards, predicted, golden[f"task{task}_padded_mask"], settings)
+    found = scale(rewards - predicted, golden[f"task{task}_padded_mask"], settings)
     for variant in ("none_lam1.0", "feature_lam1.0", "feature_lam0.95"):
         expected = golden[f"{kind}_ret-{variant}_norm{normalized:d}_pos{positive:d}_task{task}_adjusted_rewards"]
         np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8)
@@ -143,7 +143,7 @@ def test_normalized_adjusted_rewards_have_unit_std_per_task_over_real_steps(ragg
 def test_statistics_over_padding_have_unit_std_over_all_cells_before_it_is_masked(ragged):
     settings = changed(normalize_advantages=True, dice_norm="padded")
     rewards = discounted_rewards(ragged.rewards * ragged.mask, 0.9)
-    adjusted = task_adjusted_rewards(rewards[0], np.zeros((4, 6)), ragged.mask[0], settings)
+    adjusted = scale(rewards[0], ragged.mask[0], settings)
     assert adjusted.std() == pytest.approx(1, abs=1e-6)
     assert abs(adjusted[ragged.mask[0] == 0]).min() > 0
     samples = process_samples(ragged, ZeroBaseline(), settings)

@@ -1,7 +1,5 @@
 """Gradient steps for a policy and its critic, in torch."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import SupportsFloat

@@ -1,7 +1,5 @@
 """Learner for A2C, PPO and PPO2: a policy and a critic that learn from an iteration's episodes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,7 +35,7 @@ class Moments:
     mean: float = 0.0
     squares: float = 0.0
 
-    def merged(self, values: Array) -> Moments:
+    def merged(self, values: Array) -> "Moments":
         """Return the moments updated with values [n]."""
         count, mean = len(values), float(values.mean())
         total, gap = self.count + count, mean - self.mean
@@ -51,7 +49,7 @@ class Moments:
         return float(np.sqrt(self.squares / self.count))
 
     @classmethod
-    def of(cls, learner: LearnerState) -> Moments | None:
+    def of(cls, learner: LearnerState) -> "Moments | None":
         """Return the moments stored in a learner state, or None if there are none."""
         return cls(*learner.extra[RUNNING].tolist()) if RUNNING in learner.extra else None
 

@@ -1,7 +1,5 @@
 """Settings for A2C, PPO, PPO2 and SVPG."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -14,20 +12,24 @@ from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig
 from metaloom.pipeline.policies.config import LayerSize, PolicyConfig
 from metaloom.pipeline.schema import MOST_REPEATS, ByName, later
 
-RUN_DEFAULTS: Mapping[str, Any] = {
-    "num_tasks": 1,
-    "env": {"action_scale": None},
-    "baseline": {"name": "zero"},
-    "processing": {"gae_lambda": 0.95},
-}
-"""Defaults that these algorithms set for other run settings."""
-
 
 class ActorCritic(LearningRate):
     """Settings for a policy and a critic that learn from the same complete episodes."""
 
     graph: ClassVar[str] = "on_policy"
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.actor_critic.learner:ActorCriticLearner"
+    run_defaults: ClassVar[Mapping[str, Any]] = {
+        "num_tasks": 1,
+        "env": {"action_scale": None},
+        "baseline": {"name": "zero"},
+        "processing": {"gae_lambda": 0.95},
+    }
+    policy_clip: ClassVar[float | None] = None
+    """Clipping range of the likelihood ratio, or None without clipping."""
+    value_clip: ClassVar[float | None] = None
+    """Clipping range for changes of a value, or None without clipping."""
+    critic_weight: ClassVar[float] = 1.0
+    """Weight of the critic's loss in gradient steps shared with the policy."""
 
     num_epochs: int = Field(default=1, ge=1, le=MOST_REPEATS)
     """Number of passes over each iteration's samples."""
@@ -55,7 +57,7 @@ class ActorCritic(LearningRate):
     """Activation after the critic's hidden layers, with the same choices as policy.activation; null: the policy's."""
 
     @model_validator(mode="after")
-    def _options_have_a_network(self) -> ActorCritic:
+    def _options_have_a_network(self) -> "ActorCritic":
         if self.critic_network_options and self.critic_network is None:
             raise ValueError(
                 f"critic_network_options is {self.critic_network_options} but critic_network is not set, so the critic "
@@ -66,25 +68,6 @@ class ActorCritic(LearningRate):
     @property
     def networks(self) -> tuple[str, ...]:
         return () if self.critic_network is None else (self.critic_network,)
-
-    @property
-    def run_defaults(self) -> Mapping[str, Any]:
-        return RUN_DEFAULTS
-
-    @property
-    def policy_clip(self) -> float | None:
-        """Clipping range of the likelihood ratio, or None without clipping."""
-        return None
-
-    @property
-    def value_clip(self) -> float | None:
-        """Clipping range for changes of a value, or None without clipping."""
-        return None
-
-    @property
-    def critic_weight(self) -> float:
-        """Weight of the critic's loss in gradient steps shared with the policy."""
-        return 1.0
 
     def critic_like(self, policy: PolicyConfig) -> PolicyConfig:
         """Return the critic's network settings, which default to the policy's.
@@ -225,7 +208,7 @@ class SVPG(AlgorithmSettings):
     """Number of iterations after which all particles, critics and optimizers are reinitialized."""
 
     @model_validator(mode="after")
-    def _particle_settings_apply(self) -> SVPG:
+    def _particle_settings_apply(self) -> "SVPG":
         if self.particle.advantage_scaling == "running":
             raise ValueError("particle.advantage_scaling is running, but particles do not share time steps; use batch")
         if self.particle.kernel != "auto":
@@ -234,7 +217,7 @@ class SVPG(AlgorithmSettings):
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        return {**RUN_DEFAULTS, "num_tasks": self.num_particles}
+        return {**ActorCritic.run_defaults, "num_tasks": self.num_particles}
 
     @property
     def num_policies(self) -> int:

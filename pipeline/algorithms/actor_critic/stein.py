@@ -1,7 +1,5 @@
 """The Stein variational direction of a set of particles, and SVPG's learner."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

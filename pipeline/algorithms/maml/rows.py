@@ -1,7 +1,5 @@
 """Samples of a chunk of tasks as tensors, one row per environment step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,7 +26,7 @@ class Chunk:
     """Rows of consecutive tasks in all rollout batches, and the index of the first task."""
 
     first_task: int
-    rounds: Sequence[TaskRows]
+    rounds: "Sequence[TaskRows]"
 
     def __len__(self) -> int:
         return len(self.rounds[0].weights)
@@ -44,7 +42,7 @@ class TaskRows:
     weights: Tensor  # 1 / (number of the task's real rows) for real rows, 0 for padding, [b, N]
     behavior: Distribution  # [b, N]
     behavior_log_prob: Tensor  # [b, N]
-    episodes: EpisodeRows | None = None  # rows arranged as episodes, for losses over whole episodes
+    episodes: "EpisodeRows | None" = None  # rows arranged as episodes, for losses over whole episodes
 
     def mean(self, values: Tensor) -> Tensor:
         """Return each task's mean of values [b, N] over its real rows, [b]."""

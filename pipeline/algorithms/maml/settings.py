@@ -1,7 +1,5 @@
 """Settings for algorithms that adapt by gradient steps: plain data, without torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -21,6 +19,7 @@ class GradientBased(BaseModel):
     graph: ClassVar[str] = "on_policy"
     learns_from: ClassVar[tuple[str, ...]] = ("advantages",)
     """Fields of Samples that the losses require."""
+    minibatches_per_epoch: ClassVar[int] = 1
 
     inner_lr: float = Field(default=0.1, gt=0)
     """Step size of the inner gradient steps; with trainable_inner_lr, the initial step size."""
@@ -39,7 +38,7 @@ class GradientBased(BaseModel):
     of two halves of the tasks."""
 
     @model_validator(mode="after")
-    def _inner_settings_agree(self) -> GradientBased:
+    def _inner_settings_agree(self) -> "GradientBased":
         for name in ("trainable_inner_lr", "first_order"):
             if getattr(self, name) and self.inner_steps == 0:
                 raise ValueError(f"{name} is on but inner_steps is 0, so there is no inner step; turn it off")
@@ -52,10 +51,6 @@ class GradientBased(BaseModel):
     @property
     def adaptation_steps(self) -> int:
         return self.inner_steps
-
-    @property
-    def minibatches_per_epoch(self) -> int:
-        return 1
 
     def problems(self, run: RunSettings) -> Iterator[str]:
         name = run.algorithm.name
@@ -97,7 +92,7 @@ class MetaAdam(ScheduledSteps):
     correction."""
 
     @model_validator(mode="after")
-    def _tolerance_can_act(self) -> MetaAdam:
+    def _tolerance_can_act(self) -> "MetaAdam":
         if self.tolerance is not None and self.num_epochs == 1:
             raise ValueError(
                 f"tolerance is {self.tolerance} but num_epochs is 1, so there is no epoch to skip; "
@@ -133,7 +128,7 @@ class Exploration(GradientBased):
         return value
 
     @model_validator(mode="after")
-    def _credit_is_given(self) -> Exploration:
+    def _credit_is_given(self) -> "Exploration":
         for name, default in (("e_maml_scale", "mean"), ("exploration_rounds", "all")):
             if not self.exploration and getattr(self, name) != default:
                 raise ValueError(f"{name} requires exploration, which is off; turn exploration on or remove {name}")
@@ -174,7 +169,7 @@ class TrustRegion(NaturalSteps, Exploration, AlgorithmSettings):
         return decisive | {"hvp": "exact"} if decisive["hvp"] == "gauss_newton" else decisive
 
     @model_validator(mode="after")
-    def _the_region_is_of_the_policy(self) -> TrustRegion:
+    def _the_region_is_of_the_policy(self) -> "TrustRegion":
         if self.trainable_inner_lr:
             raise ValueError(
                 "trainable_inner_lr is on, but the trust region measures changes of the policy, which do not "
@@ -213,7 +208,7 @@ class ProMP(MetaAdam, GradientBased, AlgorithmSettings):
     """Target KL of the adaptive rule, in nats."""
 
     @model_validator(mode="after")
-    def _kl_settings_agree(self) -> ProMP:
+    def _kl_settings_agree(self) -> "ProMP":
         if self.adaptive_inner_kl_penalty and self.inner_steps == 0:
             raise ValueError(
                 "adaptive_inner_kl_penalty is on but inner_steps is 0, so there is no inner-step KL; turn it off"
@@ -288,7 +283,7 @@ class EMAML(TrustRegion):
     """Always on; without it, this would be maml-trpo."""
 
     @model_validator(mode="after")
-    def _exploration_is_on(self) -> EMAML:
+    def _exploration_is_on(self) -> "EMAML":
         if not self.exploration:
             raise ValueError("exploration is off, and e-maml without it is maml-trpo; use algorithm.name=maml-trpo")
         return self
@@ -307,7 +302,7 @@ class DiceMAML(MetaAdam, GradientBased, AlgorithmSettings):
     name: Literal["dice-maml"] = "dice-maml"
 
     @model_validator(mode="after")
-    def _no_tolerance(self) -> DiceMAML:
+    def _no_tolerance(self) -> "DiceMAML":
         if self.tolerance is not None:
             raise ValueError(
                 f"tolerance is {self.tolerance} but the value of the DiCE loss is constant in the parameters, unlike "

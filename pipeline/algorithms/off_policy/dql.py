@@ -3,8 +3,6 @@
 Mnih et al. 2015, doi:10.1038/nature14236, algorithm 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

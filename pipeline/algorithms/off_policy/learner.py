@@ -1,7 +1,5 @@
 """Base classes for learners with a replay buffer, and for their gradient steps in torch and in fused kernels."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, SupportsFloat, TypeVar
@@ -27,6 +25,7 @@ Noise = TypeVar("Noise", contravariant=True)
 """Random arrays for a gradient step; a kernel and its definition receive the same arrays."""
 DrawnNoise = TypeVar("DrawnNoise")
 Copy = TypeVar("Copy", FlatParams, FlatTensors)
+Batches = Iterable[Minibatch]  # minibatches of an iteration's gradient steps, in order
 
 
 class Stored(NamedTuple):
@@ -132,7 +131,7 @@ def merged(minibatch: Minibatch) -> Transitions:
     return Transitions(**{name: values.reshape(-1, *values.shape[2:]) for name, values in columns})
 
 
-class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence, DrawnNoise]):
+class OffPolicyLearner(Learner[Evidence, Batches], Generic[Evidence, DrawnNoise]):
     """Base class for learners that take one gradient step per minibatch of stored transitions."""
 
     definition: ClassVar[type[TorchGradientSteps[Any]]]  # class that takes gradient steps in torch
@@ -198,13 +197,7 @@ class OffPolicyLearner(Learner[Evidence, Iterable[Minibatch]], Generic[Evidence,
         return {}
 
     def update(
-        self,
-        state: LearnerState,
-        experience: Iterable[Minibatch],
-        *,
-        run_seed: int,
-        iteration: int,
-        parallel: ParallelMap = map,
+        self, state: LearnerState, experience: Batches, *, run_seed: int, iteration: int, parallel: ParallelMap = map
     ) -> tuple[LearnerState, Metrics]:
         """Take one gradient step per minibatch. Metrics are means over the steps, or NaN if there are none."""
         rng = generator(run_seed, "updates", iteration)

@@ -1,7 +1,5 @@
 """Building blocks of off-policy losses in torch: minibatch tensors, the squashed Gaussian, and twin Q-functions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from copy import copy

@@ -3,8 +3,6 @@
 Haarnoja et al. 2018, arXiv:1812.05905, algorithm 1; equation numbers refer to that paper unless otherwise stated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 

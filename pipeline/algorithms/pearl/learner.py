@@ -3,8 +3,6 @@
 Rakelly et al. 2019, arXiv:1903.08254, algorithm 1; equation numbers refer to that paper unless otherwise stated.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -67,7 +65,7 @@ class PEARLNetworks:
     v: Network  # maps (o, z) to a value
 
     @classmethod
-    def build(cls, settings: PEARL, setup: Setup) -> PEARLNetworks:
+    def build(cls, settings: PEARL, setup: Setup) -> "PEARLNetworks":
         """Build the networks for a run; hidden layers use ReLU unless policy.activation is set."""
         A, Z = setup.action_size, settings.latent_size
         seen = A + 1 + (setup.observation_size if settings.use_next_obs_in_context else 0)

@@ -1,7 +1,5 @@
 """PEARL: probabilistic embeddings for actor-critic RL. Rakelly et al. 2019, arXiv:1903.08254."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -26,6 +24,16 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
     actor: ClassVar[ActorKind] = "tanh_gaussian"
     sizes: ClassVar[tuple[str, ...]] = (*ROUNDS, "num_updates", "meta_batch_size", "batch_size", "embedding_batch_size")
     decides_episodes: ClassVar[tuple[str, ...]] = (*ROUNDS, "num_initial_steps", "num_exp_traj_eval")
+    run_defaults: ClassVar[Mapping[str, Any]] = {
+        "iterations": 500,
+        "num_tasks": 5,
+        "episodes_per_task": 1,
+        "max_episode_steps": 200,
+        "env": {"action_scale": 1.0},
+        "policy": {"hidden_sizes": (300, 300, 300)},
+        "baseline": {"name": "zero"},
+    }
+    adaptation_steps: ClassVar[int] = 2
 
     name: Literal["pearl"] = "pearl"
 
@@ -95,29 +103,13 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
     """Episodes that an evaluation collects under the prior before the first inference."""
 
     @model_validator(mode="after")
-    def _some_round_is_context(self) -> PEARL:
+    def _some_round_is_context(self) -> "PEARL":
         if not self.num_steps_prior and not self.num_steps_posterior:
             raise ValueError(
                 "num_steps_prior and num_steps_posterior are both 0, so there is nothing to infer tasks from; set one "
                 "of them to at least 1"
             )
         return self
-
-    @property
-    def run_defaults(self) -> Mapping[str, Any]:
-        return {
-            "iterations": 500,
-            "num_tasks": 5,
-            "episodes_per_task": 1,
-            "max_episode_steps": 200,
-            "env": {"action_scale": 1.0},
-            "policy": {"hidden_sizes": (300, 300, 300)},
-            "baseline": {"name": "zero"},
-        }
-
-    @property
-    def adaptation_steps(self) -> int:
-        return 2
 
     def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
         """Return a plan with all step counts rounded up to full-length episodes."""

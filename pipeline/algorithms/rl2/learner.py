@@ -1,7 +1,5 @@
 """Learners for recurrent policies with a critic on their memory, trained on whole trials with PPO, A2C or TRPO."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import add
@@ -193,16 +191,14 @@ def _tensors(params: Mapping[str, Array], of: Sequences) -> dict[str, Tensor]:
 class RL2TRPOLearner(MemoryLearner):
     """Learner for RL2-TRPO: takes a natural-gradient step, then fits the critic to the new policy's memory."""
 
-    def __init__(self, settings: RL2TRPO, setup: Setup) -> None:
-        super().__init__(settings, setup)
-        self._settings = settings
+    settings: RL2TRPO
 
     def update(
         self, state: LearnerState, experience: Steps, *, run_seed: int, iteration: int, parallel: ParallelMap = map
     ) -> tuple[LearnerState, Metrics]:
         (step,) = experience
         batch = self.batch(state, step)
-        parts = np.array_split(np.arange(len(batch)), -(-len(batch) // self._settings.trials_per_chunk))
+        parts = np.array_split(np.arange(len(batch)), -(-len(batch) // self.settings.trials_per_chunk))
         chunks = [TrialChunk(batch.sequences(part), batch.recorded(part)) for part in parts]
         region = SequenceRegion(self.policy, state.params, chunks)
         before = region.at(state.params)
@@ -212,12 +208,12 @@ class RL2TRPOLearner(MemoryLearner):
                 "meta_optimize: the gradient of the policy loss is not finite; it must be finite. Check the rewards of "
                 "this iteration"
             )
-        full_step, metrics = natural_step(region.product, gradient, self._settings)
+        full_step, metrics = natural_step(region.product, gradient, self.settings)
 
         def accept(found: PolicyMeans) -> bool:
-            return before is not None and found.loss < before.loss and found.kl <= self._settings.max_kl
+            return before is not None and found.loss < before.loss and found.kl <= self.settings.max_kl
 
-        found, searched = search(state.params, region.flat.views(full_step), region.at, accept, self._settings)
+        found, searched = search(state.params, region.flat.views(full_step), region.at, accept, self.settings)
         params = state.params if found is None else found.params
         critic, value_loss = self._fit(params, chunks)
         networks = {"the policy": params, "the critic": critic}
@@ -248,7 +244,7 @@ class RL2TRPOLearner(MemoryLearner):
             gram, moments = gram + rows.T @ rows, moments + rows.T @ targets
             squares, num_steps = squares + float(np.sum(targets**2)), num_steps + len(rows)
         gram, moments = gram / num_steps, moments / num_steps
-        w = solve(gram, moments, self._settings.critic_regularization, setting="algorithm.critic_regularization")
+        w = solve(gram, moments, self.settings.critic_regularization, setting="algorithm.critic_regularization")
         error = squares / num_steps - 2 * w @ moments + w @ gram @ w
         critic = {CRITIC_KERNEL: w[:F, None].astype(np.float32), CRITIC_BIAS: w[F:].astype(np.float32)}
         return critic, 0.5 * float(error)

@@ -1,7 +1,5 @@
 """Base class for learners that adapt within a trial: advantage estimates, and gradient steps on whole trials."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from typing import ClassVar, Generic, TypeVar
 

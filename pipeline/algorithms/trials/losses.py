@@ -1,7 +1,5 @@
 """Losses on whole trials, in torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol

@@ -4,14 +4,12 @@ RL2 (Duan et al. 2016, arXiv:1611.02779, and Wang et al. 2016, arXiv:1611.05763)
 a trial. Recurrent A2C and PPO, for a single task, reset their memory after each episode.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from metaloom.pipeline.algorithms.actor_critic.settings import RUN_DEFAULTS
+from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
 from metaloom.pipeline.estimation.config import processing_problems
 from metaloom.pipeline.nn.optimization import LearningRate, NaturalSteps, OptimizerConfig
@@ -77,6 +75,8 @@ class TrialSettings(BaseModel):
 class TrialSteps(TrialSettings, LearningRate):
     """Settings for joint gradient steps of policy and critic on minibatches of whole trials."""
 
+    policy_clip: ClassVar[float | None] = None
+
     num_epochs: int = Field(default=10, ge=1, le=MOST_REPEATS)
     """Number of passes over each iteration's trials."""
     trials_per_minibatch: int = Field(default=16, ge=1)
@@ -89,10 +89,6 @@ class TrialSteps(TrialSettings, LearningRate):
     """Maximum Euclidean norm of the joint gradient of policy and critic; longer gradients are rescaled."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
     """Joint optimizer for the policy and the critic."""
-
-    @property
-    def policy_clip(self) -> float | None:
-        return None
 
 
 class TrialClipping(BaseModel):
@@ -151,18 +147,16 @@ class RL2TRPO(WithMemory, NaturalSteps, AlgorithmSettings):
 class WithinEpisode(TrialSettings):
     """Settings for a recurrent policy on a single task, whose memory is reset after each episode."""
 
+    adapts: ClassVar[bool] = False
+
     episodes_per_trial: Literal[1] = 1
     """Always 1: every episode starts with an empty memory."""
     trial_end: Literal["bootstrapped"] = later("bootstrapped")
     """Always bootstrapped: the step limit is not a real end of the episode."""
 
     @property
-    def adapts(self) -> bool:
-        return False
-
-    @property
     def run_defaults(self) -> Mapping[str, Any]:
-        return {**RUN_DEFAULTS, "policy": self.default_policy}
+        return {**ActorCritic.run_defaults, "policy": self.default_policy}
 
 
 class RecurrentPPO(WithinEpisode, WithMemory, TrialClipping, TrialSteps, AlgorithmSettings):

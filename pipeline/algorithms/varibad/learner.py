@@ -1,7 +1,5 @@
 """Learner for VariBAD: a policy conditioned on a posterior over its task, and the model that infers the posterior."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """VariBAD's model of trials: encoder, decoders, and the evidence lower bound (ELBO) of whole trials."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import NamedTuple
@@ -57,7 +55,7 @@ class DecodedSteps:
     next_observations: Tensor  # [N, D, O]
     rewards: Tensor  # [N, D]
 
-    def at(self, steps: Tensor) -> DecodedSteps:
+    def at(self, steps: Tensor) -> "DecodedSteps":
         """Return each trial's steps at the given indices, [N, D'] int64."""
         trials = torch.arange(len(steps), device=steps.device)[:, None]
         return DecodedSteps(**{f.name: getattr(self, f.name)[trials, steps] for f in fields(self)})

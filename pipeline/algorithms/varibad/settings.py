@@ -1,7 +1,5 @@
 """Settings for VariBAD (Zintgraf et al. 2020, arXiv:1910.08348) with PPO."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 

@@ -60,7 +60,10 @@ class Actor(ABC):
         behavior_by_step: Parameters of the behavior policy at each step so far, keyed by name, [T, B * E, ...] float32.
         behavior_by_task: Parameters of the behavior policy that are constant over steps, keyed by name, [B, ...]
             float32, or [B, E, ...] if episodes differ.
+        memory: Memory of all rows; None for actors without memory.
     """
+
+    memory: Memory | None = None
 
     def __init__(self, setup: ActorSetup) -> None:
         T, N, _ = setup.taken.shape
@@ -79,11 +82,6 @@ class Actor(ABC):
     def learn_of(self, rows: Array, rewards: Array, ended: Array) -> None:
         """Receive the reward of each row that acted last, and whether its episode has ended, [n] each."""
         del rows, rewards, ended
-
-    @property
-    def memory(self) -> Memory | None:
-        """Memory of all rows; None for actors without memory."""
-        return None
 
     def recall(self, memory: Memory) -> None:
         """Continue from another actor's memory of the same rows; only for actors with memory."""
