@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
+from metaloom.pipeline.envs.contract import EnvError, TaskField
 from metaloom.pipeline.envs.task_classes import ONE_WAY_OR_THE_OTHER, QUADRANTS
 from metaloom.pipeline.types import Array
 
@@ -47,7 +47,10 @@ class FixedTasks:
         self.task_set, self.test_task_set = tasks[:num_train_tasks], tasks[num_train_tasks:]
         return self.task_set
 
-    sample_tasks = MetaEnv.sample_tasks  # draws from `task_set`, not from the next class's distribution
+    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
+        """Draw tasks from `task_set` uniformly with replacement, [B, P] float64."""
+        assert self.task_set is not None
+        return np.array(self.task_set)[rng.integers(len(self.task_set), size=num_tasks)]
 
 
 class OneWayOrTheOther:
