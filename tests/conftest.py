@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # onnxruntime would send usage data to its maker; it reads this once, when it is imported.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
+
+def _end_without_prefect() -> None:
+    """Once a flow has run in a process, a service of Prefect's fails at the end of every process forked from it."""
+    calls = threading._threading_atexits
+    calls[:] = [call for call in calls if not call.func.__module__.startswith("prefect.")]
+
+
+os.register_at_fork(after_in_child=_end_without_prefect)
 
 # What tests trust is nothing that the user trusts; processes that they start find it too.
 _CONFIG = tempfile.TemporaryDirectory(prefix="metaloom-tests-")
