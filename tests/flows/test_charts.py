@@ -1,6 +1,7 @@
 import base64
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -82,6 +83,42 @@ def test_stacked_layers_add_up_for_any_number_of_iterations(n):
     axes = charts.draw(chart).axes[0]
     assert axes.dataLim.ymax == 3.0
     assert axes.get_ylim()[0] == 0
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["b", "a"]
+    # A single iteration has no width, so that each layer is a bar.
+    assert (len(axes.collections), len(axes.patches)) == ((2, 0) if n > 1 else (0, 2))
+    spans = [area.get_paths()[0].get_extents().intervaly.tolist() for area in axes.collections]
+    assert spans + [[bar.get_y(), bar.get_y() + bar.get_height()] for bar in axes.patches] == [[0, 1], [1, 3]]
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_points_stand_at_their_values_and_a_diagonal_joins_equal_ones(diagonal):
+    x = np.array([0.0, 20_000.0])
+    points = [Series("a", "C0", np.array([1.0, 2.0])), Series("b", "C1", np.array([3.0, 4.0]))]
+    chart = Chart("", "", "points", "t", "before", "after", "", "", x, alone(points), diagonal=diagonal)
+    axes = charts.draw(chart).axes[0]
+    # Both axes of a diagonal have one scale.
+    last = 20_000 if diagonal else 20
+    assert [dots.get_offsets().tolist() for dots in axes.collections] == [[[0, 1], [last, 2]], [[0, 3], [last, 4]]]
+    assert [(line.get_xy1(), line.get_slope()) for line in axes.lines] == [((10_000, 10_000), 1)] * diagonal
+    assert (axes.get_aspect() == 1) is diagonal
+    assert charts.draw(replace(chart, panels=alone(points[:1]))).axes[0].get_legend() is None
+
+
+@pytest.mark.parametrize(("count", "rows", "columns"), [(2, 1, 2), (4, 1, 4), (6, 2, 4)])
+def test_panels_stand_in_rows_of_four_that_share_their_axes(count, rows, columns):
+    panels = tuple(Panel(f"class {n}", tuple(lines()[:1])) for n in range(count))
+    figure = charts.draw(Chart("", "", "lines", "t", "steps", "return", "", "error", np.arange(5), panels))
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    assert [axes.get_title() for axes in shown] == [panel.title for panel in panels]
+    grid = figure.axes[0].get_gridspec()
+    assert (grid.nrows, grid.ncols) == (rows, columns)
+    # The lowest panel of each column has the label.
+    assert [axes.get_xlabel() for axes in shown] == [""] * (count - columns) + ["steps"] * columns
+    assert len({axes.get_xlim() + axes.get_ylim() for axes in shown}) == 1
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["before", "error"]
+    width, height = figure.get_size_inches()
+    assert width / columns >= 2.4
+    assert height / rows >= 2.4
 
 
 def test_bars_stand_in_the_given_order_from_the_top_with_their_notes():

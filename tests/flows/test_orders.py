@@ -1,6 +1,8 @@
 """What is listed, told and hashed is in one order, whatever the order of settings, folders and sets."""
 
 import random
+import re
+import socket
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+import requests
 from rich.console import Console
 
 from metaloom.flows import opened
@@ -18,15 +21,18 @@ from metaloom.flows.commands.replay import compare as compare_arrays
 from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.changes import _few
 from metaloom.flows.operations import options
+from metaloom.flows.prefect_app.reports import served_reports
 from metaloom.flows.references.archive import pack
 from metaloom.flows.references.index import INDEX, Reference, find, write_index
 from metaloom.flows.rollouts.workers import code_digest
 from metaloom.flows.run_groups import _refuse_repeated
+from metaloom.flows.sweeps.stored import require_sweep
 from metaloom.flows.trained.deployment import digest_of
 from metaloom.flows.viewer.outputs import _flat
 from metaloom.flows.views.tables import _metrics_view
 from metaloom.pipeline.shown import printable
 from metaloom.storage import StageRef
+from metaloom.storage.export import ExportExists
 
 NAMES = [f"name_{letter}" for letter in "abcdefgh"]
 T = TypeVar("T")
@@ -109,12 +115,12 @@ def test_an_index_of_references_has_the_same_bytes_and_names_what_it_has(tmp_pat
 @pytest.fixture(params=[False, True], ids=["ascending", "descending"])
 def listed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders are listed by name, from one end or from the other."""
-    found = Path.rglob
+    for name, found in {name: getattr(Path, name) for name in ("glob", "iterdir", "rglob")}.items():
 
-    def rglob(folder: Path, pattern: str) -> Iterator[Path]:
-        return iter(sorted(found(folder, pattern), reverse=request.param))
+        def ordered(folder: Path, *pattern: str, found: Any = found) -> Iterator[Path]:
+            return iter(sorted(found(folder, *pattern), reverse=request.param))
 
-    monkeypatch.setattr(Path, "rglob", rglob)
+        monkeypatch.setattr(Path, name, ordered)
 
 
 @pytest.mark.usefixtures("listed")
@@ -126,6 +132,28 @@ def test_archives_and_digests_of_code_are_the_same_however_folders_are_listed(tm
     assert [raw.index(name) for name in (b"a/b", b"a/c")] == sorted(raw.index(name) for name in (b"a/b", b"a/c"))
     assert raw.index(b"a/c") < raw.rindex(b"b", 0, raw.index(b"PK\x01\x02"))
     assert code_digest.__wrapped__() == code_digest()
+
+
+@pytest.mark.usefixtures("listed")
+def test_sweeps_and_reports_are_named_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
+    for name in NAMES:
+        for file in (tmp_path / f"sweeps/{name}.json", tmp_path / f"reports/{name}/r.html"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+    with pytest.raises(UsageError, match=f"available sweeps: {', '.join(NAMES)}$"):
+        require_sweep("none")
+    with served_reports(socket.create_server(("127.0.0.1", 0))) as address:
+        assert re.findall(r'href="(\w+)/', requests.get(address, timeout=10).text) == NAMES
+
+
+@pytest.mark.usefixtures("listed")
+def test_the_first_of_the_files_in_the_way_of_an_export_is_named(tmp_path: Path) -> None:
+    delta, unread = pytest.importorskip("metaloom.flows.exports.delta"), None
+    for name in NAMES:
+        (tmp_path / name).touch()
+    with pytest.raises(ExportExists, match="'name_a' in it"):
+        delta.export_delta(unread, tmp_path, unread)
 
 
 @pytest.mark.parametrize("last_first", [False, True])

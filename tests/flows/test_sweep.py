@@ -24,7 +24,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.results.sweep import SweepObserver
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.sweeps.plan import plan
-from metaloom.flows.sweeps.stored import find_sweep, held, require_sweep
+from metaloom.flows.sweeps.stored import find_sweep, held
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.schema import ConfigError
 
@@ -227,14 +227,6 @@ def test_a_changed_grid_is_told_and_refused_but_more_of_it_can_be_added(runs_fol
     result = trained(*planned(seeds=2, grid=more), extend=True)
     assert len(result.outcomes) == 4
     assert len(find_sweep("lr").runs) == len(storage.find_runs(runs_folder)) == 6
-
-
-def test_a_sweep_that_there_is_not_is_told_with_those_that_there_are_in_order(runs_folder):
-    (runs_folder / "sweeps").mkdir(parents=True)
-    for name in ("b", "d", "a", "c"):
-        (runs_folder / "sweeps" / f"{name}.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"there is no sweep 'e' .*available sweeps: a, b, c, d$"):
-        require_sweep("e")
 
 
 @pytest.mark.parametrize(

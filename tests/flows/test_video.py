@@ -38,6 +38,7 @@ from metaloom.flows.films.painters import (
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.pictures import table_picture
 from metaloom.pipeline.envs.point_corner import PointCorner
+from metaloom.pipeline.types import TaskBatch
 from metaloom.storage import Retention, StageRef
 
 pytestmark = pytest.mark.slow
@@ -470,15 +471,31 @@ def test_each_side_of_a_test_film_says_after_how_many_steps_of_adaptation_it_is(
     run = metaloom.train(
         "rl2-point-corner", tmp_path / "remembers", **sizes, policy={"hidden_sizes": [4]}, progress=False
     )
-    captions = []
+    captions, whole = [], []
 
-    def keep(frames, *_):
+    def keep(frames, _, fps, caption):
         captions.extend(panel.above.partition(":")[0] for panel in next(iter(frames)))
+        whole.append(caption)
 
     monkeypatch.setattr(commands_video, "write_film", keep)
     words = ["--num-tasks", "1", "--test-episodes", "1", "--video", str(tmp_path / "film.gif")]
     assert cli.run(["evaluate", str(run.path), "--workers", "0", *words]) == 0
     assert captions == ["before adaptation", "after 1 step of adaptation"]
+    (caption,) = whole
+    assert re.fullmatch(
+        r"remembers after 1 update, test task 0 \(goal_x -?[\d.]+, goal_y -?[\d.]+\), median-return task and episodes",
+        caption,
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, ""), (1, " (p0 1.33)"), (6, " (p0 1.33, p1 2.33, p2 3.33, p3 4.33, p4 5.33, p5 6.33)"), (7, "")],
+)
+def test_a_caption_gives_the_parameters_of_a_task_if_they_are_few(count, text):
+    params = np.stack([np.zeros(count), np.arange(count) + 4 / 3])
+    tasks = TaskBatch(params, np.full(2, -1), tuple(f"p{n}" for n in range(count)), ("1",) * count)
+    assert commands_video.described(tasks, 1) == text
 
 
 def test_a_policy_that_remembers_is_shown_in_the_first_and_last_episode_of_its_trial_of_median_return(

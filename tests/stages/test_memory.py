@@ -13,7 +13,13 @@ from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.schema import ConfigError
 from metaloom.pipeline.types import EpisodeBatch
 from metaloom.stages.graphs.task_inference import check_tasks
-from metaloom.stages.memory.replay import StoredTrials, replay_of_all_tasks, replay_of_one_task, training_tasks
+from metaloom.stages.memory.replay import (
+    StoredTrials,
+    replay_of_all_tasks,
+    replay_of_one_task,
+    training_tasks,
+    trials_of_run,
+)
 
 
 class Batches:
@@ -80,6 +86,12 @@ def test_trials_of_iterations_that_are_no_more_learned_from_make_room():
         assert len(buffer) == 4
         buffer.take(np.arange(4))
     assert (first.read, later.read) == ([0, 1], [2])
+
+
+def test_the_memory_for_trials_is_set_in_mebibytes():
+    config = new_config(SMALL_RUNS["varibad"][0], (*SMALL_RUNS["varibad"][1:], "replay.cache_mib=3"))
+    memory = trials_of_run(config, setup_of(config, make_env(config.env)))
+    assert (memory._room, memory._episodes_per_trial, memory._num_actions) == (3 * 2**20, config.algorithm.trial, 0)
 
 
 def pearl(*changes):

@@ -47,13 +47,24 @@ def test_environments_are_averaged_and_have_to_be_the_same():
         probability_of_improvement(x, Scores.of([[1.0]]))
 
 
+def variance_at(p):
+    """Return the variance of Hanley and McNeil 1982 for five runs and five."""
+    # p(1-p)/mn + (n-1)(p/(2-p) - p^2)/mn + (m-1)(2p^2/(1+p) - p^2)/mn, here with m = n = 5.
+    return (p * (1 - p) + 4 * (p / (2 - p) - p**2) + 4 * (2 * p**2 / (1 + p) - p**2)) / 25
+
+
 def test_where_all_runs_are_higher_the_interval_ends_where_that_would_be_as_unlikely_as_it_may():
     x, y = Scores.of([[n + 10.0] for n in range(5)]), Scores.of([[float(n)] for n in range(5)])
     low, high = improvement_interval(x, y)
-    # Hanley and McNeil 1982: p(1-p)/mn + (n-1)(p/(2-p) - p^2)/mn + (m-1)(2p^2/(1+p) - p^2)/mn, here with m = n = 5.
-    variance = (low * (1 - low) + 4 * (low / (2 - low) - low**2) + 4 * (2 * low**2 / (1 + low) - low**2)) / 25
-    assert 1 - low == pytest.approx(2.306 * math.sqrt(variance), rel=1e-4)  # t of 8 degrees of freedom
+    assert 1 - low == pytest.approx(2.306 * math.sqrt(variance_at(low)), rel=1e-4)  # t of 8 degrees of freedom
     assert high == pytest.approx(1)
+
+
+def test_where_all_runs_score_the_same_the_interval_is_as_wide_as_their_number_says():
+    same = Scores.of([[1.0]] * 5)
+    low, high = improvement_interval(same, same)
+    assert 0.5 - low == pytest.approx(2.306 * math.sqrt(variance_at(low)), rel=1e-4)
+    assert high == pytest.approx(1 - low)
 
 
 def test_tasks_on_which_runs_agree_shorten_it_and_environments_do_too():

@@ -1,6 +1,7 @@
 """The fused kernels of DQL, SAC and PEARL against their definitions in torch."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from small_setups import CHOICES, DISCRETE_ACTIONS, A, O, small_setup
 from metaloom.pipeline.algorithms.off_policy.settings import DQL, SAC
 from metaloom.pipeline.algorithms.pearl.settings import PEARL
 from metaloom.pipeline.config.input import ConfigError
+from metaloom.pipeline.kernels.pearl import GradientPart
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.types import LearnerState, Minibatch, Transitions
 
@@ -159,3 +161,12 @@ def test_any_optimizer_of_torch_goes_on_where_it_was(settings, setup, optimizer)
     for (name, found), (_, expected) in zip(arrays(state), arrays(at_once.state()), strict=True):
         if name != "num_updates":
             np.testing.assert_array_equal(found, expected, err_msg=name)
+
+
+def test_where_both_values_of_pearl_are_equal_the_action_follows_the_first():
+    def slope(value):
+        return SimpleNamespace(input_gradient=lambda ones, columns, rows: np.full((len(rows), 2), value))
+
+    part = SimpleNamespace(_action_columns=slice(3, 5), _dtype=np.float32, _qs={"q1": slope(1), "q2": slope(2)})
+    values = {"q1": np.array([0.0, 1, 2]), "q2": np.ones(3)}
+    np.testing.assert_array_equal(GradientPart._action_slopes(part, values), [[1, 1], [1, 1], [2, 2]])
