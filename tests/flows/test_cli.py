@@ -23,6 +23,7 @@ from metaloom.flows.operations import operations
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import best_iteration, runs_root
 from metaloom.pipeline.envs import ENVS
+from metaloom.storage.format.files import render, sealed
 
 TINY = (
     "--set", "num_tasks=3", "--set", "episodes_per_task=2", "--set", "max_episode_steps=5",
@@ -245,6 +246,12 @@ def test_replay_exits_with_1_and_a_table_when_a_stage_differs(first, monkeypatch
 def test_verify_exits_with_1_and_names_what_is_damaged(first, capsys):
     capsys.readouterr()
     assert run(["verify", "first"]) == 0
+    assert capsys.readouterr().out.endswith("first: every file is intact\n")
+    (about,) = (first / "_sessions").glob("*.closed/session.json")
+    begun = {**json.loads(about.read_bytes()), "sealed": False}  # as it is until the session ends
+    about.write_bytes(render(sealed(begun)))
+    assert run(["verify", "first"]) == 0
+    assert "first: every file is intact\nThe last session to write" in capsys.readouterr().out
     chunk = next((first / "data.zarr" / "rollouts_0" / "rewards").glob("c.1.*"))
     content = bytearray(chunk.read_bytes())
     content[len(content) // 2] ^= 1
