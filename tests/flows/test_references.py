@@ -34,7 +34,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.references.archive import add, extract, opened, pack
-from metaloom.flows.references.index import INDEX, find, read_index, shipped, write_index
+from metaloom.flows.references.index import INDEX, as_archive_damage, find, read_index, shipped, write_index
 from metaloom.flows.references.verify import Verified, verify
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import override
@@ -760,3 +760,15 @@ def test_a_table_of_other_bits_needs_the_same_columns_and_units(made, tmp_path, 
 
     forge(forged, lambda document: None, amend)
     assert verify(forged, 4).false_tables == ("episodes",)
+
+
+def test_damage_inside_an_archive_is_told_by_its_place_in_the_archive(tmp_path):
+    archive, unpacked = tmp_path / "tiny.zip", tmp_path / "unpacked"
+    for place, told in ((unpacked / "tables/a", "tables/a"), (unpacked, "its run")):
+        with pytest.raises(storage.DamagedRun) as error, as_archive_damage(archive, unpacked):
+            raise storage.NotARun(place, found=f"{unpacked}/b is missing", required="it", action="go")
+        assert str(error.value).startswith(f"{archive}: {told}: b is missing; ")
+    other = storage.NotARun(tmp_path, found="another run", required="it", action="go")
+    with pytest.raises(storage.NotARun) as unchanged, as_archive_damage(archive, unpacked):
+        raise other
+    assert unchanged.value is other
