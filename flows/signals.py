@@ -15,8 +15,8 @@ def kept_from_children(*numbers: signal.Signals) -> Iterator[None]:
     """
     before, options = signal.pthread_sigmask(signal.SIG_BLOCK, numbers), [*sys.warnoptions]
     try:
-        # Locks need Python's resource tracker for semaphores, which must start while signals are blocked. If a process
-        # ended immediately and left semaphores behind, the tracker would warn.
+        # Locks need Python's resource tracker, which must start while signals are blocked. Its warning about semaphores
+        # that a killed process leaves behind is turned off.
         sys.warnoptions.append("ignore:resource_tracker:UserWarning")
         try:
             resource_tracker.ensure_running()

@@ -764,10 +764,10 @@ def test_a_table_of_other_bits_needs_the_same_columns_and_units(made, tmp_path, 
 
 def test_damage_inside_an_archive_is_told_by_its_place_in_the_archive(tmp_path):
     archive, unpacked = tmp_path / "tiny.zip", tmp_path / "unpacked"
-    for place, told in ((unpacked / "tables/a", "tables/a"), (unpacked, "its run")):
+    for place, expected in ((unpacked / "tables/a", "tables/a"), (unpacked, "its run")):
         with pytest.raises(storage.DamagedRun) as error, as_archive_damage(archive, unpacked):
             raise storage.NotARun(place, found=f"{unpacked}/b is missing", required="it", action="go")
-        assert str(error.value).startswith(f"{archive}: {told}: b is missing; ")
+        assert str(error.value).startswith(f"{archive}: {expected}: b is missing; ")
     other = storage.NotARun(tmp_path, found="another run", required="it", action="go")
     with pytest.raises(storage.NotARun) as unchanged, as_archive_damage(archive, unpacked):
         raise other

@@ -173,8 +173,8 @@ def test_workers_with_another_source_of_an_environment_are_refused_also_where_it
     with cluster(tmp_path, threads=1) as address:
         backend = Backend(scheduler=address)
         train(config, tmp_path / "first", backend=backend)
-        # The worker has imported it, and computes with what it was. Of another size: Python tells sources of the same
-        # second apart by their size, where it caches their code.
+        # The worker has imported the old source. The new one has another size, because Python would use the cached code
+        # of a source with the same size that was written in the same second.
         file.write_text(source.format("max_action = 0.15"))
         importlib.reload(sys.modules["own_env_of_workers"])
         with pytest.raises(ConnectionError, match=r"the source of own_env_of_workers:Mine \w+ there, \w+ here"):
