@@ -21,7 +21,7 @@ from metaloom.pipeline.device import DeviceName
 _SMALLEST_NORMAL, _DENORMAL = sys.float_info.min, 5e-324
 
 
-class _Setting(NamedTuple):
+class Setting(NamedTuple):
     """A numerical setting with its getter, setter and acceptable values, of which the first one is set if necessary."""
 
     name: str
@@ -65,17 +65,17 @@ def unusual_numerics() -> dict[str, str]:
     return unusual
 
 
-class _SharedSettings:
+class SharedSettings:
     """Settings shared by all threads. The first thread to compute sets them, and the last one restores them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._computing = 0
-        self._settings: list[_Setting] = []
+        self._settings: list[Setting] = []
         self._before: list[Any] = []
 
     @contextmanager
-    def kept(self, settings: list[_Setting]) -> Generator[None]:
+    def kept(self, settings: list[Setting]) -> Generator[None]:
         with self._lock:
             if self._computing:  # rollouts within a stage that computes on a GPU keep its settings
                 outer = {setting.name: setting for setting in self._settings}
@@ -93,10 +93,10 @@ class _SharedSettings:
                     _restore(self._settings, self._before)
 
 
-_shared = _SharedSettings()
+_shared = SharedSettings()
 
 
-def _set_normal(settings: list[_Setting]) -> list[Any]:
+def _set_normal(settings: list[Setting]) -> list[Any]:
     """Reset settings with unusual values to normal ones, and return the previous values of all settings."""
     before = [setting.get() for setting in settings]
     for setting, value in zip(settings, before, strict=True):
@@ -105,20 +105,20 @@ def _set_normal(settings: list[_Setting]) -> list[Any]:
     return before
 
 
-def _restore(settings: list[_Setting], before: list[Any]) -> None:
+def _restore(settings: list[Setting], before: list[Any]) -> None:
     for setting, value in zip(settings, before, strict=True):
         if setting.get() != value:
             setting.set(value)
 
 
-def _of_thread(torch: Any) -> list[_Setting]:
-    settings = [_Setting("flush to zero", _flushes_to_zero, _flush_to_zero, (False,))]
+def _of_thread(torch: Any) -> list[Setting]:
+    settings = [Setting("flush to zero", _flushes_to_zero, _flush_to_zero, (False,))]
     if torch is not None:
         settings += [
-            _Setting("torch gradients", torch.is_grad_enabled, torch.set_grad_enabled, (True,)),
-            _Setting("torch threads", torch.get_num_threads, torch.set_num_threads, (1,)),
+            Setting("torch gradients", torch.is_grad_enabled, torch.set_grad_enabled, (True,)),
+            Setting("torch threads", torch.get_num_threads, torch.set_num_threads, (1,)),
             # On a GPU, gradients summed in torch's own thread would be added in an order that depends on other threads.
-            _Setting(
+            Setting(
                 "autograd threads",
                 torch.autograd.is_multithreading_enabled,
                 torch.autograd.set_multithreading_enabled,
@@ -128,28 +128,28 @@ def _of_thread(torch: Any) -> list[_Setting]:
     return settings
 
 
-def _of_process(torch: Any, device: DeviceName) -> list[_Setting]:
+def _of_process(torch: Any, device: DeviceName) -> list[Setting]:
     return _of_blas() if torch is None else [*_of_blas(), *_of_torch(torch, device)]
 
 
 @cache
-def _of_blas() -> list[_Setting]:
+def _of_blas() -> list[Setting]:
     found = [library for library in ThreadpoolController().lib_controllers if library.user_api == "blas"]
-    return [_Setting("BLAS threads", lib.get_num_threads, lib.set_num_threads, (1,)) for lib in found]
+    return [Setting("BLAS threads", lib.get_num_threads, lib.set_num_threads, (1,)) for lib in found]
 
 
 @cache
-def _of_torch(torch: Any, device: DeviceName) -> list[_Setting]:
+def _of_torch(torch: Any, device: DeviceName) -> list[Setting]:
     return [
-        _Setting("torch default dtype", torch.get_default_dtype, torch.set_default_dtype, (torch.float32,)),
-        _Setting(
+        Setting("torch default dtype", torch.get_default_dtype, torch.set_default_dtype, (torch.float32,)),
+        Setting(
             "torch deterministic algorithms",
             torch.are_deterministic_algorithms_enabled,
             torch.use_deterministic_algorithms,
             (device != "cpu",),
         ),
-        _Setting("mkldnn", *_attribute(torch.backends.mkldnn, "enabled"), (True,)),
-        _Setting("torch float32 precision", partial(_precision, torch), partial(_set_precision, torch), ("highest",)),
+        Setting("mkldnn", *_attribute(torch.backends.mkldnn, "enabled"), (True,)),
+        Setting("torch float32 precision", partial(_precision, torch), partial(_set_precision, torch), ("highest",)),
         *_precisions(torch.backends, device),
     ]
 
@@ -169,15 +169,15 @@ def _set_precision(torch: Any, value: str) -> None:
         torch.set_float32_matmul_precision(value)
 
 
-def _precisions(backends: Any, device: DeviceName) -> Iterator[_Setting]:
+def _precisions(backends: Any, device: DeviceName) -> Iterator[Setting]:
     """Yield the precision settings that torch has per kind of product and, on CUDA, cuDNN's benchmark setting."""
     parts = {f"mkldnn {name}": getattr(backends.mkldnn, name, None) for name in ("matmul", "conv", "rnn")}
     if device == "cuda":
         parts |= {f"cudnn {name}": getattr(backends.cudnn, name, None) for name in ("conv", "rnn")}
-        yield _Setting("cudnn benchmark", *_attribute(backends.cudnn, "benchmark"), (False,))
+        yield Setting("cudnn benchmark", *_attribute(backends.cudnn, "benchmark"), (False,))
     for name, part in parts.items():
         if hasattr(part, "fp32_precision"):
-            yield _Setting(f"{name} precision", *_attribute(part, "fp32_precision"), ("ieee", "none"))
+            yield Setting(f"{name} precision", *_attribute(part, "fp32_precision"), ("ieee", "none"))
 
 
 def _attribute(of: object, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:

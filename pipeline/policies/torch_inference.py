@@ -11,10 +11,17 @@ from metaloom.pipeline.nn.cells import CellSpec
 from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.recurrent import build_cell
 from metaloom.pipeline.nn.spec import NetworkSpec
+from metaloom.pipeline.numerics import Setting, SharedSettings
 from metaloom.pipeline.types import Array, Params, TaskParams
 
 ROWS_MULTIPLE = 4
 """If the number of rows is a multiple of this, torch computes all rows of a float32 product in the same way."""
+
+
+_DETERMINISTIC = Setting(
+    "deterministic debug mode", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, (2,)
+)
+_acting = SharedSettings()
 
 
 class PaddedRows:
@@ -65,15 +72,11 @@ def reproducible_inference() -> Generator[None]:
     The last bits may depend on the number of threads. The caller's settings are restored at the end.
     """
     threads = torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
     try:
-        with torch.no_grad():
+        with _acting.kept([_DETERMINISTIC]), torch.no_grad():
             yield
     finally:
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         torch.set_num_threads(threads)
 
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from itertools import pairwise
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -67,6 +68,24 @@ def test_torch_refuses_nondeterministic_operators_only_while_it_computes_actions
         assert settings() == (enabled, warn_only, True)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_nondeterministic_operators_are_refused_until_the_last_thread_has_computed_its_actions():
+    begun, goes_on = Event(), Event()
+
+    def other():
+        with reproducible_inference():
+            begun.set()
+            assert goes_on.wait(60)
+
+    with reproducible_inference():
+        thread = Thread(target=other)
+        thread.start()
+        assert begun.wait(60)
+    assert torch.are_deterministic_algorithms_enabled()
+    goes_on.set()
+    thread.join()
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 @of_every_network
