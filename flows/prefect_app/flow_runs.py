@@ -64,6 +64,7 @@ class Caretaker:
     def look(self, client: SyncPrefectClient) -> None:
         """Restart crashed flow runs, and stop cancelled flow runs that their worker has not stopped."""
         runs = [*flow_runs(client, "CANCELLING"), *flow_runs(client, "CRASHED", "CANCELLED", since=self._began)]
+        self._asked &= {run.id for run in runs}
         processes = flow_processes(self._home) if runs else {}
         for run in runs:
             state = state_of(run)

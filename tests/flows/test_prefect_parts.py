@@ -235,6 +235,16 @@ class TestCaretaker:
         caretaker.look(server)
         assert server.set == ["Cancelled", "AwaitingRetry"]
 
+    def test_one_that_completed_when_asked_to_end_is_restarted_if_it_crashes_when_retried(self, caretaker, processes):
+        processes[ID] = SimpleNamespace(send_signal=lambda number: None)
+        server = Server(past(Cancelling(), 6))
+        caretaker.look(server)
+        processes.clear()
+        for state in (Completed(), Crashed()):
+            server.run.state = past(state, 6)
+            caretaker.look(server)
+        assert server.set == ["AwaitingRetry"]
+
     def test_one_that_is_set_to_cancelled_by_force_is_asked_to_end_once_and_stays_cancelled(self, caretaker, processes):
         signals = []
         processes[ID] = SimpleNamespace(send_signal=signals.append)
