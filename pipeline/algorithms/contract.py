@@ -174,8 +174,6 @@ class AlgorithmSettings(PluginSettings, Settings):
     """Names of settings that affect only which episodes are collected."""
 
     # A subclass may define these as properties, which depend on its settings.
-    run_defaults: ClassVar[Mapping[str, Any]] = {}
-    """Defaults that this algorithm sets for other run settings; sections may be partial."""
     networks: ClassVar[tuple[str, ...]] = ()
     """Names of the algorithm's networks other than the policy's."""
     adaptation_steps: ClassVar[int] = 0
@@ -193,6 +191,11 @@ class AlgorithmSettings(PluginSettings, Settings):
     kernel: KernelChoice = later("auto")
     """Implementation of updates. torch: the reference definition; fused: hand-written derivatives for plain networks
     on the CPU; auto: fused where supported."""
+
+    @property
+    def run_defaults(self) -> Mapping[str, Any]:
+        """Defaults that this algorithm sets for other run settings; sections may be partial."""
+        return {}
 
     @property
     def adapts(self) -> bool:

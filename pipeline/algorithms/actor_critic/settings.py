@@ -12,18 +12,20 @@ from metaloom.pipeline.nn.optimization import LearningRate, OptimizerConfig
 from metaloom.pipeline.policies.config import LayerSize, PolicyConfig
 from metaloom.pipeline.schema import MOST_REPEATS, ByName, later
 
+RUN_DEFAULTS: Mapping[str, Any] = {
+    "num_tasks": 1,
+    "env": {"action_scale": None},
+    "baseline": {"name": "zero"},
+    "processing": {"gae_lambda": 0.95},
+}
+"""Defaults that these algorithms set for other run settings."""
+
 
 class ActorCritic(LearningRate):
     """Settings for a policy and a critic that learn from the same complete episodes."""
 
     graph: ClassVar[str] = "on_policy"
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.actor_critic.learner:ActorCriticLearner"
-    run_defaults: ClassVar[Mapping[str, Any]] = {
-        "num_tasks": 1,
-        "env": {"action_scale": None},
-        "baseline": {"name": "zero"},
-        "processing": {"gae_lambda": 0.95},
-    }
     policy_clip: ClassVar[float | None] = None
     """Clipping range of the likelihood ratio, or None without clipping."""
     value_clip: ClassVar[float | None] = None
@@ -68,6 +70,10 @@ class ActorCritic(LearningRate):
     @property
     def networks(self) -> tuple[str, ...]:
         return () if self.critic_network is None else (self.critic_network,)
+
+    @property
+    def run_defaults(self) -> Mapping[str, Any]:
+        return RUN_DEFAULTS
 
     def critic_like(self, policy: PolicyConfig) -> PolicyConfig:
         """Return the critic's network settings, which default to the policy's.
@@ -217,7 +223,7 @@ class SVPG(AlgorithmSettings):
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        return {**ActorCritic.run_defaults, "num_tasks": self.num_particles}
+        return {**RUN_DEFAULTS, "num_tasks": self.num_particles}
 
     @property
     def num_policies(self) -> int:

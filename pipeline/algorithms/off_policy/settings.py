@@ -90,7 +90,6 @@ class ReplaySettings(LearningRate, OffPolicySettings):
 
     sizes: ClassVar[tuple[str, ...]] = ("batch_size", "num_updates_per_step")
     decides_episodes: ClassVar[tuple[str, ...]] = ("num_init_memory_steps", "use_trained_policy_for_refill")
-    run_defaults: ClassVar[Mapping[str, Any]] = {"num_tasks": 1, "episodes_per_task": 1, "baseline": {"name": "zero"}}
 
     memory_size: int = Field(default=100_000, ge=1)
     """Capacity of the replay buffer in environment steps."""
@@ -121,6 +120,10 @@ class ReplaySettings(LearningRate, OffPolicySettings):
         if self.num_init_memory_steps is None:
             return self.memory_size
         return max(min(self.num_init_memory_steps, self.memory_size), self.batch_size)
+
+    @property
+    def run_defaults(self) -> Mapping[str, Any]:
+        return {"num_tasks": 1, "episodes_per_task": 1, "baseline": {"name": "zero"}}
 
     def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
         """Return a plan that prefills the buffer and then collects one round of episodes per iteration."""
@@ -157,7 +160,6 @@ class DQL(ReplaySettings, AlgorithmSettings):
         "eps_final",
         "eps_schedule_gamma",
     )
-    run_defaults: ClassVar[Mapping[str, Any]] = {**ReplaySettings.run_defaults, "env": {"action_scale": None}}
 
     name: Literal["dql"] = "dql"
 
@@ -182,6 +184,10 @@ class DQL(ReplaySettings, AlgorithmSettings):
             raise ValueError(f"eps_final is {self.eps_final} but eps_init is {self.eps_init}; lower eps_final")
         return self
 
+    @property
+    def run_defaults(self) -> Mapping[str, Any]:
+        return {**super().run_defaults, "env": {"action_scale": None}}
+
     def epsilon(self, num_updates: int) -> float:
         """Return the probability of a random action in the iteration after `num_updates` updates."""
         return self.eps_final + (self.eps_init - self.eps_final) * self.eps_schedule_gamma**num_updates
@@ -195,11 +201,6 @@ class SAC(ReplaySettings, AlgorithmSettings):
 
     learner: ClassVar[str] = "metaloom.pipeline.algorithms.off_policy.sac:SACLearner"
     actor: ClassVar[ActorKind] = "tanh_gaussian"
-    run_defaults: ClassVar[Mapping[str, Any]] = {
-        **ReplaySettings.run_defaults,
-        "env": {"action_scale": 1.0},
-        "policy": {"hidden_sizes": (256, 256)},
-    }
 
     name: Literal["sac"] = "sac"
 
@@ -221,3 +222,8 @@ class SAC(ReplaySettings, AlgorithmSettings):
     """Standardize each minibatch's rewards to mean 0 and standard deviation 1 before applying rew_scale."""
     optimizer: OptimizerConfig = later(OptimizerConfig(name="adam"))
     """Optimizer for policy, Q-functions and temperature, with separate states; adam and rmsprop use ε = 1e-5."""
+
+    @property
+    def run_defaults(self) -> Mapping[str, Any]:
+        own = {"env": {"action_scale": 1.0}, "policy": {"hidden_sizes": (256, 256)}}
+        return {**super().run_defaults, **own}

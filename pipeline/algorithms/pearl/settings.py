@@ -24,15 +24,6 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
     actor: ClassVar[ActorKind] = "tanh_gaussian"
     sizes: ClassVar[tuple[str, ...]] = (*ROUNDS, "num_updates", "meta_batch_size", "batch_size", "embedding_batch_size")
     decides_episodes: ClassVar[tuple[str, ...]] = (*ROUNDS, "num_initial_steps", "num_exp_traj_eval")
-    run_defaults: ClassVar[Mapping[str, Any]] = {
-        "iterations": 500,
-        "num_tasks": 5,
-        "episodes_per_task": 1,
-        "max_episode_steps": 200,
-        "env": {"action_scale": 1.0},
-        "policy": {"hidden_sizes": (300, 300, 300)},
-        "baseline": {"name": "zero"},
-    }
     adaptation_steps: ClassVar[int] = 2
 
     name: Literal["pearl"] = "pearl"
@@ -110,6 +101,18 @@ class PEARL(ScheduledSteps, OffPolicySettings, AlgorithmSettings):
                 "of them to at least 1"
             )
         return self
+
+    @property
+    def run_defaults(self) -> Mapping[str, Any]:
+        return {
+            "iterations": 500,
+            "num_tasks": 5,
+            "episodes_per_task": 1,
+            "max_episode_steps": 200,
+            "env": {"action_scale": 1.0},
+            "policy": {"hidden_sizes": (300, 300, 300)},
+            "baseline": {"name": "zero"},
+        }
 
     def plan(self, *, episodes_per_task: int, max_episode_steps: int) -> OffPolicyPlan:
         """Return a plan with all step counts rounded up to full-length episodes."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from metaloom.pipeline.algorithms.actor_critic.settings import ActorCritic
+from metaloom.pipeline.algorithms.actor_critic.settings import RUN_DEFAULTS
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
 from metaloom.pipeline.estimation.config import processing_problems
 from metaloom.pipeline.nn.optimization import LearningRate, NaturalSteps, OptimizerConfig
@@ -156,7 +156,7 @@ class WithinEpisode(TrialSettings):
 
     @property
     def run_defaults(self) -> Mapping[str, Any]:
-        return {**ActorCritic.run_defaults, "policy": self.default_policy}
+        return {**RUN_DEFAULTS, "policy": self.default_policy}
 
 
 class RecurrentPPO(WithinEpisode, WithMemory, TrialClipping, TrialSteps, AlgorithmSettings):
