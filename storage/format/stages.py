@@ -194,9 +194,7 @@ def _plan(pattern: str, axes: str, description: str, unit: str = "1") -> ArrayPl
 
 
 _EPISODES = (
-    _plan(
-        "observations", "B E T+1 O", "observation before step t; the entry at `lengths` follows the last step", "mixed"
-    ),
+    _plan("observations", "B E T+1 O", "observation before step t; entry `lengths` follows the last step", "mixed"),
     _plan("actions", "B E T A", "action as the policy emitted it"),
     _plan("rewards", "B E T", "reward of step t"),
     _plan("terminated", "B E", "the task ended the episode"),
@@ -205,27 +203,16 @@ _EPISODES = (
     _plan("initial_state", "B E S", "state of the simulator after the reset", "mixed"),
     _plan("behavior.mean", "B E T A", "mean of the acting Gaussian"),
     _plan("behavior.log_std", "B A", "log standard deviation of the acting Gaussian"),
-    _plan(
-        "behavior.log_stds", "B E T A", "log standard deviation of the acting Gaussian, where it depends on the state"
-    ),
+    _plan("behavior.log_stds", "B E T A", "log standard deviation of the acting Gaussian, if it depends on the state"),
     _plan("behavior.log_probs", "B E T choice", "log-probability of every choice under the acting distribution"),
     _plan("behavior.latent", "B E latent", "the belief's draw z that the episode was acted with"),
     _plan("behavior.action_values", "B E T choice", "value of every choice that was acted by"),
-    _plan("behavior.posterior_mean", "B E T latent", "mean of the posterior over the task that was acted on"),
-    _plan(
-        "behavior.posterior_log_std",
-        "B E T latent",
-        "log standard deviation of the posterior over the task that was acted on",
-    ),
+    _plan("behavior.posterior_mean", "B E T latent", "mean of the acting policy's posterior over the task"),
+    _plan("behavior.posterior_log_std", "B E T latent", "log standard deviation of that posterior"),
     _plan("behavior.epsilon", "B", "probability of a uniformly random choice"),
     _plan("behavior.*", "B", "parameter of the acting distribution"),
     _plan("reward_terms.*", "B E T", "one term of the reward; terms sum to it"),
-    _plan(
-        "facts.*",
-        "B E T",
-        "a fact that the environment tells, of step t or of the episode; run.json has its unit",
-        "mixed",
-    ),
+    _plan("facts.*", "B E T", "environment's fact about step t or the episode; run.json has its unit", "mixed"),
 )
 
 ARRAYS: Mapping[str, tuple[ArrayPlan, ...]] = {
@@ -243,17 +230,9 @@ ARRAYS: Mapping[str, tuple[ArrayPlan, ...]] = {
     ),
     "TaskParams": (_plan("params.*", "B *_parameter", "each task's policy parameters after k + 1 inner steps"),),
     "Minibatches": (
-        _plan(
-            "rows",
-            "update place n",
-            "numbers of the transitions that a gradient step learns from; -1 after the last step",
-        ),
+        _plan("rows", "update place n", "numbers of a gradient step's transitions; -1 after the last step"),
         _plan("task_ids", "update place", "the task whose memory they are from; -1 as for rows"),
-        _plan(
-            "context_rows",
-            "update place c",
-            "numbers of the transitions that the task is inferred from; -1 as for rows",
-        ),
+        _plan("context_rows", "update place c", "numbers of the transitions the task is inferred from; -1 as for rows"),
     ),
     "Update": (
         _plan("params.*", "*_parameter", "policy parameters; row i is the input of iteration i"),
