@@ -51,6 +51,12 @@ def normal_numerics(device: DeviceName = "cpu") -> Generator[None]:
         yield
 
 
+def prepare_thread() -> None:
+    """Use the numerical settings of runs in this thread, and silence NumPy: non-finite values are detected later."""
+    _set_normal(_of_thread(sys.modules.get("torch")))
+    np.seterr(over="ignore", invalid="ignore", divide="ignore")
+
+
 def unusual_numerics() -> dict[str, str]:
     """Return the numerical settings, except thread counts, that differ from those of CPU runs, keyed by name."""
     torch = sys.modules.get("torch")

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 
-import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
@@ -28,7 +27,7 @@ from metaloom.pipeline.algorithms.contract import AnyLearner
 from metaloom.pipeline.config.run import RunConfig, build_stored
 from metaloom.pipeline.config.sources import plugin_sources
 from metaloom.pipeline.dataflow.graph import Graph
-from metaloom.pipeline.numerics import normal_numerics
+from metaloom.pipeline.numerics import normal_numerics, prepare_thread
 from metaloom.stages.faults import StageFault
 from metaloom.storage import IncompatibleFormat, Run, StageRef
 from metaloom.storage.read.info import mapping
@@ -64,7 +63,7 @@ def stages_of(config: RunConfig, backend: Backend, check: Callable[[], object] =
         torch.set_num_threads(1)  # only once: setting it between stages changed the results of a VariBAD run
         with (
             threadpool_limits(1),
-            ThreadPoolExecutor(usable_cores(), "metaloom-math", _prepare_thread) as pool,
+            ThreadPoolExecutor(usable_cores(), "metaloom-math", prepare_thread) as pool,
             rollout_workers(config, backend) as workers,
         ):
             with normal_numerics(config.device):
@@ -74,13 +73,6 @@ def stages_of(config: RunConfig, backend: Backend, check: Callable[[], object] =
                 yield runner
     except SystemExit as ended:
         raise StageFault(exit_text(ended)) from ended
-
-
-def _prepare_thread() -> None:
-    """Limit torch to this thread and silence NumPy: non-finite values are detected later, with a better message."""
-    torch.set_num_threads(1)
-    torch.autograd.set_multithreading_enabled(False)  # see `normal_numerics`
-    np.seterr(over="ignore", invalid="ignore", divide="ignore")
 
 
 class RunStages:

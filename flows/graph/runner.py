@@ -60,7 +60,7 @@ class Runner:
     rollouts: RolloutWorkers
     parallel: ParallelMap
     measures: Measures
-    watches: Mapping[bool, GlobalRandomWatch]
+    watches: Mapping[bool, GlobalRandomWatch]  # keyed by `Stage.samples`; empty for runs without plug-ins
     _shared: dict[str, object] = field(default_factory=dict[str, object], repr=False)
     _differed: list[StageRef] = field(default_factory=list[StageRef], repr=False)
 
@@ -85,8 +85,8 @@ class Runner:
                 )
             # Check the tasks of the last evaluation before the first iteration.
             evaluation_tasks(config, env, config.iterations)
-        own = bool(own_paths(plugin_paths(config)))
-        watches = {samples: GlobalRandomWatch(on=own) for samples in (False, True)}
+        watched = (False, True) if own_paths(plugin_paths(config)) else ()
+        watches = {samples: GlobalRandomWatch() for samples in watched}
         return cls(graph, config, setup, learner, env, rollouts, parallel, measures, watches)
 
     @cached_property
@@ -221,11 +221,13 @@ class Runner:
         return found
 
     def _compute(self, stage: Stage, at: At, inputs: Mapping[str, Any], where: str, **tools: Any) -> Any:
-        """Call a stage's function with normalized numerics, watching for draws from global random generators."""
-        watch = self.watches[stage.samples]
+        """Call a stage's function with normalized numerics; refuse a plug-in's draw from a global random generator."""
         with normal_numerics(self.config.device):
+            watch = self.watches.get(stage.samples)
+            if watch is None:
+                return self._call(stage, at, inputs, tools)
             found, draw = watch.draw_of(
-                partial(self.rollouts.uninterrupted, partial(self._call, stage, at, inputs, tools), where),
+                partial(self._call, stage, at, inputs, tools),
                 stage.name,
                 partial(replace(self, parallel=map)._call, stage, at, inputs, tools),
             )

@@ -5,11 +5,11 @@ repeat finished work when a worker dies.
 """
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TypeVar, cast
+from typing import cast
 
 from distributed import Future, KilledWorker
 
@@ -61,8 +61,6 @@ def tasks_per_shard(num_tasks: int, seconds_per_task: float, threads: int = 0) -
 
 
 _MOST_PARDONS = 10
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -120,7 +118,8 @@ class DaskWorkers(RolloutWorkers):
             parts = (ShardAttempt(whole.part(*ends), params.slice(*ends), self.supervise()) for ends in bounds)
             return self._results([*parts])
 
-        answers = self.uninterrupted(collect, f"iteration {position.iteration}, inner step {position.step}")
+        where = f"iteration {position.iteration}, inner step {position.step}"
+        answers = self.connection.repeat_where_lost(collect, where)
         self.costs[self.spec.model_dump_json()] = sum(answer.cost for answer in answers) / len(tasks)
         return tasks_together([answer.episodes for answer in answers])
 
@@ -129,10 +128,6 @@ class DaskWorkers(RolloutWorkers):
         seconds = self.costs.get(self.spec.model_dump_json()) or most_steps(self.spec) / _STEPS_PER_SECOND
         size = tasks_per_shard(num_tasks, seconds, self.connection.num_threads)
         return list(pairwise([*range(0, num_tasks, size), num_tasks]))
-
-    def uninterrupted(self, work: Callable[[], T], where: str) -> T:
-        """Return the result of `work`; repeat the work if the scheduler is lost and comes back."""
-        return self.connection.repeat_where_lost(work, where)
 
     def traffic(self) -> Traffic:
         return replace(self.totals, threads=self.connection.num_threads)

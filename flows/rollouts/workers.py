@@ -9,12 +9,11 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from threadpoolctl import threadpool_limits
 
@@ -36,8 +35,6 @@ from metaloom.stages.tools import Rollouts
 if TYPE_CHECKING:
     from metaloom.pipeline.config.run import RunConfig
 
-
-T = TypeVar("T")
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -93,10 +90,6 @@ class RolloutWorkers(Rollouts):
     """Collects rollout batches for all tasks, with samplers that are built from `spec`."""
 
     spec: SamplerSpec
-
-    def uninterrupted(self, work: Callable[[], T], where: str) -> T:
-        """Return the result of `work`, which uses the workers; `where` is its position in the run, for messages."""
-        return work()
 
     def traffic(self) -> Traffic | None:
         """Return traffic totals between this process and its workers, or None if there are no workers."""

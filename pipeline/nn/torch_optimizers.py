@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -230,7 +231,7 @@ def lr_factor(settings: LearningRate | ScheduledSteps, learning_rate: float) -> 
     schedule = settings.lr_schedule
     if not isinstance(schedule, TorchScheduler):
         horizon, decay = settings.lr_horizon, settings.lr_decay
-        return lambda count: decay**count if horizon is None else max(0.0, 1 - count / horizon)
+        return partial(pow, decay) if horizon is None else lambda count: max(0.0, 1 - count / horizon)
     if (scheduler := _SCHEDULERS.get(schedule.name)) is None:
         raise ConfigError(
             f"algorithm.lr_schedule: torch {torch.__version__} has no torch.optim.lr_scheduler.{schedule.name}; "
