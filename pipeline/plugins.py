@@ -38,7 +38,7 @@ class Plugins:
 
     def names(self) -> list[str]:
         """Return the built-in names, followed by the names that installed packages provide."""
-        return [*self.builtin, *sorted(self._installed().keys() - self.builtin.keys())]
+        return [*self.builtin, *(name for name in self._installed() if name not in self.builtin)]
 
     def path(self, name: str) -> str:
         """Return the path, module:Class, of the plug-in with this name, or raise ConfigError if the name is unknown."""

@@ -69,10 +69,8 @@ def student_interval(estimate: float, error: float, degrees: float) -> IntervalE
 
 def welch_degrees(errors: tuple[float, float], degrees: tuple[int, int]) -> float:
     """Return the degrees of freedom for a difference between two estimates (Welch 1947, Biometrika 34, equation 28)."""
-    if min(degrees) < 1:
-        return 0
     a, b = errors[0] ** 2, errors[1] ** 2
-    if not a + b:
+    if min(degrees) < 1 or not a + b:
         return min(degrees)
     return (a + b) ** 2 / (a**2 / degrees[0] + b**2 / degrees[1])
 

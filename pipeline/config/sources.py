@@ -90,7 +90,7 @@ def files_of(paths: Iterable[str]) -> dict[str, Path]:
             files[path] = file
             helpers |= _modules_beside(file, module)
     of_plugins = {*files.values()}
-    return files | {name: file for name, file in sorted(helpers.items()) if file not in of_plugins}
+    return files | {name: file for name, file in helpers.items() if file not in of_plugins}
 
 
 def _written_in(path: str) -> tuple[str, Path | None]:

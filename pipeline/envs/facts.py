@@ -42,7 +42,7 @@ def env_facts(config: EnvConfig, env: MetaEnv) -> dict[str, Any]:
     found = env.unwrapped  # in other classes, `recorded` may mean anything
     return {
         "class": path,
-        "options": {name: _plain(value) for name, value in sorted({**named, **given}.items())},
+        "options": {name: _plain(value) for name, value in {**named, **given}.items()},
         "observation_size": _size(env.observation_space),
         **several_axes,
         **sizes,
