@@ -108,6 +108,8 @@ def test_an_environment_with_a_single_task_is_tested_on_it():
 def test_classes_are_drawn_evenly_from_finitely_many_tasks_alone():
     asked = config(evaluation={"tasks": "train", "evenly_by": "goal"})
     assert evaluation_tasks(asked, Fixed(), 1).params.tolist() == [[1.0], [2.0], [3.0]]
+    twice = config(evaluation={"tasks": "train", "evenly_by": "goal", "num_tasks": 6})
+    assert evaluation_tasks(twice, Fixed(), 1).params.tolist() == [[1.0], [2.0], [3.0]] * 2
     even = config(evaluation={"evenly_by": "velocity"})
     env = make_env(even.env)
     with pytest.raises(EnvError, match="drawn from a distribution; it needs a finite set"):

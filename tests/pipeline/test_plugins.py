@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import sys
+import types
 
 import pytest
 
@@ -319,7 +320,8 @@ def test_an_algorithm_whose_learner_is_none_is_refused_before_it_is_called():
         config.algorithm.build(None)
 
 
-def test_places_of_modules_are_found_without_importing_them(own):
+def test_places_of_modules_are_found_without_importing_them(own, monkeypatch):
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))  # as of a script: python -m has a spec
     (own / "own_package").mkdir()
     (own / "own_package" / "__init__.py").write_text("raise AssertionError('imported')\n")
     (own / "own_folder").mkdir()

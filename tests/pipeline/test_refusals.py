@@ -106,6 +106,9 @@ class Short(Endless):
         return state, {}
 
 
+LACKING: Any = Mock(__abstractmethods__=["update", "initialize"])
+
+
 class Idle(Actor):
     act = Mock()
 
@@ -147,6 +150,7 @@ class Unlearned(ProMP):
         (lambda: PolicyConfig(network="a:B", activation="relu"), "activation is relu but network is a:B, which has"),
         (lambda: PolicyConfig(network="a:B", output_activation="tanh"), "output_activation is tanh but network is a:B"),
         (lambda: with_own({"a": 1.0, "b": 1.0}, {"b": 2.0}), "metrics: every run already has b;"),
+        (lambda: with_own(dict.fromkeys("fbdace", 1.0), dict.fromkeys("ecabfd", 1.0)), "has a, b, c, d, e, f; return"),
         (lambda: bins("v", (1,)).of(np.zeros((1, 1)), ["x"]), r"the task fields \['x'\] lack \['v'\]"),
         (lambda: Classes.from_facts({"fields": 3}), "task_classes: got {'fields': 3}; expected the result of"),
         (lambda: EpisodeBatch(*[np.zeros((1, 2))] * 9), r"rewards has shape \(1, 2\); expected \[B, E, T\]"),
@@ -158,8 +162,10 @@ class Unlearned(ProMP):
         (lambda: as_integers(np.array([1.0, 0.5]), np.dtype(np.uint8)), "got 0.5 in the obs.*integers of type uint8"),
         (lambda: as_integers(np.array([256]), np.dtype(np.uint8)), "got 256 in the obs.*integers of type uint8"),
         (lambda: facts_in({"facts": 3}, [Fact("a")]), r'got int 3 as info\["facts"\]; expected a dict of numbers'),
+        (lambda: facts_in({"facts": {"c": 1, "b": 2}}, [Fact("d")]), r"got \['b', 'c'\]; expected the .*, \['d'\], in"),
         (lambda: facts_in({"facts": {"a": 2}}, [Fact("a", "flag")]), "got int 2 as fact a; expected True or False"),
         (lambda: flat(Dict(a=Discrete(2)), {"b": 1}), r"got \['b'\] as the observation; expected a dict of \['a'\]"),
+        (lambda: flat(Dict(a=Discrete(2)), {"c": 1, "b": 1}), r"got \['b', 'c'\] as the observation; expected"),
         (lambda: flat(Dict(a=Discrete(2)), 3), r"got int as the observation; expected a dict of \['a'\]"),
         (lambda: flat(Tuple([Discrete(2)]), (1, 1)), r"got \(1, 1\) as the observation; expected a tuple of 1 parts"),
         (lambda: flat(Tuple([Discrete(2)]), 1), "got 1 as the observation; expected a tuple of 1 parts"),
@@ -173,6 +179,7 @@ class Unlearned(ProMP):
         (lambda: in_encoder("policy.network_options for cnn: x"), "^policy.encoder.options for cnn: x$"),
         (lambda: in_encoder("policy.network: x"), "^policy.encoder: x$"),
         (lambda: _require_methods(Endless, "a:B"), "a:B lacks the method initialize; define"),
+        (lambda: _require_methods(LACKING, "a:B"), r"lacks the method initialize; define initialize\(.*, update\("),
         (lambda: _require_methods(Short, "a:B"), r"stages cannot call update of a:B \(.*\); its"),
         (lambda: Unlearned().build(Mock()), ":Unlearned names no learner; set learner"),
         (lambda: override({"iterations": 3}, ["iterations.x=1"]), "iterations is a value, not a section"),
@@ -197,6 +204,8 @@ def test_what_is_at_the_limit_is_taken() -> None:
     assert flat(Box(0, 1, (1,)), 0.5).tolist() == [0.5]
     assert [facts_in({"facts": {"a": value}}, [Fact("a", "flag")])["a"] for value in (0, 1, True)] == [0, 1, 1]
     assert facts_in({"facts": {"a": 2.5}}, [Fact("a")]) == {"a": 2.5}
+    assert facts_in({"facts": {"b": 1, "a": 2}}, [Fact("a"), Fact("b")]) == {"a": 2, "b": 1}
+    assert facts_in({"facts": {"a": 1, "b": 2}}, [Fact("b"), Fact("a")]) == {"a": 1, "b": 2}
 
 
 def test_facts_of_machine_code_have_one_order_and_no_twins(monkeypatch: pytest.MonkeyPatch) -> None:

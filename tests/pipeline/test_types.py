@@ -1,3 +1,5 @@
+import pickle
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,7 @@ def episodes(B=2, E=3, T=4, **changes):
         "behavior": {"mean": np.zeros((B, E, T, 2), np.float32), "log_std": np.zeros((B, 2), np.float32)},
         "reward_terms": {"run": np.ones((B, E, T), np.float32)},
         "initial_state": np.zeros((B, E, 6)),
+        "facts": {"won": np.zeros((B, E, T), bool), "moves": np.zeros((B, E), np.float32)},
     }
     return EpisodeBatch(**{**fields, **changes})
 
@@ -29,6 +32,8 @@ def episodes(B=2, E=3, T=4, **changes):
         ("terminated", np.zeros((2, 3), np.int8)),
         ("lengths", np.full((2, 3), 5, np.int32)),
         ("lengths", np.zeros((2, 3), np.int32)),
+        ("lengths", np.int32([[4, -1, 0]] * 2)),
+        ("facts", {"won": np.zeros((2, 3, 5), bool)}),
         ("initial_state", np.zeros((2, 6))),
         ("reward_terms", {"run": np.zeros((2, 3), np.float32)}),
         ("behavior", {"log_std": np.zeros((3, 2), np.float32)}),
@@ -47,14 +52,34 @@ def test_the_mask_marks_the_real_steps():
     assert batch.num_steps == 17
 
 
-def test_an_evaluation_counts_the_steps_of_test_and_of_adaptation_episodes():
+def evaluation(**changes):
     test, adaptation = np.full((2, 3, 4), 5, np.int32), np.full((2, 2, 6), 7, np.int32)
     outcomes = {
         f"{kind}_{name}": values
         for kind, lengths in (("test", test), ("adaptation", adaptation))
         for name, values in (("returns", lengths * 1.0), ("lengths", lengths), ("terminated", lengths > 6))
     }
-    found = Evaluation(np.zeros((2, 1)), np.array([-1, -1]), ("x",), ("m",), **outcomes)
+    outcomes |= {"test_facts": {"won": test > 0}, "adaptation_facts": {"won": adaptation > 0}}
+    return Evaluation(np.zeros((2, 1)), np.array([-1, -1]), ("x",), ("m",), **{**outcomes, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"test_returns": np.zeros((2, 3))}, r"test_returns has shape \(2, 3\); expected \[B, K\+1, M\]"),
+        ({"test_returns": np.zeros((2, 0, 4))}, r"test_returns has shape \(2, 0, 4\); expected \[B, K\+1, M\]"),
+        ({"adaptation_lengths": np.zeros((2, 3, 6), np.int32)}, r"adaptation_lengths .*; expected \[2, 2, any\] and"),
+        ({"adaptation_facts": {}}, r"adaptation_facts has \[\] but test_facts has \['won'\]; the names must match"),
+        ({"test_facts": {"won": np.zeros((2, 2, 4), bool)}}, r"test_facts\['won'\] .*; expected \[2, 3, 4\] and bool"),
+    ],
+)
+def test_an_evaluation_names_the_field_that_does_not_fit(changes, words):
+    with pytest.raises(BatchError, match=f"Evaluation.*{words}"):
+        evaluation(**changes)
+
+
+def test_an_evaluation_counts_the_steps_of_test_and_of_adaptation_episodes():
+    found = evaluation()
     assert found.num_steps == 2 * 3 * 4 * 5 + 2 * 2 * 6 * 7
     assert (found.adaptation_steps, found.episodes_per_step) == (2, 6)
 
@@ -82,6 +107,17 @@ def test_broadcast_parameters_are_shared_and_not_copied():
     params = TaskParams.broadcast({"w": np.arange(3, dtype=np.float32)}, 4)
     assert params.params["w"].shape == (4, 3)
     assert params.params["w"].strides[0] == 0
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_parameters_that_tasks_share_are_sent_once(shared):
+    given = np.arange(400, dtype=np.float32)
+    own = np.arange(1200, dtype=np.float32).reshape(3, 400)
+    params = TaskParams.broadcast({"w": given}, 3) if shared else TaskParams({"w": own})
+    sent = pickle.dumps(params)
+    (found,) = pickle.loads(sent).params.values()
+    assert np.array_equal(found, params.params["w"])
+    assert (len(sent) < 2 * given.nbytes, found.strides[0] == 0) == (shared, shared)
 
 
 def test_task_parameters_with_different_numbers_of_tasks_are_refused():

@@ -16,6 +16,7 @@ from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.dataflow.edges import (
     every_step,
     last_iteration,
+    last_iterations,
     last_step,
     since_start,
     steps_so_far,
@@ -101,6 +102,7 @@ def test_a_removed_stage_takes_the_edges_that_nobody_reads_along():
         (every_step("adapt"), 0, (StageRef(3, "adapt", 0),)),
         (steps_so_far("process_samples"), 0, (StageRef(3, "process_samples", 0),)),
         (since_start("adapt", "sample_tasks"), 0, Span(("adapt", "sample_tasks"), 0, 3)),
+        (last_iterations("adapt"), 0, Span(("adapt",), 3, 3)),
     ],
 )
 def test_every_word_names_outputs_relative_to_the_stage_that_reads(edge, k, expected):
@@ -108,6 +110,19 @@ def test_every_word_names_outputs_relative_to_the_stage_that_reads(edge, k, expe
 
     graph = ON_POLICY.edge(own=edge).insert(Stage(look, EACH_STEP, reads={"seen": "own"}), after="adapt")
     assert graph.inputs(CONFIG, StageRef(3, "look", k)) == {"seen": expected}
+
+
+def test_the_episodes_that_are_played_again_are_drawn_in_each_iteration_and_run():
+    def drawn(seed):
+        config = build_config({"env": {"name": "point-corner", "witness": True}, "algorithm": "promp", "seed": seed})
+        found = [ON_POLICY.inputs(config, StageRef(i, "meta_optimize")) for i in range(12)]
+        assert [one["witness_tasks"] for one in found] == [StageRef(i, "sample_tasks") for i in range(12)]
+        batches = [one["witness_episodes"] for one in found]
+        assert [(batch.iteration, batch.stage) for batch in batches] == [(i, "collect_rollouts") for i in range(12)]
+        return [batch.step for batch in batches]
+
+    assert {*drawn(1)} == {0, 1}
+    assert drawn(1) != drawn(2)
 
 
 def scaled(scale, at, offset=0, *, samples: Samples) -> Samples:
@@ -373,7 +388,10 @@ def test_tasks_act_with_what_the_step_before_has_given():
         (lambda b: params_of(w=2), "for task 0 returned arrays of 2 tasks; return arrays of this task only"),
         (lambda b: params_of(w=1 + (b == 1)), "for task 1 returned arrays of 2 tasks"),
         (lambda b: params_of(w=1, **({"more": 1} if b else {})), r"for task 1 .* only one has params\['more'\]"),
-        (lambda b: params_of(**{"v" if b else "w": 1}), r"for task 1 .* only one has params\['v'\], params\['w'\]"),
+        (
+            lambda b: params_of(**dict.fromkeys("zxv" if b else "wuy", 1)),
+            f"for task 1 .* only one has {', '.join(rf'params.{name!r}.' for name in 'uvwxyz')}; return the same",
+        ),
     ],
     ids=["nothing", "two tasks", "two tasks later", "one array more", "another array"],
 )

@@ -173,6 +173,8 @@ def test_names_of_classes_and_benchmarks_are_the_packages() -> None:
         assert tuple(map(plain, parts)) == split
     assert all(find_env(name).__name__ == path.partition(":")[2] for name, path in FAMILIES.items())
     assert len(FAMILIES) == 54
+    of_one_class = [f"metaworld-ml1-{name}" for name in CLASSES]
+    assert [*FAMILIES] == [*sorted(of_one_class), *(f"metaworld-{name}" for name in BENCHMARKS)]
 
 
 def drawn_by_the_package(tasks: Sequence[Any]) -> list[tuple[float, ...]]:

@@ -425,11 +425,11 @@ def test_a_state_that_there_is_not_is_refused(state):
 class Interrupted(gymnasium.Wrapper):
     """Is interrupted by Ctrl-C while it is made."""
 
-    def __init__(self, env):
+    def __init__(self, env=None):
         raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("when", ["made", "wrapped", "closed"])
+@pytest.mark.parametrize("when", ["made", "made of a class", "wrapped", "closed"])
 def test_ctrl_c_is_no_fault_of_an_environment(monkeypatch, when) -> None:
     def interrupted(*_, **__):
         raise KeyboardInterrupt
@@ -438,6 +438,8 @@ def test_ctrl_c_is_no_fault_of_an_environment(monkeypatch, when) -> None:
     config = EnvConfig(
         name="CartPole-v1", action_scale=None, wrappers=["interrupted:Wrapper"] if when == "wrapped" else []
     )
+    if when == "made of a class":
+        config = EnvConfig(name="interrupted:Wrapper", action_scale=None)
     if when == "made":
         monkeypatch.setattr(gymnasium, "make", interrupted)
     if when != "closed":

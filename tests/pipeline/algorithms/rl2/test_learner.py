@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from small_setups import small_setup
 
+from metaloom.pipeline.algorithms.trials.losses import Batch
 from metaloom.pipeline.algorithms.trials.settings import RL2
 from metaloom.pipeline.estimation.trials import Trials
 from metaloom.pipeline.policies.config import PolicyConfig
@@ -68,6 +69,16 @@ def test_a_deviation_that_is_not_learned_stays(episodes):
     after, _ = learner.update(state, [step], run_seed=1, iteration=0)
     assert np.array_equal(after.params["log_std"], state.params["log_std"])
     assert not np.array_equal(after.params["cell.hidden_kernel"], state.params["cell.hidden_kernel"])
+
+
+def test_every_epoch_takes_all_trials_in_an_order_of_its_own(episodes, monkeypatch):
+    drawn, sequences = [], Batch.sequences
+    monkeypatch.setattr(Batch, "sequences", lambda batch, rows: drawn.append(rows.tolist()) or sequences(batch, rows))
+    updated(episodes, num_epochs=3, trials_per_minibatch=4)
+    parts = [drawn[n : n + 2] for n in (0, 2, 4)]
+    assert [sorted(first + second) for first, second in parts] == [[*range(6)]] * 3
+    assert [len(first) for first, _ in parts] == [3] * 3  # six trials in as few parts of at most four, of one size
+    assert len({tuple(first + second) for first, second in parts}) == 3
 
 
 def test_an_update_is_the_same_again_and_leaves_its_input_alone(episodes):

@@ -119,7 +119,22 @@ def test_an_update_is_the_same_again_and_leaves_its_input_alone():
     for name, value in (state.params | state.extra | state.optimizer).items():
         assert np.array_equal(value, before[name])
     other, _ = learner.update(state, experience, run_seed=1, iteration=1)
-    assert differing(other, after)
+    assert {belongs_to_model(name) for name in differing(other, after) - {"num_updates"}} == {True, False}
+
+
+class Noting(TrialBuffer):
+    """Notes which trials are taken."""
+
+    def take(self, numbers):
+        self.taken = [*getattr(self, "taken", ()), numbers.tolist()]
+        return super().take(numbers)
+
+
+def test_every_gradient_step_of_the_model_draws_trials_of_its_own():
+    trials = Trials(episodes_of(), 2, 0)
+    buffer = Noting([len(trials)], lambda number: trials)
+    updated(buffer=buffer, model_updates=3)
+    assert len({*map(tuple, buffer.taken)}) == 3
 
 
 def test_two_updates_go_on_from_the_state_of_both_optimizers():
