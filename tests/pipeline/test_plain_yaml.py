@@ -57,6 +57,12 @@ def test_what_is_no_plain_value_is_refused(text):
         parse(text)
 
 
+@pytest.mark.parametrize("text", ["a: {b: 1, c: 2, b: 1}", '{"a": {"b": 1, "c": 2, "b": 1}}', "- b: 1\n  b: 2"])
+def test_a_key_that_appears_twice_is_named(text):
+    with pytest.raises(ValueError, match="the key 'b' appears twice in one mapping; keys must be unique"):
+        parse(text)
+
+
 @pytest.mark.parametrize("link", ["[{}]", "{{<<: [{}]}}"])
 def test_aliases_of_aliases_that_would_fill_the_memory_are_refused(link):
     levels = ["a0: &a0 {x: 1}"] + [f"a{i}: &a{i} " + link.format(", ".join([f"*a{i - 1}"] * 9)) for i in range(1, 30)]

@@ -1,6 +1,7 @@
 """Values that cannot be are refused where they are made, and those at the limit are taken."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -9,7 +10,7 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
-from metaloom.pipeline import arithmetic, shown
+from metaloom.pipeline import arithmetic, memory, shown
 from metaloom.pipeline.algorithms.actor_critic.settings import A2C
 from metaloom.pipeline.algorithms.contract import Learner, _require_methods
 from metaloom.pipeline.algorithms.maml.settings import ProMP
@@ -20,10 +21,11 @@ from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config, build_stored
 from metaloom.pipeline.dataflow.outputs import SpanOutputs
 from metaloom.pipeline.dataflow.refs import Span, StageRef
+from metaloom.pipeline.envs import answers
 from metaloom.pipeline.envs.answers import as_integers, facts_in
 from metaloom.pipeline.envs.bandit import BernoulliBandit
 from metaloom.pipeline.envs.config import EnvConfig
-from metaloom.pipeline.envs.contract import Component, Fact
+from metaloom.pipeline.envs.contract import Component, EnvError, Fact
 from metaloom.pipeline.envs.facts import component_facts
 from metaloom.pipeline.envs.flattening import flat
 from metaloom.pipeline.envs.point_corner import PointCorner
@@ -81,6 +83,10 @@ def described(*names: str) -> object:
     env = PointCorner()
     env.observation_components = [Component(name) for name in names]
     return component_facts(env)
+
+
+def room(*shape: int) -> None:
+    memory.require_room({"b": (3,), "w": shape, "c": (4,)}, setting="net")
 
 
 def diagnosed(name: str) -> None:
@@ -184,6 +190,7 @@ class Unlearned(ProMP):
         (lambda: Unlearned().build(Mock()), ":Unlearned names no learner; set learner"),
         (lambda: override({"iterations": 3}, ["iterations.x=1"]), "iterations is a value, not a section"),
         (lambda: override({}, ["a=["]), "the value is not valid YAML"),
+        (lambda: room(2, 10**14, 3), r"net: .* at least 9,600,000.0 GB of memory \(w has the shape \(2, 10+, 3\)\)"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_with_what_is_required(make: Callable[[], object], required: str) -> None:
@@ -206,6 +213,22 @@ def test_what_is_at_the_limit_is_taken() -> None:
     assert facts_in({"facts": {"a": 2.5}}, [Fact("a")]) == {"a": 2.5}
     assert facts_in({"facts": {"b": 1, "a": 2}}, [Fact("a"), Fact("b")]) == {"a": 2, "b": 1}
     assert facts_in({"facts": {"a": 1, "b": 2}}, [Fact("b"), Fact("a")]) == {"a": 1, "b": 2}
+
+
+def test_the_memory_is_what_the_lowest_limit_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"open": "max\n", "low": "4800\n", "lower": "3200\n", "high": f"{10**18}\n"}
+    for name, text in limits.items():
+        (tmp_path / name).write_text(text)
+
+    def limited(*names: str) -> int:
+        monkeypatch.setattr(memory, "_CGROUP_LIMITS", tuple(str(tmp_path / name) for name in names))
+        return memory.machine_memory()
+
+    assert limited() == limited("none", "open", "high") > 10**8
+    assert limited("low", "lower") == limited("lower", "low") == 3200
+    room(2, 96)  # 16 bytes for each of 199 numbers
+    with pytest.raises(ConfigError):
+        room(2, 97)
 
 
 def test_facts_of_machine_code_have_one_order_and_no_twins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,6 +254,18 @@ def test_text_is_cut_in_the_middle_and_only_beyond_its_most() -> None:
     assert text.startswith(first)
     assert text.endswith(last)
     assert len(first) + len(last) == most
+
+
+def test_errors_of_environments_are_cut_to_what_tells_most() -> None:
+    assert answers.last_line(ValueError("x" * 488)) == f"ValueError: {'x' * 488}"
+    assert answers.last_line(ValueError("x" * 489)) == f"ValueError: {'x' * 485}..."
+    assert answers.shown("x" * 74) == f"str '{'x' * 74}'"
+    assert answers.shown("x" * 75) == f"str '{'x' * 72}..."
+    assert answers.own_traceback(ValueError("x" * 5987)) == f"ValueError: {'x' * 5987}\n"
+    numbers = " ".join(map(str, range(2000)))
+    found = answers.own_traceback(ValueError(numbers))
+    assert found == f"...\n{f'{numbers}{chr(10)}'[-6000:]}"
+    assert answers.own_traceback(None) == answers.own_traceback(EnvError(numbers)) == ""
 
 
 def test_what_a_class_does_not_define_is_named_with_the_class() -> None:

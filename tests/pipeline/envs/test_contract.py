@@ -304,6 +304,16 @@ def test_a_film_of_every_step_shows_a_robot_at_its_speed(name: str) -> None:
     ("name", "options", "message"),
     [
         ("pearl-ant-dir", {"forward_backward": "maybe"}, "forward_backward is 'maybe'; expected true or false"),
+        (
+            "pearl-ant-dir",
+            {"forward_backward": True, "num_test_tasks": 31},
+            "is on, which has exactly two tasks; remove",
+        ),
+        (
+            "pearl-ant-dir",
+            {"forward_backward": True, "num_train_tasks": 9},
+            "is on, which has exactly two tasks; remove",
+        ),
         ("walker2d-dir", {"model": ["v5"]}, r"model is \['v5'\]; expected one of original, v5"),
         ("ant-dir", {"obs_style": ["v5"]}, r"obs_style is \['v5'\]; expected one of promp, pearl, v5"),
         ("pearl-sparse-point-robot", {"reward": ["sparse"]}, r"reward is \['sparse'\]; expected one of dense, sparse"),

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -350,12 +351,16 @@ class Clashing(gymnasium.Env):
 
 
 @pytest.mark.parametrize("terms", [None, ["speed", "energy"], {"speed": 1.0}, {"speed": "fast"}])
-def test_names_of_ours_that_mean_something_else_in_an_environment_are_left_alone(terms) -> None:
+def test_names_of_ours_that_mean_something_else_in_an_environment_are_left_alone(terms, caplog) -> None:
     config = EnvConfig(name=f"{__name__}:Clashing", options={"terms": terms}, action_scale=None)
     batch = make_batch_env(config, 2)
     batch.reset(np.zeros((2, 0)), np.arange(2, dtype=np.uint64))
-    step = batch.step(np.zeros((2, 1), np.float32), np.arange(2))
-    assert {name: values.tolist() for name, values in step.reward_terms.items()} == {"reward": [2.0, 2.0]}
+    for _ in range(2):
+        step = batch.step(np.zeros((2, 1), np.float32), np.arange(2))
+        assert {name: values.tolist() for name, values in step.reward_terms.items()} == {"reward": [2.0, 2.0]}
+    (said,) = {record.message for record in caplog.records}
+    assert re.fullmatch("Clashing: .* this environment's reward terms are not stored", said)
+    assert len(caplog.records) == 2  # once for each copy
     assert batch.state.shape == (2, 0)
     assert "frame 1" not in str(env_facts(config, make_env(config)))
 
