@@ -22,6 +22,17 @@ def drawn(cell):
     return {name: torch.tensor(value).double() for name, value in params.items()}
 
 
+@pytest.mark.parametrize(("name", "hidden_size"), [("gru", 9), ("lstm", 9), ("linear-attention", None)])
+def test_kernels_begin_within_one_over_the_root_of_their_inputs_or_of_the_units_of_a_memory(name, hidden_size):
+    params = build_cell(CellSpec(name, 25, 9)).initialize(np.random.default_rng(0))
+    kernels = [value for value in params.values() if value.size > 200]
+    assert len(kernels) > 1
+    for kernel in kernels:
+        limit = (hidden_size or len(kernel)) ** -0.5
+        assert -limit <= kernel.min() < -0.97 * limit
+        assert 0.97 * limit < kernel.max() <= limit
+
+
 @pytest.mark.parametrize("cut", [1, 3, L - 1])
 def test_a_sequence_is_its_two_parts_with_the_state_handed_on(cut):
     cell = build_cell(SPEC)

@@ -16,10 +16,11 @@ def test_hidden_kernels_are_scaled_by_the_units_a_layer_hears_from():
     network = build_network("q", NetworkSpec("mlp", (400,), 2, (4, 300), "relu"))
     params = initialize(network, np.random.default_rng(0), output_limit=3e-3)
     for name, limit in (("hidden_0", 1 / 20), ("hidden_1", 1 / 2), ("output", 3e-3)):
-        largest = np.abs(params[f"q.{name}.kernel"]).max()
-        assert 0.98 * limit < largest <= limit, name
+        kernel = params[f"q.{name}.kernel"]
+        assert 0.98 * limit < kernel.max() <= limit, name
+        assert -limit <= kernel.min() < -0.98 * limit, name
     assert (params["q.hidden_0.bias"] == np.float32(0.1)).all()
-    assert 0 < np.abs(params["q.output.bias"]).max() <= 3e-3
+    assert 0 < np.ptp(params["q.output.bias"]) <= 6e-3
 
 
 def test_networks_are_between_the_sizes_of_what_they_see():
