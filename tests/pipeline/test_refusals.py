@@ -13,8 +13,8 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from metaloom.pipeline import arithmetic, memory, shown
 from metaloom.pipeline.algorithms.actor_critic.settings import A2C
 from metaloom.pipeline.algorithms.contract import Learner, _require_methods
-from metaloom.pipeline.algorithms.maml.settings import ProMP
-from metaloom.pipeline.algorithms.off_policy.settings import OffPolicySettings
+from metaloom.pipeline.algorithms.maml.settings import MAMLPPO, DiceMAML, ProMP
+from metaloom.pipeline.algorithms.off_policy.settings import DQL, SAC, OffPolicySettings
 from metaloom.pipeline.building import measures_of
 from metaloom.pipeline.comparison.scores import Scores
 from metaloom.pipeline.config.input import ConfigError, override
@@ -28,6 +28,7 @@ from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import Component, EnvError, Fact
 from metaloom.pipeline.envs.facts import component_facts
 from metaloom.pipeline.envs.flattening import flat
+from metaloom.pipeline.envs.half_cheetah import PearlCheetahVel
 from metaloom.pipeline.envs.point_corner import PointCorner
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.task_classes import Classes, bins
@@ -139,6 +140,8 @@ class Unlearned(ProMP):
         (lambda: bandit(-0.001, 0.5), ".-0.001.*; expected probabilities"),
         (lambda: PointCorner(success_radius=0.0), "is 0.0; expected a length above 0"),
         (lambda: PointCorner(success_radius=np.inf), "is inf; expected a length above 0"),
+        (lambda: PearlCheetahVel(num_train_tasks=0), "num_train_tasks must be a positive integer, got 0"),
+        (lambda: PearlCheetahVel(num_test_tasks=1.5), "num_test_tasks must be a positive integer, got 1.5"),
         (lambda: index(1, 0), "iteration 0 after iteration 1; append them in order"),
         (lambda: index(0, tasks=2), r"for 2 tasks; expected \[B, E\]"),
         (lambda: minibatches(2, 3), r"expected \[U, K, N\]"),
@@ -207,6 +210,17 @@ def test_what_is_at_the_limit_is_taken() -> None:
     assert minibatches(1, 1, 1).rows.shape == (*tasks(["x"], ["m"]).params.shape, 1)
     noisy(2)
     assert override({}, ["a.b=1"]) == {"a": {"b": 1}}
+    env = PearlCheetahVel(num_train_tasks=1, num_test_tasks=1)
+    assert (len(env.task_set or ()), len(env.test_task_set or ())) == (1, 1)
+    assert DQL(eps_init=0.25, eps_final=0.25).epsilon(3) == 0.25
+    assert SAC(memory_size=64, batch_size=64).init_memory_steps == 64
+    assert config(algorithm=MAMLPPO(num_minibatches=6), episodes_per_task=2, max_episode_steps=3).episodes_per_task == 2
+    assert config(algorithm=DiceMAML(num_minibatches=2), episodes_per_task=2).episodes_per_task == 2
+    assert config(algorithm="a2c", episodes_per_task=2, min_rollouts=2).min_rollouts == 2
+    warned = [[*MAMLPPO(inner_loss="clipped", num_epochs=n).warnings()] for n in (1, 2)]
+    assert [len(found) for found in warned] == [0, 1]
+    assert answers.number_of(np.finfo(np.float32).max, "x") == float(np.finfo(np.float32).max)
+    assert answers.flag_of(np.True_, "x") is True
     assert flat(Dict(a=Box(0, 1, (2,))), {"a": np.ones(2)}).tolist() == [1, 1]
     assert flat(Box(0, 1, (1,)), 0.5).tolist() == [0.5]
     assert [facts_in({"facts": {"a": value}}, [Fact("a", "flag")])["a"] for value in (0, 1, True)] == [0, 1, 1]

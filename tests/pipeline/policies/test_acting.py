@@ -40,7 +40,7 @@ def test_uniform_actions_cannot_be_the_most_likely_ones():
         check_actor("uniform", UNIT, deterministic=True)
 
 
-@pytest.mark.parametrize("extra", [{}, BELIEF])
+@pytest.mark.parametrize("extra", [{}, BELIEF, BELIEF | {"belief.variance": np.zeros((2, 4), np.float32)}])
 def test_a_tanh_gaussian_reads_the_belief_behind_the_observation_and_gives_two_numbers_per_action(
     extra, random_network, config
 ):
