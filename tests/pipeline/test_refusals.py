@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
-from gymnasium.spaces import Box, Dict, Discrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Tuple
 
 from metaloom.pipeline import arithmetic, memory, shown
 from metaloom.pipeline.algorithms.actor_critic.settings import A2C
@@ -32,7 +32,7 @@ from metaloom.pipeline.envs.half_cheetah import PearlCheetahVel
 from metaloom.pipeline.envs.point_corner import PointCorner
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.envs.task_classes import Classes, bins
-from metaloom.pipeline.envs.wrappers import observe_places
+from metaloom.pipeline.envs.wrappers import PolicyActions, SingleTask, observe_places
 from metaloom.pipeline.estimation.diagnostics import with_own
 from metaloom.pipeline.lazy import lazily
 from metaloom.pipeline.nn.spec import NetworkSpec, convolutions, of_encoder
@@ -84,6 +84,14 @@ def described(*names: str) -> object:
     env = PointCorner()
     env.observation_components = [Component(name) for name in names]
     return component_facts(env)
+
+
+def switches(number: int) -> int:
+    env = CartPoleEnv()
+    env.action_space = MultiBinary(number)
+    actions = PolicyActions(SingleTask(env), None).action_space
+    assert isinstance(actions, Discrete)
+    return int(actions.n)
 
 
 def room(*shape: int) -> None:
@@ -166,6 +174,7 @@ class Unlearned(ProMP):
         (lambda: samples(1, 2), r"Samples.returns has shape \(1, 2\); expected \[B, E, T\]"),
         (lambda: step(3, of=2), r"samples have shape \[1, 1, 3\] but episodes \[1, 1, 2\]"),
         (lambda: observe_places(CartPoleEnv(), [0, 4]), r"env.observed is \[0, 4\], but the observation space"),
+        (lambda: switches(13), "13. with 8,192 combinations, each of which .*; at most 4,096 are supported"),
         (lambda: make_env(EnvConfig(name="point-corner", observed=(0,))), r"\[0\] but point-corner is a MetaEnv"),
         (lambda: make_env(EnvConfig(name="point-corner", facts={"a": "b"})), "has a but point-corner is a MetaEnv"),
         (lambda: as_integers(np.array([1.0, 0.5]), np.dtype(np.uint8)), "got 0.5 in the obs.*integers of type uint8"),
@@ -205,6 +214,7 @@ def test_what_is_at_the_limit_is_taken() -> None:
     assert (StageRef(10**8 - 1, "adapt", 10**4 - 1).step, StageRef(0, "a1_").step) == (9999, 0)
     assert StageRef(1, "adapt") in Span(("adapt",), 1, 1)
     bandit(0.0, 1.0)
+    assert switches(12) == 4096
     assert PointCorner(success_radius=1e-9).success_radius == 1e-9
     index(-1, 0, 0, 1)
     assert minibatches(1, 1, 1).rows.shape == (*tasks(["x"], ["m"]).params.shape, 1)
@@ -260,14 +270,14 @@ def test_facts_of_machine_code_have_one_order_and_no_twins(monkeypatch: pytest.M
 
 
 def test_text_is_cut_in_the_middle_and_only_beyond_its_most() -> None:
-    most = shown._MOST_CHARACTERS
+    most = 2000
     assert shown.error_text(ValueError("x" * most)) == "x" * most
     text = "".join(f"{n:05d}" for n in range(most))
     first, more, last = shown.error_text(ValueError(text)).split(" ... ")
     assert more == f"({len(text) - most:,} more characters)"
     assert text.startswith(first)
     assert text.endswith(last)
-    assert len(first) + len(last) == most
+    assert (len(first), len(last)) == (1500, 500)
 
 
 def test_errors_of_environments_are_cut_to_what_tells_most() -> None:

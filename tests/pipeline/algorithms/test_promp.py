@@ -165,6 +165,13 @@ def test_the_penalty_is_the_mean_of_coefficient_times_kl_over_inner_steps(random
     assert dear["loss_before"] - free["loss_before"] == pytest.approx(3.0 * kl, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("kl", "coeff"), [(0.49, 0.125), (0.5, 0.25), (0.75, 0.25), (1.125, 0.25), (1.13, 0.5), (100.0, 0.5)]
+)
+def test_the_adaptive_penalty_stays_within_half_as_much_again_of_the_target(kl, coeff):
+    assert adapted_kl_coeff(0.25, kl=kl, target=0.75) == coeff
+
+
 def test_the_adaptive_penalty_is_bounded_on_both_sides():
     assert adapted_kl_coeff(1e-6, kl=0.0, target=0.01) == 1e-6
     assert adapted_kl_coeff(80.0, kl=1.0, target=0.01) == 100.0

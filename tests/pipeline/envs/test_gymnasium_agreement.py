@@ -122,6 +122,9 @@ def test_the_swimmer_is_paid_for_being_near_its_speed() -> None:
     for action in np.random.default_rng(0).uniform(-1, 1, (20, 2)):
         terms, info = ours.step(action)[4]["reward_terms"], theirs.step(action)[4]
         assert terms["run"] == -abs(info["x_velocity"] - 0.12)
+    speeds = ours.sample_tasks(500, np.random.default_rng(0))
+    assert 0.1 <= speeds.min() < 0.101
+    assert 0.199 < speeds.max() <= 0.2
 
 
 def test_the_ant_is_paid_for_its_distance_to_the_goal_along_both_axes() -> None:

@@ -69,7 +69,8 @@ def test_adam_with_options_keeps_the_epsilon_that_is_customary_here():
 
 
 def test_an_optimizer_that_torch_does_not_have_is_refused():
-    with pytest.raises(ConfigError, match=r"torch.optim.Adamm; .*did you mean Adam"):
+    refusal = r"^algorithm.optimizer: torch \S+ has no torch.optim.Adamm; use one of .*; did you mean Adam\?$"
+    with pytest.raises(ConfigError, match=refusal):
         initial_state(OptimizerConfig(name="Adamm"), PARAMS)
 
 

@@ -23,6 +23,13 @@ def test_hidden_kernels_are_scaled_by_the_units_a_layer_hears_from():
     assert 0 < np.ptp(params["q.output.bias"]) <= 6e-3
 
 
+def test_a_policy_begins_nearer_to_zero_than_its_critics():
+    state = build(small()).initialize(run_seed=0)
+    for arrays, prefix, limit in ((state.params, "policy_network", 1e-3), (state.extra, "q1", 3e-3)):
+        assert limit / 2 < np.abs(arrays[f"{prefix}.output.kernel"]).max() <= limit, prefix
+        assert np.abs(arrays[f"{prefix}.hidden_0.kernel"]).max() > 0.1
+
+
 def test_networks_are_between_the_sizes_of_what_they_see():
     networks = PEARLNetworks.build(small(use_next_obs_in_context=True), SETUP)
     of = {name: getattr(networks, name).spec for name in ("policy", "encoder", "q", "v")}
