@@ -16,7 +16,8 @@ from mdp_references import REFERENCES, Evidence, Tables, earned, plan, random_ta
 
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.contract import EnvError
-from metaloom.pipeline.envs.hidden_goal_grid import MOVES
+from metaloom.pipeline.envs.hidden_goal_grid import MOVES, HiddenGoalGrid
+from metaloom.pipeline.envs.pictures import table_picture
 from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.envs.tabular_mdp import draw_tables
 
@@ -189,3 +190,44 @@ def fewest(left, trials):
     """Steps off the goals that are left, in a last episode that is walked as well as can be."""
     ways = (walk(moves, trials.size) for moves in itertools.product(MOVES.tolist(), repeat=4))
     return min(sum(way.index(goal) if goal in way else 4 for goal in left) for way in ways)
+
+
+WHITE, GRAY, GREEN, BLUE = (255, 255, 255), (205, 205, 205), (60, 160, 75), (25, 60, 150)
+
+
+def test_a_picture_of_the_grid_shows_its_cells_the_goal_the_other_goals_and_the_way() -> None:
+    env = HiddenGoalGrid()
+    env.set_task(np.array([4.0, 0.0]))
+    env.reset(seed=0)
+    env.step(2)
+    picture = env.render()
+
+    def at(x: float, y: float) -> tuple[int, ...]:
+        """The color at a position in cells from the middle one."""
+        column, row = (round((place + 2.5) / 5 * (len(picture) - 1)) for place in (x, -y))
+        return tuple(picture[row, column].tolist())
+
+    assert (at(2, -2), at(2, 2), at(0, 0), at(-2, -1), at(-2, -2)) == (GREEN, GRAY, GRAY, BLUE, (120, 150, 210))
+    assert at(1.7, -2) == GREEN  # a goal is 20 pixels wide to each side, a cell 64
+    assert at(1.6, -2) == at(0.25, 0.25) == WHITE
+    assert {at(line, 0.25) for line in (-2.5, -1.5, -0.5, 0.5, 1.5, 2.5)} == {(228, 228, 228)}
+    assert {at(0.25, line) for line in (-2.5, -1.5, -0.5, 0.5, 1.5, 2.5)} == {(228, 228, 228)}
+
+
+def test_a_chart_of_states_has_a_panel_for_each_in_rows_and_bars_from_zero() -> None:
+    # Five states in two rows of three panels of 160 x 106 pixels. In the last one, bars reach from the mean of -1 at
+    # the bottom to 0, and from there to 3 of 10 of the way to 1 at the top.
+    means, taken = np.zeros((5, 1)), np.zeros((5, 1), np.int64)
+    means[4], taken[4] = -1, 3
+    picture = table_picture(means, taken)
+    panel = picture[160:, 106:212]
+    column = [tuple(color) for color in panel[:, 53].tolist()]
+    assert [column.index(color) for color in (BLUE, GREEN)] == [58, 81]
+    assert (column[57], column[80], column[154], column[155]) == (WHITE, BLUE, GREEN, WHITE)
+    rows = [[tuple(color) for color in panel[row].tolist()] for row in (60, 100)]
+    assert [(row.index(color), row.count(color)) for row, color in zip(rows, (BLUE, GREEN), strict=True)] == [
+        (38, 30),
+        (9, 88),
+    ]
+    assert (picture[160:, 212:] == 255).all()  # there is no sixth state
+    assert (picture[80, 20], picture[80, 232]) == pytest.approx(np.array([GREEN, GREEN]))
