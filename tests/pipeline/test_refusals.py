@@ -227,6 +227,13 @@ def test_what_is_at_the_limit_is_taken() -> None:
     assert config(algorithm=MAMLPPO(num_minibatches=6), episodes_per_task=2, max_episode_steps=3).episodes_per_task == 2
     assert config(algorithm=DiceMAML(num_minibatches=2), episodes_per_task=2).episodes_per_task == 2
     assert config(algorithm="a2c", episodes_per_task=2, min_rollouts=2).min_rollouts == 2
+    warm = [config(init_from=text).init_from for text in ("a@3", "a@b", "a@b@2", "a")]
+    assert [(one and one.run, one and one.updates) for one in warm] == [
+        ("a", 3),
+        ("a@b", None),
+        ("a@b", 2),
+        ("a", None),
+    ]
     warned = [[*MAMLPPO(inner_loss="clipped", num_epochs=n).warnings()] for n in (1, 2)]
     assert [len(found) for found in warned] == [0, 1]
     assert answers.number_of(np.finfo(np.float32).max, "x") == float(np.finfo(np.float32).max)

@@ -6,12 +6,13 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete
 
 from metaloom.pipeline.config.sources import files_of
 from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit, step_limits_left_open
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
 from metaloom.pipeline.envs.facts import env_facts
+from metaloom.pipeline.envs.flattening import FlatObservations
 from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.envs.spaces import spaces_of
@@ -416,6 +417,21 @@ def test_the_states_of_a_meta_env_are_seen_as_unit_vectors():
     batch = make_batch_env(rooms(), 2)
     batch.reset(np.zeros((2, 1)), np.arange(2, dtype=np.uint64))
     np.testing.assert_array_equal(batch.step(np.array([0, 1]), np.arange(2)).observations, [[0, 1, 0]] * 2)
+
+
+def test_parts_of_an_observation_are_named_unless_they_are_too_many_or_two_have_one_name():
+    def named(**parts):
+        env = gymnasium.Env()
+        env.observation_space = Dict(parts)
+        found = FlatObservations(env)
+        return found.observation_components if found.has_wrapper_attr("observation_components") else None
+
+    number = Box(0, 1, ())
+    assert named(**{"a b": number, "c": Discrete(2)}) == [("a_b", "1"), ("c.0", "1"), ("c.1", "1")]
+    assert named(**{"a b": number, "a_b": number}) is None
+    names = [name for name, _ in named(x=Box(0, 1, (999,)), y=number)]
+    assert [names[0], *names[-2:]] == ["x.0", "x.998", "y"]
+    assert named(x=Box(0, 1, (1000,)), y=number) is None
 
 
 @pytest.mark.parametrize("state", [4, 8, 6.0, None])
