@@ -356,7 +356,7 @@ def test_names_of_ours_that_mean_something_else_in_an_environment_are_left_alone
     config = EnvConfig(name=f"{__name__}:Clashing", options={"terms": terms}, action_scale=None)
     batch = make_batch_env(config, 2)
     batch.reset(np.zeros((2, 0)), np.arange(2, dtype=np.uint64))
-    for _ in range(2):
+    for _ in range(3):
         step = batch.step(np.zeros((2, 1), np.float32), np.arange(2))
         assert {name: values.tolist() for name, values in step.reward_terms.items()} == {"reward": [2.0, 2.0]}
     (said,) = {record.message for record in caplog.records}
