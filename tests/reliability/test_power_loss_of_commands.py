@@ -14,6 +14,7 @@ from metaloom.storage import StageRef
 from metaloom.storage.format.files import replace_file
 from metaloom.storage.format.thinning import packed_marker_path, render_packed_marker
 from metaloom.storage.keep.removal import finish_removals, remove_run, unfinished_removals
+from metaloom.storage.remote.entries import Entry
 from metaloom.storage.remote.log import RemoteLog
 from metaloom.storage.write import packer
 
@@ -370,12 +371,18 @@ def test_a_file_of_the_cache_of_a_url_appears_whole(tmp_path, cut_power):
     cut_power(root, act, holds)
 
 
-def test_the_log_of_a_url_notes_a_session_before_it_stores_anything(tmp_path, cut_power):
-    root = tmp_path / "root"
+def test_the_log_of_a_url_notes_a_session_before_it_stores_anything_and_keeps_whole_entries(tmp_path, cut_power):
+    root, entry = tmp_path / "root", Entry(0, "", "begin", "0" * 16)
     (root / "beside").mkdir(parents=True)
 
-    def holds(folder, ended):
-        path = folder / "beside" / "sessions"
-        assert not ended or not path.exists() or path.read_bytes() == b"session\n"
+    def act(root):
+        log = RemoteLog(root, "s3://bucket/run", root / "beside")
+        log.claim("session")
+        log.append(entry, entry.content())
 
-    cut_power(root, lambda root: RemoteLog(root, "s3://bucket/run", root / "beside").claim("session"), holds)
+    def holds(folder, ended):
+        for name, content in (("sessions", b"session\n"), ("entries", entry.content())):
+            path = folder / "beside" / name
+            assert not ended or not path.exists() or path.read_bytes() == content
+
+    cut_power(root, act, holds)

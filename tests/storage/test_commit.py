@@ -12,6 +12,8 @@ import pytest
 from metaloom import storage
 from metaloom.pipeline.types import LearnerState, TaskBatch, TaskParams, Update
 from metaloom.storage import StageRef
+from metaloom.storage.format.codec import differing
+from metaloom.storage.format.records import ArrayDigest
 from metaloom.storage.write.publisher import Publisher
 from metaloom.storage.write.sessions import Session
 from metaloom.storage.writer import BackgroundQueue
@@ -126,6 +128,18 @@ def test_everything_put_is_committed_before_anything_else_touches_the_run(
         assert touched[0], f"{act} came before what was put"
 
 
+def test_an_output_that_is_not_queued_is_not_contained(writer, put, batches, monkeypatch):
+    def fail(job):
+        raise OSError("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer._queue, "submit", fail)
+        with pytest.raises(OSError, match="full"):
+            put(writer, [(TASKS, batches.tasks(), [])])
+    assert not writer.contains(TASKS)
+    put(writer, [(TASKS, batches.tasks(), [])])
+
+
 def test_an_output_can_be_put_only_once(writer, put, batches):
     put(writer, [(TASKS, batches.tasks(), [])])
     with pytest.raises(storage.StageExists, match="sample_tasks"):
@@ -209,7 +223,12 @@ def test_a_record_can_be_had_right_after_the_put(writer, put, batches, monkeypat
 def test_digests_do_not_depend_on_the_order_of_mappings_or_on_strides(batches):
     params = batches.params()
     turned = {name: np.asfortranarray(value) for name, value in reversed(params.items())}
-    assert storage.digest(LearnerState(params)) == storage.digest(LearnerState(turned))
+    digests = storage.digest(LearnerState(params))
+    assert digests == storage.digest(LearnerState(turned))
+    assert [*digests] == ["params.net.bias", "params.net.kernel"]  # by name, which batches are not
+    assert storage.output_digest(digests) == storage.output_digest(dict(reversed(digests.items())))
+    others = {name: ArrayDigest("", "float32", ()) for name in "hgfedcba"}
+    assert differing({**others, "same": others["a"]}, {"same": others["a"]}) == [*"abcdefgh"]
 
 
 def test_digests_tell_dtypes_and_shapes_of_equal_bytes_apart():

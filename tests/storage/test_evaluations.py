@@ -30,6 +30,18 @@ def test_an_evaluation_comes_back_as_it_was(evaluated):
     assert storage.verify_run(path) == []
 
 
+def test_facts_of_an_evaluation_are_columns_in_the_order_of_their_names(make_run, batches, put):
+    path, evaluation = make_run(1), batches.evaluation()
+    facts = {
+        f"{kind}_facts": {name: getattr(evaluation, f"{kind}_terminated") for name in ("success", "distance")}
+        for kind in ("test", "adaptation")
+    }
+    with storage.open_writer(path) as writer:
+        put(writer, [(StageRef(0, "evaluate"), replace(evaluation, **facts), [StageRef(0, "meta_optimize")])])
+    columns = storage.open_run(path).evaluations().column_names
+    assert [name for name in columns if name.startswith("fact_")] == ["fact_distance", "fact_success"]
+
+
 def test_an_evaluation_without_adaptation_comes_back_as_it_was(make_run, batches, put):
     path, evaluation = make_run(1), batches.evaluation(adaptation_steps=0)
     with storage.open_writer(path) as writer:

@@ -110,7 +110,9 @@ def test_a_seal_of_more_outputs_than_memory_is_for_is_refused(more: int, problem
     held = range(MOST_RECORDS + more)
     (chain,) = links(0)
     files = {"records.parquet": PackedFile(1, "")}
-    seal = Seal(held, {("adapt", 0): (held,)}, (chain,), frozenset({(0, TOKEN)}), {}, files)
+    sessions = [(number, TOKEN) for number in range(9)]
+    seal = Seal(held, {("adapt", 0): (held,)}, (chain,), frozenset(sessions), {}, files)
+    assert json.loads(seal.content())["sessions"] == [[*session] for session in sessions]
     folder = tmp_path / segment_name(held)
     folder.mkdir()
     (folder / "seal.json").write_bytes(seal.content())

@@ -136,10 +136,15 @@ def test_records_with_the_wrong_content_are_refused(make_run, field, value):
     path = make_run(1)
     rewrite(rewards_record(path), lambda document: document.update({field: value}))
     assert storage.verify_run(path) != []
-    if field != "arrays" or value == []:
-        return
-    with pytest.raises(storage.DamagedRun):
-        storage.open_run(path).record(StageRef(0, "collect_rollouts"))
+    told = {
+        "arrays": r"not a commit record \(AttributeError" if value == [] else r"not a commit record \(KeyError",
+        "step": r"contains the record of collect_rollouts\(i=0, k=1\)",
+        "schema": r"not a commit record \(ValueError: unexpected schema 'metaloom/99'\)",
+        "sequence": r"not a commit record \(ValueError",
+    }
+    if field in told:
+        with pytest.raises(storage.DamagedRun, match=told[field]):
+            storage.open_run(path).record(StageRef(0, "collect_rollouts"))
 
 
 OBSERVATIONS = "data.zarr/rollouts_0/observations"
@@ -287,6 +292,15 @@ def test_what_is_missing_from_a_run_is_named(make_run, name, read):
         read(path)
 
 
+def test_of_several_missing_files_the_writer_names_that_of_the_earliest_output(make_run):
+    path = make_run(1)
+    for array in (path / "data.zarr").glob("*/*"):
+        for chunk in array.glob("c.*"):
+            chunk.unlink()
+    with pytest.raises(storage.DamagedRun, match=r"missing; it belongs to initialize\(i=0, k=0\)"):
+        storage.open_writer(path)
+
+
 def test_a_chunk_or_table_of_another_size_than_was_committed_is_refused_by_the_writer(make_run):
     path = make_run(1)
     for name in ("data.zarr/tasks/params/c.0.0.0", "tables/tasks/00000000.parquet"):
@@ -311,10 +325,11 @@ def test_a_run_json_of_other_outputs_than_any_version_has_is_refused(make_run):
     path = make_run(1)
 
     def change(document):
-        document["stages"][0]["output"] = "Dream"
+        for stage, output in zip(document["stages"], ("Wish", "Fear", "Dream", "Hope", "Awe"), strict=False):
+            stage["output"] = output
 
     rewrite(path / "run.json", change)
-    with pytest.raises(storage.IncompatibleFormat, match=r"stages that output Dream"):
+    with pytest.raises(storage.IncompatibleFormat, match=r"stages that output Awe, Dream, Fear, Hope, Wish; expected"):
         storage.open_run(path)
 
 

@@ -1,6 +1,8 @@
 """What a store does depends on what is in its folders, and not on the order in which a file system lists that."""
 
+import json
 import os
+import re
 import shutil
 from contextlib import contextmanager
 
@@ -93,6 +95,9 @@ def lose_the_newest_record(folder):
 def pack(folder):
     with storage.open_writer(folder / "b") as writer:
         writer.pack()
+    for seal in folder.glob("b/_segments/*/seal.json"):
+        outputs = [(output["stage"], output["step"]) for output in json.loads(seal.read_bytes())["outputs"]]
+        assert outputs == sorted(outputs)
     files = [*folder.glob("b/_segments/**/*.*"), *folder.glob("b/_thinned/*")]
     return {file.relative_to(folder): file.read_bytes() for file in files if file.is_file()}
 
@@ -107,13 +112,21 @@ def fork(folder):
 
 def repair(folder):
     path = folder / "b"
-    os.truncate(path / "run.json", 9)
-    for session in path.glob("_sessions/*.closed/session.json"):
-        os.truncate(session, 9)
+    with storage.open_writer(path) as writer:
+        writer.thin([3])
+    for _ in range(3):
+        storage.open_writer(path).close()
+    for pattern in ("run.json", "_sessions/*.closed/session.json", "_thinned/0000000[23].json"):
+        for damaged in path.glob(pattern):
+            os.truncate(damaged, 9)
     with storage.open_writer(path, repair=True) as writer:
         repaired = list(writer.repaired)
+    numbers = [line[10:16] for line in repaired if line.startswith("_sessions/")]
+    assert numbers == [f"{number:06d}" for number in range(7)]
+    markers = [line[:17] for line in repaired if line.startswith("_thinned/")]
+    assert markers == ["_thinned/00000002", "_thinned/00000003"]
     assert storage.verify_run(path) == []
-    return repaired
+    return [re.sub("-[0-9a-f]{16}", "", line) for line in repaired]
 
 
 def list_runs(folder):

@@ -11,7 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from metaloom import storage
 from metaloom.storage.format.files import parse_sealed, render, sealed
-from metaloom.storage.remote.objects import ObjectFolder
+from metaloom.storage.remote.objects import _PASSING, Deadlines, ObjectFolder
 
 URL = "memory://bucket/runs/first"
 LOG = "/bucket/runs/first/_log"
@@ -126,6 +126,53 @@ def test_a_store_that_ignores_conditions_is_refused_before_anything_is_written(m
     with pytest.raises(storage.StorageFailed, match=r"ignores the condition of a put \(If-None-Match\)"):
         storage.create_run(URL, capacity=1, **creation)
     assert not [key for key in memory.find("/bucket") if "run.json" in key]
+
+
+def test_a_capacity_of_as_many_digits_is_stored(run, other_machine):
+    storage.open_writer(URL, capacity=2).close()
+    other_machine("second")
+    assert storage.open_run(URL).capacity == 2
+
+
+def test_a_folder_of_the_store_that_holds_no_run_is_not_listed(memory, run):
+    memory.pipe("/bucket/runs/other/notes.txt", b"mine")
+    assert [path.name for path in storage.find_runs(storage.folder_of("memory://bucket/runs"))] == ["first"]
+
+
+def answered(status):
+    """The error of a request that the store answered with a status."""
+    error = OSError(f"status {status}")
+    error.__cause__ = type(
+        "ClientError", (Exception,), {"response": {"ResponseMetadata": {"HTTPStatusCode": status}}}
+    )()
+    return error
+
+
+@pytest.mark.parametrize(
+    ("errors", "may_pass"),
+    [
+        ([FileNotFoundError(), FileExistsError(), PermissionError(), ValueError()], False),
+        ([answered(status) for status in (400, 403, 404, 412, 499)], False),
+        ([answered(status) for status in (399, 408, 425, 429, 500, 503)], True),
+        ([OSError(), TimeoutError(), *(type(name, (Exception,), {})() for name in sorted(_PASSING))], True),
+    ],
+    ids=["final", "refused", "busy", "disturbed"],
+)
+def test_a_request_is_made_again_only_after_an_error_that_may_pass(errors, may_pass, monkeypatch, caplog):
+    pauses: list[float] = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    for error in errors:
+        asked, known, words = [], len(pauses), len(caplog.messages)
+
+        def request(asked=asked, error=error):
+            asked.append(1)
+            raise error
+
+        with pytest.raises(type(error)):
+            Deadlines(1.0, 3).ask("s3://bucket", request)
+        assert (len(asked), pauses[known:]) == ((3, [0.5, 1.0]) if may_pass else (1, [])), error
+        tries = [message.rpartition("trying ")[2] for message in caplog.messages[words:]]
+        assert tries == (["again (2 of 3)", "again (3 of 3)"] if may_pass else [])
 
 
 def test_a_missing_back_end_is_named_with_what_installs_it(monkeypatch, tmp_path):

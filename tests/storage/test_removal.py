@@ -86,3 +86,4 @@ def test_runs_are_not_moved_through_a_link_to_be_removed(make_run, tmp_path):
     assert os.listdir(tmp_path / "elsewhere") == []
     assert unfinished_removals(tmp_path) == []
     assert storage.verify_run(path) == []
+    storage.open_writer(path).close()  # nothing holds its lock

@@ -11,7 +11,8 @@ from metaloom import storage
 from metaloom.pipeline.types import LearnerState, TaskBatch, TaskParams, Update
 from metaloom.storage import StageRef
 from metaloom.storage.format.arrays import COMPRESS_FROM
-from metaloom.storage.format.codec import flatten
+from metaloom.storage.format.codec import as_read, flatten
+from metaloom.storage.format.stages import ON_POLICY
 
 
 def same(left, right) -> bool:
@@ -45,6 +46,9 @@ def test_every_stage_output_comes_back_bit_for_bit_from_memory_and_from_disk(wri
     for ref, value, _ in outputs:
         assert type(run.load(ref)) is type(value)
         assert same(run.load(ref), value)
+        assert same(as_read(ON_POLICY, ref, value), value)
+    (ref, update, _), named = outputs[-1], ["loss", "step_0.average_return"]
+    assert [*as_read(ON_POLICY, ref, update).metrics] == [*run.load(ref).metrics] == named
     episodes = run[0].rollouts(0)
     assert [*episodes.behavior, *episodes.reward_terms] == ["log_std", "mean", "control", "run"]  # by name
 

@@ -16,6 +16,8 @@ def test_what_changed_is_told_by_full_name_with_what_it_was_and_is():
     after = {"seed": 2, "env": {"name": "point", "options": {"reward": "dense"}}, "stop": None}
     assert changed(before, after) == {"env.options.reward": (None, "dense"), "seed": (1, 2)}
     assert list(changed(before, after)) == ["env.options.reward", "seed"]
+    names = "abcdefgh"
+    assert "".join(changed({}, dict.fromkeys(names, 1))) == "".join(changed(dict.fromkeys(names, 1), {})) == names
 
 
 def test_a_section_without_settings_is_as_if_it_were_not_there():

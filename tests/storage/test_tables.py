@@ -249,6 +249,9 @@ def test_an_xarray_dataset_has_named_axes_units_and_tasks_as_coordinates(run):
     assert (data.task_velocity.values == run[1].tasks().params[:, 0]).all()
     assert data.attrs["description"].startswith("Quantities computed from a batch of episodes for learning")
     assert (data.attrs["iteration"], data.attrs["step"]) == (1, 1)
+    ends = ["initial_state", "lengths", "observations", "reward_terms.control", "reward_terms.run", "rewards"]
+    behavior, samples = ["behavior.log_std", "behavior.mean"], ["advantages", "mask", "returns", "values"]
+    assert [*data.data_vars] == ["actions", *behavior, *ends, "terminated", "truncated", *samples]
     with pytest.raises(storage.StageMissing):
         run[1].xarray(2)
 

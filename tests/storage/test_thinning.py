@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from metaloom import storage
 from metaloom.storage import Retention, StageRef
 from metaloom.storage.format.codec import flatten
 from metaloom.storage.format.thinning import Thinned, marker_path
+from metaloom.storage.keep.thinner import changed_versions
 from metaloom.storage.write.sessions import Session
 from metaloom.storage.writer import Budget
 
@@ -111,10 +113,14 @@ def test_a_marker_that_is_lost_or_changed_is_damage_that_repair_mends(thinned, p
 
 
 def test_damaged_metadata_comes_back_with_an_output_that_is_not_thinned(thinned):
-    os.truncate(thinned / "data.zarr/rollouts_0/rewards/zarr.json", 9)
+    arrays, groups = ([*thinned.glob(f"data.zarr/{inside}/zarr.json")] for inside in ("rollouts_0/*", "*"))
+    for file in (*arrays, *groups):
+        os.truncate(file, 9)
     before = {*storage.open_run(thinned).refs()}
     with storage.open_writer(thinned, repair=True) as writer:
         assert before - {*writer.run.refs()} == {StageRef(2, "collect_rollouts"), StageRef(2, "meta_optimize")}
+        expected = [file.relative_to(thinned).as_posix() for file in (*sorted(arrays), *sorted(groups))]
+        assert [line.partition(":")[0] for line in writer.repaired] == expected
 
 
 @pytest.mark.parametrize("stage", ["initialize", "sample_tasks"])
@@ -181,6 +187,13 @@ def test_arrays_come_back_only_with_the_digests_they_had(thinned, make_batches):
     assert run.thinned_iterations() == [0]
     assert storage.digest(run.load(first)) == storage.digest(outputs[first])
     assert storage.verify_run(thinned) == []
+
+
+def test_versions_that_changed_are_named_in_order(make_run, monkeypatch):
+    record = replace(storage.open_run(make_run(1)).record(StageRef(0, "adapt")), versions={"b": "1", "h": "2"})
+    monkeypatch.setattr("metaloom.storage.keep.thinner.versions", lambda: dict.fromkeys("gfedcba", "1"))
+    new = [f"{name} absent then, 1 now" for name in "acdefg"]
+    assert changed_versions(record) == [*new, "h 2 then, absent now"]
 
 
 def test_a_compressor_that_writes_other_bytes_puts_nothing_back(thinned, make_batches, monkeypatch):

@@ -173,8 +173,8 @@ def test_files_that_do_not_belong_to_a_run_are_reported(make_run):
         (path / name).write_text("mine")
     os.symlink("/etc/hostname", path / "link")
     os.symlink("/etc", path / "data.zarr" / "folder")
-    reported = {damage.file for damage in storage.verify_run(path)}
-    assert reported == {*strangers, "link", "data.zarr/folder"}
+    reported = [damage.file for damage in storage.verify_run(path)]
+    assert reported == sorted([*strangers, "link", "data.zarr/folder"])
 
 
 def test_a_link_in_place_of_a_file_is_reported_and_not_followed(make_run):
@@ -239,6 +239,18 @@ def test_a_missing_folder_is_reported(make_run, folder):
     path = make_run(1)
     shutil.rmtree(path / folder)
     assert any(damage.file.startswith(folder) for damage in storage.verify_run(path))
+
+
+def test_missing_sessions_are_reported_from_the_first_to_the_last(make_run, put, batches):
+    path = make_run(1, capacity=6)
+    for i in range(1, 6):
+        with storage.open_writer(path) as writer:
+            put(writer, [(StageRef(i, "sample_tasks"), batches.tasks(), [])])
+    tokens = [folder.name[7:23] for folder in sorted(path.glob("_sessions/*.closed"))]
+    for folder in path.glob("_sessions/*.closed"):
+        shutil.rmtree(folder)
+    missing = [damage.problem for damage in storage.verify_run(path) if damage.file == "_sessions"]
+    assert missing == [f"the session {token}, which published records, is missing" for token in tokens]
 
 
 def test_damage_reads_as_a_sentence_with_run_file_iteration_stage_and_array(make_run):
