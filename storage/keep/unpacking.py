@@ -6,7 +6,7 @@ from pathlib import Path
 
 from metaloom.storage.errors import DamagedRun, StoreError
 from metaloom.storage.format.arrays import check_chunk, crc32c, largest_chunk
-from metaloom.storage.format.files import Content, make_folder, read_file
+from metaloom.storage.format.files import Content, make_folder, read_file, sync_folder
 from metaloom.storage.format.records import StageRecord, parse_record
 from metaloom.storage.format.segments import FOLDER, RECORDS, SEAL, Link, Seal, segment_iterations
 from metaloom.storage.format.thinning import marker_path, packed_marker_path, render_marker
@@ -97,7 +97,8 @@ class _Unpacking:
             self._put((self._files.record_path(record.ref), record.content()) for record in self._records)
         # From here on, the restored files are used.
         self._session.remove([self._folder])
-        self._session.remove([packed_marker_path(self._files.root, self._iterations)])
+        sync_folder(self._folder.parent)
+        self._session.remove([packed_marker_path(self._files.root, self._iterations), *self._empty_markers()])
 
     def _put(self, contents: Iterable[tuple[Path, bytes]]) -> None:
         batch: dict[Path, Content] = {}
@@ -156,6 +157,13 @@ class _Unpacking:
         for iteration, outputs in packed.items():
             if iteration not in live and outputs:
                 yield marker_path(self._files.root, iteration), render_marker(iteration, outputs)
+
+    def _empty_markers(self) -> Iterator[Path]:
+        """Yield the markers of restored iterations, which only override the segment's marker."""
+        for iteration in self._files.live_markers():
+            with suppress(DamagedRun):  # reported and removed with the other markers
+                if iteration in self._iterations and not self._files.thinned(iteration):
+                    yield marker_path(self._files.root, iteration)
 
 
 def _sound_records(path: Path) -> Iterator[StageRecord]:

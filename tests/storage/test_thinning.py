@@ -189,6 +189,18 @@ def test_arrays_come_back_only_with_the_digests_they_had(thinned, make_batches):
     assert storage.verify_run(thinned) == []
 
 
+def test_arrays_that_came_back_after_packing_stay_when_their_segment_is_taken_apart(thinned, make_batches):
+    with storage.open_writer(thinned) as writer:
+        assert writer.pack() == [range(2)]
+        writer.restore({ref: value for ref, value, _ in make_batches().iteration(0) if ref.stage in ARRAYS})
+    os.truncate(thinned / "_segments/00000000-00000001/seal.json", 9)
+    storage.open_writer(thinned, repair=True).close()
+    run = storage.open_run(thinned)
+    assert (run.files.segments.names(), run.thinned_iterations()) == ([], [1])
+    assert all(chunk.exists() for chunk in chunks_of(thinned, 0))
+    assert storage.verify_run(thinned) == []
+
+
 def test_versions_that_changed_are_named_in_order(make_run, monkeypatch):
     record = replace(storage.open_run(make_run(1)).record(StageRef(0, "adapt")), versions={"b": "1", "h": "2"})
     monkeypatch.setattr("metaloom.storage.keep.thinner.versions", lambda: dict.fromkeys("gfedcba", "1"))
@@ -348,6 +360,7 @@ def test_a_copy_can_have_fewer_learners_and_keeps_their_metrics(make_run):
     with storage.open_writer(path) as writer:
         with pytest.raises(ValueError, match="every must be at least 1, got 0"):
             writer.thin_learners(0)
+        assert writer.thin_learners(1).iterations == ()
         assert writer.thin_learners(2).iterations == (0, 2)
         assert writer.thin_learners(2).iterations == ()
     assert Thinned.sum([Thinned((8,), 1, 20), Thinned((1, 8), 2, 30)]) == Thinned((1, 8), 3, 50)
