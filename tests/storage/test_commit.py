@@ -403,8 +403,10 @@ def test_a_creation_that_was_interrupted_can_be_repeated(tmp_path, creation, mon
 def test_opening_what_is_no_run_says_so(tmp_path, make_run):
     with pytest.raises(storage.RunNotFound):
         storage.open_run(tmp_path / "nothing")
-    with pytest.raises(storage.NotARun):
-        storage.open_run(tmp_path)
+    for use in (storage.open_run, storage.open_writer, lambda path: storage.open_writer(path, repair=True)):
+        with pytest.raises(storage.NotARun):
+            use(tmp_path)
+    assert os.listdir(tmp_path) == []
     with pytest.raises(storage.StageMissing, match="2 iterations are complete"):
         storage.open_run(make_run(2))[2].tasks()
     with pytest.raises(storage.StageMissing):

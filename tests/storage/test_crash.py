@@ -267,6 +267,7 @@ def test_a_damaged_output_is_taken_out_by_repair_and_computed_again(make_run, pu
         assert len(writer.run.iterations) == 1
         missing = [output for output in outputs if not writer.contains(output[0])]
         assert [ref for ref, _, _ in missing] == [StageRef(1, "collect_rollouts", 0), StageRef(1, "meta_optimize")]
+        assert not any("of the history are missing" in line for line in writer.repaired)
         put(writer, missing)
     assert run_digests(path) == expected
     assert storage.verify_run(path) == []
@@ -309,6 +310,7 @@ def test_any_one_damaged_file_is_mended_or_computed_again_by_repair(
             put(writer, [output for output in outputs if not writer.contains(output[0])])
         assert run_digests(path) == expected, f"{relative} {way}"
         assert storage.verify_run(path) == [], f"{relative} {way}"
+        assert storage.open_run(path).capacity == 2, f"{relative} {way}"
 
 
 @pytest.mark.parametrize("stage", ["sample_tasks", "process_samples", "meta_optimize"])

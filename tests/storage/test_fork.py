@@ -14,6 +14,7 @@ import pytest
 from metaloom import storage
 from metaloom.storage import StageRef
 from metaloom.storage.keep import fork as forking
+from metaloom.storage.write.holder import acquire_lock
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -72,12 +73,34 @@ def test_a_fork_copies_no_arrays_and_says_so(make_run, fork):
     assert len(chunks) > 20
     for chunk in chunks:
         assert chunk.samefile(made.path / chunk.relative_to(parent))
-    assert made.shared_bytes > sum(chunk.stat().st_size for chunk in chunks)
+    shared = [file.stat() for file in made.path.rglob("*") if file.is_file() and file.stat().st_nlink > 1]
+    assert (made.shared_files, made.shared_bytes) == (len(shared), sum(status.st_size for status in shared))
+
+
+def test_a_fork_that_begins_behind_a_segment_shares_its_files(make_run, fork):
+    parent = make_run(2)
+    with storage.open_writer(parent) as writer:
+        assert writer.pack() == [range(1)]
+    made, files = fork(parent, 1).path, [file for file in parent.glob("_segments/**/*.*") if file.is_file()]
+    assert len(files) > 20
+    assert all(file.samefile(made / file.relative_to(parent)) for file in files)
+
+
+def test_a_fork_that_another_process_is_making_is_left_to_it(make_run, fork, tmp_path):
+    parent, workshop = make_run(1), tmp_path / ".metaloom-fork-fork"
+    (workshop / "run").mkdir(parents=True)
+    lock = acquire_lock(workshop / "writer.lock", "0" * 16, take_over=False)
+    with pytest.raises(storage.RunLocked, match=rf"process {os.getpid()} on .* has been writing it"):
+        fork(parent, 1)
+    assert lock.is_held()
+    assert (workshop / "run").is_dir()
+    lock.release()
+    assert fork(parent, 1).iteration == 1
 
 
 def test_where_files_cannot_be_shared_they_are_copied_and_counted(make_run, fork, monkeypatch):
     parent = make_run(2)
-    link = os.link
+    link, linked = os.link, fork(parent, 2, "linked")
 
     def refuse(source, target, **options):
         if str(source).startswith(str(parent)):
@@ -86,8 +109,8 @@ def test_where_files_cannot_be_shared_they_are_copied_and_counted(make_run, fork
 
     monkeypatch.setattr(os, "link", refuse)
     made = fork(parent, 2)
-    assert made.shared_files == 0
-    assert made.copied_files > 50
+    assert (made.shared_files, made.shared_bytes) == (0, 0)
+    assert (made.copied_files, made.copied_bytes) == (linked.shared_files, linked.shared_bytes)
     assert storage.verify_run(made.path) == []
     assert not (parent / "run.json").samefile(made.path / "run.json")
 

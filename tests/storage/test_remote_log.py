@@ -5,6 +5,7 @@ The store is fsspec's in memory; tests/storage/test_object_storage.py asks a rea
 
 import os
 import sys
+from functools import partial
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
@@ -107,7 +108,9 @@ def test_a_run_that_another_machine_writes_is_locked_until_that_session_ends(run
     storage.open_writer(URL).close()
 
 
-def test_a_creation_that_another_machine_began_is_locked_and_says_how_to_clear_it(memory, creation, other_machine):
+def test_a_creation_that_another_machine_began_is_locked_and_says_how_to_clear_it(
+    memory, creation, other_machine, make_run
+):
     def stop(*_):
         raise KeyboardInterrupt
 
@@ -117,8 +120,10 @@ def test_a_creation_that_another_machine_began_is_locked_and_says_how_to_clear_i
         with pytest.raises(KeyboardInterrupt):
             storage.create_run(URL, capacity=1, **creation)
     other_machine("second")
-    with pytest.raises(storage.RunLocked, match=rf"it had not even created the run: remove {URL}, or choose another"):
-        storage.create_run(URL, capacity=1, **creation)
+    parent = storage.open_run(make_run(1))
+    for use in (storage.create_run, partial(storage.fork_run, parent, 1)):
+        with pytest.raises(storage.RunLocked, match=rf"it had not even created the run: remove {URL}, or choose"):
+            use(URL, capacity=1, **creation)
 
 
 def test_a_store_that_ignores_conditions_is_refused_before_anything_is_written(memory, creation, monkeypatch):

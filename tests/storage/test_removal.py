@@ -68,11 +68,15 @@ def test_a_run_with_files_of_somebody_is_not_removed(make_run, name):
             remove_run(path)
 
 
-def test_a_run_that_is_written_is_not_removed(make_run):
+def test_a_run_that_is_written_is_not_removed(make_run, monkeypatch):
     path = make_run(1)
     with storage.open_writer(path):
         with pytest.raises(storage.RunLocked, match=rf"process {os.getpid()} on .* is writing it; .*metaloom cancel"):
             remove_run(path)
+        with monkeypatch.context() as late:
+            late.setattr("metaloom.storage.keep.removal.current_writer", lambda path: None)
+            with pytest.raises(storage.RunLocked, match="has been writing it since"):
+                remove_run(path)
         assert path.is_dir()
     remove_run(path)
 
