@@ -86,10 +86,9 @@ def fork_run(
                     _place(folder, path)
                     break
             except (FileNotFoundError, DamagedRun):
+                # Otherwise packed in the meantime: the files to link have moved.
                 if parent.files.segments.names() == known:
                     raise
-                # Packed in the meantime: the files to link have moved.
-                parent.files.segments.all(refresh=True)
     return Fork(path, iteration, *sharing.linked, *sharing.copied)
 
 
@@ -117,7 +116,7 @@ class _Sharing:
         self._cut = next(partly, None)
         if self._cut is not None:
             refs += [ref for ref in self._cut.seal.refs() if ref.iteration < iteration or ref == start]
-        self._records = sorted((parent.record(ref) for ref in refs), key=lambda record: record.sequence)
+        self._records = [parent.record(ref) for ref in refs]
 
     def build(
         self, capacity: int, config: Mapping[str, Any], config_digest: str, environment: Mapping[str, Any]
@@ -129,7 +128,7 @@ class _Sharing:
         try:
             write_skeleton(self._folder, session, capacity)
             self._share_outputs(session)
-            for folder in sorted(self._made, reverse=True):
+            for folder in self._made:
                 sync_folder(folder)
             origin = {**self._origin(newest, config), "first_session": session.number}
             info = new_info(config, config_digest, environment, self._parent.stages, **origin)
@@ -178,7 +177,7 @@ class _Sharing:
         arrays = {chunk.array for record in records for chunk in record.chunks}
         arrays.update(*(segment.seal.arrays for segment in self._segments))
         store = ArrayStore(CommittedFiles(self._folder, parent.stages), session, shards=has_shards(parent.info))
-        store.adopt([files.spec(path) for path in sorted(arrays)])
+        store.adopt([files.spec(path) for path in arrays])
         sizes = [sum(1 for _ in segment.seal.refs()) for segment in self._segments]
         total = sum(sizes) + len(records)
         for n, segment in enumerate(self._segments):

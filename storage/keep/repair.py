@@ -42,12 +42,12 @@ from metaloom.storage.write.sessions import Session
 
 
 def info_copies(root: Path) -> list[Path]:
-    return sorted(root.glob(f"{FOLDER}/*/{INFO_COPY}"))
+    return [*root.glob(f"{FOLDER}/*/{INFO_COPY}")]
 
 
 def sound_copy(root: Path) -> bytes | None:
-    """Return the content of the newest intact copy of run.json, or None."""
-    for copy in reversed(info_copies(root)):
+    """Return the content of an intact copy of run.json, or None. All intact copies are the same."""
+    for copy in info_copies(root):
         with suppress(DamagedRun):
             return render(read_sealed(copy, indented=True), indented=True)
     return None

@@ -59,7 +59,7 @@ class Digests:
         return [*packed, *self._live.get(iteration, ())]
 
     def live_iterations(self) -> list[int]:
-        return sorted(self._live)
+        return [*self._live]
 
 
 @dataclass

@@ -153,8 +153,8 @@ class Segment:
         try:
             return read(path)
         except FileNotFoundError:
-            if self._bring is None or not self._bring(path):
-                raise
+            if self._bring is not None:
+                self._bring(path)
         return read(path)
 
     def forget(self) -> None:

@@ -326,7 +326,7 @@ class _Verification:
         """Check the spans among the records' inputs, once all outputs have been read."""
         sums = self.sums or SpanSums(lambda ref: 0)
         # Outputs whose steps were not counted are thinned, or damaged and already reported.
-        for ref, item in sorted(self.spans, key=lambda found: self.files.stages.position(found[0])):
+        for ref, item in self.spans:
             if any(unreadable in item.span for unreadable in self.unreadable):
                 continue
             found = sums.of(item.span)

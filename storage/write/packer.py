@@ -134,8 +134,8 @@ class Packer:
         self._session.remove(replaced)
         for folder in {path.parent for path in replaced}:
             sync_folder(folder)
+        # A record that reappears after a power failure is removed by the next writer; see `finish`.
         self._session.remove(files.record_path(record.ref) for record in records)
-        sync_folder(root / "_commits")
 
 
 def write_segment(files: CommittedFiles, session: Session, iterations: range, records: Sequence[StageRecord]) -> Path:
@@ -181,7 +181,7 @@ def _payload(
     for name in TABLES:
         if raw := table_file(files, name, records):
             yield f"tables/{name}.parquet", (raw,)
-    for group in sorted({path.partition("/")[0] for path in arrays} | {""}):
+    for group in {path.partition("/")[0] for path in arrays} | {""}:
         name = f"data.zarr/{group}/zarr.json" if group else "data.zarr/zarr.json"
         yield name, (render(group_document({}), indented=True),)
     thinned = files.thinned_in(iterations)
@@ -189,7 +189,7 @@ def _payload(
     for record in (record for record in records if thinned.get(record.ref) != record.sha256):
         for chunk in record.chunks:
             whole[chunk.array].append((record, chunk))
-    for path, array in sorted(arrays.items()):
+    for path, array in arrays.items():
         spec = files.spec(path)
         yield f"data.zarr/{path}/zarr.json", (render(array_document(spec, array), indented=True),)
         if array.sharded:
