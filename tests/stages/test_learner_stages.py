@@ -160,6 +160,12 @@ class Odd(Counting):
         ({}, {}, r"as absent; expected float32\[2\]"),
         ({"weight": np.zeros(2, np.float32)}, {ENV_STEPS: -1.0}, "the metrics env_steps, which every run already has"),
         ({"weight": np.zeros(2, np.float32)}, {"step_0.average_return": 9.0}, "metrics step_0.average_return"),
+        ({name: np.zeros(1, np.float32) for name in "hgfedcba"}, {}, r"params\['a'\] as float32\[1\]; expected absent"),
+        (
+            {"weight": np.zeros(2, np.float32)},
+            dict.fromkeys(("step_1.average_return", "step_0.average_return", ENV_STEPS_NOMINAL, ENV_STEPS), 1.0),
+            "metrics env_steps, env_steps_nominal, step_0.average_return, step_1.average_return, which",
+        ),
     ],
 )
 def test_an_update_that_no_run_could_go_on_with_or_that_hides_metrics_is_refused(steps, updated, params, metrics, told):

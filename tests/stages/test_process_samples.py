@@ -1,5 +1,7 @@
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -7,9 +9,11 @@ import pytest
 from metaloom.pipeline.baselines import BaselineError
 from metaloom.pipeline.baselines.linear import LinearFeatureBaseline, LinearTimeBaseline, ZeroBaseline
 from metaloom.pipeline.baselines.value_network import ValueNetworkBaseline
+from metaloom.pipeline.dataflow.stage import At
 from metaloom.pipeline.estimation.config import ProcessingConfig
 from metaloom.pipeline.estimation.processing import process_samples, task_advantages
 from metaloom.pipeline.estimation.returns import discounted_returns
+from metaloom.stages.process_samples import process_samples as samples_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 BASELINES = {"feature": LinearFeatureBaseline(), "time": LinearTimeBaseline(), "zero": ZeroBaseline()}
@@ -165,6 +169,20 @@ def test_dividing_by_the_variance_undoes_the_unit_std(ragged):
         values = plain.advantages[b][real].astype(np.float64)
         expected = (values - values.mean()) / values.var(ddof=1)
         np.testing.assert_allclose(samples.advantages[b][real], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_every_batch_of_every_run_has_a_seed_of_its_own():
+    seeds = []
+
+    def process(start, episodes, *, seed, parallel):
+        seeds.append((start, seed))
+
+    learner = SimpleNamespace(at_start=lambda learner, *, run_seed: (learner, run_seed), process=process)
+    places = [*itertools.product((1, 2), range(3), range(2))]
+    for place in places:
+        samples_of(learner, At(*place), map, state=SimpleNamespace(learner="learner"), episodes=None)
+    assert [start for start, _ in seeds] == [("learner", run_seed) for run_seed, _, _ in places]
+    assert len({seed for _, seed in seeds}) == len(places)
 
 
 def test_the_seed_reaches_the_baseline(ragged):

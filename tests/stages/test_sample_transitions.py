@@ -98,6 +98,8 @@ def test_seed_and_iteration_decide_the_draws() -> None:
     index = filled()
     assert not np.array_equal(draw(index).rows, draw(index, run_seed=4).rows)
     assert not np.array_equal(draw(index).rows, draw(index, iteration=1).rows)
+    orders = [draw(index, **at).task_ids.tobytes() for at in ({}, {"run_seed": 4}, {"iteration": 1})]
+    assert len({*orders}) == 3
     # With a single task, the order of tasks is the same in all draws, so the rows themselves must differ.
     one = {"task_ids": [0], "tasks_per_gradient_step": 1}
     for name in ("rows", "context_rows"):

@@ -321,6 +321,8 @@ def test_a_value_that_its_stage_does_not_yield_is_refused(writer, put, batches):
         put(writer, [(ROLLOUTS, batches.tasks(), [])])
     with pytest.raises(storage.LayoutMismatch, match="metrics"):
         put(writer, [(StageRef(0, "initialize"), batches.update(), [])])
+    with pytest.raises(storage.LayoutMismatch, match=r"dream\(i=0, k=0\); expected a stage of the run: initialize, "):
+        put(writer, [(StageRef(0, "dream"), batches.tasks(), [])])
 
 
 def test_a_closed_writer_refuses_to_write(tmp_path, creation, put, batches):

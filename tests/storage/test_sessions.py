@@ -136,6 +136,16 @@ def test_a_session_that_begins_after_its_lock_was_taken_gives_up(tmp_path):
     lock.release()
 
 
+def test_a_lock_whose_holder_is_not_named_yet_is_refused(tmp_path):
+    path = tmp_path / "writer.lock"
+    lock = acquire_lock(path, "0" * 16, take_over=False)
+    os.truncate(path, 0)
+    with pytest.raises(storage.RunLocked, match="another process is about to write it; expected no other writer"):
+        acquire_lock(path, "1" * 16, take_over=False)
+    assert lock.is_held()
+    lock.release()
+
+
 def test_numbers_of_sessions_end_where_names_of_folders_do(tmp_path):
     last = tmp_path / "_sessions" / f"{sessions.MOST_SESSIONS - 1}-{'0' * 16}"
     last.mkdir(parents=True)

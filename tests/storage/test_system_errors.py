@@ -116,8 +116,9 @@ def test_a_runs_folder_that_we_may_not_enter_is_named(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(os, "stat", refuse)
-    with pytest.raises(storage.StorageFailed, match=r"run: Permission denied"):
-        storage.open_run(tmp_path / "run")
+    path = tmp_path / "run"
+    with pytest.raises(storage.StorageFailed, match=rf"{path}: Permission denied: {path}; this needs"):
+        storage.open_run(path)
 
 
 @pytest.mark.parametrize("name", ["first", "tables"])
@@ -216,7 +217,13 @@ def test_sizes_of_a_folder_count_around_a_file_that_vanishes_and_report_a_system
     def refuse(folder):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(folder))
 
+    def deny(folder):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
     opened = storage.open_run(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", deny)
+        assert opened.files.sizes() == {}
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(storage.StorageFailed, match=f"{run.name}: Too many open files.*ulimit -n"):
         opened.files.sizes()
