@@ -45,10 +45,9 @@ def data_stream() -> TextIO:
 @cache
 def print_to_errors() -> None:
     """Redirect this process's standard output, including non-Python output, to standard error. Ignore write errors."""
-    sys.stdout.flush()
-    os.dup2(2, 1)
-    sys.stdout = _stream(_Errors(1, "w", closefd=False), sys.stdout, line_buffering=True)
+    sys.stdout = _stream(_Errors(1, "w", closefd=False), sys.stdout, line_buffering=True)  # flushes the one before
     sys.stderr = _stream(_Errors(2, "w", closefd=False), sys.stderr, line_buffering=True)
+    os.dup2(2, 1)
 
 
 @contextmanager

@@ -319,10 +319,11 @@ def _train(
         history.append(update.metrics)
         # Averages of facts may be missing.
         facts = {f"average_{fact.name}" for fact in declared_facts(stages_for(missing[-1]).env)}
-        odd = {name for name, value in update.metrics.items() if not math.isfinite(value)}
-        for name in sorted(name for name in odd - warned if name.partition(".")[2] not in facts):
+        for name, value in update.metrics.items():
+            if math.isfinite(value) or name in warned or name.partition(".")[2] in facts:
+                continue
             # No output depends on a metric, so training continues; a `stop` criterion on it counts as not met.
-            log.warning("metrics: %s is %s, not a finite number; it is stored unchanged", name, update.metrics[name])
+            log.warning("metrics: %s is %s, not a finite number; it is stored unchanged", name, value)
             warned.add(name)
         now, evaluating = time.perf_counter(), sum(seconds.get(f"{ref.stage}.{ref.step}", 0.0) for ref in evaluations)
         report = IterationReport(

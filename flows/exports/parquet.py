@@ -46,7 +46,8 @@ def export_parquet(
     _write_table(folder / "evaluations.parquet", run.evaluations, evaluated, None)
     for stage in (stage.name for stage in run.stages.stages if stage.schema):
         refs = [ref for ref in run.refs_of(chosen) if ref.stage == stage and (steps is None or ref.step in steps)]
-        whole = sorted({ref.iteration for ref in refs} - {ref.iteration for ref in refs if run.is_thinned(ref)})
+        thinned = {ref.iteration for ref in refs if run.is_thinned(ref)}
+        whole = [i for i in dict.fromkeys(ref.iteration for ref in refs) if i not in thinned]
         table_of = partial(run.table, stage, steps=steps)
         _write_table(folder / f"{stage}.parquet", table_of, whole, None)
 

@@ -26,10 +26,11 @@ def warn_changed_sources(
     if not now:  # as in most runs; nothing needs to be read then
         return set()
     session = run.record(ref).session
-    lines = {f"{run.location}, session {session}: {change}; results may differ" for change in changes_of(run, ref, now)}
-    for line in sorted(lines.difference(warned)):
-        log.warning("%s", line)
-    return lines
+    lines = [f"{run.location}, session {session}: {change}; results may differ" for change in changes_of(run, ref, now)]
+    for line in lines:
+        if line not in warned:
+            log.warning("%s", line)
+    return {*lines}
 
 
 def machine_changes(run: Run, ref: StageRef) -> Iterator[str]:

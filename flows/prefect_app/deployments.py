@@ -338,6 +338,6 @@ def _stage_task(stage: str) -> Task[..., object]:
 
 
 def _tag_flow_run(config: RunConfig) -> None:
-    tags = {*flow_run.get_tags(), config.env.name, config.algorithm.name}
+    tags = dict.fromkeys([*flow_run.get_tags(), config.env.name, config.algorithm.name])
     with get_client(sync_client=True) as client:
-        client.update_flow_run(UUID(flow_run.get_id()), tags=sorted(tags))
+        client.update_flow_run(UUID(flow_run.get_id()), tags=[*tags])

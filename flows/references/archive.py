@@ -59,13 +59,13 @@ def require_repeatable(run: Run) -> None:
             )
     # The settings name the plug-ins of installed packages without a module.
     environments = [run.info["environment"], *(session.environment for session in run.sessions())]
-    plugins = {str(name) for environment in environments for name in mapping(environment.get("plugins"))}
-    if names := [*names_of_run(run), *sorted(plugins)]:
+    plugins = dict.fromkeys(str(name) for environment in environments for name in mapping(environment.get("plugins")))
+    if names := [*names_of_run(run), *plugins]:
         raise UsageError(
             f"{run.location}: its settings name {', '.join(names)}, so others could not recompute it; use only "
             "built-in parts"
         )
-    if paths := sorted({text for info in infos for text in strings_in(info.get("config")) if _PATH.match(text)}):
+    if paths := dict.fromkeys(text for info in infos for text in strings_in(info.get("config")) if _PATH.match(text)):
         raise UsageError(
             f"{run.location}: its settings name {', '.join(paths)}, a path on this machine, so others could not "
             "recompute it; use only built-in parts"

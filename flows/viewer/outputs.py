@@ -220,14 +220,14 @@ def iteration_page(run: Run, iteration: int) -> dict[str, Any]:
 
 
 def _records(run: Run, iteration: int) -> tuple[list[StageRecord], list[str]]:
-    """Return an iteration's records in the order they were written, and the errors for unreadable ones."""
+    """Return an iteration's records in the order they are computed, and the errors for unreadable ones."""
     found, problems = list[StageRecord](), list[str]()
     for ref in run.refs_of([iteration]):
         try:
             found.append(run.record(ref))
         except StoreError as problem:
             problems.append(error_text(problem))
-    return sorted(found, key=lambda record: record.sequence), problems
+    return found, problems
 
 
 def returns_by_task(run: Run, iteration: int) -> dict[str, Any]:

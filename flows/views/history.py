@@ -108,11 +108,9 @@ def stage_seconds(run: Run, num_iterations: int, on_progress: Progress = unseen)
     # The stage that initializes the learner is not part of an iteration.
     refs = [ref for ref in run.refs() if ref.stage != run.stages.first and ref.iteration < num_iterations]
     seconds: dict[StageRef, Array] = {}
-    written: dict[StageRef, int] = {}
     for n, ref in enumerate(refs):
         if n % _TOLD_EVERY == 0:
             on_progress(n, len(refs))
-        record, stage = run.record(ref), replace(ref, iteration=0)
-        seconds.setdefault(stage, np.full(num_iterations, np.nan))[ref.iteration] = record.seconds
-        written[stage] = min(record.sequence, written.get(stage, record.sequence))
-    return {stage: seconds[stage] for stage in sorted(seconds, key=written.__getitem__)}
+        in_first = replace(ref, iteration=0)
+        seconds.setdefault(in_first, np.full(num_iterations, np.nan))[ref.iteration] = run.record(ref).seconds
+    return seconds

@@ -246,14 +246,15 @@ def evaluation_lines(
     The first shows interquartile means after each number of adaptation steps. If the environment has classes, the
     second shows the mean per task class after the last step.
     """
-    env_steps, found = zip(*(evaluations[i] for i in sorted(evaluations)), strict=True)
+    after = sorted(evaluations)
+    env_steps, found = zip(*(evaluations[i] for i in after), strict=True)
     last, summaries, series = found[0].adaptation_steps, [*map(summarize_steps, found)], list[Series]()
     for k, color in shown_steps(last).items():
         line, band = interquartile_means([steps[k] for steps in summaries])
         # bands only for the first and last line, since more would overlap
         label = adaptation_label(k, last) if last else "test return"
         series.append(Series(label, color, line, band if k in (0, last) else None))
-    x, x_label, iterations = np.array(env_steps), f"{STEPS} of training", np.array(sorted(evaluations))
+    x, x_label, iterations = np.array(env_steps), f"{STEPS} of training", np.array(after)
     if np.isnan(x).any():  # the stages do not count steps
         x, x_label = iterations, "iteration"
     title, y_label = f"Evaluation of {name}", "return of test episodes"

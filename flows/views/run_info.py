@@ -96,16 +96,15 @@ def session_changes(run: Run) -> list[dict[str, Any]]:
 
 
 def iteration_info(run: Run, iteration: int) -> dict[str, Any]:
-    """Return an iteration's stored stages in the order they were written, and its metrics if it is complete."""
+    """Return an iteration's stored stages in the order they are computed, and its metrics if it is complete."""
     refs = run.refs_of([iteration])
     if not refs:
         run.record(run.last_ref(iteration))  # raises StageMissing, which names the stored stages
-    records = sorted((run.record(ref) for ref in refs), key=lambda record: record.sequence)
     return {
         "run": run.path.name,
         "iteration": iteration,
         "complete": iteration in run.iterations,
-        "stages": [stage_info(run, record) for record in records],
+        "stages": [stage_info(run, run.record(ref)) for ref in refs],
         "metrics": iteration_metrics(run, iteration),
         "class_returns": class_returns_of(run, iteration),
     }

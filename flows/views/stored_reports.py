@@ -1,5 +1,7 @@
 """Iteration reports of a stored run, like those during training."""
 
+import numpy as np
+
 from metaloom.flows.formatting import seconds_of
 from metaloom.flows.observer import IterationReport, mean_test_returns
 from metaloom.flows.results.class_returns import classes_of, mean_returns, returns_by_class
@@ -36,5 +38,5 @@ class StoredReports:
             steps_per_second=steps / seconds if seconds > 0 else None,
             class_returns=returns_by_class(run, [iteration], self._classes).get(iteration, ()),
             evaluation_returns=mean_test_returns(run.load(record.ref) for record in evaluations),
-            task_returns=[returns[inner_steps == k] for k in sorted({*inner_steps.tolist()})],
+            task_returns=[returns[inner_steps == k] for k in np.unique(inner_steps)],
         )

@@ -67,7 +67,8 @@ def test_the_curve_of_an_evaluation_is_over_adaptation_episodes(run):
 
 def test_the_curve_over_training_has_every_evaluation(run):
     assert [i for i in run.iterations if evaluation_after(run, i) is not None] == [1, 3]
-    (chart,) = evaluation_lines("name", {i: evaluation_after(run, i) for i in (1, 3)}, None)
+    (chart,) = evaluation_lines("name", {i: evaluation_after(run, i) for i in (3, 1)}, None)
+    assert chart.iterations.tolist() == [1, 3]
     figure = charts.draw(chart)
     assert list(lines(figure)) == ["before adaptation", "after 1 inner step", "after adaptation"]
     by_task = run[3].evaluation().test_returns[:, 2].mean(axis=1)

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pytest
 import requests
 from rich.console import Console
 
-from metaloom.flows import opened
+from metaloom.flows import opened, run_groups
 from metaloom.flows.commands import compare
-from metaloom.flows.commands.fork import _differences
+from metaloom.flows.commands.fork import _differences, _interface
 from metaloom.flows.commands.replay import compare as compare_arrays
 from metaloom.flows.errors import UsageError
 from metaloom.flows.graph.changes import _few
@@ -29,7 +29,10 @@ from metaloom.flows.run_groups import _refuse_repeated
 from metaloom.flows.sweeps.stored import require_sweep
 from metaloom.flows.trained.deployment import digest_of
 from metaloom.flows.viewer.outputs import _flat
+from metaloom.flows.views.run_info import arrays_of, bytes_by_group
 from metaloom.flows.views.tables import _metrics_view
+from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.envs.point_corner import PointCorner
 from metaloom.pipeline.shown import printable
 from metaloom.storage import StageRef
 from metaloom.storage.export import ExportExists
@@ -99,6 +102,51 @@ def test_runs_with_the_same_settings_are_told_whatever_the_order_of_these() -> N
         _refuse_repeated([runs], settings)
     _refuse_repeated([runs[:1], runs[1:]], settings)
     _refuse_repeated([runs], settings | {runs[0].path: settings[runs[0].path] | {"seed": "2"}})
+
+
+def test_an_environment_is_the_same_whatever_the_order_of_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {f"env.options.{name}": name for name in NAMES}
+    monkeypatch.setattr(run_groups, "settings_of", lambda run: dict(shuffled({**settings, "seed": "1"}.items(), run)))
+    one, two, three = (run_groups.environment_of(run) for run in cast(Any, range(3)))
+    assert one == two == three == " ".join(f"{name}={value}" for name, value in settings.items())
+
+
+def test_environments_of_groups_are_told_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(run: Any) -> dict[str, str]:
+        return {"algorithm.name": run.name[0], "env.name": run.name}
+
+    monkeypatch.setattr(run_groups, "settings_of", of)
+    names = [*shuffled((f"a{name}" for name in NAMES), 1), "b"]
+    runs: Any = [SimpleNamespace(path=Path(name), name=name, config={"seed": n}) for n, name in enumerate(names)]
+    listed = r" \| ".join(f"env.name=a{name}" for name in NAMES)
+    with pytest.raises(UsageError, match=rf"algorithm.name=a has {listed}; algorithm.name=b has env.name=b\. "):
+        run_groups.grouped(runs, (), mixed=True)
+
+
+def test_a_fork_compares_reward_terms_whatever_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Env(PointCorner):
+        def step(self, action: Any) -> Any:
+            *outcome, info = super().step(action)
+            return (*outcome, {**info, "reward_terms": dict.fromkeys(shuffled(NAMES, 1), 0.0)})
+
+    monkeypatch.setattr("metaloom.flows.commands.fork.make_env", lambda config: Env())
+    assert _interface(EnvConfig(name="point-corner"))["the reward terms"] == NAMES
+
+
+def test_bytes_are_told_by_the_name_of_what_they_are() -> None:
+    sizes = {f"data.zarr/{name}/c/0": n for n, name in enumerate(shuffled(NAMES, 1))}
+    run: Any = SimpleNamespace(files=SimpleNamespace(sizes=lambda: {**sizes, "tables/x": 9, "run.json": 8, "_s/y": 7}))
+    found = bytes_by_group(run)
+    assert [*found] == [*NAMES, "records", "tables"]
+    assert (found["records"], found["tables"]) == (15, 9)
+
+
+def test_arrays_of_an_output_are_told_by_group_and_name() -> None:
+    names = [f"{group}/{name}" for group in "ab" for name in NAMES]
+    spec = SimpleNamespace(attributes={}, dims=("iteration", "task"), shape=(3,), dtype="float32")
+    record: Any = SimpleNamespace(chunks=[SimpleNamespace(array=name, size=4) for name in shuffled(names, 1)])
+    run: Any = SimpleNamespace(files=SimpleNamespace(spec=lambda name: spec))
+    assert [f"{array['group']}/{array['name']}" for array in arrays_of(run, record)] == names
 
 
 def test_an_index_of_references_has_the_same_bytes_and_names_what_it_has(tmp_path: Path) -> None:

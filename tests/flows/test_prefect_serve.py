@@ -609,8 +609,10 @@ def test_a_database_that_is_removed_ends_serve_with_the_runs_to_go_on_with(tmp_p
     monkeypatch.setattr(flow_runs, "flow_processes", lambda home: {UUID(int=1): psutil.Process()})
     about = {"config": config.model_dump(mode="json"), "config_digest": config.digest(), "environment": {}}
     server = SimpleNamespace(require=database.unlink)
+    go_on = rf"\ncontinue with: metaloom resume {tmp_path}/a\ncontinue with: metaloom resume '{tmp_path}/b run'$"
     with (
-        storage.create_run(tmp_path / "a run", capacity=3, **about),
-        pytest.raises(ServeError, match=r"prefect\.db was removed(.|\n)*metaloom resume '.*/a run'$"),
+        storage.create_run(tmp_path / "b run", capacity=3, **about),
+        storage.create_run(tmp_path / "a", capacity=3, **about),
+        pytest.raises(ServeError, match=rf"prefect\.db was removed(.|\n)*{go_on}"),
     ):
         flow_runs._keep_running(StopRequest(), server, SimpleNamespace(require=lambda: None), tmp_path)
