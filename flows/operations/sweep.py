@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from metaloom.flows.arguments import checked
 from metaloom.flows.errors import UsageError
+from metaloom.flows.formatting import plural
 from metaloom.flows.operations import late
 from metaloom.flows.operations.options import FilmEvery, Log, Overrides, Positive, PythonOnly, changes, complete_recipes
 from metaloom.flows.operations.train import Shown, check_log
@@ -115,7 +116,8 @@ def sweep(
     complete = [run for run in result.sweep.runs if late.is_complete(planned.folder(run))]
     if result.failed and (planned.search is None or not complete):
         failures = "; ".join(f"{outcome.run.name}: {outcome.message}" for outcome in result.failed)
-        raise UsageError(f"sweep {planned.name}: {len(result.failed)} runs failed. {failures}. Repeat it to try again")
+        failed = plural(len(result.failed), "run")
+        raise UsageError(f"sweep {planned.name}: {failed} failed. {failures}. Repeat it to try again")
     return late.Runs([late.Run.open(planned.folder(run)) for run in complete])
 
 

@@ -234,6 +234,10 @@ def test_best_is_the_first_iteration_with_the_highest_return_and_latest_the_newe
     run = storage.open_run(tmp_path / "run")
     returns = [run[i].metrics()["step_0.average_return"] for i in range(3)]
     assert best_iteration(run) == RunAt.parse("run@best").iteration == int(np.argmax(returns))
+    with monkeypatch.context() as patch:
+        patch.setattr("metaloom.flows.runs.last_return", lambda names: None)
+        with pytest.raises(UsageError, match=r"run: the metrics contain no returns; pass an iteration number$"):
+            best_iteration(run)
     for name, iteration, updates in (("latest", 2, 3), ("-1", 2, 3), ("-3", 0, 1)):
         assert RunAt.parse(f"run@{name}").iteration == iteration
         assert RunAt.parse(f"run@{name}", learner=True).iteration == updates

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,14 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import number
 from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.prefect_app.artifacts import iteration_line
-from metaloom.flows.results.class_returns import classes_of, classes_text, episode_classes, mean_returns, plus_minus
+from metaloom.flows.results.class_returns import (
+    classes_of,
+    classes_text,
+    count_alike,
+    episode_classes,
+    mean_returns,
+    plus_minus,
+)
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import tables
 from metaloom.flows.views.history import load_history
@@ -225,6 +233,20 @@ def test_only_classes_that_tasks_were_drawn_of_are_named_while_training():
     assert classes_text([drawn]) == "push 2, sweep 2, no task of 2 others"
     both = class_returns(np.array([1.0, 2.0, 3.0]), np.array([1, 0, 1]), names[:2])
     assert classes_text([both]) == "push 2, reach 2, balanced 2"
+
+
+@pytest.mark.parametrize(
+    ("counts", "alike"),
+    [
+        ([], False),
+        ([(1, 1), (2, 2)], True),
+        ([(1, 1), (2, 1)], False),
+        ([(4, 3), (3, 4)], False),  # 2 x (1/2)^7: 1.6% of iterations lack a class
+        ([(5, 3), (1, 7)], True),  # 2 x (1/2)^8: 0.8%
+    ],
+)
+def test_classes_count_alike_where_iterations_rarely_lack_one(counts, alike):
+    assert count_alike([[SimpleNamespace(num_tasks=of)] for of in counts]) == alike
 
 
 def test_classes_of_a_run_that_nothing_of_ours_wrote_are_refused(tmp_path, copy_tiny_run, monkeypatch):

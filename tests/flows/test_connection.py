@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from distributed import Client
@@ -13,7 +15,7 @@ from distributed.comm import CommClosedError
 
 import metaloom.flows.rollouts.connection
 from metaloom.flows.errors import WorkersError
-from metaloom.flows.rollouts.connection import Connection, NobodyThere, connected
+from metaloom.flows.rollouts.connection import Connection, NobodyThere, PausedWorkers, connected
 from metaloom.flows.rollouts.workers import Backend, SamplerSpec
 
 ABSENT = NobodyThere("no Dask scheduler answers")
@@ -109,6 +111,29 @@ def test_a_scheduler_that_stays_away_is_given_up(monkeypatch):
 def test_workers_that_come_back_with_other_code_end_the_run_at_once():
     with pytest.raises(WorkersError, match="different versions"):
         repeated(FakeScheduler(None, WorkersError("has different versions")), CancelledError())
+
+
+def test_a_worker_that_cannot_import_what_rollouts_need_is_told_with_the_remedy(tiny_config, monkeypatch):
+    spec, connection = SamplerSpec.of(tiny_config(), 1), metaloom.flows.rollouts.connection
+    answers = {"a": OSError("has left"), "b": ImportError("no robots")}
+    client: Any = SimpleNamespace(run=lambda *_, on_error: answers)
+    told = r"^a Dask worker cannot import what rollouts need \(no robots\)\. .*: install them there, or start"
+    with pytest.raises(WorkersError, match=told):
+        connection._require_same_code(client, spec)
+    answers["b"] = RuntimeError("of the worker")
+    with pytest.raises(RuntimeError, match="of the worker"):
+        connection._require_same_code(client, spec)
+    cancelled = list[bool]()
+    client.submit = lambda *_, **__: SimpleNamespace(cancel=lambda: cancelled.append(True))
+    for ended, kind, found in (
+        (ImportError("no robots"), WorkersError, told),
+        (PausedWorkers("all are paused"), NobodyThere, "^all are paused$"),
+        (WorkersError("none"), NobodyThere, "^the Dask scheduler at there has no worker; start one with `dask worker"),
+    ):
+        monkeypatch.setattr(connection, "wait_for", Mock(side_effect=ended))
+        with pytest.raises(kind, match=found):
+            connection._wait_for_a_worker(client, "there")
+    assert len(cancelled) == 3
 
 
 def test_nobody_has_threads_while_the_scheduler_is_gone():

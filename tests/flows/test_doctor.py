@@ -6,7 +6,9 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from prefect_server import clean_environment
 
@@ -104,8 +106,13 @@ def test_a_slow_disk_is_a_warning(tmp_path, monkeypatch):
     assert (check.status, check.found) == ("warn", "1 MB/s with fsync")
 
 
-def test_batched_physics_works_here():
+def test_batched_physics_works_here_and_a_step_without_finite_numbers_fails(monkeypatch):
     assert doctor.check_physics().status == "ok"
+    fallen = SimpleNamespace(observations=np.array([[0.0, np.nan]]))
+    env = SimpleNamespace(action_size=6, reset=print, step=lambda actions, rows: fallen, close=print)
+    monkeypatch.setattr(doctor, "make_batch_env", lambda *_: env)
+    check = doctor.check_physics()
+    assert (check.status, check.found, check.required) == ("fail", "a batched step returned NaN", "finite numbers")
 
 
 def test_a_prefect_server_is_optional(server_url):

@@ -237,9 +237,11 @@ def csv_format(request, tmp_path, monkeypatch):
     if request.param == "csv":
         (distribution := tmp_path / "my_formats-1.dist-info").mkdir()
         (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: my-formats\nVersion: 1\n")
-        (distribution / "entry_points.txt").write_text("[metaloom.exports]\ncsv = my_formats:CSV\n")
+        (distribution / "entry_points.txt").write_text(
+            "[metaloom.exports]\nxml = my_formats:XML\ncsv = my_formats:CSV\n"
+        )
         monkeypatch.syspath_prepend(tmp_path)
-        assert "csv" in exports.format_names()
+        assert [*map(exports.format_names().__getitem__, (0, -1))] == ["csv", "xml"]
     yield request.param
     sys.modules.pop("my_formats", None)
     if str(tmp_path) in sys.path:

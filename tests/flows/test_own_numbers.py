@@ -11,6 +11,7 @@ from metaloom import storage
 from metaloom.flows.cli import run as command
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import train
+from metaloom.flows.errors import UsageError
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.schema import ConfigError
@@ -123,7 +124,7 @@ def test_a_number_that_is_not_finite_is_stored_and_warned_of_once_in_every_run(c
 
 
 @pytest.mark.parametrize("step", [0, 1])
-def test_the_parameters_of_a_baseline_are_fitted_again_from_stored_episodes(step, capsys):
+def test_the_parameters_of_a_baseline_are_fitted_again_from_stored_episodes(step, capsys, monkeypatch):
     run = trained()
     fitted = metaloom.fitted_baselines(run, 0, step)["baseline"]
     observations = np.clip(run[0].rollouts(step).observations[:, :, :-1], -10, 10)
@@ -134,6 +135,9 @@ def test_the_parameters_of_a_baseline_are_fitted_again_from_stored_episodes(step
     np.testing.assert_allclose(values, run[0].samples(step).values, rtol=1e-3, atol=1e-3)
     assert command(["show", f"{run.path.resolve()}@0", "--stage", "process_samples", "--step", str(step)]) == 0
     assert "observation_squared" in capsys.readouterr().out
+    monkeypatch.setattr("metaloom.flows.commands.optimize.baseline_parameters", lambda *_, **__: {"baseline": {}})
+    with pytest.raises(UsageError, match=r"^run: the run's baseline, linear.*, has no parameters$"):
+        metaloom.fitted_baselines(run, 0, step)
 
 
 def test_a_baseline_of_ones_own_is_trained_with_and_tells_its_parameters():

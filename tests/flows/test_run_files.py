@@ -11,6 +11,7 @@ import tempfile
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from viewing import Viewer
@@ -20,6 +21,8 @@ from metaloom.flows import cli
 from metaloom.flows.commands.fork import fork
 from metaloom.flows.formatting import program
 from metaloom.flows.operations.du import disk_use, in_ranges
+from metaloom.flows.operations.ls import _moment
+from metaloom.flows.runs import new_run_name
 from metaloom.storage.read.committed import bytes_in
 
 KILLED_IN_BETWEEN = """
@@ -189,6 +192,14 @@ def somebody_else():
         os.seteuid(0)
 
 
+def test_a_new_run_gets_a_name_that_is_free(tmp_path, monkeypatch):
+    monkeypatch.setenv("METALOOM_RUNS", str(tmp_path))
+    monkeypatch.setattr("metaloom.flows.runs.datetime", SimpleNamespace(now=lambda: datetime(2026, 11, 22, 8, 30, 5)))
+    for name in ("sac-20261122-083005", "sac-20261122-083005-2", "sac-20261122-083005-3"):
+        assert new_run_name("sac") == name
+        (tmp_path / name).mkdir()
+
+
 def test_a_program_is_named_by_its_path_where_that_leads_into_a_home_that_nobody_else_may_read(monkeypatch):
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
@@ -325,6 +336,13 @@ class TestList:
         assert returns[:2] == sorted(returns[:2], reverse=True)
         sizes = [row["bytes"] for row in json.loads(says("ls --json --sort size", capsys))]
         assert sizes == sorted(sizes, reverse=True)
+
+    def test_a_span_counts_back_from_now(self):
+        now = datetime.now(UTC)
+        spans = {"90m": timedelta(minutes=90), "12h": timedelta(hours=12), "3d": timedelta(3), "2w": timedelta(14)}
+        for text, span in spans.items():
+            assert abs(now - _moment(text) - span) < timedelta(seconds=9)
+        assert _moment("2026-11-22T08:30+02:00") == datetime(2026, 11, 22, 6, 30, tzinfo=UTC)
 
     def test_nothing_found_is_told_and_a_wrong_moment_refused(self, runs, capsys):
         assert says("ls --env ant-dir", capsys) == f"none of 1 runs in {runs} matches\n"

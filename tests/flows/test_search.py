@@ -323,6 +323,7 @@ def test_a_file_with_other_trials_than_its_search_has_is_refused():
         for settings in ({}, run["settings"] | {"policy.activation": "evil:E"}, run["settings"] | {"env": "evil:E"})
     ]
     wrong += [{"runs": [run, run | {"name": "another"}]}, {"seeds": []}, {"seeds": [5]}, {"grid": 3}]
+    wrong += [{"format": "metaloom-sweep/2"}, {"runs": [run, run], "search": search | {"trials": 2}}]
     searches = ({"trials": 0}, {"trials": "2"}, {"space": {}}, {"space": {"a": "b"}})
     wrong += [{"search": search | part} for part in searches]
     wrong += [{"runs": [], "search": search | part} for part in ({"trials": 0}, {"space": {}})]

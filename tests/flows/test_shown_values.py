@@ -13,7 +13,9 @@ from metaloom import storage
 from metaloom.flows.operations import operations
 from metaloom.flows.results.checks import Verification
 from metaloom.flows.results.replay import ArrayDifference, Replay, StageReplay
-from metaloom.pipeline.shown import as_html, as_text
+from metaloom.flows.results.run_rows import Facts
+from metaloom.flows.run_log import LogLine, LogLines
+from metaloom.pipeline.shown import MOST_ROWS, as_html, as_text
 from metaloom.pipeline.types import TaskBatch, TaskParams
 
 EVIL = "<script>alert('x')</script>\x1b[2J"
@@ -177,6 +179,21 @@ def test_a_result_shows_what_it_is_and_no_array(name, run, other, tmp_path, monk
     for text in expected:
         assert re.search(text, shown, re.MULTILINE), shown
     assert (name in TABLES) == ("<table" in getattr(result, "_repr_html_", str)()) or name == "policy"
+
+
+def test_a_long_fact_is_cut_and_several_values_are_counted():
+    found = Facts({"a": "x" * 60, "b": "y" * 61, "c": [1], "d": {"one": 1, "two": 2}, "e": None})
+    cut = f"{'y' * 57}..."
+    rows = [("a", "x" * 60), ("b", cut), ("c", "1 value"), ("d", "2 values"), ("e", "None")]
+    assert found.shown() == ("5 facts", rows)
+
+
+def test_of_a_long_log_the_newest_lines_are_shown():
+    lines = [LogLine("2026-11-27T15:00:07.123+00:00", "info", f"line {n}", {}) for n in range(MOST_ROWS + 2)]
+    title, rows = LogLines(lines).shown()
+    assert title == f"{MOST_ROWS + 2} lines, the last {MOST_ROWS}"
+    assert rows == [("2026-11-27 15:00:07", "info", f"line {n}") for n in range(2, MOST_ROWS + 2)]
+    assert LogLines(lines[:1]).shown()[0] == "1 line"
 
 
 def test_a_replay_that_differs_and_a_damaged_run_show_where(run):

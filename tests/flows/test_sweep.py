@@ -357,6 +357,9 @@ def test_a_run_that_fails_is_told_and_the_others_are_trained(runs_folder, capsys
     assert ends == ["complete", "failed", "complete"]
     assert cli.run(["sweep", "lr", "--workers", "0"]) == 1
     assert "failed  lr-inner_lr-1e30-seed-1" in capsys.readouterr().out
+    told = r"^sweep lr: 1 run failed\. lr-inner_lr-1e30-seed-1: .*finite.*\. Repeat it to try again$"
+    with pytest.raises(UsageError, match=told):
+        metaloom.sweep("lr", progress=False)
 
 
 def test_a_file_that_is_no_sweep_is_refused_and_leads_nowhere(runs_folder):

@@ -454,7 +454,7 @@ def test_a_file_of_other_bits_is_refused_and_so_are_numbers_that_are_no_policy_o
         {f"task.{name}": policy.params[name].astype(np.float64)},
         {f"task.{name}": policy.params[name][:2]},
         {f"params.{name}": policy.state.params[name].astype(np.float64)},
-        {"task.other": policy.params[name]},
+        {f"task.{letter}": policy.params[name] for letter in "dbeac"},
     )
     PolicyFile(policy.blueprint, policy.state, policy._params, True, 0).write(tmp_path / "whole.safetensors")
     with safetensors.safe_open(tmp_path / "whole.safetensors", framework="numpy") as file:
@@ -462,8 +462,9 @@ def test_a_file_of_other_bits_is_refused_and_so_are_numbers_that_are_no_policy_o
     for arrays in ({**state, **task, **wrong} for wrong in crafted):
         metadata["sha256"] = digest_of(metadata, arrays)
         safetensors.numpy.save_file(arrays, path, metadata)
-        with pytest.raises(UsageError, match="save the policy again"):
+        with pytest.raises(UsageError, match="save the policy again") as told:
             metaloom.load_policy(path)
+    assert "parameters are unexpected or missing: a, b, c, d, e;" in str(told.value)
 
 
 def test_the_command_writes_the_policy_of_an_iteration(made, tmp_path, capsys):

@@ -139,8 +139,10 @@ def test_flat_drawing_puts_a_robot_where_the_camera_sees_it(robot, tmp_path):
     assert (jumped[110:150, 140:180].reshape(-1, 3) != middle).any()
 
 
-def test_lines_on_the_ground_are_cut_where_they_pass_the_camera():
-    eye = SimpleNamespace(pos=(0.2, 0.3, 1), forward=(0.8, 0, -0.6), up=(0.6, 0, 0.8), frustum_near=1, frustum_top=1)
+@pytest.mark.parametrize("x", [1, -1])
+def test_lines_on_the_ground_are_cut_where_they_pass_the_camera(x):
+    ahead, up = (0.8 * x, 0, -0.6), (0.6 * x, 0, 0.8)
+    eye = SimpleNamespace(pos=(0.2, 0.3, 1), forward=ahead, up=up, frustum_near=1, frustum_top=1)
     view = _View([eye, eye], 32, 24)
     lines = np.array([*_lines_around(view)])
     assert (lines[:, :, 2] == 0).all()
@@ -317,6 +319,8 @@ def test_flat_drawing_covers_what_opengl_draws(tmp_path):
     [
         ({"task": 3}, "task must be an index from 0 to 2, best or worst, got 3"),
         ({"episode": 2}, "task 0 has no episode 2; choose one from 0 to 1"),
+        ({"task": 1, "best": True}, "--task, --best and --worst are mutually exclusive"),
+        ({"best": True, "worst": True}, "--task, --best and --worst are mutually exclusive"),
         ({"steps": [2]}, "inner step 2 is not stored; choose one of 0, 1"),
         ({"out": "film.mpg"}, "film.mpg: the suffix must be one of .gif"),
         ({"out": "nowhere/film.gif"}, "does not exist"),
@@ -391,18 +395,18 @@ def test_a_renderer_that_does_not_work_is_told_with_what_helps(monkeypatch):
 
 @pytest.mark.parametrize("name", ["DISPLAY", "WAYLAND_DISPLAY", None])
 def test_a_window_is_tried_where_there_is_a_screen_of_either_kind(name, monkeypatch):
-    tried = []
-    monkeypatch.setattr(
-        opengl.subprocess,
-        "run",
-        lambda command, **options: tried.append(options["env"]) or SimpleNamespace(returncode=0),
-    )
+    tried, ended = [], SimpleNamespace(returncode=0)
+    monkeypatch.setattr(opengl.subprocess, "run", lambda command, **options: tried.append(options["env"]) or ended)
     for variable in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(variable, raising=False)
     if name is not None:
         monkeypatch.setenv(name, ":0")
     problem = opengl.problem_with.__wrapped__("glfw")
-    assert (problem is None, len(tried)) == ((True, 1) if name else (False, 0))
+    assert problem == (None if name else "there is no display (DISPLAY and WAYLAND_DISPLAY are not set)")
+    assert len(tried) == (1 if name else 0)
+    ended.returncode = 7
+    for ended.stderr, told in (("a\n no screen\n", " no screen"), ("", "its process ended with exit code 7")):
+        assert opengl.problem_with.__wrapped__("egl") == told
 
 
 @pytest.mark.parametrize("size", ["480", "15x360", "480x", "4097x100", "axb"])

@@ -3,6 +3,8 @@
 import io
 import shlex
 import shutil
+import subprocess
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ from viewing import TOKEN, Viewer
 from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands.train import Observer, resume, train
+from metaloom.flows.errors import UsageError
 from metaloom.flows.recipes import new_config
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.viewer import filming
 from metaloom.flows.viewer.curves import Curves
 from metaloom.flows.viewer.outputs import principal_components
 from metaloom.flows.views.history import load_history
@@ -376,6 +380,36 @@ def test_what_is_not_there_is_told_with_what_is(viewer, parts):
     answer = viewer.api("run", *parts)
     assert answer.status_code == 404
     assert answer.json()["problem"]
+
+
+def test_an_array_and_an_episode_that_are_not_there_are_named(viewer):
+    for parts, query, told in (
+        (("array", 2, *ROLLOUTS), {"array": "rollouts_0/rewards"}, "has no array 'rollouts_0/rewards'"),
+        (("episode", 2, *ROLLOUTS), {"task": 4, "episode": 0}, "no stored episode 0 of task 4; the batch has 4 "),
+        (("episode", 2, *ROLLOUTS), {"task": 3, "episode": 9}, "no stored episode 9 of task 3; "),
+    ):
+        answer = viewer.api("run", "tiny", *parts, **query)
+        assert (answer.status_code, told in answer.json()["problem"]) == (422, True), answer.text
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("", "`metaloom video` ended with code 3"),
+        (" no\x1b screen\n", "no\N{REPLACEMENT CHARACTER} screen"),
+        (None, "no video of there@2 after 300 s; `metaloom video` waits longer"),
+    ],
+)
+def test_a_film_that_fails_or_takes_too_long_is_told(said, told, monkeypatch):
+    def run(command, **options):
+        if said is None:
+            raise subprocess.TimeoutExpired(command, options["timeout"])
+        return SimpleNamespace(stderr=said, returncode=3)
+
+    monkeypatch.setattr(filming.subprocess, "run", run)
+    with pytest.raises(UsageError) as error:
+        filming.sheet(SimpleNamespace(info={"sha256": told}, location="there"), 2, 0, 0, 0, 5)
+    assert str(error.value) == told
 
 
 def test_an_address_that_leads_nowhere_links_to_the_runs(viewer):

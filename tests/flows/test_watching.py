@@ -349,7 +349,10 @@ def test_a_run_on_dask_workers_logs_what_its_environments_say(tmp_path, monkeypa
     }
 
 
-def test_a_complete_run_is_told_at_once(trained, capsys):
+def test_a_complete_run_is_told_at_once(trained, tmp_path, capsys):
+    with (tmp_path / "told").open("w") as out:
+        assert watch_run(trained, mode="plain", out=out, wait=time.sleep).how == "complete"
+        assert (tmp_path / "told").read_text().startswith("iteration 2 (3 of 3)")
     assert cli.run(["watch", str(trained)]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0].startswith("iteration 2 (3 of 3)")
