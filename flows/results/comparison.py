@@ -194,7 +194,8 @@ def verdicts(pairs: Sequence[Pair], num_runs: Mapping[str, int]) -> tuple[str, .
 
 def _verdict(pair: Pair, runs: tuple[int, int], num_pairs: int) -> str:
     exact = "exact" if pair.test.exact else "drawn"
-    tested = f"p = {_p(pair.adjusted_p)}, {exact} permutation test"
+    p = _p(pair.adjusted_p)
+    tested = f"p {p if p.startswith('<') else f'= {p}'}, {exact} permutation test"
     tested += f", Holm over {num_pairs} pairs" if num_pairs > 1 else ""
     if pair.shown:
         return f"{pair.a} is higher than {pair.b}: {_by(pair.difference)} ({tested})"

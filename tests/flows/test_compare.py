@@ -1,9 +1,11 @@
 """Comparisons of stored runs: what is read of them, what is refused, and what is said."""
 
 import json
+import math
 import re
 import shutil
 from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +15,9 @@ from metaloom.flows import cli
 from metaloom.flows.commands.compare import compare
 from metaloom.flows.commands.train import train
 from metaloom.flows.errors import UsageError
+from metaloom.flows.results.comparison import verdicts
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.pipeline.comparison.groups import Estimate, Pair
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.estimation.statistics import interquartile_mean
@@ -88,12 +92,15 @@ def test_where_only_some_have_evaluations_it_says_so_and_takes_the_return(runs, 
         compare([evaluated[0], runs[1]], metric="evaluation")
 
 
-def test_any_metric_can_be_compared_and_an_unknown_one_gets_a_suggestion(runs):
+def test_any_metric_can_be_compared_and_an_unknown_one_gets_a_suggestion(runs, monkeypatch):
     found = compare(runs, metric="outer_kl", last=1)
     values = [run.metrics(-1)["outer_kl"][0].as_py() for run in runs]
     assert sorted(found.scores()["score"].to_pylist()) == pytest.approx(sorted(values))
     with pytest.raises(UsageError, match=r"no metric 'outer_kll'.*did you mean outer_kl"):
         compare(runs, metric="outer_kll")
+    monkeypatch.setattr("metaloom.flows.commands.compare.last_return", lambda names: None)
+    with pytest.raises(UsageError, match=r"has no returns among its metrics; choose a metric with --metric NAME$"):
+        compare(runs)
 
 
 def test_runs_are_compared_after_as_many_environment_steps_as_all_have(make, runs):
@@ -223,6 +230,33 @@ def test_too_few_seeds_are_said_plainly(runs):
     assert verdict.endswith("with 2 and 2 runs the smallest possible p-value is 0.33; 4 runs per group could suffice")
     assert compare(runs[:1]).verdicts == ("only one group: nothing to compare",)
     assert np.isnan(compare(runs[:1]).groups[0].iqm.low)
+
+
+def test_a_verdict_says_which_group_is_higher_by_how_much_and_how_sure_that_is():
+    def pair(p, *, shown=False, smallest=0.01, exact=True, low=0.5):
+        difference, improvement = Estimate(1.5, low, 2.5), Estimate(0.9, 0.8, 1.0)
+        return Pair("one", "two", difference, improvement, SimpleNamespace(exact=exact), p, shown, smallest)
+
+    def said(*pairs):
+        return verdicts(pairs, {"one": 3, "two": 4})
+
+    higher, by = "one is higher than two: 1.5, 95% interval 0.5 to 2.5", "exact permutation test"
+    assert said(pair(0.0001, shown=True)) == (f"{higher} (p = 0.0001, {by})",)
+    assert said(pair(0.2, exact=False, low=math.nan)) == (
+        "one and two cannot be ranked: the difference is 1.5 (p = 0.2, drawn permutation test)",
+    )
+    too_few = "too few seeds to rank one and two: with 3 and 4 runs"
+    assert said(pair(1.0, smallest=0.1)) == (
+        f"{too_few} the smallest possible p-value is 0.1; 4 runs per group could suffice",
+    )
+    assert said(pair(0.00009, shown=True), pair(1.0, smallest=0.3)) == (
+        f"{higher} (p < 0.0001, {by}, Holm over 2 pairs)",
+        f"{too_few} and 2 pairs the smallest possible p-value is 0.3; 5 runs per group could suffice",
+    )
+    assert said(pair(1.0, smallest=0.3), pair(1.0, smallest=0.4)) == (
+        "too few seeds to rank any two of 2 groups: with 2 pairs the smallest possible p-value is 0.3; "
+        "5 runs per group could suffice",
+    )
 
 
 def test_the_same_comparison_gives_the_same_numbers_and_another_seed_others(runs):
