@@ -125,7 +125,7 @@ def learning_chart(name: str, history: RunHistory) -> Chart:
 def class_lines(history: RunHistory) -> Iterator[Chart]:
     """Yield the charts of the average episode return per task class: after adaptation, then before it."""
     last, names = history.last_step, history.by_class[0][0].names if history.by_class else ()
-    for k in sorted({last, 0}, reverse=True) if names else ():
+    for k in dict.fromkeys((last, 0)) if names else ():
         title = f"Return by class of task, {adaptation_label(k, last)}" if last else "Return by class of task"
         name = "returns_by_class" if k == last else "returns_by_class_before"
         series = (

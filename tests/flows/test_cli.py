@@ -18,12 +18,14 @@ from rich.table import Table
 from metaloom import storage
 from metaloom.flows.cli import COMMANDS, GROUPS, run
 from metaloom.flows.cli.output import PrintableLines, console, say
-from metaloom.flows.commands.train import Observer, resume
+from metaloom.flows.cli.train import _train
+from metaloom.flows.commands.train import Observer, TrainResult, resume
 from metaloom.flows.operations import operations
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.runs import best_iteration, runs_root
 from metaloom.pipeline.envs import ENVS
 from metaloom.storage.format.files import render, sealed
+from metaloom.storage.read.verify import Damage
 
 TINY = (
     "--set", "num_tasks=3", "--set", "episodes_per_task=2", "--set", "max_episode_steps=5",
@@ -462,3 +464,38 @@ def test_with_json_only_the_result_is_on_standard_output_whatever_a_plug_in_prin
     ended = subprocess.run([sys.executable, "-c", PRINTING], capture_output=True, text=True, check=True)
     assert json.loads(ended.stdout) == [1]
     assert {*ended.stderr.splitlines()} == {"a plug-in prints", "its library prints"}
+
+
+LINKED = Damage("run.json", None, None, None, None, "a symbolic link, not a file")
+
+
+@pytest.mark.parametrize(
+    ("result", "told", "code"),
+    [
+        ({"stopped": True}, "stopped after 3 iterations; continue with: metaloom resume ./there\n", 130),
+        ({"enough": ("a", "b")}, "\nended after 3 iterations, as `stop` requires: a; b\nNEXT\n", 0),
+        (
+            {"computed": 0},
+            "nothing to do: the run already has its 3 iterations; for more: metaloom resume ./there --iterations N\n"
+            "NEXT\n",
+            0,
+        ),
+        ({"computed": 7}, "NEXT\n", 0),
+        ({"repaired": ("x",), "damage": ()}, "repaired  x\nverified  every file is intact\nNEXT\n", 0),
+        ({"damage": [LINKED]}, f"damaged   {LINKED}\na run must not contain links; copy the files", 1),
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_training_ends_with_why_it_ended_and_what_comes_next(result, told, code, as_json, monkeypatch, capsys):
+    monkeypatch.setattr("metaloom.flows.cli.train._next_steps", lambda folder: "NEXT")
+    start = lambda observer: TrainResult(Path("there"), 3, **{"stopped": False, **result})  # noqa: E731
+    assert _train((), as_json, Path("there"), start) == code
+    out, err = capsys.readouterr()
+    assert (err if as_json else out).startswith(told)
+    assert (out if as_json else err) == ""
+    if not code:
+        assert _train(("tensorboard",), as_json, Path("there"), start) == 0
+        assert (
+            f"NEXT\n  tensorboard --logdir {storage.location(Path('logs/tensorboard'))}\n"
+            in capsys.readouterr()[as_json]
+        )

@@ -12,7 +12,7 @@ from metaloom.flows.views import charts
 from metaloom.flows.views.charts import check_plot_file, write_plot
 from metaloom.flows.views.history import evaluation_after, load_history, stage_seconds
 from metaloom.flows.views.report import report_page, write_report
-from metaloom.flows.views.run_charts import evaluation_lines, per_shot_chart, run_charts
+from metaloom.flows.views.run_charts import SECTIONS, curves, evaluation_lines, per_shot_chart, run_charts
 from metaloom.pipeline.estimation.statistics import interquartile_mean
 
 
@@ -83,6 +83,10 @@ def test_a_report_shows_the_evaluations(run, tmp_path):
     assert [chart.name for chart in of_evaluation] == ["evaluation", "evaluation_by_class", "evaluation_adaptation"]
     assert of_evaluation[0].x.tolist() == history.env_steps[[1, 3]].tolist()
     assert of_evaluation[0].iterations.tolist() == [1, 3]
+    evaluations = {i: found for i in (1, 3) if (found := evaluation_after(run, i)) is not None}
+    order = dict.fromkeys(chart.section for chart in curves("run", history, evaluations))
+    assert [*order] == [section for section in SECTIONS if section in order]
+    assert {"Return", "Evaluation", "Optimization"} <= {*order}
     seconds = stage_seconds(run, 5)[storage.StageRef(0, "evaluate")]
     assert np.isnan(seconds).tolist() == [True, False, True, False, True]
     computing = dict(report_page(run, history).tiles)["computing time (h:mm:ss)"]

@@ -1,12 +1,16 @@
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from rich.console import Console
@@ -18,11 +22,15 @@ from metaloom.flows.commands.train import resume, train
 from metaloom.flows.formatting import dotted, number
 from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.results.checks import Check, Verification
-from metaloom.flows.results.replay import ArrayDifference, StageReplay, difference_info
+from metaloom.flows.results.disk import DiskUsage
+from metaloom.flows.results.replay import ArrayDifference, Difference, RunDiff, StageReplay, difference_info
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import run_info, tables
 from metaloom.flows.views.parts import as_text
+from metaloom.flows.views.report import _subtitle
 from metaloom.flows.views.run_info import bytes_by_group
+from metaloom.pipeline.comparison.groups import Estimate
+from metaloom.pipeline.comparison.scores import Scores
 from metaloom.storage import Damage, StageRef
 
 SERIAL = Backend(workers=0)
@@ -196,6 +204,8 @@ def test_replay_lines_and_differences():
     difference = ArrayDifference(ref, "params.log_std", (2, 1), "0.5", "0.25", 0.25, 4_194_304, 17)
     reshaped = ArrayDifference(ref, "params.x", (), "float32[2]", "absent", float("inf"), None, -1)
     assert text_of(tables.replay_line(StageReplay(ref, (), 1.0))).strip() == "identical  iteration 3  adapt k=0"
+    with_record = text_of(tables.replay_line(StageReplay(ref, (), 1.0, with_record=True)))
+    assert with_record.endswith("adapt k=0  (thinned: compared with its record)\n")
     different = text_of(tables.replay_line(StageReplay(ref, (difference, reshaped), 1.0)))
     assert different.strip() == "different  iteration 3  adapt k=0  (2 arrays)"
     table = tables.difference_table([difference, reshaped])
@@ -237,6 +247,8 @@ def test_evaluation_shows_every_number_of_adaptation_steps(complete):
     for k, step in enumerate(outcome.summary()):
         row = row_with(tables.evaluation_table(outcome), f"{number(step.iqm_low)} to {number(step.iqm_high)}")
         assert row.split()[:3] == [str(k), str(3 * k), number(step.average_return)]
+        spans = (step.average_low, step.average_high), (step.lower_quartile, step.upper_quartile)
+        assert all(f"{number(low)} to {number(high)}" in row for low, high in spans)
 
 
 def test_an_evaluation_warns_of_steps_beyond_those_of_training(complete):
@@ -320,3 +332,97 @@ def test_tables_of_compared_runs_need_no_matplotlib():
         "resolve(operations()['compare'].view); print('matplotlib' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def cells_of(renderable, name: str) -> list[str]:
+    return re.split(r"\s{2,}", row_with(renderable, name).strip())
+
+
+def test_a_comparison_has_a_row_for_each_group_and_pair_and_the_verdicts_and_notes():
+    scores = Scores((np.array([1.0, 2.0]), np.array([3.0, 4.0])), ("", ""), same_tasks=True)
+    group = SimpleNamespace(name="one", scores=scores, iqm=Estimate(2.5, 2, 3), mean=Estimate(2.4, 1, 4))
+    difference, better = Estimate(1.5, 0.5, 2.5), Estimate(0.85, 0.75, 1.0)
+    pair = SimpleNamespace(a="first", b="second", difference=difference, improvement=better, adjusted_p=0.0123)
+    found = SimpleNamespace(groups=[group], pairs=[pair], verdicts=["VERDICT"], notes=["NOTE"])
+    found.conditions, found.intervals = "CONDITIONS", "INTERVALS"
+    view = tables.comparison_view(found)
+    assert cells_of(view, "one  ") == ["one", "2", "2.5", "2 to 3", "2.4", "1 to 4", "1.5 to 3.5"]
+    assert cells_of(view, "first  ") == ["first", "second", "1.5", "0.5 to 2.5", "0.85", "0.75 to 1", "0.012"]
+    words = " ".join(text_of(view).split())
+    order = [words.index(part) for part in ("CONDITIONS", "INTERVALS", "on the same task", "VERDICT", "NOTE")]
+    assert order == sorted(order)
+    found.pairs, found.notes = [], []
+    alone = text_of(tables.comparison_view(found))
+    assert "VERDICT" in alone
+    assert not {"P(a > b)", "notes"} & {*re.split(r"\s{2,}|\n", alone)}
+
+
+def test_a_diff_tells_what_only_one_of_the_runs_has():
+    settings = (Difference("seed", "1", None),)
+    diff = RunDiff(Path("a"), Path("b"), settings, (), None, (), compared=3, different=0, only_a=1, only_b=2)
+    view = tables.diff_view(diff)
+    assert cells_of(view, "seed") == ["seed", "1", "-"]
+    assert "0 of 3 outputs that both have differ; 1 is in a only; 2 are in b only\n" in text_of(view)
+    assert text_of(tables.diff_view(replace(diff, settings=(), only_a=0, only_b=0))) == (
+        "equal: all 3 outputs that both have\n"
+    )
+
+
+def test_a_fork_tells_what_it_shares_and_what_had_to_be_copied():
+    fork = SimpleNamespace(path=Path("child"), iteration=1, shared_files=2, shared_bytes=2000)
+    fork.copied_files, fork.copied_bytes = 0, 0
+    view = tables.fork_view(fork, Path("parent"))
+    assert cells_of(view, "begins with") == ["begins with", f"1 iteration of {storage.location(Path('parent'))}"]
+    assert cells_of(view, "shared with it") == ["shared with it", "2 files, 2 kB"]
+    assert cells_of(view, "continue with") == ["continue with", "metaloom resume ./child"]
+    assert "copied" not in text_of(view)
+    fork.copied_files, fork.copied_bytes = 1, 1000
+    copied = cells_of(tables.fork_view(fork, Path("parent")), "copied")
+    assert copied == ["copied", "1 file, 1 kB: the file system cannot share them"]
+
+
+def test_an_interrupted_removal_is_told_even_where_there_is_no_run(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(2000))
+    left = tables.disk_view(DiskUsage([], [], [tmp_path], details=False))
+    assert text_of(left) == "1 interrupted removal, 2 kB: `metaloom rm` finishes the removal\n"
+    assert tables.disk_view(DiskUsage([], [], [], details=False)) == "no runs"
+
+
+def test_of_a_vector_the_first_numbers_are_shown():
+    numbers = [tables._numbers(value) for value in (None, 0.5, [1.0, None], [1.0, 2.0, 3.0, 4.0], [1.0] * 5)]
+    assert numbers == ["-", "0.5", "1, -", "1, 2, 3, 4", "1, 1, 1, 1, ... (5)"]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more", "shown"),
+    [
+        ({"inner_steps": 1}, {}, "1 task x 6 episodes x 10 steps, 1 inner step"),
+        ({"episodes_per_trial": 2}, {"num_tasks": 2}, "2 tasks x 3 trials of 2 episodes x 10 steps"),
+        (
+            {},
+            {"min_steps": 100, "min_rollouts": 2, "max_episode_steps": 1},
+            "1 task x at most 6 episodes x 1 step, until 100 steps and 2 episodes are reached",
+        ),
+    ],
+)
+def test_sizes_of_a_run_are_those_of_an_iteration(algorithm, more, shown):
+    sizes = {"num_tasks": 1, "episodes_per_task": 6, "max_episode_steps": 10, "min_steps": None}
+    assert tables._sizes({"algorithm": algorithm, **sizes, **more}) == shown
+
+
+def test_what_a_run_took_is_shown_beside_what_was_predicted():
+    taken = {"memory_bytes": 2_000_000, "disk_bytes": 3000, "seconds": 61}
+    assert tables._usage_line({"taken": taken, "predicted": None}) == "memory 2 MB, disk 3 kB, time 0:01:01"
+    said = {"memory_bytes": 4000, "disk_bytes": 5000, "seconds": 3600, "after_iterations": 3}
+    assert tables._usage_line({"taken": taken, "predicted": said}) == (
+        "memory 2 MB (4 kB), disk 3 kB (5 kB), time 0:01:01 (1:00:00); in brackets, the prediction made after 3 "
+        "iterations"
+    )
+
+
+def test_the_heading_of_a_report_names_settings_and_parent():
+    config = {"algorithm": {"name": "sac"}, "env": {"name": "point"}, "seed": 3}
+    run = SimpleNamespace(config=config, info={})
+    assert _subtitle(run) == "sac on point, seed 3"
+    run.info["parent"] = {"name": "first", "iteration": 7}
+    assert _subtitle(run) == "sac on point, seed 3, forked from first@7: settings as below from iteration 7 on"

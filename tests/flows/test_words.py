@@ -1,3 +1,7 @@
+import re
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from metaloom.flows.formatting import (
@@ -12,9 +16,13 @@ from metaloom.flows.formatting import (
     size,
     stage_name,
 )
+from metaloom.flows.results.checks import what_helps
+from metaloom.flows.results.disk import Removed, ThinnedRun
+from metaloom.flows.results.replay import Difference, RunDiff
 from metaloom.pipeline.shown import printable
 from metaloom.storage import StageRef, StageTable, StoredStage
 from metaloom.storage.format.stages import LEARNER, STEP
+from metaloom.storage.read.verify import _FOREIGN, _LINK, _UNREADABLE, Damage
 
 
 @pytest.mark.parametrize(
@@ -108,3 +116,45 @@ def test_dotted_names_are_spelled_as_set_takes_them():
         ("env.options", "{}"),
         ("algorithm.inner_lr", "0.1"),
     ]
+
+
+def test_what_thins_and_removes_runs_says_how_much_of_what():
+    one, other = Path("runs/one"), Path("runs/.other")
+    finished = f"finished the removal of {other}\n"
+    assert str(Removed((one,), 1_500_000, ())) == "removed 1 run, 1.5 MB freed"
+    assert str(Removed((one, one), 0, (other,))) == f"{finished}removed 2 runs, 0 B freed"
+    assert str(Removed((), 0, (other,))) == f"{finished}1 removal to finish"
+    assert str(Removed((), 0, ())) == "no removal to finish"
+    kept = "; a fork that shares files keeps them on the disk"
+    assert str(ThinnedRun((0, 2), 1, 2_000)) == f"removed: 2 iterations, 1 file, 2 kB{kept}"
+    assert str(ThinnedRun((), 0, 0, dry_run=True)) == f"would remove: 0 iterations, 0 files, 0 B{kept}"
+
+
+def test_two_runs_that_differ_are_told_with_what_only_one_of_them_has():
+    setting = Difference("seed", "1", None)
+    found = RunDiff(Path("a"), Path("b"), (setting,), (), None, (), compared=3, different=0, only_a=1, only_b=0)
+    rows = [("setting", "a", "b"), ("seed", "1", "None")]
+    assert found.shown() == ("RunDiff of a and b: 3 outputs equal; 1 only in a, 0 only in b", rows)
+    assert not found.equal
+    found = replace(found, settings=(), first=StageRef(2, "adapt"), different=1, only_a=0)
+    assert found.shown() == ("RunDiff of a and b: first difference in adapt(i=2, k=0)", [])
+    assert not found.equal
+    assert replace(found, first=None, different=0).equal
+
+
+@pytest.mark.parametrize(
+    ("problems", "helps"),
+    [
+        ([], []),
+        (["has other bytes"], ["repair it with: metaloom resume ./run --repair"]),
+        (["has other bytes", _FOREIGN], ["repair it", "remove or move"]),
+        ([_UNREADABLE, "has other bytes"], ["files that you may not read were not checked"]),
+        ([_UNREADABLE, _FOREIGN], ["files that you may not read", "remove or move"]),
+        (["a symbolic link, not a file", _FOREIGN], ["a run must not contain links; copy .*: cp -rL ./run COPY$"]),
+        ([_LINK], ["remove or move files that do not belong to the run"]),
+    ],
+)
+def test_every_kind_of_damage_comes_with_what_helps(problems, helps):
+    damages = [Damage("file", None, None, None, None, problem) for problem in problems]
+    for found, words in zip(what_helps(Path("run"), damages), helps, strict=True):
+        assert re.match(words, found)
