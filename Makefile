@@ -21,8 +21,8 @@ export OPENBLAS_NUM_THREADS ?= 1
 export DO_NOT_TRACK = 1
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 
-# Two processes, each with whole files of tests, in order: what the tests of a file share is made once.
-IN_TWO = -n 2 --dist loadfile --no-loadscope-reorder
+# Three processes on two cores, as tests often wait; whole files of tests, in order: what they share is made once.
+PARALLEL = -n 3 --dist loadfile --no-loadscope-reorder
 SUITE = -m "not learning and not sweep"
 # They sync all that they store, and nobody needs it afterwards: in memory, where that has 4 GB and may run programs, syncing
 # takes no time. `make sweep` stores on the disk.
@@ -54,13 +54,13 @@ test: $(READY) style  ## the whole CI suite: linters, types, layers, tests
 # Most processes that tests start live for a second. Where Python writes no bytecode, a tenth of it is to compile ours.
 suite: $(READY)
 	@$(BIN)/python -m compileall -qq metaloom pipeline stages storage flows || true
-	$(TEMPORARY) $(BIN)/pytest $(IN_TWO) $(SUITE) --durations=10 $(ARGS)
+	$(TEMPORARY) $(BIN)/pytest $(PARALLEL) $(SUITE) --durations=10 $(ARGS)
 
 leaks: $(READY)  ## the suite once more, looking for what a test leaves to those after it: threads, variables, ports
-	METALOOM_LEAKS=1 $(TEMPORARY) $(BIN)/pytest $(IN_TWO) $(SUITE) $(ARGS)
+	METALOOM_LEAKS=1 $(TEMPORARY) $(BIN)/pytest $(PARALLEL) $(SUITE) $(ARGS)
 
 coverage: $(READY)  ## the lines that the suite does not reach; takes half as long again
-	$(TEMPORARY) $(BIN)/pytest $(IN_TWO) $(SUITE) --cov --cov-report=term-missing:skip-covered $(ARGS)
+	$(TEMPORARY) $(BIN)/pytest $(PARALLEL) $(SUITE) --cov --cov-report=term-missing:skip-covered $(ARGS)
 
 lint: $(READY) style  ## the checks that need no run: ruff, the word list, pyright, import-linter
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync types layers
@@ -106,7 +106,7 @@ newest: $(READY)  ## run the core's tests with the newest version of every depen
 	build/newest/bin/python -m pip install --only-binary :all: --no-deps '$(METAWORLD)'
 	build/newest/bin/python -m pip freeze --all --exclude-editable | sed 's/+[a-z0-9.]*$$//' > build/newest.txt
 	@grep --invert-match --line-regexp --fixed-strings --file requirements.lock build/newest.txt || true
-	$(TEMPORARY) build/newest/bin/pytest $(IN_TWO) $(SUITE) tests/pipeline tests/stages tests/storage $(ARGS)
+	$(TEMPORARY) build/newest/bin/pytest $(PARALLEL) $(SUITE) tests/pipeline tests/stages tests/storage $(ARGS)
 
 bench: $(READY)  ## every benchmark, one after the other
 	@for name in startup sampling meta_optimize store iteration replay_buffer pearl_update; do \

@@ -116,7 +116,7 @@ class _Sharing:
         self._cut = next(partly, None)
         if self._cut is not None:
             refs += [ref for ref in self._cut.seal.refs() if ref.iteration < iteration or ref == start]
-        self._records = [parent.record(ref) for ref in refs]
+        self._records = sorted((parent.record(ref) for ref in refs), key=lambda record: record.sequence)
 
     def build(
         self, capacity: int, config: Mapping[str, Any], config_digest: str, environment: Mapping[str, Any]
@@ -128,7 +128,7 @@ class _Sharing:
         try:
             write_skeleton(self._folder, session, capacity)
             self._share_outputs(session)
-            for folder in self._made:
+            for folder in sorted(self._made, reverse=True):
                 sync_folder(folder)
             origin = {**self._origin(newest, config), "first_session": session.number}
             info = new_info(config, config_digest, environment, self._parent.stages, **origin)
@@ -177,7 +177,7 @@ class _Sharing:
         arrays = {chunk.array for record in records for chunk in record.chunks}
         arrays.update(*(segment.seal.arrays for segment in self._segments))
         store = ArrayStore(CommittedFiles(self._folder, parent.stages), session, shards=has_shards(parent.info))
-        store.adopt([files.spec(path) for path in arrays])
+        store.adopt([files.spec(path) for path in sorted(arrays)])
         sizes = [sum(1 for _ in segment.seal.refs()) for segment in self._segments]
         total = sum(sizes) + len(records)
         for n, segment in enumerate(self._segments):

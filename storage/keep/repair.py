@@ -42,7 +42,7 @@ from metaloom.storage.write.sessions import Session
 
 
 def info_copies(root: Path) -> list[Path]:
-    return [*root.glob(f"{FOLDER}/*/{INFO_COPY}")]
+    return sorted(root.glob(f"{FOLDER}/*/{INFO_COPY}"))
 
 
 def sound_copy(root: Path) -> bytes | None:

@@ -407,7 +407,7 @@ def sealed_in(names: Iterable[str]) -> set[str]:
 def surplus_segments(root: Path, files: Iterable[str]) -> list[Path]:
     """Return the segment folders whose seals are not among the log's files."""
     sealed, entries = sealed_in(files), folder_entries(root / FOLDER) or []
-    names = (entry.name for entry in entries if segment_iterations(entry.name) is not None)
+    names = sorted(entry.name for entry in entries if segment_iterations(entry.name) is not None)
     return [root / FOLDER / name for name in names if f"{FOLDER}/{name}" not in sealed]
 
 

@@ -181,7 +181,7 @@ def _payload(
     for name in TABLES:
         if raw := table_file(files, name, records):
             yield f"tables/{name}.parquet", (raw,)
-    for group in {path.partition("/")[0] for path in arrays} | {""}:
+    for group in sorted({path.partition("/")[0] for path in arrays} | {""}):
         name = f"data.zarr/{group}/zarr.json" if group else "data.zarr/zarr.json"
         yield name, (render(group_document({}), indented=True),)
     thinned = files.thinned_in(iterations)

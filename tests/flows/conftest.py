@@ -7,6 +7,7 @@ import pytest
 from metaloom import storage
 from metaloom.flows.commands.train import train
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.views import status
 from metaloom.pipeline.config.run import RunConfig, build_config
 
 TINY = {
@@ -19,6 +20,14 @@ TINY = {
     "max_episode_steps": 10,
     "seed": 7,
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_status_lines():
+    """What a command tells after ten seconds on a busy machine is no part of its output."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(status, "EVERY_SECONDS", 600.0)
+        yield
 
 
 @pytest.fixture(scope="session")

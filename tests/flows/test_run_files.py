@@ -322,7 +322,7 @@ class TestList:
             "--algorithm pearl": [],
             "--env point-corner --limit 1": ["second"],
             "--env ant-dir": [],
-            "--since 30m --sort name": ["first", "second"],
+            "--since 1d --sort name": ["first", "second"],
             f"--since {yesterday} --sort name": ["first", "second"],
             f"--since {tomorrow}": [],
         }

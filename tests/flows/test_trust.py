@@ -18,7 +18,7 @@ from metaloom.flows.commands.train import train
 from metaloom.flows.prefect_app import deployments
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.viewer import pages
-from metaloom.flows.views import charts, status
+from metaloom.flows.views import charts
 from metaloom.pipeline.config.run import build_config
 from metaloom.storage import StageRef
 
@@ -122,7 +122,6 @@ def user(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(trust, "_trusted_here", {})
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(status, "EVERY_SECONDS", 600.0)  # what a busy machine is at is no answer
     # Instead of waiting for a browser, ask what one would.
     tokens, gate = [], pages.token_gate
     monkeypatch.setattr(pages, "token_gate", lambda app, token: tokens.append(token) or gate(app, token))
