@@ -77,6 +77,7 @@ def _append(
                 done.rows += batch.num_rows
                 yield batch
 
+    # deltalake makes folders too, but the error of one that cannot be made is no OSError.
     folder.mkdir(parents=True, exist_ok=True)
     try:
         write_deltalake(

@@ -104,6 +104,16 @@ def test_the_command_writes_every_format_and_says_what(stored, tmp_path, capsys,
 
 
 @pytest.mark.parametrize("to", exports.format_names())
+def test_a_folder_that_cannot_be_made_is_named_with_what_to_do(stored, tmp_path, capsys, to):
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "deep" / "out"
+    assert cli.run(["export", str(stored.path), "--to", to, "--out", str(out)]) == 1
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith(f"metaloom: {out}: Not a directory: ")
+    assert "; this needs free space and permission to write" in told
+
+
+@pytest.mark.parametrize("to", exports.format_names())
 def test_a_run_of_one_task_is_exported_without_places_that_no_episode_took(tmp_path, capsys, to):
     env = {"name": "CartPole-v1"}
     settings = {"env": env, "algorithm": {"name": "a2c"}, "iterations": 2, "min_steps": 50, "episodes_per_task": 9}
