@@ -1,17 +1,19 @@
 """Export of many runs' episodes, tasks, metrics and evaluations to Delta tables. Needs the extra `delta`."""
 
+import os
+import re
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.exports import ExportFormat
 from metaloom.pipeline.dataflow.refs import StageRef
-from metaloom.storage.errors import system_errors
+from metaloom.storage.errors import StoreError, system_errors
 from metaloom.storage.export import Export, ExportExists
 from metaloom.storage.run import Run
 
@@ -69,10 +71,16 @@ def _append(
                 f"{field.type} in the run; all runs must have the same type. Choose another --out for this environment"
             )
 
+    unread: list[StoreError] = []
+
     def batches() -> Iterator[pa.RecordBatch]:
         for start in range(0, len(new), _AT_ONCE):
             done.progress(start, len(new))
-            table = _with_run(read(new[start : start + _AT_ONCE]), run, who)
+            try:
+                table = _with_run(read(new[start : start + _AT_ONCE]), run, who)
+            except StoreError as error:
+                unread.append(error)
+                raise
             for batch in table.select(schema.names).cast(schema).to_batches():
                 done.rows += batch.num_rows
                 yield batch
@@ -93,6 +101,12 @@ def _append(
             f"{folder}: another export of the same run was writing at the same time. Run the command again to append "
             f"what is missing ({error})"
         ) from error
+    except DeltaError as error:  # deltalake keeps only the text of the error that made it fail
+        if unread:
+            raise unread[0] from None
+        if (code := re.search(r"\(os error (\d+)\)", str(error))) is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder)) from error
     return new
 
 

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 
 import duckdb
 import pyarrow as pa
@@ -148,6 +150,24 @@ def test_a_column_of_another_type_is_named(runs, tmp_path, names):
     deltalake.write_deltalake(tmp_path / "lake" / "episodes", table, partition_by=["run_id"])
     with pytest.raises(UsageError, match=r"the column 'return' has the type \w+, but \w+ in the run"):
         export(run, tmp_path / "lake", "delta")
+
+
+def test_a_disk_that_gets_full_is_named_in_one_line(runs, tmp_path):
+    command = [sys.executable, "-m", "metaloom.flows.cli", "export", str(runs / "first"), "--to", "delta", "--out"]
+    limited = ["sh", "-c", 'ulimit -f 1; exec "$@"', "sh", *command, str(tmp_path / "lake")]
+    ended = subprocess.run(limited, capture_output=True, text=True)
+    told = ended.stderr.splitlines()[-1]
+    assert (ended.returncode, "Traceback" in ended.stderr) == (1, False)
+    assert told.startswith(f"metaloom: {tmp_path / 'lake'}: File too large: ")
+    assert told.endswith("; this needs free space and permission to write it. Free space, or choose another --out")
+
+
+def test_a_run_that_is_damaged_before_its_last_iteration_is_named_by_its_own_error(runs, tmp_path):
+    shutil.copytree(runs / "first", tmp_path / "damaged")
+    (table,) = (tmp_path / "damaged" / "tables" / "episodes").glob("*0.parquet")
+    table.write_bytes(b"damaged")
+    with pytest.raises(storage.DamagedRun, match=r"episodes/00000000\.parquet"):
+        export(storage.open_run(tmp_path / "damaged"), tmp_path / "lake", "delta")
 
 
 def test_a_forged_identity_names_no_folder(runs, tmp_path):
