@@ -142,15 +142,11 @@ def _agree(stored: pa.Table, computed: pa.Table, *, values: bool) -> bool:
     more = {*stored.column_names} - {*computed.column_names}
     # A column without metadata has no unit.
     was, now = ({f.name: (f.metadata or {}).get(b"unit") for f in table.schema} for table in (stored, computed))
-    return (
-        (stored.num_rows == computed.num_rows or not values)
-        and all(stored[name].null_count == stored.num_rows for name in more)
-        and all(
-            name in stored.column_names
-            and (not values or _values(stored[name]) == _values(computed[name]))
-            and was[name] == now[name]
-            for name in computed.column_names
-        )
+    return all(stored[name].null_count == stored.num_rows for name in more) and all(
+        name in stored.column_names
+        and (not values or _values(stored[name]) == _values(computed[name]))
+        and was[name] == now[name]
+        for name in computed.column_names
     )
 
 

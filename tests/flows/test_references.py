@@ -273,25 +273,33 @@ def test_of_many_records_that_are_wrong_three_are_named_and_the_rest_counted(wro
     assert told in str(verified)
 
 
+def change_table(forged, name, change):
+    """Store another table of iteration 4, which its record lists."""
+    file = forged / "tables" / name / "00000004.parquet"
+    table = change(parse_table(file.read_bytes(), file))
+    file.unlink()
+    pq.write_table(table, file, compression="zstd", use_dictionary=False)
+    raw = file.read_bytes()
+    about = {"path": f"tables/{name}/{file.name}", "size": len(raw), "crc32c": crc32c(raw)}
+
+    def amend(record):
+        return {"tables": [entry | about if entry["path"] == about["path"] else entry for entry in record["tables"]]}
+
+    forge(forged, lambda document: None, amend)
+
+
 @pytest.mark.parametrize(
     ("name", "column"),
     [("episodes", "return"), ("episodes", "length"), ("tasks", "task_goal_x"), ("metrics", "loss_after")],
 )
 def test_a_table_that_says_something_else_than_was_computed_is_told(made, tmp_path, name, column, capsys):
     forged = Path(shutil.copytree(made / "tiny", tmp_path / "forged"))
-    file = forged / "tables" / name / "00000004.parquet"
-    table = parse_table(file.read_bytes(), file)
-    place = table.column_names.index(column)
-    more = pa.array(table[column].to_numpy() + 1, table[column].type)
-    file.unlink()
-    pq.write_table(table.set_column(place, table.field(column), more), file, compression="zstd", use_dictionary=False)
 
-    def amend(record):
-        raw = file.read_bytes()
-        about = {"path": f"tables/{name}/{file.name}", "size": len(raw), "crc32c": crc32c(raw)}
-        return {"tables": [entry | about if entry["path"] == about["path"] else entry for entry in record["tables"]]}
+    def add_one(table):
+        more = pa.array(table[column].to_numpy() + 1, table[column].type)
+        return table.set_column(table.column_names.index(column), table.field(column), more)
 
-    forge(forged, lambda document: None, amend)
+    change_table(forged, name, add_one)
     assert storage.verify_run(forged) == []
     outcome = verify(forged, 4)
     assert outcome.false_tables == (name,)
@@ -309,19 +317,12 @@ def test_a_table_that_says_something_else_than_was_computed_is_told(made, tmp_pa
 
 def type_of_returns(forged, as_type):
     """Store the returns of iteration 4 as numbers of another type."""
-    file = forged / "tables" / "episodes" / "00000004.parquet"
-    table = parse_table(file.read_bytes(), file)
-    place = table.column_names.index("return")
-    column = pa.array(table["return"].to_numpy().astype(as_type))
-    file.unlink()
-    pq.write_table(table.set_column(place, "return", column), file, compression="zstd", use_dictionary=False)
-    raw = file.read_bytes()
-    about = {"path": f"tables/episodes/{file.name}", "size": len(raw), "crc32c": crc32c(raw)}
 
-    def amend(record):
-        return {"tables": [entry | about if entry["path"] == about["path"] else entry for entry in record["tables"]]}
+    def convert(table):
+        column = pa.array(table["return"].to_numpy().astype(as_type))
+        return table.set_column(table.column_names.index("return"), "return", column)
 
-    forge(forged, lambda document: None, amend)
+    change_table(forged, "episodes", convert)
 
 
 @pytest.mark.parametrize("as_type", ["int64", "float32", "bool"])
@@ -329,6 +330,26 @@ def test_a_table_that_rounds_what_was_computed_is_told(made, tmp_path, as_type):
     forged = Path(shutil.copytree(made / "tiny", tmp_path / "forged"))
     type_of_returns(forged, as_type)
     assert verify(forged, 4).false_tables == ("episodes",)
+
+
+def with_column(table, value):
+    return table.append_column("more", pa.array([value] * table.num_rows, pa.float64()))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda table: table.slice(1), ("episodes",)),
+        (lambda table: pa.concat_tables([table, table.slice(0, 1)]), ("episodes",)),
+        (lambda table: with_column(table, 1.0), ("episodes",)),
+        (lambda table: with_column(table, None), ()),  # as where only another iteration of the segment has it
+    ],
+    ids=["fewer rows", "more rows", "another column", "an empty column"],
+)
+def test_a_table_has_exactly_the_rows_that_were_computed(made, tmp_path, change, told):
+    forged = Path(shutil.copytree(made / "tiny", tmp_path / "forged"))
+    change_table(forged, "episodes", change)
+    assert verify(forged, 4).false_tables == told
 
 
 def exchange_classes(environment):
@@ -748,17 +769,7 @@ def test_a_table_of_other_bits_needs_the_same_columns_and_units(made, tmp_path, 
     monkeypatch.setattr(Runner, "run", otherwise)
     assert verify(made / "tiny", 4).false_tables == ()
     forged = Path(shutil.copytree(made / "tiny", tmp_path / "forged"))
-    file = forged / "tables" / "episodes" / "00000004.parquet"
-    table = parse_table(file.read_bytes(), file).drop_columns(["length"])
-    file.unlink()
-    pq.write_table(table, file)
-    raw = file.read_bytes()
-    about = {"path": f"tables/episodes/{file.name}", "size": len(raw), "crc32c": crc32c(raw)}
-
-    def amend(record):
-        return {"tables": [entry | about if entry["path"] == about["path"] else entry for entry in record["tables"]]}
-
-    forge(forged, lambda document: None, amend)
+    change_table(forged, "episodes", lambda table: table.drop_columns(["length"]))
     assert verify(forged, 4).false_tables == ("episodes",)
 
 
