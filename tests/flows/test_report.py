@@ -1,4 +1,5 @@
 import base64
+import copy
 import gzip
 import io
 import json
@@ -230,6 +231,9 @@ def test_a_notebook_draws_the_charts_by_name(run):
     assert list(drawn) == ["before adaptation", "after 1 inner step", "after adaptation"]
     with pytest.raises(UsageError, match="no chart 'evaluation'; choose one of learning_curve, classes"):
         plots.evaluation()
+    # A notebook asks for methods such as `_repr_html_`; a copy, for `__setstate__`. Neither is a chart.
+    assert not hasattr(plots, "_repr_html_")
+    assert copy.copy(plots).names() == plots.names()
 
 
 def test_a_report_holds_a_film_where_one_is_asked_for(run, tmp_path, monkeypatch, capsys):

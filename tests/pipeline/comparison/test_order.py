@@ -161,6 +161,13 @@ def test_three_runs_can_show_nothing_however_large_the_difference():
     assert (pair.shown, pair.attainable) == (False, False)
 
 
+def test_a_p_value_of_exactly_5_percent_is_significant():
+    groups = {"high": Scores.of([[100.0]]), "low": Scores.of([[float(n)] for n in range(19)])}
+    (pair,) = Resampled(groups, 0, 200).pairs()
+    assert (pair.adjusted_p, pair.smallest_p) == (0.05, 0.05)
+    assert (pair.a, pair.shown, pair.attainable) == ("high", True, True)
+
+
 def test_a_pair_is_attainable_where_others_that_are_shown_leave_it_the_level():
     rng = np.random.default_rng(0)
     groups = {
