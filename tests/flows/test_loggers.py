@@ -336,7 +336,7 @@ def test_loggers_are_told_that_training_failed(tiny_config, tmp_path, monkeypatc
 def test_a_package_that_is_missing_is_named_before_anything_is_made(tmp_path, monkeypatch, name):
     monkeypatch.setattr("metaloom.flows.loggers.find_spec", lambda package: None)
     with pytest.raises(UsageError, match=rf"{name} is not installed; `pip install 'metaloom\[{name}\]'`"):
-        metaloom.train("promp-point-corner", tmp_path / "run", log=[name])
+        metaloom.train("promp-point-corner", tmp_path / "run", iterations=1, num_tasks=1, log=[name])
     assert not (tmp_path / "run").exists()
 
 
@@ -383,7 +383,7 @@ def test_films_are_refused_without_a_logger_that_keeps_them(tmp_path):
 )
 def test_python_refuses_loggers_that_there_are_not(watch, tmp_path, name, message):
     with pytest.raises(ValueError, match=message):
-        metaloom.train("promp-point-corner", tmp_path / "run", log=[name])
+        metaloom.train("promp-point-corner", tmp_path / "run", iterations=1, num_tasks=1, log=[name])
     assert not (tmp_path / "run").exists()
 
 

@@ -189,9 +189,13 @@ def test_a_fork_before_the_first_iteration_has_the_parents_initial_learner(make_
 
 def test_a_fork_takes_over_what_its_parent_had_thinned_as_thinned(make_run, fork):
     parent = make_run(3)
+    record = storage.open_run(parent).record(StageRef(0, "collect_rollouts"))
+    removed = next(chunk.path for chunk in record.chunks if chunk.size)
     with storage.open_writer(parent) as writer:
         writer.thin([0, 2])
+    (parent / removed).write_bytes(b"left by thinning that was killed")
     made = fork(parent, 2)
+    assert not (made.path / removed).exists()
     run = storage.open_run(made.path)
     assert run.thinned_iterations() == [0]
     with pytest.raises(storage.StageThinned, match="fork@0 --materialise"):
