@@ -191,9 +191,10 @@ def require_stored_outputs(run: Run, graph: Graph) -> None:
         stored = run.stages[stage.name]
         if stage.schema and stored.schema:
             different = stage.schema.differences(stored.schema)
+        elif stage.output != stored.output:
+            different = [f"it returns {stage.output}, stored as {stored.output}"]
         else:
-            changed = (stage.schema or stored.schema) and stage.output != stored.output
-            different = [f"it returns {stage.output}, stored as {stored.output}"] if changed else []
+            different = []
         if different:
             raise IncompatibleFormat(
                 run.path / "run.json",

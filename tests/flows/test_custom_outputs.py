@@ -21,10 +21,12 @@ from metaloom.flows.commands.optimize import optimize
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.thin import materialise, thin
 from metaloom.flows.commands.train import resume, train
+from metaloom.flows.graph.run_stages import require_stored_outputs
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.viewer.outputs import output_page
 from metaloom.flows.viewer.values import slice_of
 from metaloom.pipeline.schema import ConfigError
+from metaloom.pipeline.types import EpisodeBatch
 from metaloom.stages.faults import StageFault
 from metaloom.storage import IncompatibleFormat, LayoutMismatch, Retention, StageRef
 
@@ -332,6 +334,14 @@ def test_a_class_that_changed_under_a_stored_run_is_refused(run, flow, monkeypat
     }
     assert run[1].spread(1).steps == 120
     assert not Path("fork").exists()
+
+
+@pytest.mark.parametrize(("name", "stored"), [("spread", "Spread"), ("smooth", "Samples")])
+def test_a_stage_that_returns_another_class_than_its_run_stores_is_refused(run, flow, name, stored):
+    changed = [replace(stage, output=EpisodeBatch) if stage.name == name else stage for stage in flow.GRAPH.stages]
+    require_stored_outputs(storage.open_run(run.path), flow.GRAPH)
+    with pytest.raises(IncompatibleFormat, match=f"stage {name}: it returns EpisodeBatch, stored as {stored}"):
+        require_stored_outputs(storage.open_run(run.path), replace(flow.GRAPH, stages=tuple(changed)))
 
 
 @pytest.mark.parametrize(
