@@ -70,7 +70,6 @@ def _append(
                 f"{folder}: the column {field.name!r} has the type {there.field(index).type}, but "
                 f"{field.type} in the run; all runs must have the same type. Choose another --out for this environment"
             )
-
     unread: list[StoreError] = []
 
     def batches() -> Iterator[pa.RecordBatch]:

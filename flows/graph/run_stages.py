@@ -189,12 +189,8 @@ def require_stored_outputs(run: Run, graph: Graph) -> None:
     """Raise IncompatibleFormat if the output type of a stage in the graph differs from the stored one."""
     for stage in (stage for stage in table_of(graph).stages if stage.name in run.stages):
         stored = run.stages[stage.name]
-        if stage.schema and stored.schema:
-            different = stage.schema.differences(stored.schema)
-        elif stage.output != stored.output:
-            different = [f"it returns {stage.output}, stored as {stored.output}"]
-        else:
-            different = []
+        other = [f"it returns {stage.output}, stored as {stored.output}"] if stage.output != stored.output else []
+        different = stage.schema.differences(stored.schema) if stage.schema and stored.schema else other
         if different:
             raise IncompatibleFormat(
                 run.path / "run.json",
