@@ -64,9 +64,9 @@ class Thinned:
 
     @classmethod
     def of(cls, records: Sequence[StageRecord], goes: Callable[[StageRecord, StoredFile], object]) -> "Thinned":
-        """Summarize the removal of records' arrays, in order of iteration, counting files for which `goes` is true."""
+        """Summarize the removal of some records' arrays, counting the files for which `goes` is true."""
         sizes = [chunk.size for record in records for chunk in record.chunks if goes(record, chunk)]
-        return cls((*dict.fromkeys(record.ref.iteration for record in records),), len(sizes), sum(sizes))
+        return cls(tuple(sorted({record.ref.iteration for record in records})), len(sizes), sum(sizes))
 
     @classmethod
     def sum(cls, parts: Iterable["Thinned"]) -> "Thinned":

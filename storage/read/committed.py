@@ -103,8 +103,8 @@ class CommittedFiles:
         if self.remote is not None:
             self.remote.fetch_all(paths)
 
-    def _bring(self, path: Path) -> bool:
-        return self.bring(self._name(path))
+    def _bring(self, path: Path) -> None:
+        self.bring(self._name(path))
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()

@@ -43,12 +43,12 @@ TABLE_SCALE = 8
 
 
 class Segment:
-    """One segment of a run. `bring` downloads a missing file and returns True if it exists.
+    """One segment of a run. `bring` downloads a file if it exists remotely.
 
     Methods raise DamagedRun for missing or damaged files, and FileNotFoundError if the segment was unpacked.
     """
 
-    def __init__(self, folder: Path, seal: Seal | None = None, bring: Callable[[Path], bool] | None = None) -> None:
+    def __init__(self, folder: Path, seal: Seal | None = None, bring: Callable[[Path], object] | None = None) -> None:
         self.folder = folder
         self._bring = bring
         self._group: tuple[int, list[str]] = (-1, [])
@@ -217,7 +217,7 @@ class Segment:
 class Segments:
     """Segments of a run as of the last listing of its folder. Thread-safe."""
 
-    def __init__(self, root: Path, bring: Callable[[Path], bool] | None = None) -> None:
+    def __init__(self, root: Path, bring: Callable[[Path], object] | None = None) -> None:
         self._root = root
         self._bring = bring
         self._lock = threading.RLock()
