@@ -24,7 +24,7 @@ TINY = {
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_status_lines():
-    """What a command tells after ten seconds on a busy machine is no part of its output."""
+    """Print no status lines, which appear if a command takes more than ten seconds, as on a busy machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(status, "EVERY_SECONDS", 600.0)
         yield

@@ -470,7 +470,7 @@ LINKED = Damage("run.json", None, None, None, None, "a symbolic link, not a file
 
 
 @pytest.mark.parametrize(
-    ("result", "told", "code"),
+    ("result", "message", "code"),
     [
         ({"stopped": True}, "stopped after 3 iterations; continue with: metaloom resume ./there\n", 130),
         ({"enough": ("a", "b")}, "\nended after 3 iterations, as `stop` requires: a; b\nNEXT\n", 0),
@@ -486,12 +486,12 @@ LINKED = Damage("run.json", None, None, None, None, "a symbolic link, not a file
     ],
 )
 @pytest.mark.parametrize("as_json", [False, True])
-def test_training_ends_with_why_it_ended_and_what_comes_next(result, told, code, as_json, monkeypatch, capsys):
+def test_train_prints_why_it_ended_and_the_next_steps(result, message, code, as_json, monkeypatch, capsys):
     monkeypatch.setattr("metaloom.flows.cli.train._next_steps", lambda folder: "NEXT")
     start = lambda observer: TrainResult(Path("there"), 3, **{"stopped": False, **result})  # noqa: E731
     assert _train((), as_json, Path("there"), start) == code
     out, err = capsys.readouterr()
-    assert (err if as_json else out).startswith(told)
+    assert (err if as_json else out).startswith(message)
     assert (out if as_json else err) == ""
     if not code:
         assert _train(("tensorboard",), as_json, Path("there"), start) == 0

@@ -117,8 +117,8 @@ def test_a_worker_that_cannot_import_what_rollouts_need_is_told_with_the_remedy(
     spec, connection = SamplerSpec.of(tiny_config(), 1), metaloom.flows.rollouts.connection
     answers = {"a": OSError("has left"), "b": ImportError("no robots")}
     client: Any = SimpleNamespace(run=lambda *_, on_error: answers)
-    told = r"^a Dask worker cannot import what rollouts need \(no robots\)\. .*: install them there, or start"
-    with pytest.raises(WorkersError, match=told):
+    message = r"^a Dask worker cannot import what rollouts need \(no robots\)\. .*: install them there, or start"
+    with pytest.raises(WorkersError, match=message):
         connection._require_same_code(client, spec)
     answers["b"] = RuntimeError("of the worker")
     with pytest.raises(RuntimeError, match="of the worker"):
@@ -126,7 +126,7 @@ def test_a_worker_that_cannot_import_what_rollouts_need_is_told_with_the_remedy(
     cancelled = list[bool]()
     client.submit = lambda *_, **__: SimpleNamespace(cancel=lambda: cancelled.append(True))
     for ended, kind, found in (
-        (ImportError("no robots"), WorkersError, told),
+        (ImportError("no robots"), WorkersError, message),
         (PausedWorkers("all are paused"), NobodyThere, "^all are paused$"),
         (WorkersError("none"), NobodyThere, "^the Dask scheduler at there has no worker; start one with `dask worker"),
     ):

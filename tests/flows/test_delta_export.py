@@ -156,10 +156,10 @@ def test_a_disk_that_gets_full_is_named_in_one_line(runs, tmp_path):
     command = [sys.executable, "-m", "metaloom.flows.cli", "export", str(runs / "first"), "--to", "delta", "--out"]
     limited = ["sh", "-c", 'ulimit -f 1; exec "$@"', "sh", *command, str(tmp_path / "lake")]
     ended = subprocess.run(limited, capture_output=True, text=True)
-    told = ended.stderr.splitlines()[-1]
+    message = ended.stderr.splitlines()[-1]
     assert (ended.returncode, "Traceback" in ended.stderr) == (1, False)
-    assert told.startswith(f"metaloom: {tmp_path / 'lake'}: File too large: ")
-    assert told.endswith("; this needs free space and permission to write it. Free space, or choose another --out")
+    assert message.startswith(f"metaloom: {tmp_path / 'lake'}: File too large: ")
+    assert message.endswith("; this needs free space and permission to write it. Free space, or choose another --out")
 
 
 def test_a_run_that_is_damaged_before_its_last_iteration_is_named_by_its_own_error(runs, tmp_path):

@@ -108,9 +108,9 @@ def test_a_folder_that_cannot_be_made_is_named_with_what_to_do(stored, tmp_path,
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "deep" / "out"
     assert cli.run(["export", str(stored.path), "--to", to, "--out", str(out)]) == 1
-    (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith(f"metaloom: {out}: Not a directory: ")
-    assert "; this needs free space and permission to write" in told
+    (message,) = capsys.readouterr().err.splitlines()
+    assert message.startswith(f"metaloom: {out}: Not a directory: ")
+    assert "; this needs free space and permission to write" in message
 
 
 @pytest.mark.parametrize("to", exports.format_names())

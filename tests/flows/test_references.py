@@ -337,7 +337,7 @@ def with_column(table, value):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "tables"),
     [
         (lambda table: table.slice(1), ("episodes",)),
         (lambda table: pa.concat_tables([table, table.slice(0, 1)]), ("episodes",)),
@@ -346,10 +346,10 @@ def with_column(table, value):
     ],
     ids=["fewer rows", "more rows", "another column", "an empty column"],
 )
-def test_a_table_has_exactly_the_rows_that_were_computed(made, tmp_path, change, told):
+def test_a_table_has_exactly_the_rows_that_were_computed(made, tmp_path, change, tables):
     forged = Path(shutil.copytree(made / "tiny", tmp_path / "forged"))
     change_table(forged, "episodes", change)
-    assert verify(forged, 4).false_tables == told
+    assert verify(forged, 4).false_tables == tables
 
 
 def exchange_classes(environment):

@@ -357,8 +357,8 @@ def test_a_run_that_fails_is_told_and_the_others_are_trained(runs_folder, capsys
     assert ends == ["complete", "failed", "complete"]
     assert cli.run(["sweep", "lr", "--workers", "0"]) == 1
     assert "failed  lr-inner_lr-1e30-seed-1" in capsys.readouterr().out
-    told = r"^sweep lr: 1 run failed\. lr-inner_lr-1e30-seed-1: .*finite.*\. Repeat it to try again$"
-    with pytest.raises(UsageError, match=told):
+    message = r"^sweep lr: 1 run failed\. lr-inner_lr-1e30-seed-1: .*finite.*\. Repeat it to try again$"
+    with pytest.raises(UsageError, match=message):
         metaloom.sweep("lr", progress=False)
 
 

@@ -462,9 +462,9 @@ def test_a_file_of_other_bits_is_refused_and_so_are_numbers_that_are_no_policy_o
     for arrays in ({**state, **task, **wrong} for wrong in crafted):
         metadata["sha256"] = digest_of(metadata, arrays)
         safetensors.numpy.save_file(arrays, path, metadata)
-        with pytest.raises(UsageError, match="save the policy again") as told:
+        with pytest.raises(UsageError, match="save the policy again") as error:
             metaloom.load_policy(path)
-    assert "parameters are unexpected or missing: a, b, c, d, e;" in str(told.value)
+    assert "parameters are unexpected or missing: a, b, c, d, e;" in str(error.value)
 
 
 def test_the_command_writes_the_policy_of_an_iteration(made, tmp_path, capsys):

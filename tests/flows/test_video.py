@@ -405,8 +405,8 @@ def test_a_window_is_tried_where_there_is_a_screen_of_either_kind(name, monkeypa
     assert problem == (None if name else "there is no display (DISPLAY and WAYLAND_DISPLAY are not set)")
     assert len(tried) == (1 if name else 0)
     ended.returncode = 7
-    for ended.stderr, told in (("a\n no screen\n", " no screen"), ("", "its process ended with exit code 7")):
-        assert opengl.problem_with.__wrapped__("egl") == told
+    for ended.stderr, message in (("a\n no screen\n", " no screen"), ("", "its process ended with exit code 7")):
+        assert opengl.problem_with.__wrapped__("egl") == message
 
 
 @pytest.mark.parametrize("size", ["480", "15x360", "480x", "4097x100", "axb"])

@@ -383,24 +383,24 @@ def test_what_is_not_there_is_told_with_what_is(viewer, parts):
 
 
 def test_an_array_and_an_episode_that_are_not_there_are_named(viewer):
-    for parts, query, told in (
+    for parts, query, message in (
         (("array", 2, *ROLLOUTS), {"array": "rollouts_0/rewards"}, "has no array 'rollouts_0/rewards'"),
         (("episode", 2, *ROLLOUTS), {"task": 4, "episode": 0}, "no stored episode 0 of task 4; the batch has 4 "),
         (("episode", 2, *ROLLOUTS), {"task": 3, "episode": 9}, "no stored episode 9 of task 3; "),
     ):
         answer = viewer.api("run", "tiny", *parts, **query)
-        assert (answer.status_code, told in answer.json()["problem"]) == (422, True), answer.text
+        assert (answer.status_code, message in answer.json()["problem"]) == (422, True), answer.text
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "message"),
     [
         ("", "`metaloom video` ended with code 3"),
         (" no\x1b screen\n", "no\N{REPLACEMENT CHARACTER} screen"),
         (None, "no video of there@2 after 300 s; `metaloom video` waits longer"),
     ],
 )
-def test_a_film_that_fails_or_takes_too_long_is_told(said, told, monkeypatch):
+def test_a_film_that_fails_or_takes_too_long_is_reported(said, message, monkeypatch):
     def run(command, **options):
         if said is None:
             raise subprocess.TimeoutExpired(command, options["timeout"])
@@ -408,8 +408,8 @@ def test_a_film_that_fails_or_takes_too_long_is_told(said, told, monkeypatch):
 
     monkeypatch.setattr(filming.subprocess, "run", run)
     with pytest.raises(UsageError) as error:
-        filming.sheet(SimpleNamespace(info={"sha256": told}, location="there"), 2, 0, 0, 0, 5)
-    assert str(error.value) == told
+        filming.sheet(SimpleNamespace(info={"sha256": message}, location="there"), 2, 0, 0, 0, 5)
+    assert str(error.value) == message
 
 
 def test_an_address_that_leads_nowhere_links_to_the_runs(viewer):

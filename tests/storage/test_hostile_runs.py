@@ -136,14 +136,14 @@ def test_records_with_the_wrong_content_are_refused(make_run, field, value):
     path = make_run(1)
     rewrite(rewards_record(path), lambda document: document.update({field: value}))
     assert storage.verify_run(path) != []
-    told = {
+    messages = {
         "arrays": r"not a commit record \(AttributeError" if value == [] else r"not a commit record \(KeyError",
         "step": r"contains the record of collect_rollouts\(i=0, k=1\)",
         "schema": r"not a commit record \(ValueError: unexpected schema 'metaloom/99'\)",
         "sequence": r"not a commit record \(ValueError",
     }
-    if field in told:
-        with pytest.raises(storage.DamagedRun, match=told[field]):
+    if field in messages:
+        with pytest.raises(storage.DamagedRun, match=messages[field]):
             storage.open_run(path).record(StageRef(0, "collect_rollouts"))
 
 
