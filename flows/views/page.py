@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from html import escape
 from pathlib import Path
 
@@ -113,11 +114,15 @@ def _scripts(charts: Sequence[Chart], plotly: str) -> tuple[str, str]:
     policy = f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {allowed}"
     # Scripts are not escaped; only "<" could end one.
     data = json.dumps([*map(chart_data, charts)], allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    packed = base64.b64encode(gzip.compress(plotly.encode(), 6, mtime=0)).decode()
     return policy, (
         f'<script type="application/json" id="charts">{data}</script>\n'
-        f'<script type="application/gzip" id="plotly">{packed}</script>\n<script>{script}</script>'
+        f'<script type="application/gzip" id="plotly">{_packed(plotly)}</script>\n<script>{script}</script>'
     )
+
+
+@lru_cache(1)  # a sweep writes many pages
+def _packed(plotly: str) -> str:
+    return base64.b64encode(gzip.compress(plotly.encode(), 6, mtime=0)).decode()
 
 
 def _figure(figure: Figure, heading: str = "h3") -> str:
