@@ -45,6 +45,7 @@ def result_in_copy(work: Callable[[], T], seconds: float, should_stop: Callable[
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns in a process with threads
         pid = os.fork()
     if pid == 0:
+        receiver.close()  # otherwise sending would block if the first process is killed
         _send(work, seconds, sender, before)
     answer: tuple[T | None, list[logging.LogRecord]] | None = None
     try:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -47,6 +48,7 @@ from typing import Annotated, ClassVar, Protocol
 
 import gymnasium
 import numpy as np
+import psutil
 import torch
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
@@ -1026,6 +1028,22 @@ def test_a_copy_that_ends_hangs_or_fails_does_not_pass_and_a_request_to_stop_end
     assert result_in_copy(lambda: signal.alarm(0) + time.sleep(60), 1, lambda: False) is None
     assert result_in_copy(lambda: time.sleep(60), 60, lambda: True) is None
     assert time.monotonic() - began < 30
+
+
+def test_a_copy_ends_if_the_process_that_waits_for_its_result_is_killed(tmp_path):
+    def work():
+        (tmp_path / "pid").write_text(f"{os.getpid()}\n")
+        time.sleep(1)
+        return bytes(10**6)  # more than a pipe holds
+
+    if not (waiting := os.fork()):
+        result_in_copy(work, 60, lambda: False)
+        os._exit(0)
+    while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith("\n")):
+        time.sleep(0.01)
+    os.kill(waiting, signal.SIGKILL)
+    os.waitpid(waiting, 0)
+    psutil.Process(int((tmp_path / "pid").read_text())).wait(30)
 
 
 def test_what_goes_wrong_at_the_sizes_of_the_rehearsal_alone_is_trained(flow, tiny_config):
