@@ -303,12 +303,12 @@ def _draw(found: Comparison) -> "Figure":
 
 def _curve_steps(histories: Sequence[History], common: float) -> Array:
     """Return up to CURVE_POINTS environment steps at which all runs have scores, ascending."""
-    first = max(history.steps[0] for history in histories)
+    last = max(histories, key=lambda history: history.steps[0])
     points = np.unique(np.concatenate([history.steps for history in histories]))
-    points = points[(points >= first) & (points <= common)]
+    points = points[(points >= last.steps[0]) & (points <= common)]
     if not len(points):
         raise UsageError(
-            f"one run ends after {count(float(common))} environment steps, but the scores of another begin at "
-            f"{count(float(first))}. The runs must share a range of steps; `metaloom resume` continues a run"
+            f"{last.name} has no score within {count(float(common))} environment steps, the most that all runs have "
+            "scores for. Use --metric return, train with a smaller evaluation.every, or `metaloom resume` the others"
         )
     return points[np.unique(np.linspace(0, len(points) - 1, CURVE_POINTS).round().astype(int))]
