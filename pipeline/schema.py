@@ -208,7 +208,10 @@ class ByName(Generic[S]):
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: pydantic.GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Return the JSON schema of the union of all built-in settings classes."""
+        """Return the JSON schema of any built-in settings class, or of an object that names a custom one."""
         found = (load(path) for path in self.plugins.builtin.values())
         builtin: dict[Any, None] = dict.fromkeys(cls for cls in found if issubclass(cls, self.base))
-        return handler(core_schema.union_schema([TypeAdapter(cls).core_schema for cls in builtin]))
+        shown = handler(core_schema.union_schema([TypeAdapter(cls).core_schema for cls in builtin]))
+        names = "|".join([".+:.+", *self.plugins.names()[len(self.plugins.builtin) :]])
+        custom = {"type": "object", "properties": {"name": {"pattern": f"^({names})$"}}, "required": ["name"]}
+        return {"anyOf": [*shown.get("anyOf", [shown]), custom]}

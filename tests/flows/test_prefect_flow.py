@@ -252,6 +252,10 @@ class TestForm:
         config = next(config for make in RECIPES.values() if (config := make()).algorithm.name == algorithm)
         validate({"config": config.model_dump(mode="json")}, form(meta_train_custom), raise_on_error=True)
 
+    def test_settings_of_a_custom_algorithm_and_baseline_fit_the_form(self):
+        names = {"algorithm": {"name": "own:Algorithm", "mine": 1}, "baseline": {"name": "own:Baseline", "mine": 1}}
+        validate({"config": {"env": {"name": "point-corner"}, **names}}, form(meta_train_custom), raise_on_error=True)
+
     def test_every_section_of_the_settings_fits_the_form(self, tiny_config):
         sections = {
             "evaluation": {"every": 2, "adaptation_steps": 1},
@@ -278,6 +282,7 @@ class TestForm:
             (meta_train, {"workers": "two"}),
             (meta_train, {"log": ["csv"]}),
             (meta_train_custom, {}),
+            (meta_train_custom, {"config": {"env": {"name": "point-corner"}, "algorithm": {"name": "prompt"}}}),
             (
                 meta_train_custom,
                 {"config": {"env": {"name": "point-corner"}, "algorithm": {"name": "promp", "inner_lrs": 1}}},
