@@ -181,7 +181,7 @@ class _Trainer(NamedTuple):
         if not (folder / _ASKED).exists():
             sys.stderr.write(
                 f"metaloom: the trainer's process was killed. {found} Stored data is safe: `metaloom resume` "
-                "continues the run\n"
+                "continues a run that `metaloom ls` lists\n"
             )
         end_marked(self.mark)
         shutil.rmtree(folder, ignore_errors=True)

@@ -437,5 +437,5 @@ def test_a_trainer_that_is_killed_between_calls_blames_no_environment(tmp_path, 
     _Trainer(0, 0, "no process has this mark", "env").tidy_up(tmp_path / "recordings", [])
     assert capsys.readouterr().err == (
         "metaloom: the trainer's process was killed. No environment was being called then. Stored data is safe: "
-        "`metaloom resume` continues the run\n"
+        "`metaloom resume` continues a run that `metaloom ls` lists\n"
     )
