@@ -198,8 +198,8 @@ class Runner:
         if difference is not None and self._differed in ([], [ref]):
             self._differed[:] = [ref]
             log.warning(
-                "%s: an episode differed when it was replayed on a new copy: %s. The environment is "
-                "not reproducible, so replay and resume give different results; see docs/hostile_environments.md",
+                "%s: an episode differed when it was replayed on a new copy: %s, so replay and resume give different "
+                "results. Set all state in `reset`, or fork with --set env.copies=fresh if copies keep state",
                 self.config.env.name,
                 difference,
             )
