@@ -169,8 +169,8 @@ def explained(run: Path, ref: StageRef, seed_position: Sequence[int] | None = No
     try:
         yield
     except FAULTS as error:
-        kept = "" if seed_position is None else f" {_keep(error, run, ref, seed_position)}."
-        raise reworded(error, f"{run}: {str(error).removesuffix('.')}.{kept} {debug}") from error
+        kept = debug if seed_position is None else _keep(error, run, ref, seed_position, debug)
+        raise reworded(error, f"{run}: {str(error).removesuffix('.')}. {kept}") from error
     except Exception as error:  # a bug, such as one in a plug-in
         error.add_note(f"{run}: in {ref.where}. {debug}")
         raise
@@ -188,14 +188,15 @@ def debug_command(run: Path, ref: StageRef) -> str:
     return f"metaloom replay {storage.argument(run)}@{ref.iteration} --stage {ref.stage} --step {ref.step} --pdb"
 
 
-def _keep(error: Exception, run: Path, ref: StageRef, seed_position: Sequence[int]) -> str:
+def _keep(error: Exception, run: Path, ref: StageRef, seed_position: Sequence[int], debug: str) -> str:
     about = {**getattr(error, "about", {}), "run": run.name, **ref.document(), "seed_position": list(seed_position)}
     try:
         folder = storage.put_in_quarantine(
             run, ref, message=str(error), about=about, arrays=getattr(error, "arrays", {})
         )
     except storage.StoreError as problem:
-        return f"The details of the failure could not be stored ({problem})"
-    command = debug_command(run, ref).removesuffix("--pdb") + "--quarantine"
-    again = f". To run that episode again: {command}" if "env" in about else ""
-    return f"The message and arrays of the failure are kept in {folder}{again}"
+        return f"The details of the failure could not be stored ({problem}). {debug}"
+    if "env" in about:
+        command = debug_command(run, ref).removesuffix("--pdb") + "--quarantine"
+        debug = f"To run that episode again: {command}. To look at it in a debugger, add --pdb"
+    return f"The message and arrays of the failure are kept in {folder}. {debug}"

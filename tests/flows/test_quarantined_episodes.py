@@ -44,7 +44,7 @@ def test_a_kept_episode_fails_again_with_the_same_error_until_the_environment_is
     words = "iteration 0, collect_rollouts k=0: hostile_envs:Hostile, task 0 "
     assert words in message
     again = f"metaloom replay {tmp_path / 'run'}@0 --stage collect_rollouts --step 0 --quarantine"
-    assert again in message
+    assert message.endswith(f"{again}. To look at it in a debugger, add --pdb")
     for _ in range(2):
         assert command(again.split()[1:]) == 1
         error = capsys.readouterr().err
