@@ -107,6 +107,7 @@ def test_what_no_rehearsal_can_find_the_witness_of_an_iteration_names_once(
     assert f"12 episodes played again, {first} reproduced bit for bit" in capsys.readouterr().out
     assert f"iteration {first}, k=" in warning
     assert "observations after reset" in warning
+    assert "fork with --set env.copies=fresh" in warning
     about = ["--set", "env.options.kind=late counter", "--set", "env.action_scale=10"]
     sizes = [f"--set={size}" for size in ("num_tasks=2", "episodes_per_task=2", "max_episode_steps=5", "iterations=99")]
     where = ["--run", str(tmp_path / "strict"), "--workers", "0", "--strict"]
