@@ -82,7 +82,7 @@ def test_a_run_killed_again_and_again_while_it_resumes_still_ends_with_the_same_
     assert digests(path) == digests(tmp_path / "whole")
 
 
-def _wait_for(condition, seconds=60.0):
+def _wait_for(condition, seconds=300.0):
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -53,7 +53,7 @@ def nothing_is_left_behind(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     yield
-    _, alive = psutil.wait_procs(workers(), timeout=20)
+    _, alive = psutil.wait_procs(workers(), timeout=120)
     assert alive == [], "worker processes outlive their run"
     assert list(temporary.glob("metaloom-*")) == [], "recordings outlive their run"
 

@@ -30,7 +30,7 @@ def free_port():
 
 def read(port):
     """Values of a page by name and labels, in the order of their names, without the run's."""
-    page = requests.get(f"http://127.0.0.1:{port}/metrics", timeout=10)
+    page = requests.get(f"http://127.0.0.1:{port}/metrics", timeout=120)
     page.raise_for_status()
     samples = [s for family in text_string_to_metric_families(page.text) for s in family.samples]
     assert {sample.labels["run"] for sample in samples} <= {"first"}
@@ -152,7 +152,7 @@ def test_pages_of_other_hosts_that_lead_here_are_refused():
     with metrics_at(port := free_port(), "first", Observer()) as observer:
         observer.stage_started(StageRef(0, "adapt"))
         for host in (f"127.0.0.1:{port}", f"localhost:{port}", "LOCALHOST:9"):
-            page = requests.get(f"http://127.0.0.1:{port}/metrics", headers={"Host": host}, timeout=10)
+            page = requests.get(f"http://127.0.0.1:{port}/metrics", headers={"Host": host}, timeout=120)
             assert page.status_code == 200
             assert "metaloom_stage_running" in page.text
         for host in (
@@ -162,7 +162,7 @@ def test_pages_of_other_hosts_that_lead_here_are_refused():
             "127.0.0.1,rebound.example",
             "[",
         ):
-            page = requests.get(f"http://127.0.0.1:{port}/metrics", headers={"Host": host}, timeout=10)
+            page = requests.get(f"http://127.0.0.1:{port}/metrics", headers={"Host": host}, timeout=120)
             assert page.status_code == 421
             assert page.text == "the host must be 127.0.0.1 or localhost\n"
 

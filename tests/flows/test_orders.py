@@ -192,7 +192,7 @@ def test_sweeps_and_reports_are_named_in_order(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(UsageError, match=f"there is no sweep 'none' .*available sweeps: {', '.join(NAMES)}$"):
         require_sweep("none")
     with served_reports(socket.create_server(("127.0.0.1", 0))) as address:
-        assert re.findall(r'href="(\w+)/', requests.get(address, timeout=10).text) == NAMES
+        assert re.findall(r'href="(\w+)/', requests.get(address, timeout=120).text) == NAMES
 
 
 @pytest.mark.usefixtures("listed")

@@ -89,7 +89,7 @@ def test_a_training_outlives_its_database(postgres, tmp_path, tiny_config: Calla
             (found,) = served.ask("flow_runs/filter", flow_runs={"id": {"any_": [id]}})
             return found["state"]["type"]
 
-        wait_for(lambda: state() == "COMPLETED", "the flow run has gone on to its end", seconds=300)
+        wait_for(lambda: state() == "COMPLETED", "the flow run has gone on to its end")
         assert storage.verify_run(folder) == []
     alone = train(config, tmp_path / "alone", backend=Backend(workers=0))
     assert digests(folder) == digests(alone.path)

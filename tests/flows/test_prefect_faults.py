@@ -81,7 +81,7 @@ def test_a_training_goes_on_when_a_service_that_was_stopped_or_lost_a_part_is_st
     assert ("ended (killed by SIGKILL), and so did `metaloom serve`" in served.log.read_text()) == (ended != "stopped")
     assert iterations_of(folder / "runs" / "first") < 60
     with serving(PROGRAMS, folder, tmp_path / "log") as served:
-        wait_for(lambda: _flow_run(served, id)["state"]["type"] == "COMPLETED", "it goes on to its end", seconds=180)
+        wait_for(lambda: _flow_run(served, id)["state"]["type"] == "COMPLETED", "it goes on to its end")
     _require_equal(served, "first", config, digests)
 
 
@@ -120,7 +120,7 @@ def test_schedules_fire_by_themselves_and_wait_for_each_other(served, tiny_confi
     assert all(end <= start for (_, end), (start, _) in pairwise(times)), "one at a time"
     (queue,) = served.ask("work_queues/filter", work_queues={"name": {"any_": ["training"]}})
     served.tell(f"work_queues/{queue['id']}", {"concurrency_limit": 2}, method="PATCH")
-    wait_for(lambda: len(fired("RUNNING")) == 2, "two run at once where two may", seconds=200)
+    wait_for(lambda: len(fired("RUNNING")) == 2, "two run at once where two may")
     for schedule in served.tell(f"deployments/{deployment['id']}/schedules", method="GET"):
         served.tell(f"deployments/{deployment['id']}/schedules/{schedule['id']}", method="DELETE")
 
@@ -131,11 +131,11 @@ def _trained_in_spite_of(
     """Train, act in the middle of a round, tell the seconds until the next stage, and return the flow run's end."""
     id = served.start("meta-train-custom", run=name, config=config.model_dump(mode="json"), **where)
     folder = served.folder / "runs" / name
-    wait_for(lambda: len(_stored(folder)) > 16 and _stored(folder)[-1].stage == "adapt", "it trains", seconds=180)
+    wait_for(lambda: len(_stored(folder)) > 16 and _stored(folder)[-1].stage == "adapt", "it trains")
     stored, began = len(_stored(folder)), time.monotonic()
     time.sleep(0.3)
     act()
-    wait_for(lambda: len(_stored(folder)) > stored, "it goes on", seconds=180)
+    wait_for(lambda: len(_stored(folder)) > stored, "it goes on")
     log.info("%s: the round that was disturbed took %.1f s", name, time.monotonic() - began)
 
     wait_for(

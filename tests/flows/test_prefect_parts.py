@@ -36,7 +36,7 @@ ID = UUID(int=1)
 HOME = Path("/served/.prefect")
 
 
-def until(condition, seconds=30):
+def until(condition, seconds=300):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -55,7 +55,7 @@ class Now:
 
 def heard(listening: socket.socket) -> bytes:
     """What is said to who connects."""
-    with socket.create_connection(listening.getsockname(), timeout=30) as connection:
+    with socket.create_connection(listening.getsockname(), timeout=120) as connection:
         return connection.recv(6)
 
 

@@ -57,7 +57,7 @@ from metaloom.flows.prefect_app.server import guarded
 
 def serve(folder: Path, port: int, *options: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "metaloom.flows.cli", "serve", "--port", str(port), *options]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
 
 
 def test_a_port_in_use_is_refused_with_the_way_to_another(tmp_path):
@@ -538,10 +538,10 @@ class TestReports:
 
     def test_a_report_is_where_its_address_says(self, served):
         address = address_of(served, "report.html")
-        answer = requests.get(address, timeout=10)
+        answer = requests.get(address, timeout=120)
         assert (answer.status_code, answer.text) == (200, "<p>of the run")
         assert answer.headers["Cache-Control"] == "no-cache"
-        listed = requests.get(address.rsplit("/", 2)[0], timeout=10)
+        listed = requests.get(address.rsplit("/", 2)[0], timeout=120)
         assert '<a href="a%20run/report.html">a run/report.html</a>' in listed.text
         assert address_of(served.parent.parent / "elsewhere", "report.html") is None
 
@@ -554,12 +554,12 @@ class TestReports:
     )  # fmt: skip
     def test_nothing_outside_of_the_folder_is_served(self, served, path):
         host = address_of(served, "").rsplit("/", 2)[0].removeprefix("http://")
-        with closing(http.client.HTTPConnection(host, timeout=10)) as connection:
+        with closing(http.client.HTTPConnection(host, timeout=120)) as connection:
             connection.request("GET", path)
             assert connection.getresponse().status == 404
 
     def test_a_page_that_has_its_own_name_lead_here_is_refused(self, served):
-        answer = requests.get(address_of(served, "report.html"), headers={"Host": "example.org"}, timeout=10)
+        answer = requests.get(address_of(served, "report.html"), headers={"Host": "example.org"}, timeout=120)
         assert answer.status_code == 421
         assert "of the run" not in answer.text
 
@@ -578,7 +578,7 @@ class TestReports:
     )
     def test_other_pages_open_reports_and_get_nothing_else(self, served, headers, status):
         address = address_of(served, "report.html")
-        assert requests.get(address, headers=headers, timeout=10).status_code == status
+        assert requests.get(address, headers=headers, timeout=120).status_code == status
 
     def test_nothing_is_linked_where_nobody_serves(self, served, monkeypatch):
         monkeypatch.delenv("METALOOM_REPORTS_URL")

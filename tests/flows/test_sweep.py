@@ -135,7 +135,7 @@ def test_a_sweep_killed_in_the_middle_and_gone_on_with_has_the_digests_of_an_unk
     process.kill()
     process.join()
     # Processes of runs end with the one that started them, which is not to say before it.
-    assert psutil.wait_procs(trainings, timeout=20)[1] == []
+    assert psutil.wait_procs(trainings, timeout=120)[1] == []
     done = [run for run in sweep.runs if storage.run_exists(sweep.folder(run))]
     assert 2 <= len(done) <= 4
     result = trained(sweep, configs)

@@ -58,7 +58,7 @@ class Served:
         # 503: the database is busy for a moment, after which Prefect's own client asks again too.
         for seconds in (0.5, 1, 2, 4, 8):
             try:
-                with urllib.request.urlopen(request, timeout=30) as answer:
+                with urllib.request.urlopen(request, timeout=120) as answer:
                     told = answer.read()
                     return json.loads(told) if told else None
             except urllib.error.HTTPError as error:
@@ -73,7 +73,7 @@ class Served:
         once = {"idempotency_key": str(uuid.uuid4())}
         return self.ask(f"deployments/{deployment['id']}/create_flow_run", parameters=parameters, **once)["id"]
 
-    def finished(self, flow: str, *, seconds: float = 120, **parameters: Any) -> dict[str, Any]:
+    def finished(self, flow: str, *, seconds: float = 300, **parameters: Any) -> dict[str, Any]:
         """Starts a flow and gives its run once it has ended."""
         id = self.start(flow, **parameters)
 
@@ -111,7 +111,8 @@ def typed(program: Path, *arguments: str, folder: Path, **more: str) -> "subproc
     )
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 300) -> None:
+    """Wait for what a quiet machine has in seconds; one that is ten times as slow has it too."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not so after {seconds:.0f} s"
@@ -152,7 +153,7 @@ def serving(
         wait_for(lambda: "Prefect's page" in log.read_text(), "metaloom serve is announced", seconds=600)
         # What is printed beside the address works at once.
         assert served.tell("deployments/name/meta-train/meta-train", method="GET")["status"] is not None
-        wait_for(lambda: "Worker 'metaloom' started!" in log.read_text(), "metaloom serve is ready", seconds=180)
+        wait_for(lambda: "Worker 'metaloom' started!" in log.read_text(), "metaloom serve is ready")
         yield served
         if stopped_by is None:
             process.wait(90)

@@ -70,7 +70,7 @@ def test_after_an_error_nothing_that_was_queued_behind_it_is_stored(tmp_path, cr
     gate, publish, calls = threading.Event(), Publisher.publish, []
 
     def fail_once(publisher, output):
-        gate.wait(30)
+        gate.wait(300)
         calls.append(output.ref)
         if len(calls) == 1:
             raise OSError("once")
@@ -334,7 +334,7 @@ def test_a_closed_writer_refuses_to_write(tmp_path, creation, put, batches):
 
 def test_no_more_than_two_outputs_wait_for_the_disk(tmp_path, creation, put, batches, monkeypatch):
     gate, publish = threading.Event(), Publisher.publish
-    monkeypatch.setattr(Publisher, "publish", lambda self, output: gate.wait(30) and publish(self, output))
+    monkeypatch.setattr(Publisher, "publish", lambda self, output: gate.wait(300) and publish(self, output))
     with storage.create_run(tmp_path / "run", capacity=1, **creation) as writer:
         outputs = batches.iteration(0)
         put(writer, outputs[:3])
@@ -343,7 +343,7 @@ def test_no_more_than_two_outputs_wait_for_the_disk(tmp_path, creation, put, bat
         fourth.join(0.2)
         assert fourth.is_alive()
         gate.set()
-        fourth.join(30)
+        fourth.join(300)
         assert not fourth.is_alive()
 
 
@@ -436,7 +436,7 @@ def test_who_goes_on_after_an_error_of_the_queue_gets_it_each_time():
     queue.submit(job)
     thread = threading.Thread(target=go_on, daemon=True)
     thread.start()
-    thread.join(30)
+    thread.join(300)
     assert told == [True]
     queue.stop()
 

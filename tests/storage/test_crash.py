@@ -174,7 +174,7 @@ def test_a_stopped_process_that_wakes_up_after_a_take_over_is_fenced_out(empty_r
     with storage.open_writer(empty_run, take_over=True) as heir:
         stored = heir.run.refs()
         os.kill(zombie.pid, signal.SIGCONT)
-        assert zombie.wait(30) == 0
+        assert zombie.wait(300) == 0
         assert zombie.stdout.read().endswith("fenced\n")
         assert heir.run.refs() == stored
     assert storage.verify_run(empty_run) == []
