@@ -15,6 +15,7 @@ from metaloom.flows.exports import ExportFormat
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import StoreError, system_errors
 from metaloom.storage.export import Export, ExportExists
+from metaloom.storage.format.files import locked
 from metaloom.storage.run import Run
 
 TABLES = ("episodes", "tasks", "metrics", "evaluations")
@@ -45,9 +46,11 @@ def export_delta(run: Run, folder: Path, done: Export) -> None:
     appended: set[int] = set()
     required, action = "free space and permission to write it", "Free space, or choose another --out"
     with system_errors(folder, required=required, action=action):
-        for name in TABLES:
-            iterations = evaluated if name == "evaluations" else run.iterations
-            appended.update(_append(run, folder / name, read[name], iterations, done))
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder):  # deltalake accepts the same transaction twice from writers that create a table at once
+            for name in TABLES:
+                iterations = evaluated if name == "evaluations" else run.iterations
+                appended.update(_append(run, folder / name, read[name], iterations, done))
     done.iterations = len(appended)
 
 
@@ -84,8 +87,6 @@ def _append(
                 done.rows += batch.num_rows
                 yield batch
 
-    # deltalake makes folders too, but the error of one that cannot be made is no OSError.
-    folder.mkdir(parents=True, exist_ok=True)
     try:
         write_deltalake(
             known or folder,
@@ -100,7 +101,7 @@ def _append(
             f"{folder}: another export of the same run was writing at the same time. Run the command again to append "
             f"what is missing ({error})"
         ) from error
-    except DeltaError as error:  # deltalake keeps only the text of the error that made it fail
+    except (DeltaError, OSError) as error:  # deltalake keeps only the text of the error that made it fail
         if unread:
             raise unread[0] from None
         if (code := re.search(r"\(os error (\d+)\)", str(error))) is None:

@@ -26,7 +26,7 @@ from metaloom.flows.trust import names_of_run, strings_in
 from metaloom.flows.views.run_info import state_of
 from metaloom.storage import Run, argument
 from metaloom.storage.errors import damaged, system_errors
-from metaloom.storage.format.files import lock, make_folders, read_file, replace_file
+from metaloom.storage.format.files import locked, make_folders, read_file, replace_file
 from metaloom.storage.format.places import check_run_name
 from metaloom.storage.read.info import mapping
 from metaloom.storage.unfinished import unfinished_folder
@@ -156,7 +156,7 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
         digest = hashlib.sha256(raw).hexdigest()
         reference = Reference(name=name, learners=learners, **facts, archive=archive.name, size=len(raw), sha256=digest)
         make_folders(folder)
-        with _held(folder):
+        with locked(folder):
             known = _known_without(name, folder)
             place = folder / archive.name
             if place.exists():  # written by another user, or left by an `add` that was killed
@@ -271,17 +271,6 @@ def _left_out(folder: str, names: Sequence[str]) -> set[str]:
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise UsageError(f"{place} is neither a file nor a folder, so it does not belong to the run; move it away")
     return left_out
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Within the block, lock a folder of references, so that the index can be rewritten."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        lock(descriptor, wait=True)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _thinned_learners(run: Run, every: int) -> list[int]:

@@ -10,7 +10,8 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import IO, Any, cast
@@ -78,6 +79,17 @@ def lock(descriptor: int, *, wait: bool) -> None:
     Raises BlockingIOError if another process holds the lock and `wait` is False.
     """
     fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contextmanager
+def locked(folder: Path) -> Generator[None]:
+    """Within the block, lock a folder exclusively, waiting while another process holds the lock."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        lock(descriptor, wait=True)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def make_folder(path: Path) -> None:

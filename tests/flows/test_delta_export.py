@@ -4,6 +4,8 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
+from threading import Thread
 
 import duckdb
 import pyarrow as pa
@@ -112,7 +114,25 @@ def test_an_export_that_was_killed_between_two_tables_is_finished_by_the_next(ru
         assert found == own
 
 
-def test_of_two_exports_of_a_run_at_once_one_is_refused_and_nothing_is_there_twice(runs, tmp_path, monkeypatch):
+def test_two_exports_of_a_run_to_a_new_folder_at_once_append_it_once(runs, tmp_path, monkeypatch):
+    run, write, other = storage.open_run(runs / "first"), delta.write_deltalake, []
+
+    def write_meanwhile(*arguments, **options):
+        if not other:
+            other.append(Thread(target=export, args=(run, tmp_path / "lake", "delta")))
+            other[0].start()
+            other[0].join(0.5)  # the other export waits for this one
+        write(*arguments, **options)
+
+    monkeypatch.setattr(delta, "write_deltalake", write_meanwhile)
+    export(run, tmp_path / "lake", "delta")
+    other[0].join()
+    for name in delta.TABLES:
+        found, own = rows_of(tmp_path / "lake", name, run)
+        assert found == own
+
+
+def test_of_two_exports_of_a_run_on_two_machines_one_is_refused_and_nothing_is_there_twice(runs, tmp_path, monkeypatch):
     run = storage.open_run(runs / "first")
     export(storage.open_run(runs / "second"), tmp_path / "lake", "delta")
     write, others = delta.write_deltalake, []
@@ -124,6 +144,7 @@ def test_of_two_exports_of_a_run_at_once_one_is_refused_and_nothing_is_there_twi
         write(*arguments, **options)
 
     monkeypatch.setattr(delta, "write_deltalake", write_second)
+    monkeypatch.setattr(delta, "locked", nullcontext)  # as on a file system whose machines do not share locks
     with pytest.raises(UsageError, match="another export of the same run was writing at the same time"):
         export(run, tmp_path / "lake", "delta")
     export(run, tmp_path / "lake", "delta")
@@ -160,6 +181,15 @@ def test_a_disk_that_gets_full_is_named_in_one_line(runs, tmp_path):
     assert (ended.returncode, "Traceback" in ended.stderr) == (1, False)
     assert message.startswith(f"metaloom: {tmp_path / 'lake'}: File too large: ")
     assert message.endswith("; this needs free space and permission to write it. Free space, or choose another --out")
+
+
+def test_a_disk_that_gets_full_in_a_transaction_is_named_in_one_line(runs, tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise OSError("Generic LocalFileSystem error\n  \x1b[31m↳\x1b[0m No space left on device (os error 28)\n")
+
+    monkeypatch.setattr(delta, "write_deltalake", fail)
+    with pytest.raises(storage.StorageFailed, match=r"^.*/lake: No space left on device: .*/lake/episodes; this needs"):
+        export(storage.open_run(runs / "first"), tmp_path / "lake", "delta")
 
 
 def test_a_run_that_is_damaged_before_its_last_iteration_is_named_by_its_own_error(runs, tmp_path):
