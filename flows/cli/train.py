@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from metaloom.flows.runs import report_folder, run_folder
 from metaloom.flows.streams import data_stream
 from metaloom.flows.views.status import STATUS
 from metaloom.pipeline.shown import printable
-from metaloom.storage import argument, location, open_run
+from metaloom.storage import InvalidRunName, argument, location, open_run
 
 if TYPE_CHECKING:
     from metaloom.flows.commands.train import Observer, TrainResult
@@ -112,16 +112,16 @@ def _next_steps(folder: Path) -> str:
     except (ExtraMissing, ModuleNotFoundError) as missing:
         drawn = f"no report       {explained(missing)}"
     place = location(folder)
-    name = folder.name if run_folder(folder.name) == folder else argument(folder)
+    name = argument(folder)
+    with suppress(InvalidRunName):  # a path may end in any name
+        name = folder.name if run_folder(folder.name) == folder else name
     question = f"import metaloom; print(metaloom.open_run({place!r}).episodes().to_pandas())"
     return "\n".join(
         [
             f"\nrun             {place}",
             drawn,
             "\nlook further:",
-            f"  {program('metaloom')} view {name}",
-            f"  {program('metaloom')} show {name}",
-            f"  {program('metaloom')} replay {name}@0",
+            *(f"  {program('metaloom')} {command}" for command in (f"view {name}", f"show {name}", f"replay {name}@0")),
             f"  {program('python')} -c {question!r}",
         ]
     )

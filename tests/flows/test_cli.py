@@ -69,6 +69,11 @@ def test_train_tells_where_the_run_lies_and_how_to_look_further(runs, capsys):
     assert (runs / "reports" / "first" / "learning_curve.png").stat().st_size > 1000
 
 
+def test_train_tells_how_to_look_further_at_a_run_whose_path_ends_in_no_name_for_runs(runs, capsys):
+    assert train(str(runs / "nüll !"), iterations=1) == 0
+    assert f"metaloom replay '{runs}/nüll !'@0" in capsys.readouterr().out
+
+
 def test_what_would_steer_the_terminal_is_not_printed(capsys):
     assert run(["show", "./a\x1b[2Jb"]) == 2  # refused, and told as Python writes it
     console().print("a\x1b[2Jb", markup=False)
