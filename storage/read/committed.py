@@ -192,7 +192,7 @@ class CommittedFiles:
             key = (status.st_ino, status.st_mtime_ns, status.st_size)
             if self._markers.get(path, (None, {}))[0] != key:
                 self._markers[path] = (key, read_packed_marker(path, segment.iterations, self.stages))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         return self._markers[path][1]
 

@@ -320,6 +320,12 @@ def test_a_damaged_segment_of_a_fork_that_has_nothing_else_is_taken_apart(packed
     assert storage.verify_run(tmp_path / "fork") == []
 
 
+def test_a_file_in_place_of_the_folder_of_markers_is_named(copy):
+    (copy / "_thinned").touch()
+    assert storage.open_run(copy).thinned_iterations() == []
+    assert "_thinned" in {damage.file for damage in storage.verify_run(copy)}
+
+
 def test_a_lost_file_that_iterations_share_is_named_once(copy):
     (shard,) = (copy / "_segments/00000000-00000002/data.zarr/rollouts_0/rewards").glob("c.*")
     shard.unlink()
