@@ -100,7 +100,8 @@ def grouped(runs: Sequence[Run], by: Sequence[str], *, mixed: bool) -> dict[str,
     for values, members in found.items():
         own = {key: value for key, value in zip(keys, values, strict=True) if key in distinguishing}
         name = " ".join(f"{key}={value}" for key, value in own.items()) or ", ".join(
-            settings[members[0].path].get(key, "unknown") for key in ("algorithm.name", "env.name")
+            " | ".join(dict.fromkeys(settings[run.path].get(key, "unknown") for run in members))
+            for key in ("algorithm.name", "env.name")
         )
         groups[name] = RunGroup(own, tuple(members))
     if mixed and not any(section(key) in ENVIRONMENT for key in by):

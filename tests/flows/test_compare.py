@@ -146,6 +146,7 @@ def test_runs_of_other_environments_are_refused_unless_told(make, runs):
     with pytest.raises(UsageError, match=r"different environments: .*point-corner.*point-momentum.*--mixed"):
         compare([runs[0], other])
     found = compare([runs[0], other], mixed=True)
+    assert [group.name for group in found.groups] == ["promp, point-corner | point-momentum"]
     assert found.groups[0].scores.stratum_names == sorted({*found.groups[0].scores.strata})
     assert len(found.groups[0].scores.stratum_names) == 2
     by_env = compare([runs[0], other], mixed=True, group=["env.name"])
