@@ -13,6 +13,7 @@ from distributed import Client, LocalCluster, Nanny, Security, Worker
 from distributed.comm.core import CommClosedError
 from distributed.core import Status
 
+from metaloom.flows.errors import WorkersError
 from metaloom.flows.rollouts.guard import MARK, end_marked
 from metaloom.flows.signals import kept_from_children
 
@@ -115,16 +116,21 @@ def _cluster(workers: int, retries: int, mark: str, security: Security) -> Local
     # A terminal sends these signals to its whole process group. Workers inherit the mask that blocks them, even when
     # they are restarted later.
     with kept_from_children(signal.SIGINT, signal.SIGHUP):
-        return LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            processes=True,
-            host=LOOPBACK,
-            security=security,
-            worker_class=MarkedNanny,
-            mark=mark,
-            config={"distributed.worker.http.routes": []},
-            dashboard_address=f"{LOOPBACK}:0",
-            worker_dashboard_address=f"{LOOPBACK}:0",
-            scheduler_kwargs={"dashboard": False, "allowed_failures": retries},
-        )
+        try:
+            return LocalCluster(
+                n_workers=workers,
+                threads_per_worker=1,
+                processes=True,
+                host=LOOPBACK,
+                security=security,
+                worker_class=MarkedNanny,
+                mark=mark,
+                config={"distributed.worker.http.routes": []},
+                dashboard_address=f"{LOOPBACK}:0",
+                worker_dashboard_address=f"{LOOPBACK}:0",
+                scheduler_kwargs={"dashboard": False, "allowed_failures": retries},
+            )
+        except RuntimeError as error:
+            raise WorkersError(
+                f"the worker processes did not start ({error}); they may lack memory. Use fewer, or --workers 0"
+            ) from error

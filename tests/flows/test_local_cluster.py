@@ -5,6 +5,8 @@ import os
 import dask.config
 import pytest
 
+from metaloom.flows.errors import WorkersError
+from metaloom.flows.rollouts import local_cluster
 from metaloom.flows.rollouts.local_cluster import local_client
 
 
@@ -54,3 +56,12 @@ def test_settings_of_other_clusters_do_not_reach_our_own_which_leaves_neither_se
             assert of_worker == read() != [*others.values()]
         assert read() == [*others.values()]
     assert before == {**before, **os.environ}
+
+
+@pytest.mark.dask
+@pytest.mark.slow
+def test_a_worker_that_ends_while_it_starts_is_told_in_one_line(monkeypatch):
+    monkeypatch.setitem(local_cluster._SETTINGS, "distributed.worker.preload", ["import os; os.abort()"])
+    message = r"the worker processes did not start \(.*\); they may lack memory"
+    with pytest.raises(WorkersError, match=message), local_client(1, 0, "ended"):
+        pass
