@@ -258,7 +258,7 @@ def compare(
     histories = {history.path: history for history in scores_of_runs}
     common = min(history.steps[-1] for history in scores_of_runs)
     if max(history.steps[-1] for history in scores_of_runs) > common:
-        notes.append(f"compared after {count(float(common))} environment steps, the most that all runs have reached")
+        notes.append(f"compared by their last scores within {count(float(common))} environment steps, which all have")
     members = grouped(runs, group, mixed=mixed)
     notes += kin_notes(members)
     notes += [] if group else difference_notes(members.values())

@@ -77,12 +77,13 @@ class Runner:
             )
         if config.task_sampling == "balanced":
             require_classes(env, "task_sampling")
-        if config.evaluation.every is not None:
-            if all(stage.output is not Evaluation for stage in graph.stages):
-                raise ConfigError(
-                    f"evaluation.every is {config.evaluation.every}, but the graph {config.algorithm.graph} "
-                    "has no stage that evaluates; unset it, or add metaloom.stages.evaluate.EVALUATE to the graph"
-                )
+        evaluates = any(stage.output is Evaluation for stage in graph.stages)
+        if config.evaluation.every is not None and not evaluates:
+            raise ConfigError(
+                f"evaluation.every is {config.evaluation.every}, but the graph {config.algorithm.graph} "
+                "has no stage that evaluates; unset it, or add metaloom.stages.evaluate.EVALUATE to the graph"
+            )
+        if config.evaluation.every is not None or not isinstance(config.evaluation.tasks, str):
             # Check the tasks of the last evaluation before the first iteration.
             evaluation_tasks(config, env, config.iterations)
         watched = (False, True) if own_paths(plugin_paths(config)) else ()

@@ -107,7 +107,7 @@ def test_runs_are_compared_after_as_many_environment_steps_as_all_have(make, run
     longer = make("algorithm.inner_lr=0.1", "seed=3", "iterations=3")
     found = compare([*runs, longer], last=1)
     assert found.env_steps == 2 * 4 * 3 * 10 * 2
-    assert "the most that all runs have" in found.notes[-1]
+    assert found.notes[-1] == "compared by their last scores within 480 environment steps, which all have"
     (group,) = (group for group in found.groups if group.seeds == [1, 2, 3])
     second = longer.episodes(1).to_pandas()
     expected = second[second["step"] == 1].groupby("task")["return"].mean()

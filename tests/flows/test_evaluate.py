@@ -368,7 +368,7 @@ def test_a_run_without_adaptation_is_tested_as_it_is(tiny_config, tmp_path):
     ],
 )
 def test_tasks_that_do_not_fit_are_refused_before_a_run_is_created(tiny_config, tmp_path, env, tasks, found):
-    config = tiny_config(env=env, evaluation={"every": 1, "tasks": tasks})
+    config = tiny_config(env=env, evaluation={"tasks": tasks})  # checked even if no stage evaluates
     with pytest.raises(EnvError, match=found):
         train(config, tmp_path / "run", backend=SERIAL)
     assert not (tmp_path / "run").exists()
