@@ -158,9 +158,11 @@ class Acting:
     @property
     def _recorded(self) -> set[str]:
         """Names of the arrays that this kind of policy records in `EpisodeBatch.behavior`."""
-        with self._turn:
-            actor = self._steps(1, deterministic=True).actor
-            return {*actor.behavior_by_step, *actor.behavior_by_task}
+        spaces, position = self.blueprint.spaces, (self.seed, self._episode)
+        steps = _Steps(self.blueprint, self._params, position, 1, deterministic=True)
+        # A custom policy's arrays are only known once it has acted.
+        steps.act(np.zeros((self.num_tasks, 1, spaces.observation_size), np.float32))
+        return {*steps.actor.behavior_by_step, *steps.actor.behavior_by_task}
 
     def _go_on(self, steps: "_Steps") -> None:
         """Hand over the memory to `steps` before it acts, since another actor of this policy may have acted last."""

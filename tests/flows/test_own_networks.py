@@ -1,10 +1,13 @@
 """Networks and policies of the user's own in whole runs, as the examples have them."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from distributed import LocalCluster
 
+import metaloom
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.recipes import load_settings
@@ -76,6 +79,17 @@ def test_a_run_trains_resumes_and_replays(run, tmp_path):
     replayed = list(replay(tmp_path / "run", 2, backend=HERE))
     assert len(replayed) > 3
     assert all(stage.identical for stage in replayed)
+
+
+def test_a_trained_policy_with_distributions_of_its_own_adapts_as_the_run_did(tmp_path):
+    few = ("env.options.reward=dense", "num_tasks=2", "episodes_per_task=2")
+    train(config_of(("maml-ppo-point-corner", "policy=beta_policy:BetaPolicy", *few)), tmp_path / "run", backend=HERE)
+    run = metaloom.open_run(tmp_path / "run")
+    policy, batch, stored = run.policy(1), run[1].rollouts(0), run[1].adapted(0).params
+    adapted = policy.adapt(batch).params
+    assert all(np.array_equal(adapted[name], stored[name]) for name in stored)
+    with pytest.raises(ValueError, match=r"the episodes record alpha of .*; expected alpha, beta, which"):
+        policy.adapt(replace(batch, behavior={"alpha": batch.behavior["alpha"]}))
 
 
 @pytest.mark.dask
