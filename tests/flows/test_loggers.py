@@ -25,7 +25,7 @@ from metaloom.flows.exports import export
 from metaloom.flows.loggers import live
 from metaloom.flows.loggers.live import logging_to
 from metaloom.flows.loggers.numbers import timings
-from metaloom.flows.observer import Observer
+from metaloom.flows.observer import IterationReport, Observer
 from metaloom.flows.rollouts.workers import Backend
 
 # SQLAlchemy tells MLflow of what it will have to change.
@@ -292,15 +292,36 @@ def test_a_password_in_the_address_of_a_server_is_not_kept_with_the_run(tmp_path
     assert not any(b"p4ss" in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
 
 
-def test_what_cannot_be_filmed_is_said_once_and_logged_without_films(tiny_config, tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("error", "tried"),
+    [
+        (ZeroDivisionError("of the picture"), ["iteration", "video", "iteration", "iteration"]),
+        # Outputs that are not visible yet are waited for until the end.
+        (
+            storage.StageMissing("run", found="nothing", required="episodes", action="Wait"),
+            [*["iteration", "video"] * 3],
+        ),
+    ],
+)
+def test_what_cannot_be_filmed_is_said_once_and_logged_without_films(
+    copy_tiny_run, tmp_path, monkeypatch, caplog, error, tried
+):
     seen = []
+
+    def video(*args, **options):
+        seen.append("video")
+        raise error
+
     monkeypatch.setattr(live, "opener", lambda name: lambda run, folder: Broken("never", seen))
-    monkeypatch.setattr("metaloom.flows.films.video.video", lambda *args, **options: 1 / 0)
-    with logging_to(["wandb"], tmp_path / "run", Observer(), film_every=1) as observer:
-        train(tiny_config(), tmp_path / "run", backend=IN_PROCESS, observer=observer)
-    assert seen == ["iteration", "iteration", "iteration", "close False"]
+    monkeypatch.setattr("metaloom.flows.films.video.video", video)
+    path = copy_tiny_run(tmp_path / "run")
+    with logging_to(["wandb"], path, Observer(), film_every=1) as observer:
+        observer.stage_started(storage.StageRef(0, "sample_tasks"))
+        for i in range(3):
+            observer.iteration_done(IterationReport(i, 3, {}, {}, 1.0, None))
+    assert seen == [*tried, "close False"]
     (line,) = (record.getMessage() for record in caplog.records)
-    assert line.endswith("no videos are logged: division by zero")
+    assert line.endswith(f"no videos are logged: {error}")
 
 
 def test_films_are_made_as_often_as_asked_and_of_the_last_iteration(tiny_config, tmp_path, monkeypatch):
