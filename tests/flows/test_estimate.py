@@ -248,6 +248,7 @@ def test_a_dry_run_of_what_cannot_fit_prints_counts_and_then_why(
     output = capsys.readouterr()
     assert "environment steps" in output.out
     assert output.err.startswith("metaloom: with num_tasks=1000000000, the episodes of an iteration need ")
+    assert output.err.count("metaloom: ") == 1  # it does not go on to train
     assert main([*arguments, "--workers", "0", "--json"]) == 2
     found = json.loads(capsys.readouterr().out)
     assert found["refusal"].startswith("with num_tasks=1000000000")

@@ -330,6 +330,11 @@ def test_a_sweep_of_somebody_else_imports_nothing_that_its_file_names(runs_folde
     capsys.readouterr()
     assert cli.run(["sweep", "theirs"]) == 2
     assert f"its settings name {', '.join(names)}. Importing runs code" in capsys.readouterr().err
+    # A sweep that this user wrote stays trusted if another program sorts the keys of its file.
+    file.write_text(json.dumps(document | {"grid": {"metrics": ["[evil_module:measure]"], "iterations": ["1"]}}))
+    find_sweep("theirs").write()
+    file.write_text(json.dumps(json.loads(file.read_text()), sort_keys=True))
+    find_sweep("theirs").require_trust()
     assert not (tmp_path / "CALLED").exists()
 
 
