@@ -114,6 +114,7 @@ def test_the_command_in_the_error_leads_to_the_fault_with_the_inputs_loaded(dive
     monkeypatch.setattr("sys.stdin", io.StringIO(script))
     assert cli.run(shlex.split(command)[1:]) == 1
     printed = capsys.readouterr().out
+    assert "`stage_inputs` holds state, params, episodes, samples; `up` moves to the stage" in printed
     assert "['episodes', 'params', 'samples', 'state']" in printed
     assert "(4, 3, 10)" in printed
     assert "failed: " in printed

@@ -289,9 +289,10 @@ def test_the_command_refuses_what_it_cannot_read(capsys):
 
 
 def test_names_that_settings_do_not_give_are_made_of_digests():
-    values = ("[8]", "[ 8]", "[8, 8]")
-    with pytest.raises(UsageError, match="the same settings"):
-        plan("promp-point-corner", "n", seeds=1, grid={"policy.hidden_sizes": values})
+    orders = ("{reward: dense, success_radius: 0.3}", "{success_radius: 0.3, reward: dense}")
+    for equal in ({"policy.hidden_sizes": ("[8]", "[ 8]", "[8, 8]")}, {"env.options": orders}):
+        with pytest.raises(UsageError, match="the same settings"):
+            plan("promp-point-corner", "n", seeds=1, grid=equal)
     sweep, _ = plan("promp-point-corner", "n", seeds=1, grid={"policy.hidden_sizes": ("[8]", "[8,8]")})
     assert [run.name for run in sweep.runs] == ["n-hidden_sizes-8-seed-1", "n-hidden_sizes-8_8-seed-1"]
     sweep, _ = plan("promp-point-corner", "n", seeds=1, grid={"env.options": ("{reward: dense}",)})

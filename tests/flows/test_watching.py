@@ -115,11 +115,12 @@ class TestAnotherProcess:
         status = None
         while status is None:
             try:
-                os.read(terminal, 4096)
+                screen += os.read(terminal, 4096)
             except OSError:  # the terminal is closed
                 status = os.waitpid(pid, 0)[1]
         os.close(terminal)
         assert os.waitstatus_to_exitcode(status) == 0
+        assert b"this process, 1 physics thread" in screen
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait() == EXIT_INTERRUPTED
