@@ -1245,9 +1245,9 @@ def test_an_evaluation_that_the_graph_has_no_stage_for_is_refused(refused):
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_the_inputs_of_the_first_evaluation_are_checked(refused, every):
-    assert (
-        f"evaluate(i={every - 1}, k=0) reads state from updated = last_iteration(evaluate), which has no out"
-        in refused("Evaluating", evaluation={"every": every})
+    assert refused("Evaluating", evaluation={"every": every}).startswith(
+        f"the graph own_flow:EvaluatingGraph: evaluate(i={every - 1}, k=0) reads state from updated = "
+        "last_iteration(evaluate), which has no out"
     )
 
 
@@ -1267,7 +1267,9 @@ def test_the_inputs_of_the_first_evaluation_are_checked(refused, every):
 def test_an_evaluation_by_stages_that_read_what_is_there_in_training_only_is_refused(
     flow, tiny_config, refused, name, sentence
 ):
-    assert sentence in refused(name, evaluation={"every": 1})
+    found = refused(name, evaluation={"every": 1})
+    assert found.startswith(f"the graph own_flow:{name}Graph: ")
+    assert sentence in found
     train(tiny_config(iterations=1, algorithm=f"own_flow:{name}"), Path("run"), backend=SERIAL)
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         evaluate(Path("run"), backend=SERIAL)
