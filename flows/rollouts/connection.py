@@ -105,6 +105,8 @@ def no_worker_seconds() -> float:
 
 
 log: logging.Logger = logging.getLogger(__name__)
+# If a connection is lost during a write, this logger prints a traceback besides our own message.
+logging.getLogger("distributed.batched").setLevel(logging.WARNING)
 
 T = TypeVar("T")
 
