@@ -1,5 +1,7 @@
 """A scheduler that is lost: work is done again when it is back, within limits. tests/reliability has a real one."""
 
+import asyncio
+import logging
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
@@ -11,6 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 from distributed import Client
+from distributed.batched import BatchedSend
 from distributed.comm import CommClosedError
 
 import metaloom.flows.rollouts.connection
@@ -87,6 +90,24 @@ def test_work_is_done_again_by_another_client_when_the_scheduler_is_back(lost, c
         "iteration 3: the Dask scheduler is gone; waiting up to 300 s for it to come back",
         "iteration 3: the Dask scheduler is back after 0 s; repeating this stage",
     ]
+
+
+def test_a_connection_that_is_lost_during_a_write_is_not_logged_with_a_traceback(caplog):
+    async def write(*_, **__):
+        written.set()
+        raise CommClosedError
+
+    async def send():
+        stream = BatchedSend(interval=0)
+        stream.start(Mock(closed=lambda: False, write=write))
+        stream.send("a message")
+        await written.wait()
+        stream.abort()
+
+    written = asyncio.Event()
+    with caplog.at_level(logging.INFO):
+        asyncio.run(send())
+    assert "Traceback" not in caplog.text
 
 
 def test_what_fails_for_another_reason_is_not_done_again():
