@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
@@ -1042,7 +1042,8 @@ def test_a_copy_ends_if_the_process_that_waits_for_its_result_is_killed(tmp_path
         time.sleep(0.01)
     os.kill(waiting, signal.SIGKILL)
     os.waitpid(waiting, 0)
-    psutil.Process(int((tmp_path / "pid").read_text())).wait(300)
+    with suppress(psutil.NoSuchProcess):  # it has ended already
+        psutil.Process(int((tmp_path / "pid").read_text())).wait(300)
 
 
 def test_what_goes_wrong_at_the_sizes_of_the_rehearsal_alone_is_trained(flow, tiny_config):
