@@ -121,7 +121,9 @@ def _next_steps(folder: Path) -> str:
             f"\nrun             {place}",
             drawn,
             "\nlook further:",
-            *(f"  {program('metaloom')} {command}" for command in (f"view {name}", f"show {name}", f"replay {name}@0")),
+            f"  {program('metaloom')} view {name}",
+            f"  {program('metaloom')} show {name}",
+            f"  {program('metaloom')} replay {name}@0",
             f"  {program('python')} -c {question!r}",
         ]
     )

@@ -77,8 +77,7 @@ class Runner:
             )
         if config.task_sampling == "balanced":
             require_classes(env, "task_sampling")
-        evaluates = any(stage.output is Evaluation for stage in graph.stages)
-        if config.evaluation.every is not None and not evaluates:
+        if config.evaluation.every is not None and all(stage.output is not Evaluation for stage in graph.stages):
             raise ConfigError(
                 f"evaluation.every is {config.evaluation.every}, but the graph {config.algorithm.graph} "
                 "has no stage that evaluates; unset it, or add metaloom.stages.evaluate.EVALUATE to the graph"

@@ -208,8 +208,8 @@ def test_what_is_shown_of_classes_changes_no_output(tmp_path, tiny_config, diges
     assert load_history(without).by_class == []
     with pytest.raises(UsageError, match="declared no task classes"):
         without.class_returns()
-    told = evaluate(without.path, num_tasks=1, test_episodes=1, backend=SERIAL).as_dict()
-    assert (len(told["tasks"]), told["classes"], told["success"]) == (2, [], [])
+    document = evaluate(without.path, num_tasks=1, test_episodes=1, backend=SERIAL).as_dict()
+    assert (len(document["tasks"]), document["classes"], document["success"]) == (2, [], [])
 
 
 def test_balanced_is_refused_before_a_run_is_made(tmp_path, tiny_config):

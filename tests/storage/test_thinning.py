@@ -172,8 +172,8 @@ def test_arrays_come_back_only_with_the_digests_they_had(thinned, make_batches):
     first = StageRef(1, "collect_rollouts", 0)
     wrong = {**mine, first: outputs[StageRef(0, "collect_rollouts", 0)]}
     with storage.open_writer(thinned) as writer:
-        told = r"values in .* that differ from the record, so nothing was stored; .* Versions: the same\. Recompute"
-        with pytest.raises(storage.DigestMismatch, match=told):
+        message = r"values in .* that differ from the record, so nothing was stored; .* Versions: the same\. Recompute"
+        with pytest.raises(storage.DigestMismatch, match=message):
             writer.restore(wrong)
         assert not any(chunk.exists() for chunk in chunks_of(thinned, 1))
         writer.restore({first: mine.pop(first)})
