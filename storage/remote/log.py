@@ -400,8 +400,7 @@ def segment_of(name: str) -> str | None:
 
 def sealed_in(names: Iterable[str]) -> set[str]:
     """Return the folders of segments whose seals are among the files."""
-    found = {name: segment_of(name) for name in names if name.endswith(f"/{SEAL}")}
-    return {folder for name, folder in found.items() if folder is not None and name == f"{folder}/{SEAL}"}
+    return {name.removesuffix(f"/{SEAL}") for name in names if name.endswith(f"/{SEAL}")}
 
 
 def surplus_segments(root: Path, files: Iterable[str]) -> list[Path]:

@@ -71,7 +71,7 @@ def may_pass(error: Exception) -> bool:
         return False
     if isinstance(error, OSError):  # unless the store rejected the request itself
         response: dict[str, dict[str, int]] = getattr(error.__cause__, "response", {})
-        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         return status not in _REFUSED or status in _SLOW_DOWN
     return any(kind.__name__ in _PASSING for kind in type(error).__mro__)
 

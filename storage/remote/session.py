@@ -151,7 +151,6 @@ class RemoteSession:
         """Check that the store supports conditional puts, by trying to put the newest entry again."""
         newest = self._log.stored_entry(self._next - 1)
         if newest is not None and self._log.objects.put_new(entry_key(self._next - 1), newest):
-            self._failed = True
             raise StorageFailed(
                 self._log.objects.url,
                 found="a store that ignores the condition of a put (If-None-Match)",

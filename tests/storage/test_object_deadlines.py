@@ -142,8 +142,12 @@ def test_requests_that_a_deadline_has_ended_do_not_go_on_unheard(monkeypatch, ca
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
 
-@pytest.mark.parametrize("seconds", ["0", "-1", "soon", "nan", "1e9"])
-def test_a_deadline_that_is_none_is_refused(seconds, monkeypatch):
-    monkeypatch.setenv(TIMEOUT, seconds)
-    with pytest.raises(StorageFailed, match=f"METALOOM_STORE_TIMEOUT: '{seconds}'; this needs a number"):
+@pytest.mark.parametrize(
+    ("name", "value", "needed"),
+    [(TIMEOUT, value, "0.001 to 86400. The default is 20") for value in ("0", "-1", "soon", "nan", "86401")]
+    + [(TRIES, value, "1 to 86400. The default is 5") for value in ("0", "86401")],
+)
+def test_a_deadline_that_is_none_is_refused(name, value, needed, monkeypatch):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(StorageFailed, match=f"{name}: '{value}'; this needs a number from {needed}"):
         ObjectFolder("s3://bucket/none").get_all(["a"])

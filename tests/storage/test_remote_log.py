@@ -3,16 +3,20 @@
 The store is fsspec's in memory; tests/storage/test_object_storage.py asks a real server.
 """
 
+import fcntl
 import os
 import sys
 from functools import partial
 
+import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from metaloom import storage
 from metaloom.storage.format.files import parse_sealed, render, sealed
-from metaloom.storage.remote.objects import _PASSING, Deadlines, ObjectFolder
+from metaloom.storage.remote.entries import LoggedFile, in_groups
+from metaloom.storage.remote.log import RemoteLog
+from metaloom.storage.remote.objects import _PASSING, TIMEOUT, Deadlines, ObjectFolder
 
 URL = "memory://bucket/runs/first"
 LOG = "/bucket/runs/first/_log"
@@ -85,6 +89,36 @@ def test_a_gap_in_the_log_is_named(memory, run, other_machine):
         storage.open_run(URL)
 
 
+def test_verification_names_every_entry_of_the_log_that_is_damaged(memory, run):
+    memory.pipe_file(run[0], b"{}")
+    memory.rm(run[1])
+    assert [(damage.file, damage.problem) for damage in storage.verify_run(URL)] == [
+        ("_log/00000000.json", "not the entry that was written"),
+        ("_log/00000001.json", "missing"),
+    ]
+
+
+def test_a_file_of_a_segment_that_the_cache_does_not_have_is_not_written(run):
+    log = RemoteLog.of(storage.folder_of(URL))
+    log.write("_segments/00000000-00000002/records.parquet", b"x")
+    assert not (log.root / "_segments").exists()
+
+
+def test_a_reader_waits_for_another_process_that_reads_the_log(run, monkeypatch):
+    flock = fcntl.flock
+    with open(storage.folder_of(URL).with_name(".first.log") / "lock") as other:
+        flock(other, fcntl.LOCK_EX)
+
+        def lock(descriptor, operation):
+            if not operation & fcntl.LOCK_NB:
+                other.close()  # while this process waits
+            flock(descriptor, operation)
+
+        monkeypatch.setattr(fcntl, "flock", lock)
+        assert len(storage.open_run(URL).refs()) == 1
+        assert other.closed
+
+
 @pytest.mark.parametrize("found", ["no", "another"])
 def test_a_store_that_holds_another_run_than_the_cache_is_refused(memory, run, creation, found):
     memory.rm("/bucket/runs/first", recursive=True)
@@ -108,17 +142,30 @@ def test_a_run_that_another_machine_writes_is_locked_until_that_session_ends(run
     storage.open_writer(URL).close()
 
 
-def test_a_creation_that_another_machine_began_is_locked_and_says_how_to_clear_it(
-    memory, creation, other_machine, make_run
-):
+@pytest.fixture
+def begun(memory, creation):
+    """The log of a run whose creation was killed after its first entry."""
+
     def stop(*_):
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("metaloom.storage.opening.write_skeleton", stop)
-        patch.setattr("metaloom.storage.remote.session.RemoteSession.end", lambda session: None)  # it was killed
+        patch.setattr("metaloom.storage.remote.session.RemoteSession.end", lambda session: None)
         with pytest.raises(KeyboardInterrupt):
             storage.create_run(URL, capacity=1, **creation)
+    return memory.find(LOG)
+
+
+def test_a_cache_that_knows_one_entry_misses_it(memory, begun, creation):
+    memory.rm(*begun)
+    with pytest.raises(storage.StoreError, match=f"{URL}: no entry 0 in the log; expected the same entry as in"):
+        storage.create_run(URL, capacity=1, **creation)
+
+
+def test_a_creation_that_another_machine_began_is_locked_and_says_how_to_clear_it(
+    begun, creation, other_machine, make_run
+):
     other_machine("second")
     parent = storage.open_run(make_run(1))
     for use in (storage.create_run, partial(storage.fork_run, parent, 1)):
@@ -131,6 +178,44 @@ def test_a_store_that_ignores_conditions_is_refused_before_anything_is_written(m
     with pytest.raises(storage.StorageFailed, match=r"ignores the condition of a put \(If-None-Match\)"):
         storage.create_run(URL, capacity=1, **creation)
     assert not [key for key in memory.find("/bucket") if "run.json" in key]
+
+
+def test_what_a_session_uploaded_in_vain_is_removed_though_it_could_still_have_ended(run, put, make_batches, memory):
+    def refused(*_):
+        raise storage.StorageFailed("s3", found="no route to host", required="an answer", action="Wait")
+
+    writer = storage.open_writer(URL)
+    before = memory.find("/bucket/runs/first/_objects")
+    with pytest.MonkeyPatch.context() as network:
+        network.setattr(ObjectFolder, "put_new", refused)
+        put(writer, make_batches(B=2, E=1, T=3).iteration(0)[1:3])
+        with pytest.raises(storage.StorageFailed):
+            writer.flush()
+    assert memory.find("/bucket/runs/first/_objects") != before
+    with pytest.raises(storage.StorageFailed):
+        writer.close()
+    storage.open_writer(URL).close()
+    assert memory.find("/bucket/runs/first/_objects") == before
+
+
+def test_files_are_fetched_in_groups_of_little_more_than_64_mib():
+    files = [(str(n), LoggedFile(40 * 2**20)) for n in range(5)]
+    assert [[name for name, _ in group] for group in in_groups(files)] == [["0", "1"], ["2", "3"], ["4"]]
+
+
+def test_what_does_not_fit_into_memory_is_uploaded_in_parts(memory, creation, put, make_batches, monkeypatch):
+    sent, put_all = [], ObjectFolder.put_all
+
+    def count(self, contents):
+        sent.append(len(contents))
+        put_all(self, contents)
+
+    monkeypatch.setattr("metaloom.storage.remote.session._BYTES_AT_ONCE", 0)
+    monkeypatch.setattr(ObjectFolder, "put_all", count)
+    with storage.create_run(URL, capacity=1, **creation) as writer:
+        put(writer, make_batches(B=2, E=1, T=3).iteration(0)[:1])
+    assert set(sent) == {0, 1}
+    assert storage.verify_run(URL) == []
 
 
 def test_a_capacity_of_as_many_digits_is_stored(run, other_machine):
@@ -178,6 +263,32 @@ def test_a_request_is_made_again_only_after_an_error_that_may_pass(errors, may_p
         assert (len(asked), pauses[known:]) == ((3, [0.5, 1.0]) if may_pass else (1, [])), error
         tries = [message.rpartition("trying ")[2] for message in caplog.messages[words:]]
         assert tries == (["again (2 of 3)", "again (3 of 3)"] if may_pass else [])
+
+
+def test_an_answer_may_take_twice_the_time_without_one_and_its_size_at_100_kb_a_second(monkeypatch):
+    class Patient(fsspec.AbstractFileSystem):
+        async_impl = True
+
+        def cat(self, paths, *, on_error, timeout):
+            waits.append(timeout)
+            return dict.fromkeys(paths)
+
+        def pipe_file(self, path, content, *, mode, timeout):
+            waits.append(timeout)
+
+        def rm(self, paths, *, timeout):
+            waits.append(timeout)
+
+    waits: list[float] = []
+    monkeypatch.delenv(TIMEOUT, raising=False)
+    fsspec.register_implementation("patient", Patient, clobber=True)
+    objects = ObjectFolder("patient://bucket")
+    objects.get_all(["a"], num_bytes=3_000_000)
+    objects.put_new("a", b"x" * 200_000)
+    objects.get_all(["a", "b"])
+    objects.remove(["a", "b"])
+    assert waits[:2] == [2 * 20 + 30, 2 * 20 + 2]
+    assert all(40.5 < seconds < 50 for seconds in waits[2:])  # whose sizes are not known
 
 
 def test_a_missing_back_end_is_named_with_what_installs_it(monkeypatch, tmp_path):
