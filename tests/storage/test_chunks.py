@@ -6,10 +6,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numcodecs
 import numpy as np
 import pytest
 
-from metaloom.storage import DamagedRun
+from metaloom.storage import DamagedRun, IncompatibleFormat
 from metaloom.storage.format.arrays import (
     COMPRESS_FROM,
     CRC_BYTES,
@@ -23,8 +24,11 @@ from metaloom.storage.format.arrays import (
     encode_chunk,
     encode_shard,
     read_parts,
+    read_spec,
 )
-from metaloom.storage.format.files import read_file
+from metaloom.storage.format.codec import Piece
+from metaloom.storage.format.files import read_file, render
+from metaloom.storage.format.stages import ON_POLICY, plan_in
 
 # In a process of its own: whoever imports zarr, as other tests do, has turned blosc's threads off already.
 ENCODE = """
@@ -59,11 +63,73 @@ def encoded(values=VALUES, spec=SPEC):
 def test_a_row_of_the_smallest_size_that_is_compressed_comes_back_as_one_below_it_does():
     shorter = replace(SPEC, shape=(SPEC.shape[0] - 1,))
     assert (SPEC.compressed, shorter.compressed) == (True, False)
+    assert SPEC.raw_bytes == 65_536
+    assert [replace(SPEC, shape=(size,), dtype="uint8").compressed for size in (2**31 - 1, 2**31)] == [True, False]
     for spec, values in ((SPEC, VALUES), (SPEC, np.zeros_like(VALUES)), (shorter, VALUES[:-1])):
         raw, crc = encoded(values, spec)
         check_chunk(bytes(raw), WHERE, size=len(raw), crc=crc)
         np.testing.assert_array_equal(decode_chunk(bytes(raw), spec, WHERE), values)
     assert struct.unpack_from("<I", encoded()[0], BLOCK)[0] == SPEC.raw_bytes  # as large as a block may be
+
+
+def test_what_is_compressed_is_compressed_as_its_metadata_says():
+    walk = np.cumsum(np.random.default_rng(0).standard_normal(300_000, np.float32))
+    (payload, _), _ = encode_chunk(walk, compressed=True)
+    _, blosc, _ = replace(SPEC, shape=walk.shape).document()["codecs"]
+    about = blosc["configuration"]
+    assert about == {"blocksize": 0, "clevel": 5, "cname": "lz4", "shuffle": "shuffle", "typesize": 4}
+    assert numcodecs.Blosc("lz4", clevel=5, shuffle=numcodecs.Blosc.SHUFFLE).encode(walk) == payload
+
+
+@pytest.mark.parametrize(
+    ("shape", "sharded"),
+    [
+        ((2, 1, 8192), True),
+        ((2, 1, 8191), False),  # less than 64 KiB
+        ((1, 2, 8192), False),  # one task
+        ((64, 1, 256), True),
+        ((65, 1, 255), False),  # less than 1 KiB of each task
+    ],
+)
+def test_a_row_is_a_shard_if_it_is_large_and_of_several_tasks_each_of_which_has_enough(shape, sharded):
+    plan = plan_in(ON_POLICY["collect_rollouts"], "rewards")
+    piece = Piece("rollouts_0/rewards", 0, np.zeros(shape, np.float32), plan)
+    spec = ArraySpec.of(piece, 2, shards=True)
+    assert (spec.sharded, ArraySpec.of(piece, 2, shards=False).sharded) == (sharded, False)
+    assert spec.part.dims == ("task", *spec.dims[2:])
+
+
+@pytest.mark.parametrize(
+    ("shape", "sharded", "chunk"),
+    [
+        ((), False, [1]),
+        ((0,), False, [1, 1]),
+        ((2, 0), False, [1, 2, 1]),
+        ((2, 9000), True, [1, 2, 9000]),
+        ((2, 1, 9000), True, [1, 2, 1, 9000]),
+        ((0, 9000), True, None),
+        ((9000,), True, None),
+    ],
+)
+def test_metadata_of_rows_of_any_shape_is_read_as_it_was_written(shape, sharded, chunk, tmp_path):
+    dims = ("iteration", "task", "episode", "time")[: len(shape) + 1]
+    spec = ArraySpec("group/name", 0, shape, "float32", dims, {"unit": "1"}, sharded)
+    document, file = spec.document(), tmp_path / spec.path / "zarr.json"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(render(document, indented=True))
+    if chunk is None:  # no task's part of a row
+        with pytest.raises(IncompatibleFormat, match="an array that this version does not write"):
+            read_spec(tmp_path, spec.path)
+        return
+    assert read_spec(tmp_path, spec.path) == spec
+    assert document["chunk_grid"]["configuration"]["chunk_shape"] == chunk
+    if sharded:
+        assert document["codecs"][0]["configuration"]["chunk_shape"] == [1, 1, *chunk[2:]]
+
+
+@pytest.mark.parametrize(("dtype", "about"), [("uint8", {}), ("int16", {"configuration": {"endian": "little"}})])
+def test_the_order_of_bytes_is_told_where_there_are_several(dtype, about):
+    assert replace(SPEC, shape=(2,), dtype=dtype).document()["codecs"][0] == {"name": "bytes", **about}
 
 
 @pytest.mark.parametrize(
@@ -87,11 +153,14 @@ def test_a_header_that_says_other_sizes_is_refused_before_blosc_writes_a_byte(pl
     assert (out == 7).all()
 
 
-def test_more_than_lz4_can_expand_to_is_refused():
-    spec = replace(SPEC, shape=(2**20,))
-    raw = struct.pack("<4xIII", spec.raw_bytes, spec.raw_bytes, 1016) + bytes(1000 + CRC_BYTES)
-    with pytest.raises(DamagedRun, match="its compression header does not describe a row"):
-        decode_chunk(raw, spec, WHERE)
+@pytest.mark.parametrize(
+    ("row_bytes", "found"),
+    [(300 * 1016, "does not decompress"), (300 * 1016 + 4, "its compression header does not describe a row")],
+)
+def test_more_than_lz4_can_expand_to_is_refused(row_bytes, found):
+    raw = struct.pack("<4xIII", row_bytes, row_bytes, 1016) + bytes(1000 + CRC_BYTES)
+    with pytest.raises(DamagedRun, match=found):
+        decode_chunk(raw, replace(SPEC, shape=(row_bytes // 4,)), WHERE)
 
 
 @pytest.mark.parametrize("size", [0, 19, 20])

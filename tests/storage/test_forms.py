@@ -1,23 +1,30 @@
 """Parts of the format by themselves: in one order whatever the order they come in, and refused beyond their limits."""
 
+import errno
 import io
 import json
+import os
+import platform
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from metaloom.storage import DamagedRun, StageRef
+from metaloom.pipeline.types import LearnerState, Update
+from metaloom.storage import DamagedRun, LayoutMismatch, StageRef, StorageFailed
 from metaloom.storage.format.arrays import ArraySpec
-from metaloom.storage.format.files import parse_sealed, read_file, render, sealed
-from metaloom.storage.format.records import MOST_SESSIONS, parse_session
+from metaloom.storage.format.codec import decode, encode
+from metaloom.storage.format.files import parse_sealed, read_file, read_sealed, render, sealed
+from metaloom.storage.format.provenance import system
+from metaloom.storage.format.records import parse_session
 from metaloom.storage.format.segments import (
-    MOST_RECORDS,
     Link,
     PackedArray,
     PackedFile,
@@ -32,9 +39,10 @@ from metaloom.storage.format.segments import (
     shard_index,
     spec_in_segment,
 )
-from metaloom.storage.format.sessions import Head, SessionFacts, stray_sessions
-from metaloom.storage.format.stages import ON_POLICY
+from metaloom.storage.format.sessions import Head, SessionFacts, newest_session, session_facts, stray_sessions
+from metaloom.storage.format.stages import ARRAYS, ON_POLICY
 from metaloom.storage.format.thinning import (
+    is_marker,
     marker_path,
     packed_marker_path,
     read_marker,
@@ -68,10 +76,14 @@ def test_markers_have_the_same_bytes_whatever_the_order_of_outputs_and_iteration
     (tmp_path / "_thinned").mkdir()
     marker_path(tmp_path, 3).write_bytes(render_marker(3, OUTPUTS))
     assert read_marker(marker_path(tmp_path, 3), ON_POLICY) == OUTPUTS
+    marker_path(tmp_path, 4).write_bytes(render_marker(3, OUTPUTS))
+    with pytest.raises(DamagedRun, match=r"not the marker of a thinned iteration .* or iteration 3"):
+        read_marker(marker_path(tmp_path, 4), ON_POLICY)
     other = {StageRef(2, "adapt"): "a"}
     marker = render_packed_marker(range(2, 5), {3: shuffled(OUTPUTS), 4: {}, 2: other})
     assert marker == render_packed_marker(range(2, 5), {2: other, 3: OUTPUTS})
     path = packed_marker_path(tmp_path, range(2, 5))
+    assert [is_marker(name) for name in (marker_path(tmp_path, 3).name, path.name, "3.json")] == [True, True, False]
     path.write_bytes(marker)
     assert read_packed_marker(path, range(2, 5), ON_POLICY) == {2: other, 3: OUTPUTS}
     path.write_bytes(render_packed_marker(range(2, 5), {5: {StageRef(5, "adapt"): "a"}}))
@@ -98,6 +110,7 @@ def test_sessions_are_strays_by_their_numbers_whatever_the_order_of_their_names(
 def test_the_index_of_a_shard_says_where_each_row_is_and_is_checked(tmp_path: Path) -> None:
     index = shard_index([3, None, 0, 5])
     assert len(index) == index_size(4)
+    assert index[16:32] == b"\xff" * 16  # as Zarr says that a chunk is missing
     assert [place_in_shard(index, row, tmp_path) for row in range(4)] == [(0, 3), None, (3, 0), (3, 5)]
     for place in range(len(index)):
         flipped = index[:place] + bytes([index[place] ^ 1]) + index[place + 1 :]
@@ -105,9 +118,9 @@ def test_the_index_of_a_shard_says_where_each_row_is_and_is_checked(tmp_path: Pa
             place_in_shard(flipped, 0, tmp_path)
 
 
-@pytest.mark.parametrize(("more", "problem"), [(0, None), (1, f"too many outputs: {MOST_RECORDS + 1}")])
+@pytest.mark.parametrize(("more", "problem"), [(0, None), (1, "too many outputs: 4194305")])
 def test_a_seal_of_more_outputs_than_memory_is_for_is_refused(more: int, problem: str | None, tmp_path: Path) -> None:
-    held = range(MOST_RECORDS + more)
+    held = range(2**22 + more)
     (chain,) = links(0)
     files = {"records.parquet": PackedFile(1, "")}
     sessions = [(number, TOKEN) for number in range(9)]
@@ -131,12 +144,19 @@ def test_two_segments_of_one_iteration_are_a_conflict(first: Any, second: Any, o
     assert problems == (expected if overlap else [])
 
 
-@pytest.mark.parametrize(("number", "token"), [(-1, TOKEN), (MOST_SESSIONS, TOKEN), (0, TOKEN[1:]), (0, TOKEN.upper())])
+@pytest.mark.parametrize(("number", "token"), [(-1, TOKEN), (10**9, TOKEN), (0, TOKEN[1:]), (0, TOKEN.upper())])
 def test_a_session_with_another_number_or_token_than_a_folder_can_have_is_refused(number: int, token: str) -> None:
     with pytest.raises(ValueError, match=f"session number {number} or token"):
         parse_session(number, token)
-    assert parse_session(MOST_SESSIONS - 1, TOKEN) == (MOST_SESSIONS - 1, TOKEN)
+    assert parse_session(10**9 - 1, TOKEN) == (10**9 - 1, TOKEN)
     assert parse_session(0, TOKEN) == (0, TOKEN)
+
+
+def test_documents_have_one_form() -> None:
+    assert render({"b": "ä", "a": [1, 1.5], "c": None}) == '{"a":[1,1.5],"b":"ä","c":null}\n'.encode()
+    assert render({"b": 1, "a": {}}, indented=True) == b'{\n "a": {},\n "b": 1\n}\n'
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        render({"a": float("nan")})
 
 
 @pytest.mark.parametrize(
@@ -178,6 +198,25 @@ def test_names_of_sessions_may_leap_by_a_thousand(tmp_path: Path) -> None:
     (tmp_path / names[2]).mkdir()
     (tmp_path / names[2] / "session.json").touch()  # it describes itself
     assert [*stray_sessions(tmp_path, names)] == []
+    assert [*stray_sessions(tmp_path, ["notes", "000999.claim"])] == []
+    assert [*stray_sessions(tmp_path, ["001000.claim"])] == [("001000.claim", -1)]
+
+
+def test_the_newest_session_of_a_run_that_describes_itself_is_asked_unless_an_ancestor_wrote_it(tmp_path: Path) -> None:
+    abouts: list[dict[str, Any] | None] = [{"head": links(7)[0].head.document(), "sealed": True}, {}, None]
+    for number, about in enumerate(abouts):
+        folder = tmp_path / "_sessions" / f"{number:06d}-{TOKEN}.closed"
+        folder.mkdir(parents=True)
+        if about is not None:
+            (folder / "session.json").write_bytes(
+                render(sealed({"lost": [4], "next_sequence": 3 - 3 * number, **about}))
+            )
+    facts = newest_session(tmp_path, 1)
+    assert facts == SessionFacts(1, TOKEN, frozenset([4]), 0, None, sealed=False)
+    assert facts is not None
+    assert facts.known == 0
+    assert newest_session(tmp_path, 2) is None
+    assert session_facts(tmp_path / "_sessions" / f"000000-{TOKEN}").known == 8
 
 
 def test_a_file_of_the_largest_size_is_read_and_one_byte_more_is_not(tmp_path: Path) -> None:
@@ -185,6 +224,52 @@ def test_a_file_of_the_largest_size_is_read_and_one_byte_more_is_not(tmp_path: P
     assert read_file(tmp_path / "file", limit=5) == b"12345"
     with pytest.raises(DamagedRun, match="holds 5 bytes, more than the 4 allowed"):
         read_file(tmp_path / "file", limit=4)
+    os.truncate(tmp_path / "file", 2**24)
+    with pytest.raises(DamagedRun, match="not valid JSON"):
+        read_sealed(tmp_path / "file")
+    os.truncate(tmp_path / "file", 2**24 + 1)
+    with pytest.raises(DamagedRun, match="holds 16777217 bytes, more than the 16777216 allowed"):
+        read_sealed(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [(OSError(errno.EACCES, "Permission denied", "file"), "Permission denied"), (OSError("no disk"), "no disk")],
+)
+def test_why_a_file_cannot_be_opened_is_told_once(error: OSError, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(StorageFailed) as told:
+        read_file(Path("file"), limit=1)
+    assert told.value.found == found
+
+
+@pytest.mark.parametrize(("processor", "cpu"), [("Itanium 2", "Itanium 2"), ("", "ia64")])
+def test_a_processor_that_has_no_name_is_told_by_its_kind(
+    processor: str, cpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "processor", lambda: processor)
+    monkeypatch.setattr(platform, "machine", lambda: "ia64")
+    assert system()["cpu"] == cpu
+
+
+def test_metrics_have_as_many_names_and_belong_to_an_iteration() -> None:
+    def update(names: list[str]) -> Any:
+        groups: Any = {"learner": {}, "metrics": {"values": (np.array([1.0, 2.0]), {"names": names})}}
+        return decode(ON_POLICY["meta_optimize"], "learner", groups)
+
+    assert update(["a", "b"]).metrics == {"a": 1, "b": 2}
+    with pytest.raises(ValueError, match="argument 2 is longer"):
+        update(["a"])
+    with pytest.raises(LayoutMismatch, match="1 metrics; expected none: no iteration has begun"):
+        encode(ON_POLICY, StageRef(0, "initialize"), Update(LearnerState({}, {}, {}), {"loss": 1.0}))
+
+
+def test_every_plan_is_for_arrays_with_names_that_can_be_stored() -> None:
+    names = [plan.pattern.replace("*", "x") for plans in ARRAYS.values() for plan in plans]
+    assert [name for name in names if not re.fullmatch(r"[a-z_]+(\.[a-z_]+)?", name)] == []
 
 
 def test_missing_positions_are_those_of_no_link_up_to_a_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaloom import storage
+from metaloom.storage.format.places import url_of
 
 
 @pytest.mark.parametrize(
@@ -95,3 +96,29 @@ def test_a_user_whom_the_system_does_not_know_has_no_folder():
 def test_a_url_does_not_lead_out_of_the_cache(url):
     with pytest.raises(storage.InvalidRunName, match="URL: "):
         storage.folder_of(url)
+
+
+def test_the_cache_is_where_the_environment_says_or_in_the_folder_of_caches(monkeypatch):
+    monkeypatch.setenv("METALOOM_CACHE", "~/here")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert storage.folder_of("s3://bucket/runs/a/") == Path.home() / "here/s3/bucket/runs/a"
+    monkeypatch.delenv("METALOOM_CACHE")
+    assert storage.folder_of("s3://bucket/runs/a") == Path("/caches/metaloom/s3/bucket/runs/a")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert storage.folder_of("s3://bucket/runs/a") == Path.home() / ".cache/metaloom/s3/bucket/runs/a"
+
+
+@pytest.mark.parametrize(
+    ("folder", "url"),
+    [
+        ("s3/bucket/runs/a", "s3://bucket/runs/a"),
+        ("s3/bucket", "s3://bucket"),
+        ("s3", None),
+        (".", None),
+        ("s3/bucket/.a.log", None),
+        ("/elsewhere/s3/bucket", None),
+    ],
+)
+def test_a_folder_in_the_cache_has_a_url_unless_it_is_hidden_or_holds_no_bucket(folder, url, monkeypatch):
+    monkeypatch.setenv("METALOOM_CACHE", "/cache")
+    assert url_of(Path("/cache") / folder) == url
