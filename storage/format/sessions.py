@@ -56,7 +56,7 @@ def stray_sessions(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, in
     for number, name in sorted((session_number(name), name) for name in names):
         if number - previous > _LARGEST_LEAP and not (folder / name / ABOUT).exists():
             yield name, previous
-        previous = max(previous, number)
+        previous = number
 
 
 @dataclass(frozen=True)

@@ -422,7 +422,7 @@ def _rows_of(table: pa.Table, iterations: Sequence[int]) -> pa.Table:
     """Return a packed table's rows for the given iterations, in order."""
     numbers = table.column("iteration").to_numpy()
     first, last = numbers.searchsorted(iterations), numbers.searchsorted(iterations, side="right")
-    if len(iterations) > 1 and all(np.diff(iterations) == 1):
+    if all(np.diff(iterations) == 1):
         return table.slice(first[0], last[-1] - first[0])
     return table.take(np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)]))
 

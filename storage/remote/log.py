@@ -418,7 +418,7 @@ def place_segment(root: Path, beside: Path, folder: str, texts: Mapping[str, str
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8", newline="")
     drop_segment(root / folder, beside)
-    (root / folder).parent.mkdir(parents=True, exist_ok=True)
+    (root / folder).parent.mkdir(exist_ok=True)
     os.rename(part, root / folder)
 
 

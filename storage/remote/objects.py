@@ -115,8 +115,6 @@ class ObjectFolder:
         """
         with self._failures():
             paths = [self._path(key) for key in keys]
-            if not keys:
-                return []
             size = len(keys) * _SMALL_OBJECT if num_bytes is None else num_bytes
             found = self._ask(size, lambda fs, limit: _contents(fs.cat(paths, on_error="return", **limit)))
             return [found[path] if isinstance(found[path], bytes) else None for path in paths]

@@ -83,10 +83,32 @@ def test_an_entry_in_the_cache_that_no_session_wrote_is_named_by_its_file(run):
 
 
 def test_a_gap_in_the_log_is_named(memory, run, other_machine):
-    memory.rm(run[1])
+    for machine, keys in (("second", run[1:2]), ("third", run[3:])):  # in the end, one other entry follows the gap
+        for key in keys:
+            memory.rm(key)
+        other_machine(machine)
+        with pytest.raises(storage.DamagedRun, match=rf"{URL}/_log/00000001\.json: missing; later ones exist"):
+            storage.open_run(URL)
+
+
+def test_files_that_the_cache_does_not_have_are_downloaded_together(run, other_machine, monkeypatch):
+    asked, get_all = [], ObjectFolder.get_all
+
+    def count(self, keys, **options):
+        asked.append([*keys])
+        return get_all(self, keys, **options)
+
     other_machine("second")
-    with pytest.raises(storage.DamagedRun, match=rf"{URL}/_log/00000001\.json: missing; later ones exist"):
-        storage.open_run(URL)
+    storage.open_run(URL)
+    log = RemoteLog.of(storage.folder_of(URL))
+    log.pull()
+    names = [name for name, file in log.files.items() if file.key]
+    monkeypatch.setattr(ObjectFolder, "get_all", count)
+    for _ in range(2):
+        log.fetch_all(["run.json", *names, "nowhere"])
+    assert asked == [[log.files[name].key for name in names]]
+    assert all(log.local_path(name).exists() for name in names)
+    assert [log.fetch(name) for name in ("run.json", "nowhere", names[0])] == [False, False, True]
 
 
 def test_verification_names_every_entry_of_the_log_that_is_damaged(memory, run):

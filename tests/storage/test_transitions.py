@@ -50,6 +50,11 @@ def test_rows_number_the_real_steps_of_the_run_in_order_of_collection(run, trans
     for row, transition in zip(table.to_pylist(), transitions, strict=True):
         assert_describes(row, transition, run)
     assert any(table["terminated"].to_pylist())
+    behind = len(transitions)
+    with pytest.raises(storage.StageMissing, match=rf"no row {behind}; expected a row from 0 to {behind - 1}\."):
+        run.transitions([behind])
+    (row,) = run.transitions([first := run[0].memory_fill().num_steps]).to_pylist()  # the first of a batch
+    assert_describes(row, transitions[first], run)
 
 
 def test_rows_come_in_the_order_in_which_they_are_asked_for_and_as_often(run, transitions):
