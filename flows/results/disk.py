@@ -19,8 +19,8 @@ class DiskUse:
     name: str  # name of the run
     path: str  # path of the run's folder
     num_bytes: int  # total size of the run's files
-    only_remote: int = 0  # size of files in object storage that are not cached
-    shared: int = 0  # size of files shared with other runs by hard links, which remain when one run is removed
+    only_remote: int  # size of files in object storage that are not cached
+    shared: int  # size of files shared with other runs by hard links, which remain when one run is removed
     thinning: int = 0  # size of the files that thinning all complete iterations would remove
     groups: Mapping[str, int] | None = None  # sizes keyed by kind of content
     stages: Mapping[str, int] | None = None  # sizes of committed files, keyed by stage and inner step

@@ -27,7 +27,9 @@ from metaloom.flows.results.class_returns import (
     classes_text,
     count_alike,
     episode_classes,
+    headline_returns,
     mean_returns,
+    official_success,
     plus_minus,
 )
 from metaloom.flows.rollouts.workers import Backend
@@ -251,6 +253,37 @@ def test_classes_count_alike_where_iterations_rarely_lack_one(counts, alike):
     assert count_alike([[SimpleNamespace(num_tasks=of)] for of in counts]) == alike
 
 
+def test_the_returns_of_an_algorithm_without_inner_steps_are_balanced_too():
+    step = SimpleNamespace(num_tasks=(1, 1), balanced=SimpleNamespace(mean=2.0))
+    assert headline_returns([1.0], [step]) == ([2.0], "class-balanced mean")
+
+
+@pytest.mark.parametrize(
+    ("facts", "episodes", "names", "official"),
+    [
+        (["success", "steps_until_success"], 3, ("goal",), {"official_success_rate": 1 / 3}),
+        (["success", "steps_until_success"], 2, ("goal",), {}),
+        (["success"], 3, ("goal",), {}),
+        (["success", "steps_until_success"], 3, ("class",), {}),  # each in an environment of its own
+    ],
+)
+def test_without_declared_classes_all_tasks_but_those_of_several_classes_have_one_official_rate(
+    facts, episodes, names, official
+):
+    # Of 20 tasks, one succeeds once; three episodes count.
+    success = np.zeros((20, 1, episodes))
+    success[0, 0, 0] = 1
+    known = {"success": success, "steps_until_success": 6 - 4 * success}
+    evaluation = SimpleNamespace(
+        task_ids=np.arange(20),
+        names=names,
+        task_params=np.arange(20)[:, None] % 2,
+        test_facts={name: known[name] for name in facts},
+        test_returns=success,
+    )
+    assert official_success(evaluation, 0, None) == pytest.approx(official)
+
+
 def test_classes_of_a_run_that_nothing_of_ours_wrote_are_refused(tmp_path, copy_tiny_run, monkeypatch):
     run = metaloom.open_run(copy_tiny_run(tmp_path / "run"))
     (first,) = run.sessions()
@@ -273,6 +306,8 @@ def test_every_task_has_its_class_once_however_many_inner_steps_there_are(steps)
     by_class, of = episode_classes(table, classes, mean_returns(table))
     assert of.tolist() == [[0, 1, 1], [0, 0, 1]]
     assert {i: len(found) for i, found in by_class.items()} == {0: steps, 1: steps}
+    without = table.drop_columns(["task_x"])  # a custom graph may draw no tasks
+    assert episode_classes(without, classes, mean_returns(without)) == ({}, None)
 
 
 def test_several_runs_have_one_table(trained):

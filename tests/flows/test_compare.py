@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from metaloom.flows import cli
 from metaloom.flows.commands.compare import compare
 from metaloom.flows.commands.train import train
 from metaloom.flows.errors import UsageError
+from metaloom.flows.formatting import number
 from metaloom.flows.results.comparison import verdicts
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.comparison.groups import Estimate, Pair
@@ -61,6 +63,9 @@ def test_runs_that_differ_only_in_their_seed_are_a_group_named_by_what_tells_it_
     }
     assert found.groups[0].iqm.value >= found.groups[1].iqm.value
     assert compare(runs[:2]).groups[0].name == "promp, point-corner"
+    _, (_, *rows) = found.shown()
+    ends = [f"{number(group.iqm.low)} to {number(group.iqm.high)}" for group in found.groups]
+    assert rows == [(g.name, "2", number(g.iqm.value), end) for g, end in zip(found.groups, ends, strict=True)]
 
 
 def test_the_score_is_the_return_of_every_task_after_adaptation_in_the_last_iterations(runs):
@@ -231,6 +236,9 @@ def test_too_few_seeds_are_said_plainly(runs):
     assert verdict.endswith("with 2 and 2 runs the smallest possible p-value is 0.33; 4 runs per group could suffice")
     assert compare(runs[:1]).verdicts == ("only one group: nothing to compare",)
     assert np.isnan(compare(runs[:1]).groups[0].iqm.low)
+    enough = replace(found.pairs[0], smallest_p=0.01)
+    title, _ = replace(found, pairs=4 * (enough,)).shown()
+    assert title.count("cannot be ranked") == 3  # the first of the verdicts
 
 
 def test_a_verdict_says_which_group_is_higher_by_how_much_and_how_sure_that_is():

@@ -37,6 +37,9 @@ def test_a_summary_is_of_the_test_episodes_alone(run):
         assert step.iqm_return == pytest.approx(interquartile_mean(by_task[:, k]))
         assert step.average_low <= step.average_return <= step.average_high
         assert step.iqm_low <= step.iqm_return <= step.iqm_high
+        first, second, third, last = sorted(by_task[:, k])
+        assert step.lower_quartile == pytest.approx(0.25 * first + 0.75 * second)
+        assert step.upper_quartile == pytest.approx(0.75 * third + 0.25 * last)
         assert step.adaptation_episodes == 2 * k
         assert step.adaptation_env_steps == 2 * k * 10
     poisoned = replace(evaluation, adaptation_returns=np.full_like(evaluation.adaptation_returns, 1e9))
@@ -47,6 +50,11 @@ def test_every_task_has_a_row_for_every_number_of_steps(run):
     evaluation = run[3].evaluation()
     rows = summarize_tasks(evaluation)
     assert [(row["adaptation_steps"], row["task"]) for row in rows] == [(k, b) for k in range(3) for b in range(4)]
+    assert [(row["adaptation_episodes"], row["adaptation_env_steps"]) for row in rows[::4]] == [
+        (0, 0),
+        (2, 20),
+        (4, 40),
+    ]
     row = rows[4 + 2]
     returns = evaluation.test_returns[2, 1]
     assert row["average_return"] == pytest.approx(returns.mean())

@@ -13,7 +13,7 @@ from metaloom import storage
 from metaloom.flows.operations import operations
 from metaloom.flows.results.checks import Verification
 from metaloom.flows.results.replay import ArrayDifference, Replay, StageReplay
-from metaloom.flows.results.run_rows import Facts
+from metaloom.flows.results.run_rows import Facts, Rows
 from metaloom.flows.run_log import LogLine, LogLines
 from metaloom.pipeline.shown import MOST_ROWS, as_html, as_text
 from metaloom.pipeline.types import TaskBatch, TaskParams
@@ -188,6 +188,14 @@ def test_a_long_fact_is_cut_and_several_values_are_counted():
     assert found.shown() == ("5 facts", rows)
 
 
+def test_a_list_of_runs_has_a_row_for_each_with_its_return_if_it_has_one():
+    trained = {"name": "a", "env": "ant", "algorithm": "ppo", "iterations_done": 2, "iterations": 3, "state": "killed"}
+    title, (_, *rows) = Rows([trained | {"last_return": 1.5}, {"name": "b", "state": "damaged"}]).shown()
+    assert title == "2 runs"
+    assert rows == [("a", "ant", "ppo", "2", "3", "killed", "1.5"), ("b", "", "", "", "", "damaged", "")]
+    assert Rows().shown() == ("", [])
+
+
 def test_of_a_long_log_the_newest_lines_are_shown():
     lines = [LogLine("2026-11-27T15:00:07.123+00:00", "info", f"line {n}", {}) for n in range(MOST_ROWS + 2)]
     title, rows = LogLines(lines).shown()
@@ -202,5 +210,7 @@ def test_a_replay_that_differs_and_a_damaged_run_show_where(run):
     shown = repr(Replay([StageReplay(ref, (different,), 0.1), StageReplay(ref, (), 0.1)]))
     assert shown.splitlines()[0] == "Replay of 2 stages: 1 differ"
     assert "params.w  12 values  by up to 1" in shown
+    assert repr(Replay([StageReplay(ref, (), 0.1)])).splitlines()[0] == "Replay of 1 stage: all identical"
+    assert Replay().shown() == ("Replay of 0 stages: 0 differ", [])
     damage = storage.Damage("records/a.json", 0, None, None, None, "missing")
     assert "1 file damaged\n  records/a.json  missing" in repr(Verification(run.path, (damage,)))

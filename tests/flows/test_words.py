@@ -17,7 +17,7 @@ from metaloom.flows.formatting import (
     stage_name,
 )
 from metaloom.flows.results.checks import what_helps
-from metaloom.flows.results.disk import Removed, ThinnedRun
+from metaloom.flows.results.disk import Packed, Removed, ThinnedRun
 from metaloom.flows.results.replay import Difference, RunDiff
 from metaloom.pipeline.shown import printable
 from metaloom.storage import StageRef, StageTable, StoredStage
@@ -128,6 +128,13 @@ def test_what_thins_and_removes_runs_says_how_much_of_what():
     kept = "; a fork that shares files keeps them on the disk"
     assert str(ThinnedRun((0, 2), 1, 2_000)) == f"removed: 2 iterations, 1 file, 2 kB{kept}"
     assert str(ThinnedRun((), 0, 0, dry_run=True)) == f"would remove: 0 iterations, 0 files, 0 B{kept}"
+
+
+def test_packing_tells_how_many_iterations_are_in_which_segments():
+    assert str(Packed(())) == "nothing to pack: every complete iteration but the newest is packed already"
+    packed = Packed((range(0, 4), range(4, 5)))
+    assert str(packed) == "packed 5 iterations into 2 segments"
+    assert packed.as_dict() == {"iterations": 5, "segments": [[0, 3], [4, 4]]}
 
 
 def test_two_runs_that_differ_are_told_with_what_only_one_of_them_has():
