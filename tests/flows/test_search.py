@@ -137,6 +137,7 @@ def test_asked_to_stop_it_goes_on_there_and_more_trials_need_extend(runs_folder)
     trained(planned(trials=4), extend=True)
     stored = find_sweep("lr")
     assert (stored.search.trials, len(stored.runs)) == (4, 4)
+    assert (planned(trials=2).runs, planned(trials=5).runs) == (stored.runs[:2], stored.runs)
     scores = [trial.score for trial in trials_of(stored)]
     assert best_of(trials_of(stored)).score == max(scores)
     assert best_of([Trial(2, (), 1.5), Trial(0, (), None), Trial(1, (), 1.5), Trial(3, (), 0.5)]).number == 1  # a tie
@@ -165,9 +166,12 @@ def test_a_search_goes_on_alike_whatever_the_order_of_its_settings_in_the_comman
         ({"space": {"algorithm.inner_lr": "0.3:0.01"}}, "0.3:0.01 is empty; the lower"),
         ({"space": {"algorithm.inner_lr": "0.3:0.3"}}, "is empty"),
         ({"space": {"algorithm.inner_lr": "0.1:0.10000000000000002"}}, "is too narrow"),
+        ({"space": {"algorithm.inner_lr": "1000000000.0:1000000000.5"}}, "is too narrow"),
         ({"space": {"algorithm.inner_lr": "0:0.3:log"}}, r"logarithm of 0; use a lower bound above 0"),
         ({"space": {"algorithm.inner_lr": "0.1:1e999"}}, "must be finite in float64"),
+        ({"space": {"algorithm.inner_lr": "-1e308:1e308"}}, "the distance between them must be finite in float64"),
         ({"space": {"algorithm.inner_steps": f"1:{2**53 + 1}"}}, "at most 9,007,199,254,740,992"),
+        ({"space": {"algorithm.inner_steps": f"1:{'9' * 5000}"}}, "at most 9,007,199,254,740,992"),
         ({"space": {"algorithm.inner_lr": "0.1"}}, "expected a range such as"),
         ({"space": {"algorithm.inner_lr": "0.1:0.3:lin"}}, "expected a range such as"),
         ({"space": {"algorithm.inner_lr": "0.1,"}}, "expected a range such as"),
@@ -182,6 +186,7 @@ def test_a_search_goes_on_alike_whatever_the_order_of_its_settings_in_the_comman
             "must be at most 6, the number of combinations .*, got 7",
         ),
         ({"trials": 501, "seeds": 2}, r"1,002 runs; .*--yes"),
+        ({"trials": 1001}, r"1,001 runs; more than 1,000 require --yes"),
         ({"metric": "evaluation"}, r"add --set evaluation.every"),
     ],
 )
@@ -191,10 +196,19 @@ def test_a_bad_search_is_refused_before_anything_starts(changed, problem, runs_f
     assert not runs_folder.exists()
 
 
+def test_the_widest_and_the_narrowest_ranges_and_the_most_trials_can_be_searched():
+    texts = {"a": f"1:+{2**53}", "b": "999999999.0:1000000000.0", "c": "1.0:1.0000000015"}
+    found = Search(1, "return", texts).dimensions
+    assert found["a"] == Range(1, 2**53, log=False, whole=True)
+    assert [(found[key].low, found[key].high) for key in "bc"] == [(999999999, 1000000000), (1, 1.0000000015)]
+    assert planned(trials=1000).num_runs == 1000
+
+
 def test_what_only_building_a_run_shows_is_refused_before_the_first_trial():
     settings = [setting for setting in SMALL_SWEEP if not setting.startswith("env.")]
     search = Search(2, "return", {"env.options.reward": "dense,no"})
     sweep = plan_search("promp-point-corner", "r", search=search, settings=settings)
+    assert sweep.seeds == (1,)
     with pytest.raises(EnvError, match="reward"):
         trained(sweep)
     assert find_sweep("r") is None

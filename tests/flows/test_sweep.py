@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,7 +24,8 @@ from metaloom.flows.commands.sweep import train_sweep
 from metaloom.flows.errors import UsageError
 from metaloom.flows.results.sweep import SweepObserver
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.sweeps.plan import plan
+from metaloom.flows.sweeps.plan import check_unchanged, plan
+from metaloom.flows.sweeps.space import Search
 from metaloom.flows.sweeps.stored import find_sweep, held
 from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.schema import ConfigError
@@ -218,7 +220,10 @@ def test_a_changed_grid_is_told_and_refused_but_more_of_it_can_be_added(runs_fol
         UsageError, match=r"grid: algorithm.inner_lr=0.05,0.1 before, .*=0.2 now\. Use --name to start another"
     ):
         trained(*planned(seeds=1, grid={"algorithm.inner_lr": ("0.2",)}))
-    with pytest.raises(UsageError, match=r"settings: .* Use --name to start another"):
+    settings = re.escape(" ".join(SMALL_SWEEP))
+    with pytest.raises(
+        UsageError, match=f"settings: {settings} before, {settings} algorithm.clip_eps=0.1 now. Use --name"
+    ):
         trained(*planned(seeds=1, settings=("algorithm.clip_eps=0.1",)))
     more = {"algorithm.inner_lr": ("0.05", "0.1", "0.2")}
     with pytest.raises(UsageError, match=r"--extend .* adds the 4 new runs"):
@@ -227,6 +232,25 @@ def test_a_changed_grid_is_told_and_refused_but_more_of_it_can_be_added(runs_fol
     result = trained(*planned(seeds=2, grid=more), extend=True)
     assert len(result.outcomes) == 4
     assert len(find_sweep("lr").runs) == len(storage.find_runs(runs_folder)) == 6
+
+
+def test_a_grid_does_not_become_a_search_nor_a_search_a_grid():
+    grid, _ = planned(seeds=1)
+    search = replace(grid, grid={}, runs=(), search=Search(2, "return", {"algorithm.inner_lr": "0.05,0.1"}))
+    with pytest.raises(UsageError, match=r"the sweep lr is stored as a grid, not a search\. --name starts another"):
+        check_unchanged(grid, search, extend=True)
+    with pytest.raises(UsageError, match=r"the sweep lr is stored as a search, not a grid\. --name starts another"):
+        check_unchanged(search, grid, extend=True)
+
+
+def test_a_sweep_is_not_named_as_a_run_is_and_not_stored_under_a_url(runs_folder, monkeypatch):
+    (runs_folder / "lr").mkdir(parents=True)
+    (runs_folder / "lr" / "run.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"lr is the name of a run in .*; choose another with --name NAME"):
+        planned()
+    monkeypatch.setenv("METALOOM_RUNS", "s3://bucket/runs")
+    with pytest.raises(UsageError, match="the runs folder is s3://bucket/runs, but sweeps need a folder"):
+        planned()
 
 
 @pytest.mark.parametrize(
@@ -261,7 +285,7 @@ def test_what_only_building_a_run_shows_is_refused_before_the_first_one_trains(r
     assert find_sweep("r") is None
 
 
-@pytest.mark.parametrize("seeds", [0, (), (1, 1), (-1,), (1.5,), 10**7])
+@pytest.mark.parametrize("seeds", [0, (), (1, 1), (-1,), (1.5,), 10**6 + 1])
 def test_bad_seeds_are_refused(seeds):
     with pytest.raises(UsageError, match="seed"):
         planned(seeds=seeds)
@@ -269,6 +293,7 @@ def test_bad_seeds_are_refused(seeds):
         plan("promp-point-corner", "r", grid={"algorithm.inner_lr": ()})
     assert [run.seed for run in planned(seeds=(7, 3))[0].runs] == [7, 3, 7, 3]
     assert planned(seeds=np.int64(2))[0] == planned(seeds=np.array([1, 2]))[0] == planned(seeds=2)[0]
+    assert plan("promp-point-corner", "r")[0].seeds == (1, 2, 3, 4, 5)
 
 
 def test_the_command_refuses_what_it_cannot_read(capsys):
@@ -297,8 +322,11 @@ def test_names_that_settings_do_not_give_are_made_of_digests():
     assert [run.name for run in sweep.runs] == ["n-hidden_sizes-8-seed-1", "n-hidden_sizes-8_8-seed-1"]
     sweep, _ = plan("promp-point-corner", "n", seeds=1, grid={"env.options": ("{reward: dense}",)})
     assert sweep.runs[0].name == "n-options-reward_dense-seed-1"
-    long = plan("promp-point-corner", "n" * 60, seeds=1, grid={"algorithm.inner_lr": ("0.1" + "0" * 40 + "1",)})[0]
-    assert long.runs[0].name == f"{'n' * 60}-{long.runs[0].digest[:12]}-seed-1"
+    for zeros in (19, 20):  # a run's name has at most 100 characters
+        text = f"0.1{'0' * zeros}1"
+        (run,) = plan("promp-point-corner", "n" * 60, seeds=1, grid={"algorithm.inner_lr": (text,)})[0].runs
+        told = f"inner_lr-{text}" if zeros == 19 else run.digest[:12]
+        assert run.name == f"{'n' * 60}-{told}-seed-1"
 
 
 def test_a_sweep_of_somebody_else_imports_nothing_that_its_file_names(runs_folder, tmp_path, monkeypatch, capsys):
@@ -400,7 +428,7 @@ def test_what_is_no_regular_file_in_place_of_a_sweep_is_refused_and_not_read(kin
             file.mkdir()
         case "huge":
             with file.open("wb") as sparse:
-                sparse.truncate(2**40)
+                sparse.truncate(2**26 + 1)
         case _:
             file.symlink_to("/dev/zero" if kind == "device" else tmp_path / "moved.json")
     for words in (["sweep", "lr", "--status"], ["compare", "lr"], ["sweep", "lr"]):
@@ -414,6 +442,8 @@ def test_a_recipe_that_changed_since_is_told(runs_folder, tmp_path, capsys):
     plan(str(file), "mine", seeds=1, settings=SMALL_SWEEP)[0].write()
     assert len(find_sweep("mine").config(find_sweep("mine").runs[0]).policy.hidden_sizes) == 1
     file.write_text("env: point-corner\nalgorithm: {name: promp, clip_eps: 0.1}\n")
+    with pytest.raises(UsageError, match=f"different arguments. {re.escape(str(file))} has changed. Use --name"):
+        check_unchanged(find_sweep("mine"), plan(str(file), "mine", seeds=1, settings=SMALL_SWEEP)[0], extend=True)
     assert cli.run(["sweep", "mine"]) == 2
     assert "has changed since" in capsys.readouterr().err
 
