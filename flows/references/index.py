@@ -94,7 +94,7 @@ def read_index(folder: Path) -> list[Reference]:
             raise ValueError("several references with the same name")
         return references
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
+        problem = error.errors()[0]
         where = ".".join(map(str, ("references", *problem["loc"])))
         raise broken(folder / INDEX, f"not an index of references ({where}: {problem['msg']})") from None
     except (KeyError, ValueError) as error:

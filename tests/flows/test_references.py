@@ -14,7 +14,7 @@ import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from zipfile import ZIP_BZIP2, ZipFile
+from zipfile import ZIP_BZIP2, ZIP_DEFLATED, ZipFile
 
 import numpy as np
 import pyarrow as pa
@@ -31,10 +31,11 @@ from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.thin import materialise
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.errors import UsageError
+from metaloom.flows.formatting import size
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.references.archive import add, extract, opened, pack
-from metaloom.flows.references.index import INDEX, as_archive_damage, find, read_index, shipped, write_index
+from metaloom.flows.references.index import INDEX, Added, as_archive_damage, find, read_index, shipped, write_index
 from metaloom.flows.references.verify import Verified, verify
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import override
@@ -122,7 +123,10 @@ def test_every_iteration_can_be_recomputed_from_the_nearest_learner(extracted, i
 
 
 def test_a_whole_reference_can_be_recomputed(extracted):
-    assert verify(extracted, None).stages == len(storage.open_run(extracted).refs())
+    seen = []
+    found = verify(extracted, None, on_progress=lambda *place: seen.append(place))
+    assert found.stages == len(storage.open_run(extracted).refs()) == len(seen)
+    assert (seen[0], seen[-1]) == ((0, ITERATIONS - 1), (ITERATIONS - 1, ITERATIONS - 1))
 
 
 def test_replay_takes_a_reference_as_any_run(extracted):
@@ -177,6 +181,9 @@ def test_runs_of_other_kinds_can_be_references(recipe, tmp_path):
 
 def test_the_same_run_folder_gives_the_same_archive(references, extracted):
     assert pack(extracted, references / "again.zip").read_bytes() == (references / "tiny.zip").read_bytes()
+    with ZipFile(references / "again.zip") as archive:
+        found = {(entry.date_time, entry.external_attr, entry.compress_type) for entry in archive.infolist()}
+    assert found == {((1980, 1, 1, 0, 0, 0), 0o644 << 16, ZIP_DEFLATED)}
 
 
 def test_only_the_command_asks_for_a_process_with_the_recorded_machine_code(made, monkeypatch):
@@ -201,6 +208,9 @@ def test_the_commands_list_show_verify_and_extract(made, tmp_path, monkeypatch, 
     (row,) = json.loads(capsys.readouterr().out)
     metrics = storage.open_run(made / "tiny")[ITERATIONS - 1].metrics()
     assert (row["algorithm"], row["last_return"]) == ("promp", metrics["step_1.average_return"])
+    assert metaloom.reference.ls(folder=at[1]).shown()[0] == "1 reference"
+    added = Added(find(Path(at[1]), "tiny"), Path("more"))
+    assert (added.as_dict(), str(added)) == (row, f"more/tiny.zip: {size(row['size'])}")
     assert command(["reference", "show", "tiny", *at]) == 0
     out = capsys.readouterr().out
     assert "return by class of task" in out
@@ -263,7 +273,9 @@ def test_a_difference_is_told_where_it_is_and_how_far_it_leads(made, monkeypatch
     recorded, computed = told["returns"]
     assert recorded == storage.open_run(made / "tiny")[5].metrics()["step_1.average_return"] != computed
     assert command(["reference", "verify", "tiny@5", "--from", str(made / "references")]) == 1
-    assert "NOT identical from iteration 4, process_samples" in capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
+    assert "NOT identical from iteration 4, process_samples" in out
+    assert f"the average return of iteration 5 is {computed:.8g}, recorded {recorded:.8g}." in out.replace("- ", "-")
     assert command(["reference", "verify", "tiny@3", "--from", str(made / "references")]) == 0
 
 
@@ -460,7 +472,10 @@ def test_damage_is_told_of_the_run_and_not_of_the_copy_that_goes_away(made, tmp_
 def test_a_run_that_has_met_its_end_is_complete(tiny_config, tmp_path):
     stop = {"metric": "average_return", "at_least": -1e9}
     train(tiny_config(stop=stop), tmp_path / "done", backend=SERIAL)
-    with opened(tmp_path / "references", add(tmp_path / "done", tmp_path / "references")) as path:
+    reference = add(tmp_path / "done", tmp_path / "references")
+    assert reference.learners == 20
+    with opened(tmp_path / "references", reference) as path:
+        assert path.parent.stat().st_mode & 0o777 == 0o700
         assert len(storage.open_run(path).iterations) == 1
         assert verify(path, None).identical
 
@@ -558,35 +573,40 @@ def zipped(*files, **how):
     return file.getvalue()
 
 
-def spoiled(name, payload, *, flags=0):
+def spoiled(name, payload, *, flags=0, size=1000):
     """A zip of one deflated file whose content or name is none."""
-    name_size, sizes = len(name), (0, len(payload), 1000)
+    name_size, sizes = len(name), (0, len(payload), size)
     head = struct.pack("<4s5H3L2H", b"PK\3\4", 20, flags, 8, 0, 33, *sizes, name_size, 0) + name + payload
     entry = struct.pack("<4s6H3L5H2L", b"PK\1\2", 20, 20, flags, 8, 0, 33, *sizes, name_size, *[0] * 6) + name
     return head + entry + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, len(entry), len(head), 0)
 
 
 HOSTILE = {
-    "outside": zipped("../outside"),
-    "absolute": zipped("/outside"),
-    "through itself": zipped("a/../../outside"),
-    "the same twice": zipped("run.json", "run.json"),
-    "a file as a folder": zipped("a", "a/outside"),
-    "deeper than Python can remove": zipped("/".join(["a"] * 900), "/".join(["a"] * 1800)),
-    "a method that expands without limit": zipped("run.json", compression=ZIP_BZIP2),
-    "more files than any run": zipped(*map(str, range(10_001))),
-    "no content": spoiled(b"run.json", b"\xff\xff\xff"),
-    "no name": spoiled(b"\xff\xfe", b"", flags=0x800),
+    "outside": (zipped("../outside"), "contains '../outside', which no reference does"),
+    "absolute": (zipped("/outside"), "contains '/outside', which no"),
+    "through itself": (zipped("a/../../outside"), "contains 'a/../../outside', which no"),
+    "the same twice": (zipped("run.json", "run.json"), "contains several files with the same name"),
+    "a file as a folder": (zipped("a", "a/outside"), "cannot be unpacked"),
+    "deeper than Python can remove": (zipped("/".join(["a"] * 900), "/".join(["a"] * 1800)), "contains 'a/a/a"),
+    "deeper than any run": (zipped("/".join(["a"] * 17)), "contains 'a/a/a"),
+    "as deep as a run may be": (zipped("/".join(["a"] * 16)), "its run: "),
+    "a method that expands without limit": (zipped("run.json", compression=ZIP_BZIP2), "contains 'run.json', which"),
+    "more files than any run": (b"PK\1\2" * 10_001, "contains more than 10000 files"),
+    "as many files as a run may have": (b"PK\1\2" * 10_000, "cannot be unpacked (BadZipFile"),
+    "more bytes than any run": (spoiled(b"run.json", b"", size=2**30 + 1), "contains 1073741825 bytes, more than any"),
+    "as many bytes as a run may have": (spoiled(b"run.json", b"", size=2**30), "run.json: not valid JSON"),
+    "no content": (spoiled(b"run.json", b"\xff\xff\xff"), "cannot be unpacked"),
+    "no name": (spoiled(b"\xff\xfe", b"", flags=0x800), "cannot be unpacked"),
 }
 
 
-@pytest.mark.parametrize("raw", HOSTILE.values(), ids=HOSTILE)
-def test_an_archive_that_no_reference_can_be_is_refused_and_writes_nothing(references, tmp_path, raw):
+@pytest.mark.parametrize(("raw", "problem"), HOSTILE.values(), ids=HOSTILE)
+def test_an_archive_that_no_reference_can_be_is_refused_and_writes_nothing(references, tmp_path, raw, problem):
     (references / "tiny.zip").write_bytes(raw)
     reference = dataclasses.replace(find(references, "tiny"), size=len(raw), sha256=hashlib.sha256(raw).hexdigest())
     inside = tmp_path / "deep" / "run"
     inside.parent.mkdir()
-    with pytest.raises(storage.DamagedRun, match=r"tiny\.zip"):
+    with pytest.raises(storage.DamagedRun, match=rf"tiny\.zip: {re.escape(problem)}"):
         extract(references, reference, inside)
     assert [*tmp_path.rglob("outside")] == [*inside.parent.iterdir()] == []
 
@@ -633,6 +653,10 @@ def test_a_run_that_is_not_the_one_of_the_index_is_refused(references, tmp_path,
 
 
 def test_an_archive_that_is_none_or_too_large_is_refused(references, tmp_path, monkeypatch):
+    original = find(references, "tiny")
+    os.truncate(references / "tiny.zip", 2**28 + 1)
+    with pytest.raises(storage.DamagedRun, match="holds 268435457 bytes, more than the 268435456 allowed"):
+        extract(references, original, tmp_path / "run")
     reference = repack(references, {"run.json": "{}" * 1000})
     monkeypatch.setattr("metaloom.flows.references.archive._LARGEST_RUN", 1999)
     with pytest.raises(storage.DamagedRun, match="more than any reference"):
@@ -653,11 +677,12 @@ def test_an_archive_that_is_none_or_too_large_is_refused(references, tmp_path, m
         {"seed": "x"},
         {"metrics": 3},
         {"metrics": {"loss": 10**400}},
+        {"schema": "metaloom-references/2"},
     ],
 )
 def test_an_index_that_says_what_cannot_be_is_refused(references, change):
     document = read_sealed(references / INDEX, indented=True)
-    document["references"][0] |= change
+    (document if "schema" in change else document["references"][0]).update(change)
     (references / INDEX).write_bytes(render(sealed(document), indented=True))
     with pytest.raises(storage.StoreError) as refused:
         read_index(references)
