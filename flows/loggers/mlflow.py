@@ -33,7 +33,7 @@ class _MlflowRun:
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
         server = os.environ.get("MLFLOW_TRACKING_URI")
         if not server:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)
         self._client: Any = MlflowClient(server or f"sqlite:///{(folder / 'mlflow.db').resolve()}")
         self._run = self._run_of(run, folder)
 

@@ -20,8 +20,7 @@ class _WandbRun:
         import wandb
 
         self._wandb: Any = wandb
-        self._step = 0
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         self._run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "metaloom",
             name=run.path.name,

@@ -2,9 +2,11 @@
 
 import contextlib
 import importlib
+import io
 import json
 import logging
 import math
+import os
 import socket
 import struct
 import sys
@@ -15,6 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import requests
+from PIL import Image
 
 import metaloom
 from metaloom import storage
@@ -154,6 +157,8 @@ def test_tensorboard_has_hyper_parameters_and_a_film(logged):
     events = events_of(logged.path.parent / "logs" / "tensorboard" / "first")
     (film,) = events.Images("film")
     assert (film.step, film.encoded_image_string[:6]) == (1, b"GIF89a")
+    with Image.open(io.BytesIO(film.encoded_image_string)) as picture:
+        assert picture.size == (film.width, film.height)
     told = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
     assert b"algorithm.clip_eps" in told
     assert b"step_1/average_return" in events.summary_metadata["_hparams_/experiment"].plugin_data.content
@@ -174,6 +179,7 @@ def test_wandb_keeps_all_of_it_offline(logged):
     (begun,) = (r.run for r in wandb_records(folder) if r.WhichOneof("record_type") == "run")
     assert (begun.run_id, begun.display_name) == (logged.info["id"].replace("-", ""), "first")
     assert begun.project == "metaloom"
+    assert os.environ["WANDB_ERROR_REPORTING"] == "false"
     config = {item.key: json.loads(item.value_json) for item in begun.config.update}
     assert config["algorithm"]["clip_eps"] == logged.config["algorithm"]["clip_eps"]
     # Neither the program, nor the machine, nor the repository.
@@ -187,6 +193,9 @@ def test_wandb_is_where_its_variables_say(logged, monkeypatch, tmp_path):
     monkeypatch.setattr(wandb, "init", lambda **options: given.update(options))
     live.opener("wandb")(logged, tmp_path / "logs")
     assert given["dir"] == str(tmp_path / "logs")
+    assert (given["resume"], given["allow_val_change"]) == ("allow", True)
+    sent = given["settings"]
+    assert all((sent.silent, sent.disable_git, sent.disable_code, sent.x_disable_stats, sent.x_disable_meta))
     assert (tmp_path / "logs").is_dir()  # W&B 0.19 would write to a temporary folder instead
     for name, value in (("PROJECT", "mine"), ("DIR", str(tmp_path / "own")), ("MODE", "disabled")):
         monkeypatch.setenv(f"WANDB_{name}", value)
@@ -204,10 +213,36 @@ def test_mlflow_has_numbers_settings_and_the_film(logged):
     assert run.data.params["algorithm.name"] == "promp"
     returns = logged.episodes().to_pandas().query("iteration == 1 and step == 0").groupby("task")["return"].mean()
     assert run.data.metrics["step_0/task_returns.highest"] == pytest.approx(returns.max())
-    assert run.data.metrics["step_0/task_returns.median"] == pytest.approx(returns.median())
+    for name, share in (("lowest", 0), ("lower_quartile", 0.25), ("median", 0.5), ("upper_quartile", 0.75)):
+        assert run.data.metrics[f"step_0/task_returns.{name}"] == pytest.approx(returns.quantile(share))
+    written = (logged.path.parent / "logs" / "mlflow.db").stat().st_mtime
+    assert all(0 <= written - metric.timestamp / 1000 < 600 for metric in history)
     assert "by_class/step_1.balanced_standard_error" in run.data.metrics
     (film,) = client.list_artifacts(run.info.run_id, "films")
     assert film.path == "films/iteration-00000001.gif"
+
+
+def test_mlflow_gets_every_setting_once_in_parts_that_it_accepts_and_tells_nobody_else(logged, tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    asked = {"HTTP_REQUEST_TIMEOUT": "10", "HTTP_REQUEST_MAX_RETRIES": "1", "DISABLE_TELEMETRY": "true"}
+    for name in asked:
+        monkeypatch.setenv(f"MLFLOW_{name}", "")
+        monkeypatch.delenv(f"MLFLOW_{name}")
+    sent = []
+    known = SimpleNamespace(experiment_id="1", info=SimpleNamespace(run_id="2"))
+    client = SimpleNamespace(
+        get_experiment_by_name=lambda name: known,
+        search_runs=lambda *words, **options: [],
+        create_run=lambda *words, **options: known,
+        log_batch=lambda run, params: sent.append({param.key: param.value for param in params}),
+    )
+    monkeypatch.setattr("mlflow.MlflowClient", lambda uri: client)
+    settings = {f"setting_{number}": number for number in range(201)} | {"long": "x" * 501, "odd=": 1}
+    live.opener("mlflow")(SimpleNamespace(info=logged.info, path=logged.path, config=settings), tmp_path)
+    assert [len(part) for part in sent] == [100, 100, 3]
+    told = {key: value for part in sent for key, value in part.items()}
+    assert told == {f"setting_{n}": str(n) for n in range(201)} | {"long": "x" * 500, "odd_": "1"}
+    assert {name: os.environ[f"MLFLOW_{name}"] for name in asked} == asked
 
 
 def test_training_that_goes_on_is_the_same_run_there(tiny_config, tmp_path, copy_tiny_run, monkeypatch):
@@ -330,6 +365,7 @@ def test_films_are_made_as_often_as_asked_and_of_the_last_iteration(tiny_config,
     def video(folder, iteration, file, *, renderer, **options):
         file.write_bytes(b"GIF")
         renderers.append(renderer)
+        assert options == {"size": (320, 240), "every": 2}
 
     monkeypatch.setattr(live, "opener", lambda name: lambda run, folder: Broken("never", seen))
     monkeypatch.setattr(live, "choose_renderer", lambda name: "egl")
