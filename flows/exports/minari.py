@@ -160,7 +160,7 @@ def _layout(compact: bool) -> Any:
 
 @cache
 def _type_of(dtype: np.dtype[Any]) -> Any:
-    return h5t.py_create(dtype, logical=True)
+    return h5t.py_create(dtype)
 
 
 @cache

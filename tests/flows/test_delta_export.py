@@ -57,6 +57,8 @@ def test_runs_are_appended_once_however_often_they_are_exported_and_duckdb_reads
         for name in ("episodes", "tasks", "metrics", *(("evaluations",) if run.name == "first" else ())):
             found, own = rows_of(tmp_path / "lake", name, run)
             assert found == own
+    columns = lake(tmp_path / "lake", "tasks").to_pyarrow_dataset().schema.names
+    assert columns[:2] == ["run", "iteration"]  # deltalake puts run_id last
     versions = {name: lake(tmp_path / "lake", name).version() for name in delta.TABLES}
     again = export(opened[0], tmp_path / "lake", "delta")
     assert (again.iterations, again.rows) == (0, 0)
@@ -104,13 +106,13 @@ def test_of_a_run_that_went_on_only_what_is_new_is_appended_under_any_name_and_p
 
 
 def test_an_export_that_was_killed_between_two_tables_is_finished_by_the_next(runs, tmp_path, monkeypatch):
-    run = storage.open_run(runs / "first")
+    run, place = storage.open_run(runs / "first"), tmp_path / "new" / "lake"
     with monkeypatch.context() as killed:
         killed.setattr(delta, "TABLES", ("episodes", "tasks"))
-        export(run, tmp_path / "lake", "delta")
-    export(run, tmp_path / "lake", "delta")
+        export(run, place, "delta")
+    export(run, place, "delta")
     for name in delta.TABLES:
-        found, own = rows_of(tmp_path / "lake", name, run)
+        found, own = rows_of(place, name, run)
         assert found == own
 
 

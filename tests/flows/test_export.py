@@ -3,12 +3,15 @@
 import json
 import re
 import sys
+from datetime import datetime
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from gymnasium.spaces import Box
+from h5py import h5g
 
 from metaloom import storage
 from metaloom.flows import cli, exports
@@ -37,6 +40,7 @@ def stored(tmp_path_factory, tiny_config):
 
 
 def test_minari_loads_and_iterates_what_was_exported(stored, tmp_path, monkeypatch):
+    monkeypatch.setattr("metaloom.flows.exports.minari.make_env", None)  # the recorded spaces are enough
     result = export(stored, tmp_path / "datasets", "minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
     dataset = minari.load_dataset("my-run-1-v0")
@@ -53,6 +57,8 @@ def test_minari_loads_and_iterates_what_was_exported(stored, tmp_path, monkeypat
         np.testing.assert_array_equal(episode.rewards, batch.rewards[b, e, :T])
         assert episode.terminations.tolist() == [False] * (T - 1) + [bool(batch.terminated[b, e])]
         assert episode.truncations.tolist() == [False] * (T - 1) + [bool(batch.truncated[b, e])]
+    with h5py.File(tmp_path / "datasets" / "my-run-1-v0" / "data" / "main_data.hdf5") as file:  # without timestamps
+        assert [h5g.get_objinfo(file.id, name).mtime for name in (b"episode_0", b"episode_0/rewards")] == [0, 0]
     assert dataset.spec.dataset_id == "my-run-1-v0"
     assert dataset.observation_space == Box(-np.inf, np.inf, (2,), np.float32)
     assert dataset.action_space == make_env(EnvConfig(name="point-corner", action_scale=None)).action_space
@@ -64,6 +70,7 @@ def test_a_minari_episode_says_where_in_the_run_it_is_from(stored, tmp_path):
     assert dataset.total_episodes == 12
     (metadata,) = dataset.storage.get_episode_metadata([7])
     options = metadata["options"]
+    assert not {"lengths", "terminated", "truncated"} & {*options}
     assert [int(options[name]) for name in ("iteration", "step", "task", "episode")] == [1, 1, 2, 1]
     tasks = stored[1].tasks()
     assert {name: options[f"task_{name}"] for name in tasks.names} == dict(
@@ -85,7 +92,10 @@ def test_tensorboard_shows_every_metric_of_every_iteration(stored, tmp_path):
     np.testing.assert_allclose(
         [event.value for event in returns], [row["step_1.average_return"] for row in metrics], rtol=1e-6
     )
-    assert returns[0].wall_time < returns[1].wall_time
+    for i, event in enumerate(returns):
+        record = stored.record(stored.last_ref(i))
+        ended = datetime.fromisoformat(record.started).timestamp() + record.seconds
+        assert event.wall_time == pytest.approx(ended, abs=1e-5)
 
 
 @pytest.mark.parametrize("to", exports.format_names())

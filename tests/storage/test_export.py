@@ -14,6 +14,7 @@ import pytest
 
 from metaloom import storage
 from metaloom.flows.exports import format_of
+from metaloom.flows.exports.parquet import _write_table
 from metaloom.pipeline.types import TaskBatch
 from metaloom.storage import StageRef
 from metaloom.storage.export import ExportExists, export_folder
@@ -128,6 +129,12 @@ def test_memory_stays_within_one_iteration_however_long_the_run(make_run, tmp_pa
     assert max(groups) < 2 * one_iteration
 
 
+def test_a_derived_table_has_every_iteration_of_a_long_run_once(tmp_path):
+    table_of = lambda iterations: pa.table({"iteration": [*iterations]})  # noqa: E731
+    _write_table(tmp_path / "metrics.parquet", table_of, range(130), None)
+    assert pq.read_table(tmp_path / "metrics.parquet")["iteration"].to_pylist() == [*range(130)]
+
+
 def read_histories(folder):
     tables = [pq.ParquetFile(file).read() for file in sorted(folder.glob("*.parquet"))]
     return pa.concat_tables(tables).to_pylist()
@@ -147,6 +154,7 @@ def check_history(run, rows):
         assert row["task_velocity"] == run[row["iteration"]].tasks().params[b, 0]
     keys = [(row["history"], row["order"]) for row in rows]
     assert len(set(keys)) == len(keys)
+    assert [*rows[0]][:3] == ["history", "order", "iteration"]
     for history in {row["history"] for row in rows}:
         mine = [row for row in rows if row["history"] == history]
         assert [row["order"] for row in mine] == list(range(len(mine)))
