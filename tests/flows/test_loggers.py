@@ -159,6 +159,11 @@ def test_tensorboard_has_hyper_parameters_and_a_film(logged):
     assert (film.step, film.encoded_image_string[:6]) == (1, b"GIF89a")
     with Image.open(io.BytesIO(film.encoded_image_string)) as picture:
         assert picture.size == (film.width, film.height)
+    (file,) = (logged.path.parent / "logs" / "tensorboard" / "first").iterdir()
+    loaders = importlib.import_module("tensorboard.backend.event_processing.event_file_loader")
+    values = [value for event in loaders.LegacyEventFileLoader(str(file)).Load() for value in event.summary.value]
+    assert [value.image.colorspace for value in values if value.tag == "film"] == [3]  # RGB
+    assert [value.tag for value in values].count("_hparams_/experiment") == 1
     told = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
     assert b"algorithm.clip_eps" in told
     assert b"step_1/average_return" in events.summary_metadata["_hparams_/experiment"].plugin_data.content
