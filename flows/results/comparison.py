@@ -1,7 +1,7 @@
 """Result of comparing groups of runs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +73,7 @@ class Comparison(Shown):
     notes: tuple[str, ...]  # remarks for the reader
     seed: int  # seed of the bootstrap
     resamples: int  # number of bootstrap resamples
-    draw: "Callable[[Comparison], Figure]" = field(compare=False)  # function that draws the comparison
+    draw: "Callable[[Comparison], Figure]"  # function that draws the comparison
 
     def shown(self) -> tuple[str, list[Row]]:
         rows = [

@@ -1,7 +1,7 @@
 """Evaluation results: test returns of a learner after 0 ... K adaptation steps."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -117,7 +117,7 @@ class EvaluationOutcome(Shown):
     tasks_are_new: bool  # True if no evaluation task occurs in training
     drawn_from: int | None  # size of the task set; None if tasks come from a distribution
     classes: Classes | None
-    draw: "Callable[[EvaluationOutcome], Figure]" = field(compare=False)  # function that draws the returns
+    draw: "Callable[[EvaluationOutcome], Figure]"  # function that draws the returns
 
     def shown(self) -> tuple[str, list[Row]]:
         rows = [
