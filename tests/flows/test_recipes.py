@@ -8,6 +8,7 @@ from metaloom.flows.recipes import RECIPES, load_settings, new_config
 from metaloom.pipeline.algorithms import ALGORITHMS
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.registry import make_env
 
 SINGLE_TASK = ["a2c", "dql", "ppo", "ppo2", "recurrent-a2c", "recurrent-ppo", "sac", "svpg"]
@@ -173,6 +174,11 @@ def test_a_wrong_setting_is_named_as_the_user_typed_it():
     settings = override(load_settings("promp-point-corner"), ["algorithm=maml-trpo", "algorithm.clip_eps=0.1"])
     with pytest.raises(ValueError, match=r"^algorithm\.clip_eps: unknown key"):
         build_config(settings)
+
+
+def test_an_environment_that_there_is_not_is_told_with_the_settings():
+    with pytest.raises(EnvError, match=r"^env\.name is 'point-cornr'; did you mean point-corner"):
+        new_config("promp", ["env=point-cornr"])
 
 
 def test_a_broken_recipe_of_an_installed_package_is_named_and_hides_no_other(tmp_path, monkeypatch, capsys):
