@@ -5,6 +5,7 @@ import errno
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -94,6 +95,19 @@ def test_a_run_stays_as_it_is_when_a_reference_is_made_of_it(made, tmp_path):
     assert contents(made / "tiny") == before
 
 
+def test_metrics_without_a_value_are_not_among_those_of_a_reference(made, tmp_path, monkeypatch):
+    right = storage.Run.metrics
+
+    def more(run, iterations):
+        return pa.Table.from_pylist(
+            [row | {"nan": math.nan, "none": None} for row in right(run, iterations).to_pylist()]
+        )
+
+    monkeypatch.setattr(storage.Run, "metrics", more)
+    reference = find(made / "references", "tiny")
+    assert extract(made / "references", reference, tmp_path / "run").exists()
+
+
 def test_a_reference_has_the_learners_of_some_iterations_and_all_records_and_tables(made, extracted):
     original, reference = storage.open_run(made / "tiny"), storage.open_run(extracted)
     assert storage.verify_run(extracted) == []
@@ -122,11 +136,14 @@ def test_every_iteration_can_be_recomputed_from_the_nearest_learner(extracted, i
     assert code == f"Computed with the CPU code paths {machine_code()}"
 
 
-def test_a_whole_reference_can_be_recomputed(extracted):
-    seen = []
+def test_a_whole_reference_can_be_recomputed(extracted, monkeypatch):
+    seen, asked = [], []
+    arithmetic = "metaloom.flows.references.verify.arithmetic_of"
+    monkeypatch.setattr(arithmetic, lambda run, iterations: asked.append([*iterations]))
     found = verify(extracted, None, on_progress=lambda *place: seen.append(place))
     assert found.stages == len(storage.open_run(extracted).refs()) == len(seen)
     assert (seen[0], seen[-1]) == ((0, ITERATIONS - 1), (ITERATIONS - 1, ITERATIONS - 1))
+    assert asked == [[*range(ITERATIONS)]]
 
 
 def test_replay_takes_a_reference_as_any_run(extracted):
