@@ -90,6 +90,7 @@ def test_the_derived_tables_lie_beside_the_steps(run, parquet):
     for name in ("episodes", "tasks", "metrics"):
         table = pq.ParquetFile(parquet / f"{name}.parquet").read()
         assert table.equals(getattr(run, name)())
+    assert not (parquet / "evaluations.parquet").exists()
 
 
 def test_iterations_and_rounds_can_be_chosen(run, tmp_path):
