@@ -20,14 +20,14 @@ reference: App = App(
 )
 
 
-def show(call: Call[Any], *, as_json: bool = False) -> int:
+def show(call: Call[Any], *, as_json: bool) -> int:
     """Print a reference as JSON data or as formatted text, while its archive is open."""
     with found(call["name"], call["folder"]) as views:
         answer(as_json, *views)
     return 0
 
 
-def verify(call: Call[Any], *, as_json: bool = False) -> int:
+def verify(call: Call[Any], *, as_json: bool) -> int:
     """Verify a reference, using its recorded CPU code paths, and print the result."""
     return call.show(call(prepared=late.start_as_recorded), as_json)
 

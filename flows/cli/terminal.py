@@ -66,7 +66,7 @@ def compare(
             help="Plot means, curves, profiles and probabilities of improvement in this .png, .svg or .pdf file."
         ),
     ] = None,
-    as_json: bool = False,
+    as_json: bool,
 ) -> int:
     """Print a comparison, and plot it if requested."""
     if plot is not None:
@@ -85,7 +85,7 @@ def optimize(
     grid: Annotated[
         Sequence[str], Parameter(help="Try several values: `--grid algorithm.clip_eps=0.1,0.2`. Repeatable.")
     ] = (),
-    as_json: bool = False,
+    as_json: bool,
 ) -> int:
     """Recompute a stage for each combination of values in a grid, and print the comparison."""
     path, iteration = require_one_iteration(call["run"], None)
@@ -141,7 +141,7 @@ def cancel(call: "Call[Cancelled]") -> int:
     return 0 if done.went_well else 1
 
 
-def watch(call: "Call[Ending]", *, as_json: bool = False) -> int:
+def watch(call: "Call[Ending]", *, as_json: bool) -> int:
     """Watch a training run and print how it ended; Ctrl-C stops only the watching."""
     STATUS.end()
     with suppress(KeyboardInterrupt):
@@ -164,7 +164,7 @@ def logs(
             help="Print new lines as they are logged, until the training ends or you press Ctrl-C.",
         ),
     ] = False,
-    as_json: bool = False,
+    as_json: bool,
 ) -> int:
     """Print the lines of a log, followed by new ones as they are added if `follow` is True."""
     opened = open_run(run_folder(call["run"]))
@@ -215,7 +215,7 @@ def show(
     everything: Annotated[
         bool, Parameter(name="--all", help="Show all settings of a run, its environment and its disk usage.")
     ] = False,
-    as_json: bool = False,
+    as_json: bool,
 ) -> int:
     """Print a run or its stages, as JSON data or as formatted text."""
     given = {**call.given}
@@ -243,7 +243,7 @@ def replay(
             "supports them. By default, each library chooses its code path for this processor."
         ),
     ] = False,
-    as_json: bool = False,
+    as_json: bool,
 ) -> int:
     """Replay stages, and print each comparison."""
     stage, step, until_diff, backend = (call[name] for name in ("stage", "step", "until_diff", "backend"))
@@ -332,7 +332,7 @@ def evaluate(
             "the last frame only). It shows the median-return task and its median-return episodes."
         ),
     ] = None,
-    as_json: bool = False,
+    as_json: bool,
 ) -> int:
     """Evaluate a learner, print its returns, and write the plot and video that were requested."""
     at = RunAt.of(call["run"], learner=True)
@@ -376,7 +376,7 @@ def recipes(
     envs: Annotated[
         bool, Parameter(help="List the environments instead; recipes accept any of them with `--set env=NAME`.")
     ] = False,
-    as_json: bool = False,
+    as_json: bool,
 ) -> int:
     """Print the list of recipes, the settings of one of them, the list of environments, or the settings schema."""
     if recipe is not None:

@@ -45,7 +45,7 @@ def train(
             help="With --dry-run, also measure memory, disk and time in up to ten iterations in a temporary folder."
         ),
     ] = False,
-    as_json: bool = False,
+    as_json: bool,
 ) -> int:
     """Train a run, or print its estimated cost if `dry_run` is True."""
     if not dry_run:
@@ -63,7 +63,7 @@ def train(
     return USAGE
 
 
-def shown(call: "Call[Run]", *, as_json: bool = False) -> int:
+def shown(call: "Call[Run]", *, as_json: bool) -> int:
     """Train or resume a run, show its progress, and return the exit code."""
     return cast(int, call(progress=partial(_train, call["log"], as_json)))
 
@@ -136,7 +136,7 @@ def sweep(
         bool, Parameter(help="Show the progress of a sweep without training; RECIPE is then the name of the sweep.")
     ] = False,
     dry_run: Annotated[bool, Parameter(help="List the planned runs without training.")] = False,
-    as_json: bool = False,
+    as_json: bool,
 ) -> int:
     """Train a sweep, or show its runs if `status` or `dry_run` is True."""
     if status:

@@ -174,7 +174,7 @@ BROKEN = {
     "unspoken": ("spoken", "def spoken(*, as_json: bool = False) -> None:\n    'Speak.'\n"),
     "takes_train": ("train", "def train() -> None:\n    'Train.'\n"),
     "takes_run": ("open_run", "def open_run() -> None:\n    'Open.'\n"),
-    "dashed": ("--help", "def show() -> None:\n    'Show.'\n"),
+    "dashed": ("-h", "def show() -> None:\n    'Show.'\n"),
     "quoted": (
         "quoted",
         "from __future__ import annotations\nfrom metaloom.flows.operations.options import Natural\n"
@@ -208,7 +208,7 @@ def test_a_broken_operation_of_a_package_is_named_and_every_other_command_works(
         assert problem in shown
     assert "(unspoken:spoken) cannot be used" in shown
     assert "(raising:boom) cannot be used: RuntimeError: no such library" in done.stderr
-    for module, name in (("takes_train", "train"), ("takes_run", "open_run"), ("dashed", "--help")):
+    for module, name in (("takes_train", "train"), ("takes_run", "open_run"), ("dashed", "-h")):
         assert f"{module}: skipped the operation {name!r}" in done.stderr
 
 

@@ -239,9 +239,10 @@ def test_the_commands_list_show_verify_and_extract(made, tmp_path, monkeypatch, 
     assert [stage["thinned"] for stage in shown] == [False, *[True] * 5, False]  # it led to learner 3
     assert command(["reference", "verify", "tiny@4", *at, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["start"] == EVERY
-    assert command(["reference", "extract", "tiny", "--run", "mine", *at]) == 0
-    assert storage.verify_run(tmp_path / "runs" / "mine") == []
-    assert command(["reference", "extract", "tiny", "--run", "mine", *at]) == 2
+    mine = tmp_path / "new" / "folder" / "mine"
+    assert command(["reference", "extract", "tiny", "--run", str(mine), *at]) == 0
+    assert storage.verify_run(mine) == []
+    assert command(["reference", "extract", "tiny", "--run", str(mine), *at]) == 2
     assert "already" in capsys.readouterr().err
     assert command(["reference", "add", str(made / "tiny"), "--name", "second", "--to", str(tmp_path / "more")]) == 0
     assert [reference.name for reference in read_index(tmp_path / "more")] == ["second"]

@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from metaloom.flows.commands.replay import compare, replay, ulp_distance
 from metaloom.flows.commands.thin import thin
 from metaloom.flows.commands.train import train
 from metaloom.flows.errors import UsageError
+from metaloom.flows.graph.changes import machine_changes
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.nn.device import arithmetic_facts
@@ -136,6 +138,27 @@ def test_other_arithmetic_than_the_runs_is_named_where_bits_differ(stored):
     again = replayed("--as-recorded")
     assert again.returncode == 0, again.stdout
     assert f"Computed with the CPU code paths BLAS {blas} (as recorded)" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "told"),
+    [
+        ("a b c d e f", "b", "a processor without a c d e f, with anything new"),
+        ("a z", "z c b d e f g", "a processor without a, with b c d e f and 1 more"),
+    ],
+)
+def test_another_processor_is_named_by_the_flags_that_only_one_of_them_has(then, now, told, monkeypatch):
+    monkeypatch.setattr("metaloom.flows.graph.changes.system", lambda: {"cpu": "x", "cpu_flags": now, "libc": "2.40"})
+    monkeypatch.setattr("metaloom.flows.graph.changes.arithmetic_facts", lambda: {"blas": "A", "torch": "B"})
+    environment = {"arithmetic": {"torch": "B"}, "numerics": {"fast-math": "on"}}
+    run = SimpleNamespace(info={"system": {"cpu": "x", "cpu_flags": then}}, environment_of=lambda ref: environment)
+    found = [*machine_changes(run, REF)]
+    assert found == [
+        told,
+        "libc absent then, 2.40 now",
+        "fast-math was on in the process that computed it",
+        "arithmetic of blas: not recorded then, A now",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -457,6 +457,7 @@ def test_the_python_api_sweeps_and_gives_the_runs(runs_folder):
 
 
 def test_a_dry_run_creates_nothing(runs_folder, capsys):
-    assert cli.run(words("--seeds", "3", "--dry-run")) == 0
-    assert "3 runs: 3 waiting" in capsys.readouterr().out
+    for seeds, count in ((("--seeds", "3"), 3), ((), 5)):
+        assert cli.run(words(*seeds, "--dry-run")) == 0
+        assert f"{count} runs: {count} waiting" in capsys.readouterr().out
     assert not runs_folder.exists()

@@ -99,6 +99,9 @@ def test_the_table_shows_the_chosen_rows(run, capsys):
     assert line.split()[:3] == ["4", "7", "0"]
     assert "104, 104, 104, 104, ... (8)" in line
     assert "fill_memory" not in text
+    for chosen, rows in (("0", [1]), ("1", [7]), ("-1", [4]), ("-2", [7]), (":", [1, 7, 4])):
+        info = json.loads(show(capsys, *STAGE, f"--rows={chosen}", "--json"))
+        assert [transition["row"] for transition in info["transitions"]] == rows
 
 
 def test_the_context_is_shown_instead_if_it_is_asked_for(run, capsys):

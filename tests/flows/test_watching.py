@@ -12,10 +12,12 @@ import subprocess
 import sys
 import time
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+import metaloom
 from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands import train as training
@@ -383,6 +385,23 @@ def test_ctrl_c_while_waiting_leaves_the_request(copy_tiny_run, tmp_path, monkey
         assert cli.run(["cancel", str(path)]) == 0
         assert writer.is_asked_to_stop()
     assert "the request stands" in capsys.readouterr().out
+
+
+def test_a_run_that_another_process_continues_at_once_was_stopped_all_the_same(copy_tiny_run, tmp_path, monkeypatch):
+    path = copy_tiny_run(tmp_path / "run")
+    with ExitStack() as first, ExitStack() as second:
+        first.enter_context(storage.open_writer(path))
+
+        def taken_over(seconds):
+            first.close()
+            second.enter_context(storage.open_writer(path))
+
+        monkeypatch.setattr(time, "sleep", taken_over)
+        done = metaloom.cancel(path)
+        assert (done.went_well, str(done)) == (
+            True,
+            f"it stopped; {storage.current_writer(path)} has since continued the run",
+        )
 
 
 def test_a_writer_that_is_stopped_is_told_of_with_what_helps(copy_tiny_run, tmp_path, monkeypatch, capsys):
