@@ -73,6 +73,18 @@ def test_a_command_and_its_python_function_have_the_same_options_and_defaults(op
     assert {*operation.of_terminal} == extras
 
 
+def test_defaults_are_those_that_the_documentation_states():
+    def default(function, name):
+        return inspect.signature(function).parameters[name].default
+
+    assert default(metaloom.compare, "last") == 10  # docs/comparing.md
+    assert default(metaloom.reference.add, "learners") == 20  # docs/references.md
+    assert default(operations()["serve"].function, "port") == 4200  # docs/prefect.md
+    trusting = [operation.function for operation in WRITTEN if "trust" in of_command(cli.app, operation)]
+    assert [function for function in trusting if default(function, "trust") is not False] == []
+    assert metaloom.serve in trusting
+
+
 LATE = (
     "trust", "workers", "threads", "scheduler", "step_timeout", "retries", "log", "film_every",
     "metrics_port", "json",

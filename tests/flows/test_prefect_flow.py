@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
+from httpx import ConnectError
 from PIL import Image
 from prefect.utilities.schema_tools import is_valid_schema, validate
 from prefect.utilities.schema_tools.validation import ValidationError
@@ -17,13 +18,23 @@ from metaloom import storage
 from metaloom.flows.commands.train import IterationReport
 from metaloom.flows.prefect_app import artifacts as prefect_page
 from metaloom.flows.prefect_app import deployments
-from metaloom.flows.prefect_app.artifacts import TrainingPage, artifact_key, iteration_line, summary, table_of
+from metaloom.flows.prefect_app.artifacts import (
+    TrainingPage,
+    artifact_key,
+    iteration_line,
+    publish_evaluation,
+    publish_replay,
+    summary,
+    table_of,
+)
 from metaloom.flows.prefect_app.deployments import RunRequest, meta_train, meta_train_custom, settings_for
 from metaloom.flows.recipes import RECIPES
+from metaloom.flows.results.replay import ArrayDifference, StageReplay
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views.report import ReportFiles
 from metaloom.pipeline.algorithms import ALGORITHMS
 from metaloom.pipeline.config.input import ConfigError
+from metaloom.storage import StageRef
 
 FOLDER = Path("runs/first")
 NOTHING = RunRequest()
@@ -75,6 +86,7 @@ class Recorder:
 
     def __init__(self, monkeypatch):
         self.calls: list[str] = []
+        self.shown: list[tuple] = []
         self.now = 0.0
         self.events: list[dict] = []
         kinds = ("create_image", "create_link", "create_markdown", "create_progress", "create_table", "update_progress")
@@ -90,6 +102,7 @@ class Recorder:
     def _recording(self, kind):
         def record(*args, **kwargs):
             self.calls.append(kind)
+            self.shown.append((*args, kwargs))
             return UUID(int=1)
 
         return record
@@ -347,6 +360,58 @@ class TestPage:
         page.iteration_done(report(9))
         expected = ["create_progress", "create_table", "create_image", "update_progress", "create_table"]
         assert recorder.calls == expected  # the last curve is drawn by `close`
+        assert (recorder.shown[0][0], recorder.shown[3][:2]) == (90, (UUID(int=1), 100))
+        description = "Metrics of iteration 9, 0:01:01 after the start"
+        assert recorder.shown[4][-1] == {"key": "metrics-first", "description": description}
+
+    def test_the_report_is_shown_at_the_end_although_the_server_was_just_away(self, recorder, monkeypatch, caplog):
+        page, files = recorder.page(), ReportFiles(Path("runs/reports/first/c.png"), Path("runs/reports/first/r.html"))
+        monkeypatch.setattr(prefect_page, "write_report", lambda run, folder: files)
+        monkeypatch.setenv("METALOOM_REPORTS_URL", "http://127.0.0.1:4201")
+        page.open(lambda: recorder.calls.append("tags"))
+        assert recorder.calls == ["tags", "create_markdown"]
+        recorder.run.iterations = []  # nothing was trained
+        page.close()
+        assert recorder.calls == ["tags", "create_markdown"]
+        assert caplog.records == []
+        recorder.run.iterations = [0]
+        page.open(lambda: (_ for _ in ()).throw(ConnectError("refused")))
+        page.open()
+        page.close()
+        assert recorder.calls[2:] == ["create_image", "create_markdown", "create_link"]
+        address, *_ = recorder.shown[-1]
+        assert address == "http://127.0.0.1:4201/first/r.html"
+
+    def test_a_replay_is_a_table_with_a_row_per_stage_or_array_that_differs(self, recorder):
+        ref = StageRef(3, "adapt", 0)
+        differs = ArrayDifference(ref, "params.w", (1, 2), "0.5", "0.25", 0.25, 7, 1)
+        publish_replay(FOLDER, [StageReplay(StageRef(3, "sample_tasks"), (), 0.1), StageReplay(ref, (differs,), 0.1)])
+        rows, about = recorder.shown[0]
+        nothing = dict.fromkeys(("array", "first index", "stored", "replayed", "max ulp"))
+        assert rows == [
+            {"stage": "i=3 sample_tasks", "result": "identical", **nothing},
+            {
+                "stage": "i=3 adapt k=0",
+                "result": "differs",
+                "array": "params.w",
+                "first index": "[1, 2]",
+                "stored": "0.5",
+                "replayed": "0.25",
+                "max ulp": 7,
+            },
+        ]
+        assert about == {"key": "replay-first", "description": "Replay of runs/first"}
+
+    def test_an_evaluation_is_a_table_of_its_summary(self, recorder):
+        summary_rows = [SimpleNamespace(columns={"adaptation steps": 0, "return": 1.23456789})]
+        outcome = SimpleNamespace(updates=1, tasks=[0, 1], summary=lambda: summary_rows)
+        publish_evaluation(FOLDER, outcome)
+        assert recorder.shown == [
+            (
+                [{"adaptation steps": 0, "return": 1.23457}],
+                {"key": "evaluation-first", "description": "runs/first after 1 update, on 2 tasks"},
+            )
+        ]
 
     def test_a_line_tells_returns_before_and_after_adaptation(self):
         assert (

@@ -5,6 +5,7 @@ import logging.config
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -29,7 +30,7 @@ from metaloom.flows.prefect_app.deployments import finishing_the_stage
 from metaloom.flows.prefect_app.flow_process import MODULE
 from metaloom.flows.prefect_app.flow_runs import Caretaker
 from metaloom.flows.prefect_app.home import Address, WithoutFalseAlarms, write_settings
-from metaloom.flows.prefect_app.parts import ServeError, StopRequest, running
+from metaloom.flows.prefect_app.parts import Part, ServeError, StopRequest, running
 from metaloom.flows.prefect_app.serve import _listening
 
 ID = UUID(int=1)
@@ -111,6 +112,14 @@ class TestPart:
             log.write_text("".join(f"line {i}\n" for i in range(20)))
             with pytest.raises(ServeError, match=r"^it ended with code 1; the end of .*log:\nline 5\n(.*\n)*line 19$"):
                 flow_runs._wait(StopRequest(), part, lambda: False)
+        assert stat.S_IMODE(log.stat().st_mode) == 0o600  # it may contain what only this user may read
+
+    @pytest.mark.parametrize(
+        ("code", "how"), [(0, "exit code 0"), (1, "exit code 1"), (-1, "killed by SIGHUP"), (-9, "killed by SIGKILL")]
+    )
+    def test_one_that_ends_is_told_with_its_exit_code_or_signal(self, code, how):
+        with pytest.raises(ServeError, match=rf"^it ended \({how}\), and so did `metaloom serve`"):
+            Part("it", SimpleNamespace(poll=lambda: code)).require()
 
     def test_parts_end_with_the_process_that_started_them(self):
         code = (

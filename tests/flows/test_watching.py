@@ -389,15 +389,18 @@ def test_ctrl_c_while_waiting_leaves_the_request(copy_tiny_run, tmp_path, monkey
 
 def test_a_run_that_another_process_continues_at_once_was_stopped_all_the_same(copy_tiny_run, tmp_path, monkeypatch):
     path = copy_tiny_run(tmp_path / "run")
+    waited = []
     with ExitStack() as first, ExitStack() as second:
         first.enter_context(storage.open_writer(path))
 
         def taken_over(seconds):
+            waited.append(seconds)
             first.close()
             second.enter_context(storage.open_writer(path))
 
         monkeypatch.setattr(time, "sleep", taken_over)
         done = metaloom.cancel(path)
+        assert len(waited) == 1
         assert (done.went_well, str(done)) == (
             True,
             f"it stopped; {storage.current_writer(path)} has since continued the run",
