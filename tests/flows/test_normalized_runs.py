@@ -166,9 +166,13 @@ def test_a_warm_start_goes_on_with_the_statistics_and_not_without_them(made, tmp
     assert source
     for name, value in source.items():
         assert_array_equal(started.extra[name], value)
-    for change in ("policy.normalize_observations", "processing.scale_rewards"):
-        other = small("ppo", f"init_from={run.path}", f"{change}=false")
-        with pytest.raises(ConfigError, match=f"{change} is False here and True in"):
+    for change, value, told in (
+        ("policy.normalize_observations", "false", "is False here and True in"),
+        ("processing.scale_rewards", "false", "is False here and True in"),
+        ("env.action_scale", "3", r"is 3\.0 here and .* in"),
+    ):
+        other = small("ppo", f"init_from={run.path}", f"{change}={value}")
+        with pytest.raises(ConfigError, match=f"{change} {told}"):
             train(other, tmp_path / "other", backend=HERE)
     assert not (tmp_path / "other").exists()
 
