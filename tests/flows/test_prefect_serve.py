@@ -423,6 +423,9 @@ def test_a_folder_without_settings_gets_those_by_which_the_bare_name_is_enough(t
     told = prepared(tmp_path, 4201)
     assert "run meta-train -p" in told
     assert "first  " not in told
+    password = base64.b64encode(read_environment(tmp_path)[AUTH].encode()).decode()
+    assert f"Prefect's page   http://127.0.0.1:4201/open#{password}\n" in told
+    assert "reports          http://127.0.0.1:4202\n" in told
     (tmp_path / ".env").write_text("PREFECT_LOGGING_LEVEL=DEBUG\nOTHER=1\n")
     again = prepared(tmp_path, 4201)
     assert "first  " not in again
@@ -445,7 +448,7 @@ def test_another_server_that_is_named_in_the_shell_or_the_folder_is_told_how_to_
 def test_a_password_that_the_user_chose_is_neither_shown_nor_kept(tmp_path):
     make_home(tmp_path, trust=False)
     told = _prepare(tmp_path, Address(4300, "0.0.0.0"), {}, None)
-    assert "http://127.0.0.1:4300\n" in told
+    assert "Prefect's page   http://127.0.0.1:4300\nreports          not served; they are beside the runs\n" in told
     assert "export PREFECT_API_AUTH_STRING=USER:PASSWORD" in told
     assert AUTH not in read_environment(tmp_path)
 

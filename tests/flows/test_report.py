@@ -18,6 +18,7 @@ from metaloom.flows.commands.thin import thin
 from metaloom.flows.commands.train import Observer, train
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import size
+from metaloom.flows.operations import late
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import charts, report
 from metaloom.flows.views.history import load_history, stage_seconds
@@ -237,11 +238,21 @@ def test_a_notebook_draws_the_charts_by_name(run):
 
 
 def test_a_report_holds_a_film_where_one_is_asked_for(run, tmp_path, monkeypatch, capsys):
+    filmed, right = [], late.film_run
+
+    def film_run(path, iteration, *options, **named):
+        filmed.append(iteration)
+        return right(path, iteration, *options, **named)
+
+    monkeypatch.setattr(late, "film_run", film_run)
     assert cli.run(["report", str(run.path), "--out", str(tmp_path), "--video", "--static"]) == 0
     html = (tmp_path / "report.html").read_text("utf-8")
     (data,) = re.findall(r'src="data:image/webp;base64,([A-Za-z0-9+/=]+)"', html)
     film = Image.open(io.BytesIO(base64.b64decode(data)))
     assert film.n_frames > 5
+    assert filmed == [-1]
+    assert "card as-is" in html
+    assert "simulated again from its seed and stored actions.<" in html
 
 
 def test_options_that_mean_nothing_alone_are_refused(run, capsys):

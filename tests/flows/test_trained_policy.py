@@ -470,10 +470,13 @@ def test_a_file_of_other_bits_is_refused_and_so_are_numbers_that_are_no_policy_o
 def test_the_command_writes_the_policy_of_an_iteration(made, tmp_path, capsys):
     run = made("promp")
     assert cli.run(["policy", f"{run.path}@1", "--out", str(tmp_path / "first.safetensors")]) == 0
-    assert "TrainedPolicy(promp in point-corner)" in capsys.readouterr().out
+    assert f"TrainedPolicy(promp in point-corner)  {tmp_path / 'first.safetensors'}\n" in capsys.readouterr().out
     loaded = metaloom.load_policy(tmp_path / "first.safetensors")
     assert np.array_equal(loaded(np.ones(2)), run.policy(1)(np.ones(2)))
     assert not np.array_equal(loaded(np.ones(2)), run.policy()(np.ones(2)))
+    assert cli.run(["policy", str(run.path), "--out", str(tmp_path / "newest.safetensors")]) == 0
+    newest = metaloom.load_policy(tmp_path / "newest.safetensors")
+    assert np.array_equal(newest(np.ones(2)), run.policy()(np.ones(2)))
 
 
 def test_the_api_trains_resumes_replays_forks_and_questions_runs(tmp_path, monkeypatch):
