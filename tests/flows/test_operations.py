@@ -93,6 +93,11 @@ def test_defaults_are_those_that_the_documentation_states():
     assert inspect.signature(metaloom.reference.add).parameters["learners"].default == 20
 
 
+def test_commands_that_ask_serve_or_write_what_they_name_print_no_json():
+    found = {operation.name for operation in WRITTEN if "json" not in of_command(cli.app, operation)}
+    assert found == {"cancel", "fork", "graph", "policy", "report", "rm", "serve", "video", "view"}
+
+
 LATE = (
     "trust", "workers", "threads", "scheduler", "step_timeout", "retries", "log", "film_every",
     "metrics_port", "json",

@@ -318,6 +318,7 @@ def test_flat_drawing_covers_what_opengl_draws(tmp_path):
     ("options", "told"),
     [
         ({"task": 3}, "task must be an index from 0 to 2, best or worst, got 3"),
+        ({"task": 3, "size": "16x4096"}, "task must be an index from 0 to 2, best or worst, got 3"),
         ({"episode": 2}, "task 0 has no episode 2; choose one from 0 to 1"),
         ({"task": 1, "best": True}, "--task, --best and --worst are mutually exclusive"),
         ({"best": True, "worst": True}, "--task, --best and --worst are mutually exclusive"),
