@@ -11,6 +11,7 @@ from metaloom.flows.cli import run as run_command
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.graph.run_stages import config_of
+from metaloom.flows.graph.warm_start import pinned
 from metaloom.flows.observer import IterationReport, Observer, strict
 from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.rollouts.rehearsal import settled
@@ -264,6 +265,17 @@ def test_an_environment_that_cannot_be_rehearsed_is_left_as_it_is_and_the_reason
     found, notes = settled(config, 5, timeout_seconds=3)
     assert found == config.model_copy(update={"copies": "kept"})
     assert note in "".join(notes)
+
+
+def test_a_call_in_the_rehearsal_of_a_new_run_may_take_the_step_timeout(tiny_config, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "metaloom.flows.graph.warm_start.settled",
+        lambda env, max_steps, timeout: (asked.append((max_steps, timeout)), (env, ()))[1],
+    )
+    for seconds in (None, 5.0):
+        pinned(tiny_config(), step_timeout_seconds=seconds)
+    assert asked == [(tiny_config().max_episode_steps, seconds) for seconds in (60, 5)]
 
 
 def test_modules_of_the_folder_one_stands_in_are_not_found_before_installed_ones(tmp_path, monkeypatch):
