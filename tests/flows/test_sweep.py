@@ -69,6 +69,9 @@ def test_a_sweep_trains_every_seed_of_every_setting_as_a_run_named_by_them(runs_
         assert len(runs[name].iterations) == 2
         before, after = (runs[name][-1].metrics()[f"step_{k}.average_return"] for k in (0, 1))
         assert f"{name}  complete  return before {before:.2f}  after {after:.2f}  " in told
+    assert told.startswith("sweep lr: 4 runs, 0 complete\n")
+    assert "4 runs: 4 complete" in told
+    assert told.endswith("compare them: metaloom compare lr\n")
     config = runs["lr-inner_lr-0.1-seed-2"].config
     assert (config["algorithm"]["inner_lr"], config["seed"]) == (0.1, 2)
     assert cli.run(["ls", "--json"]) == 0
@@ -390,7 +393,10 @@ def test_a_run_that_fails_is_told_and_the_others_are_trained(runs_folder, capsys
     ends = [outcome.ending for outcome in trained(sweep, configs).outcomes]
     assert ends == ["complete", "failed", "complete"]
     assert cli.run(["sweep", "lr", "--workers", "0"]) == 1
-    assert "failed  lr-inner_lr-1e30-seed-1" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert told.startswith("sweep lr: 3 runs, 2 complete\n")
+    assert "failed  lr-inner_lr-1e30-seed-1" in told
+    assert told.endswith("\nto try again: metaloom sweep lr\n")
     message = r"^sweep lr: 1 run failed\. lr-inner_lr-1e30-seed-1: .*finite.*\. Repeat it to try again$"
     with pytest.raises(UsageError, match=message):
         metaloom.sweep("lr", progress=False)
