@@ -30,6 +30,7 @@ def test_a_bare_environment_name_is_short_for_its_section():
             "did you mean options",
         ),
         ("processing.discount=1.5", "processing.discount", "1.5", "less than or equal to 1"),
+        ("processing.gae_lambda=1.5", "processing.gae_lambda", "1.5", "less than or equal to 1"),
         ("algorithm.name=sarsa", "algorithm", "sarsa", "promp"),
         ("env.action_scale=-1", "env.action_scale", "-1", "greater than 0"),
         ("baseline=quadratic", "baseline", "quadratic", "linear_feature"),
@@ -52,6 +53,12 @@ def test_a_wrong_setting_is_refused_with_its_path_what_was_found_and_what_is_all
     assert field in str(refusal.value)
     assert found in str(refusal.value)
     assert allowed in str(refusal.value)
+
+
+def test_discount_and_lambda_have_defaults_and_may_be_zero():
+    for changes, expected in (([], (0.99, 1)), (["processing.discount=0", "processing.gae_lambda=0"], (0, 0))):
+        processing = build_config(override(MINIMAL, changes)).processing
+        assert (processing.discount, processing.gae_lambda) == expected
 
 
 def test_an_integer_stands_for_a_float_and_values_of_options_stay_as_they_are():

@@ -116,6 +116,9 @@ def test_normalizing_by_the_variance_divides_by_its_unbiased_estimate():
     # Real entries 1, 3, 8: mean 4, unbiased variance (9 + 1 + 16) / 2 = 13.
     values, mask = np.array([1.0, 3.0, 8.0, 100.0]), np.array([1.0, 1.0, 1.0, 0.0])
     np.testing.assert_allclose(normalize(values, mask, "variance"), np.array([-3, -1, 4, 0]) / 13, rtol=1e-8)
+    # Without the third: mean 2, unbiased variance (1 + 1) / 1.
+    mask[2] = 0
+    np.testing.assert_allclose(normalize(values, mask, "variance"), [-0.5, 0.5, 0, 0], rtol=1e-7)
 
 
 def test_a_single_value_is_normalized_to_zero_by_either_scale():

@@ -5,7 +5,7 @@ from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.envs.contract import EnvError, MetaEnv, TaskField
 from metaloom.pipeline.envs.registry import make_env
-from metaloom.pipeline.seeding import generator
+from metaloom.pipeline.seeding import generator, seed_for
 from metaloom.pipeline.tasks.evaluation import EvaluationPlan, evaluation_tasks, tasks_are_new, tasks_drawn_from
 from metaloom.pipeline.tasks.samplers import draw_tasks
 
@@ -31,6 +31,7 @@ def test_what_is_left_out_is_as_in_training():
     plan = EvaluationPlan.of(config(episodes_per_task=7, algorithm={"name": "promp", "inner_steps": 2}))
     assert (plan.adaptation_steps, plan.episodes, plan.test_episodes, plan.deterministic) == (2, 7, 7, False)
     assert config().evaluation.every is None
+    assert EvaluationPlan.of(config(episodes_per_task=6, algorithm={"name": "rl2", "trial": 2})).episodes == 1
 
 
 def test_what_is_given_is_taken():
@@ -41,6 +42,7 @@ def test_what_is_given_is_taken():
 
 def test_every_run_seed_and_every_evaluation_seed_draws_something_else():
     seeds = {EvaluationPlan.of(config(seed=s, evaluation={"seed": e})).run_seed for s in (1, 2) for e in (0, 1)}
+    assert seeds == {seed_for(s, "evaluation", e) // 2 for s in (1, 2) for e in (0, 1)}
     assert len(seeds) == 4
     assert not seeds & {1, 2}
 
@@ -90,7 +92,12 @@ def test_held_out_draws_are_none_of_those_of_training():
     drawn = evaluation_tasks(asked, Faces(), 3).params
     assert len(drawn) == 30
     assert not np.isin(drawn, np.concatenate(trained)).any()
-    assert np.isin(evaluation_tasks(asked, Faces(), 0).params, np.concatenate(trained)).any()
+    rng = generator(EvaluationPlan.of(asked).run_seed, "tasks", 0)
+    assert np.array_equal(evaluation_tasks(asked, Faces(), 0).params, Faces().sample_tasks(30, rng))
+    assert 0 in evaluation_tasks(config(evaluation={"num_tasks": 300}), Faces(), 0).params
+    for updates, iteration in ((3, 2), (1, 0), (0, 0)):
+        latest = evaluation_tasks(config(evaluation={"tasks": "train"}), Faces(), updates).params
+        assert np.array_equal(latest, Faces().sample_tasks(4, generator(asked.seed, "tasks", iteration)))
 
 
 def test_a_list_of_tasks_is_taken_as_it_is():

@@ -48,6 +48,10 @@ def test_the_tasks_of_a_class_take_part_in_whole_rounds():
     lengths = np.where(success, 50, HORIZON)
     assert official_rates(lengths, success, of, [0, 1, 2, 3, 4])[0] == 0.5
     assert np.isnan(official_rates(lengths, success, of, [0, 1, 2, 3, 4])[1:]).all()
+    # A single class has rounds of 20; with 25 classes, each task is a round.
+    first = np.zeros(20, np.int64)
+    assert official_rates(np.full((20, 3), 50), np.ones((20, 3), bool), first, [0]) == [1.0]
+    assert official_rates(lengths, success, np.arange(12), range(25))[3:5] == [0.0, 1.0]
 
 
 class Recorded:

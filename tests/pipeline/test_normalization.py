@@ -77,6 +77,7 @@ def test_episodes_are_normalized_clipped_and_zero_on_padding() -> None:
         assert_allclose(found.observations[b, e, :real], np.clip(exact, -10, 10), rtol=1e-5, atol=1e-4)
         assert not found.observations[b, e, real:].any()
     assert found.observations.max() == 10
+    assert_allclose(replace(statistics, variance=np.zeros(O)).std, 1e-4, rtol=1e-6)
     assert_array_equal(found.rewards, np.clip(far.rewards * 2, -10, 10))
     assert found.rewards.max() == 10
 

@@ -47,6 +47,9 @@ def test_a_single_episode_has_a_mean_and_no_interval():
     interval = bootstrap(np.array([[5.0]]), mean, np.random.default_rng(0))
     assert interval.estimate == 5
     assert np.isnan([interval.low, interval.high]).all()
+    # With a second task, a mean of 1 or of 3 comes up in a quarter of the draws each.
+    for returns in ([[1.0], [3.0]], [[1.0, 1.0], [3.0, 3.0]]):
+        assert bootstrap(np.array(returns), mean, np.random.default_rng(0)) == (2, 1, 3)
 
 
 def test_one_task_is_as_uncertain_as_its_episodes():
@@ -79,3 +82,6 @@ def test_resamples_in_blocks_are_as_many_as_asked_for(monkeypatch):
 
     bootstrap(np.zeros((4, 3)), count, np.random.default_rng(0), resamples=10)
     assert [shape for shape in seen if len(shape) == 2] == [(3, 4), (3, 4), (3, 4), (1, 4)]
+    seen.clear()
+    bootstrap(np.zeros((4, 3)), count, np.random.default_rng(0))
+    assert sum(shape[0] for shape in seen if len(shape) == 2) == 2000

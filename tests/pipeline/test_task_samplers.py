@@ -159,6 +159,9 @@ def test_a_balanced_draw_takes_draws_in_their_order_until_each_class_is_full():
     rows = iter(np.array([[0, 0.1], [0, 0.2], [0, 0.3], [1, 0.4], [2, 0.5], [0, 0.6], [2, 0.7], [1, 0.8], [1, 0.9]]))
     found = balanced_draw(Env(), KINDS, 6, rng(), lambda n: np.stack([next(rows) for _ in range(3)]))
     assert found[:, 1].tolist() == [0.1, 0.2, 0.4, 0.5, 0.7, 0.8]
+    # Classes that are held out have no part in training.
+    held_out = nearest("kind", {"zero": 0, "one": 1, "two": 2}, held_out=["zero"])
+    assert balanced_draw(Env(), held_out, 2, rng(), lambda n: TASKS)[:, 1].tolist() == [0.2, 0.6]
 
 
 def test_a_class_that_never_comes_up_is_named():

@@ -17,6 +17,7 @@ from metaloom.pipeline.tasks.samplers import draw_tasks
 from metaloom.pipeline.types import EpisodeBatch, TaskBatch, TaskParams
 from metaloom.stages.collect_rollouts import RolloutPosition, Sampler, play_episodes
 from metaloom.stages.rollouts.faults import RolloutError
+from metaloom.stages.rollouts.sampler import RolloutWatch
 
 POLICY = PolicyConfig(hidden_sizes=(9, 6))
 
@@ -266,11 +267,26 @@ def test_the_sampler_keeps_simulators_warm_and_only_the_last_few() -> None:
     first = sampler.batch(3)
     assert sampler.batch(3) is first
     assert first.num_rows == 6
-    for num_tasks in range(4, 8):
-        sampler.batch(num_tasks)
+    kept = [sampler.batch(num_tasks) for num_tasks in range(4, 8)]
+    assert all(sampler.batch(num_tasks) is batch for num_tasks, batch in enumerate(kept, 4))
     assert sampler.batch(3) is not first
     sampler.close()
     assert sampler.batch(7).num_rows == 14
+
+
+def test_kept_simulators_tell_the_observer_of_their_rollout_which_row_is_called() -> None:
+    class Watch(RolloutWatch):
+        def __init__(self) -> None:
+            self.rows: list[int] = []
+
+        def row(self, row: int) -> None:
+            self.rows.append(row)
+
+    sampler, watch = Sampler(LOOPED, POLICY, episodes_per_task=3, max_episode_steps=5), Watch()
+    kept = sampler.batch(1)
+    assert sampler.batch(1, watch) is kept
+    kept.reset(np.ones((3, 2)), np.arange(3, dtype=np.uint64))
+    assert watch.rows == [0, 1, 2]
 
 
 def test_a_recorded_start_leads_to_the_recorded_episode() -> None:

@@ -134,6 +134,7 @@ def test_blocks_are_as_small_as_can_be_enough():
     assert Enough(20, 5, E, T).block_size == 5
     assert Enough(500, None, E, T).block_size == E
     assert Enough(500, None, None, T).block_size == 50
+    assert Enough(None, None, None, 1).block_size == 1
 
 
 @pytest.mark.parametrize(
@@ -141,6 +142,7 @@ def test_blocks_are_as_small_as_can_be_enough():
     [
         (Enough(20, None, E, T), [12, 8], True),
         (Enough(20, None, E, T), [12, 7], False),
+        (Enough(12, None, E, T), [12], True),
         (Enough(None, 2, E, T), [1, 1], True),
         (Enough(None, 3, E, T), [9, 9], False),
         (Enough(20, 3, E, T), [20, 1], False),

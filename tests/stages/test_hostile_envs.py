@@ -251,6 +251,23 @@ def test_numbers_of_a_batched_robot_that_are_not_finite_name_the_episode_and_are
         reproduce(EnvConfig(name="torn_envs:Torn"), error.about, error.arrays)
 
 
+@pytest.mark.parametrize(("call", "env_step", "when"), [("reset", None, "in reset"), ("step", 0, "step 0")])
+def test_observations_of_a_batched_robot_that_are_not_finite_name_the_call(monkeypatch, call, env_step, when):
+    monkeypatch.setitem(sys.modules, "torn_envs", type("m", (), {"Torn": Sound}))
+    whole = getattr(PointBatch, call)
+
+    def without_last(*arguments):
+        found = whole(*arguments)
+        (found if call == "reset" else found.observations)[-1] = np.nan
+        return found
+
+    monkeypatch.setattr(PointBatch, call, without_last)
+    error = fault(EnvConfig(name="torn_envs:Torn"))
+    assert f"episode {E - 1} (reset seed {error.about['seed']}), {when}: observations are not finite" in str(error)
+    assert (error.about["call"], error.about["env_step"]) == (call, env_step)
+    assert error.arrays["actions"].shape == (0 if env_step is None else 1, 2)
+
+
 def test_a_policy_that_gives_no_numbers_is_told_apart_from_its_environment():
     env = make_env(config("none"))
     broken = params(env, 1)

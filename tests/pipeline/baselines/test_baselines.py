@@ -81,9 +81,9 @@ def test_a_linear_return_is_fitted_exactly():
 
 def test_observations_beyond_ten_count_as_ten():
     observations = np.random.default_rng(0).standard_normal((2, 5, 1))
-    observations[0, 0] = 10
+    observations[0, :2, 0] = 10, -10
     further = observations.copy()
-    further[0, 0] = 1000
+    further[0, :2, 0] = 1000, -1000
     features = LinearFeatureBaseline().features
     np.testing.assert_array_equal(features(observations), features(further))
 
@@ -127,13 +127,13 @@ def test_coefficients_that_stay_infinite_are_an_error_not_a_prediction(monkeypat
         (
             {
                 "name": "value_network",
-                "hidden_sizes": [8],
-                "num_epochs": 3,
+                "hidden_sizes": [1],
+                "num_epochs": 1,
                 "learning_rate": 0.1,
-                "steps_per_minibatch": 50,
+                "steps_per_minibatch": 1,
                 "shared": True,
             },
-            ValueNetworkBaseline((8,), 3, 0.1, 50, True),
+            ValueNetworkBaseline((1,), 1, 0.1, 1, True),
         ),
     ],
 )

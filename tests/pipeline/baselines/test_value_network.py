@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from metaloom.pipeline.baselines import BaselineError
+from metaloom.pipeline.baselines import BaselineConfig, BaselineError
 from metaloom.pipeline.baselines.linear import LinearFeatureBaseline
 from metaloom.pipeline.baselines.value_network import ValueNetworkBaseline, _gradient, _initial
 from metaloom.pipeline.estimation.diagnostics import explained_variance
@@ -49,7 +49,7 @@ def test_the_gradient_is_that_of_half_the_weighted_squared_error():
     params = {name: np.stack([network[name] for network in networks]).astype(np.float64) for name in networks[0]}
     params = {name: value + 0.3 * rng.standard_normal(value.shape) for name, value in params.items()}
     inputs, goals = rng.standard_normal((2, 7, 3)), rng.standard_normal((2, 7, 1))
-    weights = (rng.random((2, 7)) < 0.6).astype(np.float64)
+    weights = np.stack([rng.random(7) < 0.6, np.arange(7) == 3]).astype(np.float64)
 
     def loss(values):
         hidden = inputs
@@ -87,6 +87,37 @@ def test_every_option_changes_the_fit(changed):
     episodes = returns_of(np.random.default_rng(0), B=2)
     plain, other = (baseline.fit_predict(*episodes) for baseline in (SMALL, replace(SMALL, **changed)))
     assert abs(plain - other).max() > 1e-3
+
+
+def test_the_step_size_decays_linearly_from_the_learning_rate_to_zero():
+    # The gradient by the only weight that matters stays -1, so Adam moves it by the step size of each of 8 steps.
+    targets = np.tile([1.0, -1.0], 50).reshape(1, 100, 1)
+    baseline = ValueNetworkBaseline((), num_epochs=4, learning_rate=1e-4, steps_per_minibatch=50)
+    weights = baseline.fit(targets[..., None], targets, np.ones((1, 100, 1)))["value.output.kernel"]
+    np.testing.assert_allclose(weights, [[[1e-4 * sum(1 - n / 8 for n in range(8))], [0]]], rtol=1e-3)
+
+
+def test_the_first_kernels_are_glorot_uniform():
+    kernel = _initial(20, (40, 40), np.random.default_rng(0))["value.hidden_0.kernel"]
+    # Of 800 numbers, the largest is within 2 % of its bound with probability 1 - 1e-7.
+    assert 0.98 * np.sqrt(6 / 60) < np.abs(kernel).max() < np.sqrt(6 / 60)
+
+
+def test_minibatches_are_drawn_by_the_seed():
+    # Without hidden layers, networks start at zero whatever the seed.
+    episodes = returns_of(np.random.default_rng(0), B=1)
+    linear = replace(SMALL, hidden_sizes=())
+    assert abs(linear.fit_predict(*episodes, seed=3) - linear.fit_predict(*episodes, seed=4)).max() > 1e-4
+
+
+def test_the_seed_is_0_where_none_is_given():
+    episodes = returns_of(np.random.default_rng(0), B=1)
+    configured = BaselineConfig(name="value_network", hidden_sizes=(8,), num_epochs=2, steps_per_minibatch=20)
+    fitted = SMALL.fit(*episodes, seed=0)
+    for baseline in (SMALL, configured):
+        np.testing.assert_array_equal(baseline.fit_predict(*episodes), SMALL.fit_predict(*episodes, seed=0))
+        for name, value in baseline.fit(*episodes).items():
+            np.testing.assert_array_equal(value, fitted[name])
 
 
 def test_more_epochs_fit_better():
@@ -150,9 +181,10 @@ def test_the_unit_of_the_returns_does_not_matter():
 
 
 def test_a_fit_that_diverges_is_refused_by_task():
-    episodes = returns_of(np.random.default_rng(0), B=1)
-    with np.errstate(all="ignore"), pytest.raises(BaselineError, match=r"task 0: .* lower baseline\.learning_rate"):
-        replace(SMALL, learning_rate=1e30, num_epochs=5).fit_predict(*episodes)
+    observations, returns, mask = returns_of(np.random.default_rng(0), B=6)
+    returns[:5] = 1  # predicted by any network whose output is zero
+    with np.errstate(all="ignore"), pytest.raises(BaselineError, match=r"task 5: .* lower baseline\.learning_rate"):
+        replace(SMALL, learning_rate=1e30, num_epochs=5).fit_predict(observations, returns, mask)
 
 
 def test_baselines_do_not_import_torch():
@@ -164,6 +196,8 @@ def test_baselines_do_not_import_torch():
 def test_fitted_parameters_give_the_predictions_again(shared):
     rng = np.random.default_rng(0)
     observations, targets = rng.normal(size=(5, 3, 20, 2)), rng.normal(size=(5, 3, 20))
+    observations[:, 0, :2, 0] = 50, -50
+    observations[..., 1] *= 1e-8  # as small as what keeps a constant input from division by zero
     mask = np.ones((5, 3, 20), np.float32)
     baseline = ValueNetworkBaseline((4,), num_epochs=2, shared=shared)
     predicted = baseline.fit_predict(observations, targets, mask, seed=3)

@@ -45,10 +45,10 @@ class Rounds:
         self.reads[number] += 1
         return self.batches[number]
 
-    def buffer(self, *, rows: int | None = None, **about) -> ReplayBuffer:
+    def buffer(self, *, rows: int | None = None, max_rows: int = 10_000) -> ReplayBuffer:
         """A buffer of all rounds with a cache for so many rows, half of which is for old ones."""
         cache_bytes = EVERYTHING if rows is None else rows * self.columns.row_bytes
-        buffer = ReplayBuffer(self.columns, cache_bytes=cache_bytes, max_rows=10_000, **about)
+        buffer = ReplayBuffer(self.columns, cache_bytes=cache_bytes, max_rows=max_rows)
         for episodes in self.batches:
             buffer.append(episodes.lengths)
         return buffer
@@ -102,10 +102,10 @@ def test_the_size_of_the_cache_changes_no_bit(columns, cache_rows: int, seen: bo
 def test_a_round_is_read_once_and_only_if_a_row_of_it_is_drawn() -> None:
     rounds = Rounds(10)
     buffer = rounds.buffer()
-    drawn = Minibatches(np.array([[[0, 3, 40]], [[4, 42, 41]], [[-1, -1, -1]]]), np.array([[0], [0], [-1]]))
+    drawn = Minibatches(np.array([[[0, 36, 40]], [[0, 42, 41]], [[-1, -1, -1]]]), np.array([[0], [0], [-1]]))
     for _ in range(2):
-        assert len(list(buffer.minibatches(drawn, rounds.read))) == 2
-        # A round has 9 steps: rows 0 to 4 are of round 0, 40 to 42 of round 4.
+        assert [minibatch.context for minibatch in buffer.minibatches(drawn, rounds.read)] == [None, None]
+        # A round has 9 steps: row 0 is of round 0, 36 to 42 are of round 4.
         assert rounds.reads == {0: 1, 4: 1}
 
 
@@ -119,7 +119,7 @@ def test_old_rounds_are_read_once_per_block_of_gradient_steps() -> None:
     rounds = Rounds(10)
     # 30 rows may be old, 30 are among the newest: 0 to 59 are old.
     rows = np.tile([0, 9, 18, 27, 89], (8, 1, 1))
-    rounds.minibatches(Minibatches(rows, np.zeros((8, 1), np.int64)), rows=60)
+    rounds.minibatches(Minibatches(rows, np.zeros((8, 1), np.int64)), rows=60, max_rows=80)
     # 4 old rows per step, so 7 of the 8 steps in the first block.
     assert rounds.reads == {**dict.fromkeys(range(4), 2), 9: 1}
 

@@ -58,9 +58,10 @@ def test_all_transitions_are_every_real_step_of_the_tasks_own_episodes(rounds):
 
 
 def test_what_is_drawn_is_of_the_task_and_none_twice_where_there_is_enough(rounds):
-    for drawn, sign in zip(rewards_of(ContextRounds(rounds, POSITION).transitions(4)), (1, -1), strict=True):
-        assert len(set(drawn)) == 4
-        assert {sign * value for value in drawn} <= {1, 2, 3, 4, 5, 6}
+    for count in (4, 6):
+        for drawn, sign in zip(rewards_of(ContextRounds(rounds, POSITION).transitions(count)), (1, -1), strict=True):
+            assert len(set(drawn)) == count
+            assert {sign * value for value in drawn} <= {1, 2, 3, 4, 5, 6}
 
 
 def test_where_there_is_too_little_it_is_drawn_with_replacement(rounds):
