@@ -59,6 +59,7 @@ def test_discount_and_lambda_have_defaults_and_may_be_zero():
     for changes, expected in (([], (0.99, 1)), (["processing.discount=0", "processing.gae_lambda=0"], (0, 0))):
         processing = build_config(override(MINIMAL, changes)).processing
         assert (processing.discount, processing.gae_lambda) == expected
+        assert not processing.scale_rewards
 
 
 def test_an_integer_stands_for_a_float_and_values_of_options_stay_as_they_are():

@@ -94,3 +94,5 @@ def test_integers_are_normalized_as_their_float32(kind: type) -> None:
 
 def test_without_statistics_nothing_is_normalized() -> None:
     assert Normalization.of_params({"mean_network.output.bias": np.zeros((B, 1), np.float32)}) is None
+    of_rewards = Normalization(reward_std=np.full(B, 2.0, np.float32))
+    assert of_rewards.observations(ROUNDS[0].observations) is ROUNDS[0].observations

@@ -70,6 +70,14 @@ def test_the_interval_holds_the_truth_nineteen_times_in_twenty():
     assert 180 <= hits <= 200
 
 
+def test_one_estimate_in_forty_is_beyond_either_end_of_the_interval():
+    def numbered(values):
+        return np.arange(len(values)) if values.ndim > 1 else np.float64(7)
+
+    interval = bootstrap(np.zeros((4, 3)), numbered, np.random.default_rng(0), resamples=41)
+    assert interval == pytest.approx((7, 1, 39))  # of 0 to 40
+
+
 def test_resamples_in_blocks_are_as_many_as_asked_for(monkeypatch):
     import metaloom.pipeline.estimation.statistics
 
