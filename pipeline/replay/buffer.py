@@ -153,8 +153,6 @@ class ReplayBuffer:
 
     def _read_newest(self, rows: Array, read: ReadRound) -> None:
         """Read the rollout batches that contain the requested recent rows and are not in memory yet."""
-        if not rows.size:
-            return
         oldest = int(self.rows.round_numbers(np.array(self._first_newest)))
         unread = oldest + np.flatnonzero(self._is_read[0][oldest:] == 0)
         if not len(unread):
