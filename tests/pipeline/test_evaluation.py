@@ -31,7 +31,8 @@ def test_what_is_left_out_is_as_in_training():
     plan = EvaluationPlan.of(config(episodes_per_task=7, algorithm={"name": "promp", "inner_steps": 2}))
     assert (plan.adaptation_steps, plan.episodes, plan.test_episodes, plan.deterministic) == (2, 7, 7, False)
     assert config().evaluation.every is None
-    assert EvaluationPlan.of(config(episodes_per_task=6, algorithm={"name": "rl2", "episodes_per_trial": 2})).episodes == 1
+    in_trials = config(episodes_per_task=6, algorithm={"name": "rl2", "episodes_per_trial": 2})
+    assert EvaluationPlan.of(in_trials).episodes == 1
 
 
 def test_what_is_given_is_taken():

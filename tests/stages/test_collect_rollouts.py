@@ -11,6 +11,7 @@ from metaloom.pipeline.envs.contract import MetaEnv
 from metaloom.pipeline.envs.half_cheetah import HalfCheetahDir
 from metaloom.pipeline.envs.point import Point2DGoal, PointRobot
 from metaloom.pipeline.envs.registry import make_env
+from metaloom.pipeline.policies.acting import make_actor
 from metaloom.pipeline.policies.config import PolicyConfig
 from metaloom.pipeline.seeding import generator, seed_for
 from metaloom.pipeline.tasks.samplers import draw_tasks
@@ -240,6 +241,19 @@ def test_an_envs_own_time_limit_is_a_truncation() -> None:
     assert episodes.lengths.max() == 4
     assert np.array_equal(episodes.truncated, ~episodes.terminated)
     assert episodes.truncated.any()
+
+
+def test_an_actor_is_told_that_its_episodes_end_at_the_step_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+
+    def watched(*arguments):
+        actor = make_actor(*arguments)
+        actor.learn_of = lambda rows, rewards, ended: told.append((rows.tolist(), ended.tolist()))
+        return actor
+
+    monkeypatch.setattr("metaloom.stages.collect_rollouts.make_actor", watched)
+    rollouts(EnvConfig(name="point-2d-goal"), num_tasks=1, E=2, T=3)
+    assert told == [([0, 1], [False, False]), ([0, 1], [False, False]), ([0, 1], [True, True])]
 
 
 def test_numbers_that_are_not_finite_stop_the_rollout_and_are_named() -> None:

@@ -107,12 +107,15 @@ def test_the_first_state_has_no_metrics_and_all_counters_at_zero():
 
 
 def test_a_warm_start_takes_the_parameters_of_another_state_that_fit():
-    start = LearnerState({"weight": np.zeros(2, np.float32)}, {"moment": np.ones(2)}, {"count": np.array(7)})
+    extra = {"count": np.array(7), "critic.weight": np.ones(2)}  # this run has no critic
+    start = LearnerState({"weight": np.zeros(2, np.float32)}, {"moment": np.ones(2)}, extra)
     update = first(start)
     assert update.learner.params["weight"].tolist() == [0, 0]
     assert set(update.learner.extra) == {ENV_STEPS, ENV_STEPS_NOMINAL}
     with pytest.raises(ConfigError, match=r"policy parameter weight has shape \(3,\) there; expected \(2,\)"):
         first(LearnerState({"weight": np.zeros(3, np.float32)}, {}, {}))
+    with pytest.raises(ConfigError, match=r"policy parameter weight has shape None there; expected \(2,\)"):
+        first(LearnerState({}, {}, {}))
 
 
 def test_meta_optimize_counts_actual_and_nominal_steps_over_iterations(steps):

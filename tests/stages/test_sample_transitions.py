@@ -8,6 +8,7 @@ from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.dataflow.stage import At
 from metaloom.pipeline.replay.buffer import ReplayBuffer, TransitionColumns
 from metaloom.pipeline.replay.index import ReplayError, TaskIndex
+from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Minibatches
 from metaloom.stages.memory.replay import Collected, StoredReplay
 from metaloom.stages.sample_transitions import draw_transitions
@@ -72,7 +73,11 @@ def test_context_is_drawn_on_its_own() -> None:
     alone, together = draw(index, context_size=0), draw(index, context_size=16)
     assert alone.context_rows is None
     assert np.array_equal(alone.rows, together.rows)
-    assert not np.array_equal(together.rows, together.context_rows)
+    order = generator(3, "minibatches", 0, 0).random((8, 6)).argsort(axis=1)
+    assert np.array_equal(together.task_ids, order[:, :4])
+    for purpose, rows in ((1, together.rows), (2, together.context_rows)):
+        places = (8 * generator(3, "minibatches", 0, purpose).random((8, 4, 16))).astype(int)
+        assert np.array_equal(rows, 8 * order[:, :4, None] + places)
 
 
 def test_more_updates_only_prolong_and_what_follows_them_is_empty() -> None:
