@@ -118,6 +118,21 @@ def test_a_warm_start_takes_the_parameters_of_another_state_that_fit():
         first(LearnerState({}, {}, {}))
 
 
+def test_a_warm_start_takes_the_critic_and_the_normalization_that_this_run_has_too():
+    class Judging(Counting):
+        def initialize(self, *, run_seed):
+            params = {"weight": np.zeros(2, np.float32)}
+            return LearnerState(
+                params, {}, {"critic.w": np.zeros(3), "normalization.mean": np.zeros(1), "count": np.zeros(1)}
+            )
+
+    extra = {"critic.w": np.full(3, 5.0), "normalization.mean": np.full(1, 6.0), "count": np.full(1, 7.0)}
+    start = LearnerState({"weight": np.ones(2, np.float32)}, {}, extra)
+    state = initialize(Judging(), At(3, 0), lambda: start).learner
+    assert state.params["weight"].tolist() == [1, 1]
+    assert [state.extra[name][0] for name in extra] == [5, 6, 0]
+
+
 def test_meta_optimize_counts_actual_and_nominal_steps_over_iterations(steps):
     update = first()
     for iteration in range(2):
