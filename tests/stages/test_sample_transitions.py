@@ -84,6 +84,7 @@ def test_more_updates_only_prolong_and_what_follows_them_is_empty() -> None:
     index = filled()
     few, many = draw(index, num_updates=3), draw(index)
     assert few.num_updates == 3
+    assert draw(index, num_updates=1).num_updates == 1
     for name in ("rows", "task_ids", "context_rows"):
         assert np.array_equal(getattr(few, name)[:3], getattr(many, name)[:3])
         assert (getattr(few, name)[3:] == -1).all()
