@@ -168,6 +168,11 @@ def test_tasks_of_a_chunk_start_from_different_networks():
     assert abs(first - second).max() > 1e-3
 
 
+def test_a_shared_network_of_a_single_task_is_the_tasks_own():
+    episodes = returns_of(np.random.default_rng(0), B=1)
+    np.testing.assert_array_equal(replace(SMALL, shared=True).fit_predict(*episodes), SMALL.fit_predict(*episodes))
+
+
 def test_constant_returns_are_predicted_exactly():
     observations, returns, mask = returns_of(np.random.default_rng(0), B=1)
     predicted = SMALL.fit_predict(observations, np.full_like(returns, 7.25), mask)
@@ -203,6 +208,9 @@ def test_fitted_parameters_give_the_predictions_again(shared):
     predicted = baseline.fit_predict(observations, targets, mask, seed=3)
     params = baseline.fit(observations, targets, mask, seed=3)
     assert {len(value) for value in params.values()} == {1 if shared else 5}
+    np.testing.assert_allclose(params["target_std"][:, 0, 0], targets.reshape(1 if shared else 5, -1).std(1))
+    assert params["target_std"].shape[1:] == (1, 1)
+    assert params["input_std"].shape[1:] == (1, 3)
     time = np.broadcast_to(np.arange(20)[:, None] / 100, (5, 3, 20, 1))
     inputs = np.concatenate([np.clip(observations, -10, 10), time], -1).reshape(len(params["input_mean"]), -1, 3)
     x = (inputs - params["input_mean"]) / (params["input_std"] + 1e-8)
