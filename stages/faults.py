@@ -7,16 +7,7 @@ import numpy as np
 
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.outputs import OutputError, OutputSchema
-from metaloom.pipeline.types import (
-    EACH_EPISODE,
-    Array,
-    EpisodeBatch,
-    Evaluation,
-    Samples,
-    TaskBatch,
-    TaskParams,
-    Update,
-)
+from metaloom.pipeline.types import Array, EpisodeBatch, Evaluation, Samples, TaskBatch, TaskParams, Update
 
 
 class StageFault(RuntimeError):
@@ -35,7 +26,7 @@ class StageFault(RuntimeError):
 
 
 _AXES = ("task", "episode", "t")
-_NUM_AXES = {"initial_state": 2, "behavior.log_std": 1, "behavior.latent": 2, **dict.fromkeys(EACH_EPISODE, 2)}
+_NUM_AXES = {"initial_state": 2, "behavior.log_std": 1, "behavior.latent": 2}
 """Number of leading axes, for arrays whose shape is ambiguous."""
 
 
