@@ -42,6 +42,8 @@ def rollouts(asked):
 def test_rollouts_are_collected_at_the_position_of_their_stage(rollouts, asked) -> None:
     collect_rollouts(None, rollouts, AT, params=PARAMS, tasks=TASKS)
     assert asked == [(RolloutPosition(7, 3, 1),)]
+    # Without shards, the first task and its first episode are 0.
+    assert RolloutPosition(7, 3, 1).of_episode(0, 0) == (3, 1, 0, 0)
 
 
 def test_rounds_and_the_fill_of_task_inference_draw_actions_at_their_position(rollouts, asked) -> None:
