@@ -67,6 +67,25 @@ def test_where_all_runs_score_the_same_the_interval_is_as_wide_as_their_number_s
     assert high == pytest.approx(1 - low)
 
 
+def test_where_nearly_all_runs_are_higher_one_more_on_each_side_that_ties_says_how_far_chance_may_go():
+    x, y = np.ones((5, 5)), np.zeros((5, 5))
+    x[4, 4], y[4, 4] = 0.5, 0.75
+    # One run is lower than one other on a fifth of the tasks. With ties, the six are higher by 11/12 (four of them),
+    # 5.3/6 and 1/2 of the time: their mean is 5.05/6.
+    found, means = 1 - 1 / 125, np.array([11 / 12] * 4 + [5.3 / 6, 1 / 2])
+    factor = 2 * means.var(ddof=1) / 6 / variance_at(5.05 / 6)
+    low, high = improvement_interval(Scores.of(x, same_tasks=True), Scores.of(y, same_tasks=True))
+    assert found - low == pytest.approx(2.306 * math.sqrt(factor * variance_at(low)), rel=1e-4)
+    assert high - found == pytest.approx(2.306 * math.sqrt(factor * variance_at(high)), rel=1e-4)
+
+
+def test_runs_that_vary_more_than_they_may_do_not_lengthen_it():
+    x, y = Scores.of([[9.0], [9.0], [-9.0], [-9.0], [9.0]]), Scores.of([[float(n)] for n in range(5)])
+    low, _ = improvement_interval(x, y)
+    # Three of five are higher than all, and two lower. Only runs of x vary: there are 4 degrees of freedom.
+    assert 0.6 - low == pytest.approx(2.776 * math.sqrt(variance_at(low)), rel=1e-3)
+
+
 def test_tasks_on_which_runs_agree_shorten_it_and_environments_do_too():
     rng = np.random.default_rng(0)
     tasks = 5 * rng.normal(size=20)

@@ -72,11 +72,21 @@ def test_one_run_of_an_environment_has_no_interval():
     estimate = Resampled({"": scores}, 0, 200).interquartile_mean("")
     assert estimate.value == 1  # the 0 is the lowest quarter, and all above it is 1
     assert np.isnan([estimate.low, estimate.high]).all()
+    profile = Resampled({"": scores}, 0, 200).profile("", np.array([0.5, 2.0]))
+    assert (profile.values == [0.75, 0]).all()
+    assert np.isnan([profile.low, profile.high]).all()
+
+
+def test_an_interval_reaches_as_many_standard_errors_as_its_degrees_say_and_is_none_without_them():
+    assert student_interval(1.0, 0.5, 1) == pytest.approx((1 - 6.353, 1 + 6.353), abs=1e-3)
+    assert student_interval(1.0, 0.5, 4.9) == pytest.approx((1 - 1.388, 1 + 1.388), abs=1e-3)
+    assert np.isnan([student_interval(1.0, 0.5, 0.9), student_interval(1.0, math.inf, 4)]).all()
 
 
 def test_the_degrees_of_a_difference_are_between_those_of_the_smaller_group_and_of_both_together():
     assert welch_degrees((1.0, 1.0), (4, 4)) == pytest.approx(8)
     assert welch_degrees((1.0, 1e-9), (4, 9)) == pytest.approx(4)
+    assert welch_degrees((2.0, 1.0), (4, 9)) == pytest.approx((4 + 1) ** 2 / (16 / 4 + 1 / 9))
     assert welch_degrees((0.0, 0.0), (4, 9)) == 4
     assert welch_degrees((1.0, 1.0), (1, 1)) == pytest.approx(2)
     assert welch_degrees((1.0, math.nan), (4, 0)) == 0

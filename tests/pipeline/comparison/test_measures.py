@@ -109,3 +109,5 @@ def test_scores_that_are_none_are_refused(rows):
 def test_runs_of_the_same_tasks_have_as_many():
     with pytest.raises(ValueError, match="same tasks"):
         Scores.of([[1.0, 2.0], [1.0]], same_tasks=True)
+    other = Scores((np.ones(1), np.ones(2)), ("", ""))
+    assert not (Scores.of([[1.0, 2.0]], same_tasks=True) + other).same_tasks

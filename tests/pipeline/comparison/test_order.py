@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metaloom.pipeline.comparison import groups as comparison
 from metaloom.pipeline.comparison.groups import Resampled, divisions, holm, permutation_test, runs_needed, smallest_p
 from metaloom.pipeline.comparison.scores import Scores, interquartile_mean
 
@@ -44,6 +45,22 @@ def test_runs_change_sides_within_their_environment():
     assert divisions(x, y) == 4
     # All four divisions: both stay, both change, or one: the differences are 1, 1, 0 and 0.
     assert permutation_test(x, y, np.random.default_rng(0)).p == pytest.approx(0.5)
+    x = Scores((np.array([5.0]), np.array([100.0])), ("a", "b"))
+    y = Scores((np.array([0.0]), np.array([1.0]), np.array([90.0])), ("a", "a", "b"))
+    # Interquartile means differ by 7 now, and by 7.5 after one of the other five divisions. Another 7 has closer means.
+    test = permutation_test(x, y, np.random.default_rng(0))
+    assert (test.p, test.exact, test.smallest) == (pytest.approx(2 / 6), True, pytest.approx(1 / 6))
+
+
+def test_divisions_are_drawn_only_if_there_are_more_than_may_be_enumerated(monkeypatch):
+    # The one run of x that scores 1 is on the side of two runs in 2 of 46 divisions; those of b are all alike.
+    x = Scores((np.zeros(1), np.ones(1), np.zeros(1)), ("b", "a", "a"))
+    y = Scores((np.zeros(1),) * 45, (*("a",) * 44, "b"))
+    assert divisions(x, y) == 2 * 46 * 45 / 2
+    for most, exact, error in ((2070, True, 1e-9), (2069, False, 0.015)):
+        monkeypatch.setattr(comparison, "MOST_EXACT", most)
+        test = permutation_test(x, y, np.random.default_rng(0))
+        assert (test.exact, test.p) == (exact, pytest.approx(2 / 46, abs=error))
 
 
 def test_with_many_runs_divisions_are_drawn_and_p_is_never_zero():
@@ -66,7 +83,7 @@ def test_if_groups_are_alike_p_is_below_a_twentieth_one_time_in_twenty():
 @given(
     st.lists(st.integers(-8, 8), min_size=6, max_size=8),
     st.sampled_from([1e-9, 1.0, 0.3]),
-    st.sampled_from([0, 1e4, 1e6]),
+    st.sampled_from([0, 1e4, 1e11]),
 )
 def test_p_is_that_of_exact_arithmetic_wherever_scores_are_and_however_small(values, unit, offset):
     offset *= unit
@@ -149,6 +166,9 @@ def test_a_planted_difference_is_shown_and_none_is_not():
     (pair,) = Resampled(planted(5.0), 0, 1000).pairs()
     assert (pair.a, pair.shown, pair.attainable) == ("high", True, True)
     assert pair.difference.low < 5 < pair.difference.high
+    expected = [float(interquartile_mean(scores)) for scores in planted(5.0).values()]
+    assert pair.difference.value == pytest.approx(expected[0] - expected[1])
+    assert (pair.difference.low + pair.difference.high) / 2 == pytest.approx(pair.difference.value)
     assert pair.improvement.value == 1
     assert pair.improvement.low < pair.improvement.high == 1  # every run of one is higher, as others might not be
     (pair,) = Resampled(planted(0.0), 0, 1000).pairs()
@@ -200,3 +220,14 @@ def test_profiles_stay_between_none_and_all_and_curves_within_their_bands():
     assert curve.values[1] - curve.values[0] == pytest.approx(1)
     assert (curve.low < curve.values).all()
     assert (curve.values < curve.high).all()
+
+
+def test_means_and_fractions_have_intervals_of_the_width_that_their_runs_say():
+    half, few = Scores.of([[float(n % 2)] for n in range(16)]), Scores.of([[0.0], [0.0], [0.0], [1.0]])
+    resampled = Resampled({"half": half, "few": few}, 0, 2000)
+    mean, profile = resampled.mean("half"), resampled.profile("half", np.array([0.5]))
+    reach = 2.131 * math.sqrt(0.5 * 0.5 / 15)  # t of 15 degrees of freedom
+    assert (mean.value, mean.low, mean.high) == pytest.approx((0.5, 0.5 - reach, 0.5 + reach), abs=0.015)
+    assert (*profile.values, *profile.low, *profile.high) == pytest.approx((mean.value, mean.low, mean.high))
+    profile = resampled.profile("few", np.array([0.5]))  # 1/4 ± 3.182 / 4 is more than is possible
+    assert (*profile.values, *profile.low, *profile.high) == (0.25, 0, 1)
