@@ -49,6 +49,12 @@ def test_a_stage_is_declared_by_its_function():
     assert (SMOOTH.name, SMOOTH.output, SMOOTH.group) == ("smooth", Samples, "smooth_{step}")
     assert (SMOOTH.edges, SMOOTH.tools) == ({"samples": "samples"}, ())
     assert Stage(smooth, ITERATION).group == "smooth"
+    assert (SMOOTH.samples, SMOOTH.thinnable, SMOOTH.ends_iteration) == (False, False, False)
+
+
+def test_an_iteration_starts_with_the_learner_of_the_one_before_or_of_the_start():
+    expected = [StageRef(0, "initialize"), StageRef(0, "meta_optimize"), StageRef(1, "meta_optimize")]
+    assert [ON_POLICY.learner_ref(i) for i in range(3)] == expected
 
 
 def test_an_inserted_stage_gives_every_edge_of_the_stage_that_it_stands_for():
@@ -63,6 +69,8 @@ def test_an_inserted_stage_gives_every_edge_of_the_stage_that_it_stands_for():
     twice = graph.insert(replace(SMOOTH, name="again", group="again_{step}"), after="smooth", gives="samples")
     assert twice.inputs(CONFIG, StageRef(2, "again", 1)) == {"samples": StageRef(2, "smooth", 1)}
     assert twice.inputs(CONFIG, StageRef(2, "adapt"))["samples"] == StageRef(2, "again")
+    earlier = ON_POLICY.insert(ALONE, after="collect_rollouts", gives="rollouts")
+    assert [stage.name for stage in earlier.adapting] == ["alone", "process_samples", "adapt"]
 
 
 def test_a_stage_without_an_edge_of_its_own_changes_nothing_else():
@@ -123,9 +131,13 @@ def test_the_episodes_that_are_played_again_are_drawn_in_each_iteration_and_run(
 
     assert {*drawn(1)} == {0, 1}
     assert drawn(1) != drawn(2)
+    config = build_config({"env": {"name": "point-corner", "witness": True}, "algorithm": "promp"})
+    for stage, change in (("collect_rollouts", {"group": "own_{step}"}), ("sample_tasks", {"output": Samples})):
+        lacking = ON_POLICY.replace(stage, replace(ON_POLICY[stage], **change))
+        assert {*lacking.inputs(config, StageRef(1, "meta_optimize"))} == {*ON_POLICY["meta_optimize"].inputs}
 
 
-def scaled(scale, at, offset=0, *, samples: Samples) -> Samples:
+def scaled(scale, at, offset=0, *, samples: "Samples") -> Samples:
     return replace(samples, advantages=samples.advantages * np.float32(scale) + np.float32(offset + at.step))
 
 
@@ -259,6 +271,10 @@ REFUSED = {
         lambda: replace(ON_POLICY, shared={"memo": lambda confg: {}}),
         "shared has memo, whose function takes confg; it can only take tools other than at",
     ),
+    "two arguments of shared": (
+        lambda: replace(ON_POLICY, shared={"memo": lambda config, size=3, *rest, at, **more: {}}),
+        "shared has memo, whose function takes at; it can only take tools other than at",
+    ),
     "another graph's stage": (
         lambda: OFF_POLICY.replace(ADAPT, SMOOTH),
         "graph off_policy: there is no stage adapt; use one of initialize, fill_memory",
@@ -295,6 +311,23 @@ def alone_noise(at, *, params: TaskParams, tasks: TaskBatch, spread: Spread, sta
     )
 
 
+@dataclass(frozen=True)
+class Mixed:
+    """Numbers of tasks and of all together."""
+
+    scale: Annotated[NDArray[np.float32], Axes("B", "scale")]
+    mean: Annotated[NDArray[np.float32], Axes("", "mean")]
+
+
+def mixed(*, params: TaskParams) -> Mixed: ...
+
+
+def spread_of(*, mixed: tuple[Mixed, ...]) -> Spread:
+    assert all(len(one.scale) == 1 for one in mixed)
+    ends = np.stack([one.scale + one.mean for one in mixed], axis=-1)
+    return Spread(sum(one.scale for one in mixed), {"last": ends})
+
+
 def together(*, params: TaskParams, tasks: TaskBatch) -> Total: ...
 
 
@@ -312,6 +345,16 @@ def test_a_stage_over_tasks_gets_each_task_alone_on_any_thread_and_its_outputs_a
             np.testing.assert_array_equal(found.params["w"], expected)
     with pytest.raises(GraphError, match=r"alone_noise is over tasks, but its inputs have \[2, 3\] tasks"):
         call(stage, {"at": At(0, 0)}, {**given, "params": params.slice(0, 2)}, map)
+
+
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_of_the_outputs_of_several_steps_a_stage_over_tasks_gets_what_belongs_to_the_task_and_to_all(tasks):
+    scale = np.arange(tasks, dtype=np.float32)
+    given = (Mixed(scale, np.float32(10)), Mixed(2 * scale, np.float32(20)))
+    stage = Stage(spread_of, EACH_STEP, over="tasks", reads={"mixed": "samples"})
+    found = call(stage, {"at": At(0, 0)}, {"mixed": given}, map)
+    np.testing.assert_array_equal(found.scale, 3 * scale)
+    np.testing.assert_array_equal(found.ends["last"], np.stack([scale + 10, 2 * scale + 20], axis=-1))
 
 
 BUFFER = np.zeros((1, 2), np.float32)
@@ -335,8 +378,9 @@ def test_what_a_stage_loads_of_a_span_shares_no_memory_with_what_is_to_be_stored
 
 
 def test_a_stage_over_tasks_has_to_give_something_of_every_task():
-    with pytest.raises(GraphError, match="together is over tasks, but returns Total, which does not have"):
-        Stage(together, EACH_STEP, over="tasks")
+    for function, output in ((together, "Total"), (mixed, "Mixed")):
+        with pytest.raises(GraphError, match=f"{function.__name__} is over tasks, but returns {output}, which does no"):
+            Stage(function, EACH_STEP, over="tasks")
 
 
 def of_tasks(*, samples: Samples, tasks: TaskBatch) -> Samples:
@@ -345,6 +389,10 @@ def of_tasks(*, samples: Samples, tasks: TaskBatch) -> Samples:
 
 def kept(*, params: TaskParams) -> TaskParams:
     return params
+
+
+def blend(*, samples: Samples, before: Samples | None = None) -> Samples:
+    return samples
 
 
 IN_TRAINING_ONLY = ON_POLICY.insert(Stage(of_tasks, EACH_STEP), after="process_samples", gives="samples")
@@ -364,6 +412,11 @@ def test_an_input_without_a_default_has_to_have_an_output_to_read():
         GraphError, match=r"smooth\(i=0, k=0\) reads samples from before = .*, which has no output there"
     ):
         before.inputs(CONFIG, StageRef(0, "smooth"))
+    adapted = Stage(kept, EACH_STEP, reads={"params": "own"})
+    last = ON_POLICY.edge(own=this_step("adapt")).insert(adapted, after="adapt")
+    assert last.inputs(CONFIG, StageRef(1, "kept")) == {"params": StageRef(1, "adapt")}
+    with pytest.raises(GraphError, match=r"kept\(i=1, k=1\) reads params from own = .*, which has no output there"):
+        last.inputs(CONFIG, StageRef(1, "kept", 1))
 
 
 def test_stages_that_adapt_read_what_there_is_after_training_too():
@@ -373,6 +426,12 @@ def test_stages_that_adapt_read_what_there_is_after_training_too():
         IN_TRAINING_ONLY.inputs_of_adaptation(CONFIG, of_graph, 0)
     found = ON_POLICY.inputs_of_adaptation(CONFIG, ON_POLICY["process_samples"], 1)
     assert StageRef(0, "collect_rollouts", 1) in found.values()
+    expected = {"samples": StageRef(0, "process_samples", 2), "params": None}  # the run itself has two steps
+    found = ON_POLICY.inputs_of_adaptation(CONFIG, ADAPT, 2)
+    assert {name: found[name] for name in expected} == expected
+    blended = Stage(blend, EACH_STEP, reads={"samples": "samples", "before": "before"})
+    graph = ON_POLICY.edge(before=last_step("process_samples")).insert(blended, after=PROCESS_SAMPLES, gives="samples")
+    assert graph.inputs_of_adaptation(CONFIG, graph["blend"], 1) == {"samples": StageRef(0, "process_samples", 1)}
 
 
 def test_tasks_act_with_what_the_step_before_has_given():
