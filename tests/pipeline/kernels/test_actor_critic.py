@@ -29,6 +29,7 @@ ALGORITHMS = {
 KINDS = {
     "gaussian": POLICY,
     "gaussian below its floor": POLICY.model_copy(update={"min_std": 0.7 * 0.99}),
+    "gaussian at its floor": POLICY.model_copy(update={"init_std": 1.0, "min_std": 1.0}),
     "gaussian, std not learned": POLICY.model_copy(update={"learn_std": False}),
     "gaussian, relu": POLICY.model_copy(update={"activation": "relu"}),
     "gaussian, linear": POLICY.model_copy(update={"hidden_sizes": ()}),
