@@ -43,6 +43,10 @@ def test_text_that_looks_like_something_else_is_written_so_that_it_stays_text(te
     assert parse(dump(value)) == yaml.safe_load(dump(value)) == value
 
 
+def test_a_mapping_is_written_in_its_order_and_letters_as_they_are():
+    assert dump({"b": 1, "a": "Köln"}) == "b: 1\na: Köln\n"
+
+
 def test_what_two_aliases_share_becomes_two_values():
     found = parse("a: &x {b: 1}\nc: *x")
     assert isinstance(found, dict)
@@ -68,3 +72,14 @@ def test_aliases_of_aliases_that_would_fill_the_memory_are_refused(link):
     levels = ["a0: &a0 {x: 1}"] + [f"a{i}: &a{i} " + link.format(", ".join([f"*a{i - 1}"] * 9)) for i in range(1, 30)]
     with pytest.raises(ValueError, match="aliases"):
         parse("\n".join(levels))
+
+
+def test_as_many_values_as_are_accepted_and_no_more():
+    def text(more):
+        return f"[&a [{', '.join(['0'] * 368)}]{', *a' * 270}{', 0' * more}]"  # 1 + 271 * 369 values, and more
+
+    found = parse(text(0))
+    assert isinstance(found, list)
+    assert len(found) == 271
+    with pytest.raises(ValueError, match="its aliases expand to 100001 values; at most 100000 are accepted"):
+        parse(text(1))

@@ -113,3 +113,5 @@ def test_the_criteria_that_are_met_say_what_was_found():
     ]
     nearer = StoppingConfig(metric="step_0.min_return", at_most=-2.0)
     assert [*nearer.reasons([last])] == ["step_0.min_return is -3, at most -2"]
+    for bound in ("at_least", "at_most"):
+        assert StoppingConfig(metric="success_rate", **{bound: 0.95}).met([last])
