@@ -3,7 +3,16 @@ import pickle
 import numpy as np
 import pytest
 
-from metaloom.pipeline.types import BatchError, EpisodeBatch, Evaluation, Samples, TaskBatch, TaskParams
+from metaloom.pipeline.types import (
+    BatchError,
+    EpisodeBatch,
+    Evaluation,
+    Minibatches,
+    Samples,
+    TaskBatch,
+    TaskParams,
+    Transitions,
+)
 
 
 def episodes(B=2, E=3, T=4, **changes):
@@ -29,18 +38,21 @@ def episodes(B=2, E=3, T=4, **changes):
         ("observations", np.zeros((2, 3, 5, 5))),
         ("actions", np.zeros((2, 3, 5, 2), np.float32)),
         ("actions", np.zeros((2, 3, 4), np.int32)),
+        ("actions", np.zeros((2, 3, 5), np.int64)),
+        ("rewards", np.ones((2, 3, 4))),
         ("terminated", np.zeros((2, 3), np.int8)),
         ("lengths", np.full((2, 3), 5, np.int32)),
         ("lengths", np.zeros((2, 3), np.int32)),
         ("lengths", np.int32([[4, -1, 0]] * 2)),
         ("facts", {"won": np.zeros((2, 3, 5), bool)}),
         ("initial_state", np.zeros((2, 6))),
+        ("initial_state", [0.0]),
         ("reward_terms", {"run": np.zeros((2, 3), np.float32)}),
         ("behavior", {"log_std": np.zeros((3, 2), np.float32)}),
     ],
 )
 def test_an_episode_batch_names_the_field_that_does_not_fit(field, value):
-    with pytest.raises(BatchError, match=field):
+    with pytest.raises(BatchError, match=rf"^EpisodeBatch\.{field}"):
         episodes(**{field: value})
 
 
@@ -50,6 +62,20 @@ def test_the_mask_marks_the_real_steps():
     assert (batch.mask.sum(axis=2) == lengths).all()
     assert (batch.mask[0, 2] == [1, 1, 0, 0]).all()
     assert batch.num_steps == 17
+
+
+def test_returns_and_facts_of_episodes_leave_empty_slots_and_padding_out():
+    lengths = np.array([[1, 0, 0], [4, 4, 1]], np.int32)
+    real = np.arange(4) < lengths[..., None]
+    batch = episodes(
+        lengths=lengths,
+        rewards=real.astype(np.float32),
+        truncated=lengths > 0,
+        facts={"place": (np.arange(5, 9) * real).astype(np.float32), "won": real & (np.arange(4) == 1)},
+    )
+    assert batch.mean_returns.tolist() == [1, 3]
+    assert batch.episode_facts["place"].tolist() == [[5, 0, 0], [8, 8, 5]]
+    assert batch.episode_facts["won"].tolist() == [[False] * 3, [True, True, False]]
 
 
 def evaluation(**changes):
@@ -97,7 +123,9 @@ def test_concatenated_shards_equal_the_whole():
 
 
 def test_a_task_batch_needs_a_name_and_a_unit_for_every_column():
-    with pytest.raises(BatchError, match="params"):
+    with pytest.raises(BatchError, match=r"^TaskBatch\.ids has shape \(3,\) and dtype int32; expected \[3\] and int64"):
+        TaskBatch(np.zeros((3, 1)), np.zeros(3, np.int32), names=("x",), units=("m",))
+    with pytest.raises(BatchError, match=r"^TaskBatch\.params has shape \(3, 2\)"):
         TaskBatch(np.zeros((3, 2)), np.full(3, -1), names=("x",), units=("m",))
     with pytest.raises(BatchError, match="units"):
         TaskBatch(np.zeros((3, 1)), np.full(3, -1), names=("x",), units=())
@@ -120,7 +148,40 @@ def test_parameters_that_tasks_share_are_sent_once(shared):
     assert (len(sent) < 2 * given.nbytes, found.strides[0] == 0) == (shared, shared)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("observations", np.zeros((2, 4, 5), np.float32)),
+        ("actions", np.zeros((2, 2), np.int64)),
+        ("actions", np.zeros((2, 3), np.float32)),
+        ("rewards", np.zeros((2, 3))),
+        ("next_observations", np.zeros((2, 3, 4), np.float32)),
+        ("terminated", np.zeros((2, 3), np.int8)),
+    ],
+)
+def test_transitions_name_the_field_that_does_not_fit(field, value):
+    places, rewards = np.zeros((2, 3, 5), np.float32), np.zeros((2, 3), np.float32)
+    fields = {"observations": places, "actions": places, "rewards": rewards, "next_observations": places}
+    Transitions(**fields, terminated=rewards > 0)
+    with pytest.raises(BatchError, match=rf"^Transitions\.{field} has shape"):
+        Transitions(**{**fields, "terminated": rewards > 0, field: value})
+
+
+def test_minibatches_name_the_field_that_does_not_fit():
+    rows, ids = np.zeros((2, 1, 3), np.int64), np.zeros((2, 1), np.int64)
+    assert Minibatches(rows, ids - [[0], [1]], rows).num_updates == 1
+    for field, given in (
+        ("rows", (rows.astype(np.int32), ids, rows)),
+        ("task_ids", (rows, ids[:1], rows)),
+        ("context_rows", (rows, ids, rows[:1])),
+    ):
+        with pytest.raises(BatchError, match=rf"^Minibatches\.{field} has shape"):
+            Minibatches(*given)
+
+
 def test_task_parameters_with_different_numbers_of_tasks_are_refused():
+    with pytest.raises(BatchError, match=r"^TaskParams\.params\['a'\] has shape \(2, 1\) and dtype float64"):
+        TaskParams({"a": np.zeros((2, 1))})
     with pytest.raises(BatchError, match="number of tasks"):
         TaskParams({"a": np.zeros((2, 1), np.float32), "b": np.zeros((3, 1), np.float32)})
 
