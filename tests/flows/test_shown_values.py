@@ -16,7 +16,7 @@ from metaloom.flows.results.replay import ArrayDifference, Replay, StageReplay
 from metaloom.flows.results.run_rows import Facts, Rows
 from metaloom.flows.run_log import LogLine, LogLines
 from metaloom.pipeline.shown import MOST_ROWS, as_html, as_text
-from metaloom.pipeline.types import TaskBatch, TaskParams
+from metaloom.pipeline.types import Samples, TaskBatch, TaskParams
 
 EVIL = "<script>alert('x')</script>\x1b[2J"
 
@@ -48,6 +48,13 @@ def test_tasks_show_their_fields_with_units(run):
         ["names", "target,", "load"],
         ["units", "°C,", "kg"],
     ]
+
+
+def test_long_texts_are_cut_and_what_a_batch_does_not_have_is_left_out():
+    tasks = TaskBatch(np.zeros((1, 1)), np.zeros(1, np.int64), ("n" * 60,), ("m" * 61,))
+    assert repr(tasks).splitlines()[3:] == [f"  names   {'n' * 60}", f"  units   {'m' * 57}..."]
+    assert len(repr(TaskBatch(np.zeros((1, 0)), np.zeros(1, np.int64))).splitlines()) == 1 + 2
+    assert len(repr(Samples(*[np.zeros((1, 1, 1), np.float32)] * 4)).splitlines()) == 1 + 4
 
 
 def test_a_learner_of_many_parameters_shows_the_first_and_counts_the_rest():

@@ -287,6 +287,17 @@ def test_text_is_cut_in_the_middle_and_only_beyond_its_most() -> None:
     assert (len(first), len(last)) == (1500, 500)
 
 
+def test_sizes_rows_and_data_are_shown_in_the_form_that_fits() -> None:
+    sizes = [shown.size(n) for n in (0, 999, 1000, 1500, 10**6, 28_300_000, 10**9, 10**12)]
+    assert sizes == ["0 B", "999 B", "1 kB", "1.5 kB", "1 MB", "28.3 MB", "1 GB", "1 TB"]
+    rows = [(f"{n}",) for n in range(shown.MOST_ROWS)]
+    assert shown.as_text("x", rows).splitlines() == ["x", *(f"  {n}" for n in range(40))]
+    assert shown.as_text("x", [*rows, ("",)]).splitlines()[-2:] == ["  38", "  and 2 more"]
+    data = {"a": np.float32(1.5), 2: (np.array([1, 2]), None, True), "b": [np.inf, -np.inf, np.nan, b"x"]}
+    expected = {"a": 1.5, "2": [[1, 2], None, True], "b": ["inf", "-inf", "nan", "bytes"]}
+    assert shown.plain_data(data, lambda value: type(value).__name__) == expected
+
+
 def test_errors_of_environments_are_cut_to_what_tells_most() -> None:
     assert answers.last_line(ValueError("x" * 488)) == f"ValueError: {'x' * 488}"
     assert answers.last_line(ValueError("x" * 489)) == f"ValueError: {'x' * 485}..."
