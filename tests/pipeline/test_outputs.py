@@ -46,6 +46,8 @@ def test_a_class_says_its_axes_dtypes_units_and_meaning():
     assert parts.mapping
     assert (parts.axes, parts.dims, parts.unit) == (("task", "layer", "..."), ("task", "layer"), "1")
     assert OutputSchema.parse("Noise", SCHEMA.document()) == SCHEMA
+    alone = {name: value for name, value in SCHEMA.document()["fields"][0].items() if name != "mapping"}
+    assert OutputSchema.parse("Noise", {"description": "", "fields": [alone]}).fields == (scale,)
     assert OutputSchema.of(with_field(Annotated[NDArray[np.bool_], ANY])).description == ""
 
 
@@ -63,6 +65,7 @@ def test_without_the_class_an_output_is_a_plain_one_with_the_same_fields():
     assert repr(value).splitlines()[:2] == ["Noise", "  scale    [2, 3, 4]  float32  96 B"]
     again = pickle.loads(pickle.dumps(value))
     assert type(again) is type(value)
+    assert len({value, again}) == 2
     assert np.array_equal(again.parts["w"], value.parts["w"])
     with pytest.raises(AttributeError):
         value.scale = 0
@@ -91,6 +94,7 @@ def test_without_the_class_an_output_is_a_plain_one_with_the_same_fields():
 )
 def test_an_output_that_is_not_as_its_class_says_is_refused(changes, problem):
     assert SCHEMA.problem_of(noise(**changes)) == problem
+    assert SCHEMA.problem_of(3) == "int has no scale; expected the fields of Noise"
 
 
 @pytest.mark.parametrize(
@@ -149,6 +153,12 @@ def test_names_that_a_file_system_could_confuse_are_refused():
 def test_a_stored_schema_that_no_class_could_have_is_refused(document):
     with pytest.raises(OutputError):
         OutputSchema.parse("Noise", document)
+
+
+@pytest.mark.parametrize("name", ["../Noise", "class"])
+def test_a_stored_name_that_no_class_could_have_is_refused(name):
+    with pytest.raises(OutputError, match=f"^'{name}' is not a valid name of an output; use letters, digits and _$"):
+        OutputSchema.parse(name, SCHEMA.document())
 
 
 def test_schemas_differ_by_fields_axes_dtypes_and_units_and_not_by_words():
