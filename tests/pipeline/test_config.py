@@ -1,9 +1,11 @@
 import json
 
 import pytest
+from pydantic import ValidationError
 
 from metaloom.pipeline.config.input import ConfigError, load_config, override
 from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.schema import Settings
 
 MINIMAL = {"env": "point-corner", "algorithm": {"name": "promp"}}
 
@@ -11,6 +13,8 @@ MINIMAL = {"env": "point-corner", "algorithm": {"name": "promp"}}
 def test_a_config_survives_json():
     config = build_config({**MINIMAL, "seed": 3})
     assert build_config(json.loads(config.model_dump_json())) == config
+    with pytest.raises(ValidationError, match="frozen"):
+        config.seed = 4
 
 
 def test_a_bare_environment_name_is_short_for_its_section():
@@ -250,6 +254,22 @@ def test_the_digest_covers_what_decides_the_numbers_and_not_where_a_run_stops():
     base = build_config(MINIMAL)
     assert build_config({**MINIMAL, "iterations": 5}).digest() == base.digest()
     assert build_config({**MINIMAL, "seed": 5}).digest() != base.digest()
+
+
+class Described(Settings):
+    rate: float = 1.0
+    """A rate."""
+    width: int = 3
+    """A width."""
+
+
+class Redefined(Described):
+    rate: float = 2.0
+
+
+def test_a_setting_that_is_defined_again_without_a_description_has_none():
+    assert Described.descriptions() == {"rate": "A rate.", "width": "A width."}
+    assert Redefined.descriptions() == {"width": "A width."}
 
 
 def test_every_setting_has_a_description_or_a_telling_name_in_the_schema():
