@@ -83,7 +83,8 @@ def own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    sys.modules.pop("own_plugins", None)
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("own_plugins", "own_pack")]:
+        del sys.modules[name]
 
 
 @pytest.fixture
@@ -290,6 +291,29 @@ def test_modules_beside_a_plug_in_count_with_it_and_others_do_not(own, monkeypat
     # Beside an installed module lie those of everybody.
     monkeypatch.setattr(sources, "is_installed", lambda file: True)
     assert plugin_sources(build_config(settings())) == {n: sha256(t) for n, t in named.items()}
+
+
+def test_a_plug_in_of_a_package_counts_with_the_modules_of_the_package(own, monkeypatch):
+    text = "from .rates import RATE\n" + OWN.replace("own_plugins:", "own_pack:")
+    files = {
+        "own_pack.rates": "from .deep.low import RATE\n",
+        "own_pack.deep": "",
+        "own_pack.deep.low": "import own_other\nfrom ..high import RATE\n",
+        "own_pack.high": "RATE = 1\n",
+        "own_other": "",
+    }
+    (own / "own_pack" / "deep").mkdir(parents=True)
+    (own / "own_pack" / "__init__.py").write_text(text)
+    for name, helper in files.items():
+        place = own.joinpath(*name.split("."))
+        (place / "__init__.py" if place.is_dir() else place.with_suffix(".py")).write_text(helper)
+    config = build_config(settings(algorithm="own_pack:Still"))
+    named = {"own_pack:Learner": sha256(text), "own_pack:Still": sha256(text)}
+    beside = {name: sha256(helper) for name, helper in files.items()}
+    assert plugin_sources(config) == named | beside
+    monkeypatch.setattr(sources, "is_installed", lambda file: True)
+    del beside["own_other"]
+    assert plugin_sources(config) == named | beside
 
 
 def test_a_plug_in_whose_file_has_gone_since_it_was_imported_is_refused(own):
