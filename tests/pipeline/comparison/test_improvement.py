@@ -74,9 +74,13 @@ def test_where_nearly_all_runs_are_higher_one_more_on_each_side_that_ties_says_h
     # 5.3/6 and 1/2 of the time: their mean is 5.05/6.
     found, means = 1 - 1 / 125, np.array([11 / 12] * 4 + [5.3 / 6, 1 / 2])
     factor = 2 * means.var(ddof=1) / 6 / variance_at(5.05 / 6)
-    low, high = improvement_interval(Scores.of(x, same_tasks=True), Scores.of(y, same_tasks=True))
+    groups = [Scores.of(rows, same_tasks=True) for rows in (x, y)]
+    low, high = improvement_interval(*groups)
     assert found - low == pytest.approx(2.306 * math.sqrt(factor * variance_at(low)), rel=1e-4)
     assert high - found == pytest.approx(2.306 * math.sqrt(factor * variance_at(high)), rel=1e-4)
+    # In two environments alike, the variance is half of that, and there are 16 degrees of freedom.
+    low, _ = improvement_interval(*(Scores(one.runs * 2, (*"a" * 5, *"b" * 5), same_tasks=True) for one in groups))
+    assert found - low == pytest.approx(2.120 * math.sqrt(factor * variance_at(low) / 2), rel=1e-3)
 
 
 def test_runs_that_vary_more_than_they_may_do_not_lengthen_it():
