@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from threadpoolctl import threadpool_info
 
 from metaloom import storage
 from metaloom.flows.commands.replay import replay
@@ -73,6 +74,8 @@ def test_stages_compute_with_the_usual_settings_whatever_those_of_the_process(ch
     changed()
     with normal_numerics():
         assert unusual_numerics() == {}
+        assert torch.get_num_threads() == 1
+        assert {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"} == {1}
 
 
 def test_what_is_changed_in_a_stage_is_restored_after_it():
@@ -95,11 +98,14 @@ def test_precisions_that_are_set_by_kind_of_product_are_left_and_restored():
         matmul.fp32_precision = "none"
 
 
-def test_rollouts_within_a_stage_that_computes_on_a_gpu_keep_its_settings():
+def test_rollouts_within_a_stage_that_computes_on_a_gpu_keep_its_settings(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     with normal_numerics("cuda"):
         with normal_numerics():
             assert torch.are_deterministic_algorithms_enabled()
+            assert not torch.backends.cudnn.benchmark
         assert torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.benchmark
     assert not torch.are_deterministic_algorithms_enabled()
 
 
