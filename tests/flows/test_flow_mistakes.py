@@ -1493,6 +1493,8 @@ def test_what_another_thread_draws_is_no_fault_of_the_work():
     _, draw = watch.draw_of(lambda: np.random.normal(size=2), "adapt")  # noqa: NPY002
     assert draw is not None
     assert draw.generator == "numpy.random"
+    watch.stop()
+    assert watch.draw_of(lambda: np.random.normal(size=2).shape, "adapt") == ((2,), None)  # noqa: NPY002
 
 
 def test_the_state_that_a_watch_reads_within_another_is_no_draw():
