@@ -1,5 +1,6 @@
 """Values that cannot be are refused where they are made, and those at the limit are taken."""
 
+import gc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -285,6 +286,17 @@ def test_text_is_cut_in_the_middle_and_only_beyond_its_most() -> None:
     assert text.startswith(first)
     assert text.endswith(last)
     assert (len(first), len(last)) == (1500, 500)
+
+
+def test_what_is_imported_late_leaves_the_collection_of_garbage_as_it_is() -> None:
+    try:
+        for collect in (gc.disable, gc.enable):
+            collect()
+            collects = gc.isenabled()
+            assert callable(lazily("metaloom.storage.read.late")("to_xarray"))
+            assert gc.isenabled() == collects
+    finally:
+        gc.enable()
 
 
 def test_sizes_rows_and_data_are_shown_in_the_form_that_fits() -> None:
