@@ -72,7 +72,7 @@ def explain(problem: ErrorDetails, settings: Mapping[str, Any]) -> str:
 def _path(location: Sequence[int | str], given: Any) -> Iterator[str]:
     """Yield the keys and indices on the path to a value, without the tags that pydantic inserts for union members."""
     for n, part in enumerate(location):
-        there = part in given if isinstance(given, Mapping) else isinstance(given, list | tuple)
+        there = part in given if isinstance(given, Mapping) else isinstance(part, int)
         # The last part may be missing, and a bare name may stand for a section.
         last = n == len(location) - 1
         if there or (last and isinstance(given, Mapping)) or (isinstance(given, str) and part == "name"):

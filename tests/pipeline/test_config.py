@@ -48,6 +48,9 @@ def test_a_bare_environment_name_is_short_for_its_section():
         ("algorithm.inner_lr='0.1'", "algorithm.inner_lr", "'0.1'", "expected a number"),
         ("algorithm.first_order=1", "algorithm.first_order", "1", "expected true or false"),
         ("algorithm.first_order=yes", "algorithm.first_order", "'yes'", "expected true or false"),
+        ("evaluation.tasks=held", "evaluation.tasks: Input", "'held'", "'held-out' or 'train'"),
+        ("evaluation.tasks=[[a]]", "evaluation.tasks.0.0: Input", "'a'", "valid number"),
+        ("env={}", "env.name: Field", "", "required"),
         ("seed=2024-01-01", "seed", "2024-01-01", "valid integer"),
     ],
 )
