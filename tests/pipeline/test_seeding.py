@@ -52,6 +52,8 @@ def test_the_stream_of_a_stage_belongs_to_its_name_and_position():
     draws = [at.generator(name).random() for at in places for name in ("noise", "other")]
     assert len(set(draws)) == 32
     assert At(1, 2, training=False).generator("noise").random() == draws[4]
+    after_training = own_generator(seed_for(1, "evaluation", 2, 0, 0) // 2, "noise")  # as stored evaluations drew
+    assert after_training.random() == draws[4]
 
 
 def test_a_generator_is_uniform_whatever_its_position():

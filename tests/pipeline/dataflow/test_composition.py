@@ -374,7 +374,9 @@ def test_a_stage_over_tasks_may_use_a_buffer_again():
 def test_what_a_stage_loads_of_a_span_shares_no_memory_with_what_is_to_be_stored():
     stored = TaskParams({"w": np.zeros((3, 2), np.float32)})
     span = SpanOutputs(Span(("adapt",), 0, 1), ON_POLICY, CONFIG, Mock(load=lambda ref: stored))
-    assert not np.shares_memory(span.load(StageRef(1, "adapt")).params["w"], stored.params["w"])
+    loaded = span.load(StageRef(1, "adapt")).params["w"]
+    assert not np.shares_memory(loaded, stored.params["w"])
+    assert (loaded.flags.writeable, stored.params["w"].flags.writeable) == (False, True)
 
 
 def test_a_stage_over_tasks_has_to_give_something_of_every_task():
