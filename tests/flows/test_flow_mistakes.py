@@ -1497,6 +1497,24 @@ def test_what_another_thread_draws_is_no_fault_of_the_work():
     assert watch.draw_of(lambda: np.random.normal(size=2).shape, "adapt") == ((2,), None)  # noqa: NPY002
 
 
+@pytest.mark.parametrize(
+    ("kind", "work"),
+    [
+        (np.random.MT19937, lambda: np.random.normal()),  # noqa: NPY002 - every second number is kept from the draw before
+        (np.random.PCG64, lambda: np.random.random()),  # noqa: NPY002
+    ],
+)
+def test_draws_of_single_numbers_are_found_whatever_the_global_bit_generator(kind, work):
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(kind(0))
+    try:
+        _, draw = GlobalRandomWatch().draw_of(work, "adapt")
+    finally:
+        np.random.set_bit_generator(before)
+    assert draw is not None
+    assert draw.generator == "numpy.random"
+
+
 def test_the_state_that_a_watch_reads_within_another_is_no_draw():
     def work():
         thread = threading.Thread(target=random.random)
