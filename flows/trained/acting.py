@@ -233,7 +233,7 @@ class Acting:
             raise ValueError("observations must be finite numbers within the range of float32")
         # Observations in batches are flattened.
         for shape in (spaces.observation_shape, (spaces.observation_size,)):
-            leading = found.shape[: max(found.ndim - len(shape), 0)]
+            leading = found.shape[: found.ndim - len(shape)]
             if found.shape[len(leading) :] == shape and leading[: len(tasks)] == tasks and 0 not in leading:
                 return found.reshape(self.num_tasks, -1, spaces.observation_size), leading
         hint = "" if found.ndim else "; encode discrete observations as one-hot vectors"

@@ -362,7 +362,7 @@ _FORMATS: dict[str, Callable[[TrainedPolicy, Path], None]] = {
 """Functions that write a policy, keyed by file suffix."""
 
 
-def policy_of(run: Run, iteration: int = -1, *, seed: int = 0) -> TrainedPolicy:
+def policy_of(run: Run, iteration: int, *, seed: int = 0) -> TrainedPolicy:
     """Return the policy with which an iteration starts; see Run.policy."""
     updates = updates_at(run, iteration)
     ref = run.learner_ref(updates)

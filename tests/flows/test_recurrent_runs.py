@@ -1,5 +1,6 @@
 """Runs of one task whose policy remembers its episode: stored and computed again as all others, episode by episode."""
 
+import gymnasium
 import numpy as np
 import pytest
 from memory_runs import SERIAL, recipe_config, require_forks, require_replayed, trained_once
@@ -10,8 +11,10 @@ from metaloom.flows.commands.optimize import optimize
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.errors import UsageError
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.trained.blueprint import Blueprint
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.envs.contract import EnvError
+from metaloom.pipeline.envs.wrappers import observe_places
 from metaloom.pipeline.policies.remembering import Remembering, recollect
 from metaloom.pipeline.types import TaskParams
 
@@ -95,6 +98,14 @@ def test_reset_drops_what_a_policy_remembers_as_every_stored_episode_begins_anew
         assert not np.allclose(policy.act(first), mean, atol=1e-6)
     with pytest.raises(UsageError, match="does not adapt"):
         policy.adapt(batch)
+
+
+def test_an_environment_is_taken_with_all_it_shows_or_with_the_observed_places_alone():
+    blueprint = Blueprint.of(recipe_config("recurrent-ppo", ["env=Pendulum-v1", "env.observed=[0, 2]"]))
+    env = gymnasium.make("Pendulum-v1")
+    shown, _ = env.reset(seed=1)
+    for taken in (env, observe_places(env, (0, 2))):
+        np.testing.assert_array_equal(blueprint.wrap(taken).reset(seed=1)[0], shown[[0, 2]])
 
 
 def test_an_episode_that_ended_is_forgotten_and_those_of_other_rows_are_not(made):

@@ -190,6 +190,10 @@ def test_adapting_is_to_remember_and_reset_is_to_begin_a_trial(made):
         policy.act(np.stack([seen, seen]))
     with pytest.raises(UsageError, match="got rewards without new actions"):
         policy.observe(0.0, True)
+    policy.act(seen)
+    for rewards, ended in ((np.nan, False), ([1.0, 2.0], False), (1.0, [False, True])):
+        with pytest.raises(ValueError, match="for 1 actions; pass a finite reward for each"):
+            policy.observe(rewards, ended)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

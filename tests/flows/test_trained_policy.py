@@ -21,6 +21,7 @@ from metaloom.flows.recipes import load_settings, new_config
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.settings import assignments
 from metaloom.flows.trained import deployment
+from metaloom.flows.trained.acting import TanhGaussian
 from metaloom.flows.trained.deployment import PolicyFile, digest_of
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
@@ -125,9 +126,12 @@ def test_adapted_to_stored_episodes_it_is_the_stored_adapted_policy_bit_for_bit(
     after = trained[1].rollouts(1)
     means = after.behavior["mean"]
     np.testing.assert_allclose(adapted.act(after.observations[:, :, :-1]), means, atol=1e-6)
-    one = adapted.task(2)
+    one = adapted.task(1)
     assert one.num_tasks == 1
-    np.testing.assert_allclose(one.act(after.observations[2, :, :-1]), means[2], atol=1e-6)
+    np.testing.assert_allclose(one.act(after.observations[1, :, :-1]), means[1], atol=1e-6)
+    two = trained.policy(1).adapt(trained[1].rollouts(0).slice(0, 2))
+    assert repr(two).endswith(", adapted by 1 step, 2 tasks)")
+    np.testing.assert_allclose(two.act(after.observations[:2, :, :-1]), means[:2], atol=1e-5)
 
 
 def test_pearl_infers_what_the_learner_infers_from_all_episodes_so_far(made):
@@ -143,6 +147,8 @@ def test_pearl_infers_what_the_learner_infers_from_all_episodes_so_far(made):
     assert (first < prior).all()
     assert (second < first).all()  # a product of Gaussians narrows with every transition
     assert np.array_equal(policy.adapt(env, episodes=3, steps=2).params["belief.mean"], twice.params["belief.mean"])
+    stored = policy.adapt(run[1].rollouts(0)).task(0)
+    assert (stored.adapt(env, episodes=3).params["belief.variance"] < stored.params["belief.variance"]).all()
     latent = twice.latent
     twice.reset()
     assert not np.array_equal(twice.latent, latent)
@@ -201,9 +207,10 @@ def test_without_the_package_that_writes_onnx_its_extra_is_named(trained, tmp_pa
 
 
 @pytest.mark.parametrize("trained", ["promp"], indirect=True)
-def test_an_onnx_model_says_where_it_is_from_and_what_its_numbers_are(trained, tmp_path):
+def test_an_onnx_model_says_where_it_is_from_and_what_its_numbers_are(trained, tmp_path, capfd):
     trained.policy(1).save(tmp_path / "policy.safetensors")
     metaloom.load_policy(tmp_path / "policy.safetensors").save(tmp_path / "policy.onnx")
+    assert capfd.readouterr().out == ""
     found = onnxruntime.InferenceSession(str(tmp_path / "policy.onnx")).get_modelmeta().custom_metadata_map
     about = {name.removeprefix("metaloom."): value for name, value in found.items() if name.startswith("metaloom.")}
     components = {axis: trained.components(axis) for axis in ("observation", "action")}
@@ -272,6 +279,9 @@ def test_adapting_to_an_environment_takes_its_episodes_and_leaves_the_policy_alo
     assert (env.resets, len(env.taken)) == (8, 8 * 6)
     assert all(np.array_equal(policy.params[name], before[name]) for name in before)
     assert any(not np.array_equal(adapted.params[name], before[name]) for name in before)
+    double = Robot()
+    double.action_space = gymnasium.spaces.Box(-0.2, 0.2, (2,), np.float64)
+    assert policy.adapt(double, episodes=1).adapted  # which takes the same actions, in more digits
     again = policy.adapt(Robot(), episodes=4).adapt(Robot(), episodes=4)
     assert all(np.array_equal(again.params[name], adapted.params[name]) for name in before)
     other = made("promp").policy(seed=1).adapt(Robot(), episodes=4, steps=2)
@@ -337,9 +347,17 @@ def test_what_does_not_fit_is_refused_in_words(made, tmp_path):
     run = made("promp")
     policy = run.policy()
     env = Robot()
-    env.action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
-    with pytest.raises(ValueError, match=r"got the action space Box\(-1.0, 1.0.*RescaleAction"):
+    for low, high in ((-1.0, 1.0), (-0.2, 1.0), (-1.0, 0.2)):
+        env.action_space = gymnasium.spaces.Box(low, high, (2,), np.float32)
+        with pytest.raises(ValueError, match=rf"got the action space Box\({low}, {high}.*RescaleAction"):
+            policy.adapt(env)
+    env.action_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    with pytest.raises(ValueError, match=r"got the action space Box\(-inf, inf.* trained in$"):
         policy.adapt(env)
+    cart = gymnasium.make("CartPole-v1")
+    cart.unwrapped.action_space = gymnasium.spaces.Discrete(2, start=1)
+    with pytest.raises(ValueError, match=r"space Discrete\(2, start=1\); expected Discrete\(2\), .* trained in$"):
+        made("ppo").policy().blueprint.wrap(cart)
     with pytest.raises(ValueError, match=r"got observations of shape \(4,\) and 2 discrete actions; expected .*\(2,\)"):
         policy.adapt(gymnasium.make("CartPole-v1"))
     with pytest.raises(ValueError, match=r"got observations of shape \(3,\); expected \(..., 2\)"):
@@ -354,6 +372,10 @@ def test_what_does_not_fit_is_refused_in_words(made, tmp_path):
         policy.adapt(run[0].rollouts(0), episodes=3)
     with pytest.raises(UsageError, match="3 tasks cannot adapt to one environment"):
         policy.adapt(run[0].rollouts(0)).adapt(Robot())
+    with pytest.raises(UsageError, match="got episodes of 2 tasks and a policy for 3; the numbers must match"):
+        policy.adapt(run[0].rollouts(0)).adapt(run[0].rollouts(0).slice(0, 2))
+    with pytest.raises(UsageError, match="got episodes of 3 tasks; expected those of the task the policy adapted to"):
+        policy.adapt(Robot(), episodes=4).adapt(run[0].rollouts(0))
     with pytest.raises(ValueError, match="got episodes with observations of 4 values and discrete actions; exp"):
         policy.adapt(made("ppo")[0].rollouts(0))
     with pytest.raises(ValueError, match=r"the episodes record latent, log_stds, mean .*; expected log_std, mean,"):
@@ -465,6 +487,19 @@ def test_a_file_of_other_bits_is_refused_and_so_are_numbers_that_are_no_policy_o
         with pytest.raises(UsageError, match="save the policy again") as error:
             metaloom.load_policy(path)
     assert "parameters are unexpected or missing: a, b, c, d, e;" in str(error.value)
+    # Files of the first versions had no particle.
+    described = json.loads(metadata["policy"])
+    del described["particle"]
+    metadata["policy"] = json.dumps(described)
+    metadata["sha256"] = digest_of(metadata, state | task)
+    safetensors.numpy.save_file(state | task, path, metadata)
+    assert metaloom.load_policy(path).particle == 0
+
+
+def test_a_squashed_action_at_its_bounds_is_weighed_as_the_nearest_that_float32_rounds_to_them():
+    u = 13 * np.log(2)  # where tanh(u) = 1 - 2**-25, half way to the next float32 below 1, and its slope is 2**-24
+    found = TanhGaussian(torch.zeros(1), torch.zeros(1)).log_prob(torch.tensor([[1.0], [-1.0]]))
+    np.testing.assert_allclose(found, [24 * np.log(2) - u**2 / 2 - np.log(2 * np.pi) / 2] * 2, rtol=1e-6)
 
 
 def test_the_command_writes_the_policy_of_an_iteration(made, tmp_path, capsys):
@@ -477,6 +512,7 @@ def test_the_command_writes_the_policy_of_an_iteration(made, tmp_path, capsys):
     assert cli.run(["policy", str(run.path), "--out", str(tmp_path / "newest.safetensors")]) == 0
     newest = metaloom.load_policy(tmp_path / "newest.safetensors")
     assert np.array_equal(newest(np.ones(2)), run.policy()(np.ones(2)))
+    assert loaded.seed == run.policy(1).seed == 0
 
 
 def test_the_api_trains_resumes_replays_forks_and_questions_runs(tmp_path, monkeypatch):
