@@ -117,10 +117,9 @@ def _write_animation(pictures: Iterable[Image.Image], out: Path, fps: float) -> 
         few: dict[str, Any] = {"method": Image.Quantize.FASTOCTREE, "dither": Image.Dither.NONE}
         rest = (picture.quantize(128, **few) for picture in pictures)
     first = next(rest)
-    # Both formats use whole milliseconds (GIF: tens), and viewers slow down shorter frames.
-    duration = max(round(1000 / fps), 20)
-    options: dict[str, Any] = {"quality": 80} if out.suffix == ".webp" else {"optimize": False}
-    first.save(out, save_all=True, append_images=rest, duration=duration, loop=0, **options)
+    # Both formats use whole milliseconds (GIF: tens).
+    duration = round(1000 / fps)
+    first.save(out, save_all=True, append_images=rest, duration=duration, loop=0, optimize=False)
 
 
 def _mp4_writer() -> Any:
@@ -261,6 +260,7 @@ def film_of(
         for recording, env, goal in zip(recordings, envs, goals, strict=True):
             painter = stack.enter_context(closing(painter_of(env, size, renderer, seen if len(seen) else None, goal)))
             panels.append(_panels(recording, env, painter, every, differences))
+        # Viewers slow down frames of less than 20 ms.
         fps = min(float(envs[0].metadata.get("render_fps") or 20) / every, 50.0)
         write_film(_frames(panels), out, fps, caption)
     # The first frame shows the reset, and the last one the last step.

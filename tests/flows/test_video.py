@@ -15,7 +15,7 @@ import mujoco
 import numpy as np
 import pytest
 from imageio.v3 import improps
-from PIL import Image, ImageSequence
+from PIL import Image, ImageDraw, ImageFont, ImageSequence
 
 import metaloom
 from metaloom import storage
@@ -78,6 +78,7 @@ def test_a_film_shows_the_reset_and_every_step_of_both_episodes(points, tmp_path
     with Image.open(done.path) as image:
         image.load()
         assert image.info["duration"] == 100  # ms, as the robot's render_fps says
+        assert image.info["loop"] == 0  # without end
 
 
 def test_fewer_pictures_end_with_the_last_step(points, tmp_path):
@@ -85,6 +86,9 @@ def test_fewer_pictures_end_with_the_last_step(points, tmp_path):
     few = metaloom.video(points, tmp_path / "few.gif", steps=[1], every=4)
     assert (done.frames, few.frames) == (7, 3)
     np.testing.assert_array_equal(pictures(few.path)[-1], pictures(done.path)[-1])
+    with Image.open(few.path) as image:
+        image.load()
+        assert image.info["duration"] == 400  # ms for four steps
 
 
 def test_mp4_holds_as_many_pictures_of_even_sides(points, tmp_path):
@@ -92,12 +96,33 @@ def test_mp4_holds_as_many_pictures_of_even_sides(points, tmp_path):
     shape = improps(done.path, plugin="FFMPEG").shape
     assert done.frames == 4
     assert [side % 2 for side in shape[1:3]] == [0, 0]
+    assert shape[1:3] == pictures(metaloom.video(points, tmp_path / "film.png", every=2).path)[0].shape[:2]
+
+
+@pytest.mark.parametrize(("declared", "every", "shown"), [(10, 2, 5), (125, 1, 50), (125, 5, 25), (None, 1, 20)])
+def test_films_are_as_fast_as_the_environment_says_up_to_what_viewers_show(
+    points, tmp_path, monkeypatch, declared, every, shown
+):
+    told = []
+    monkeypatch.setitem(PointCorner.metadata, "render_fps", declared)
+    monkeypatch.setattr(commands_video, "write_film", lambda frames, out, *about: told.extend((len([*frames]), *about)))
+    metaloom.video(points, tmp_path / "film.gif", 1, task=2, episode=0, every=every)
+    goal = "goal_x {:.3g}, goal_y {:.3g}".format(*points[1].tasks().params[2])
+    assert told == [1 + -(-6 // every), shown, f"points, iteration 1, task 2 ({goal}), episode 0"]
 
 
 def test_the_best_and_the_worst_task_are_those_after_adaptation(points, tmp_path):
     returns = points[0].rollouts(1).rewards.sum(-1, dtype=float).mean(1)
     found = {which: metaloom.video(points, tmp_path / "film.png", 0, task=which).task for which in ("best", "worst")}
     assert found == {"best": returns.argmax(), "worst": returns.argmin()}
+    assert metaloom.video(points, tmp_path / "film.png", 0).task == 0
+
+
+def test_observations_agree_up_to_a_hundred_thousandth():
+    for largest, agrees in ((1e-5, True), (1.1e-5, False)):
+        assert commands_video.Film(Path("film.gif"), 1, 0, {}, {}, largest).agrees == agrees
+    assert commands_video._difference([1.0, -2.0], np.array([1.5, -2.0], np.float32)) == 0.5
+    assert commands_video._difference([1.0], np.array([1.0, 2.0], np.float32)) == np.inf
 
 
 def test_without_an_episode_it_is_the_one_of_median_return_on_each_side(points, tmp_path):
@@ -149,6 +174,10 @@ def test_lines_on_the_ground_are_cut_where_they_pass_the_camera(x):
     along = lines[:, 0, :2] == lines[:, 1, :2]  # a line keeps its x or its y, which is a whole number of meters
     assert (along.sum(axis=1) == 1).all()
     assert (lines[:, 0, :2][along] % 1 == 0).all()
+    whole = np.where(along, lines[:, 0, :2], np.nan)  # the place of each line, in the column that it keeps
+    assert {*whole[along[:, 1], 1]} == {*range(-25, 26)}  # around the camera, which is nearest to 0, 0
+    assert (lines[along[:, 1], 1, 0] == 25 * x).all()
+    assert (view.depth(lines[:, 1]) > 0.2).all()
     near = view.depth(lines[:, 0])
     assert near.min() == pytest.approx(0.2)
     assert np.isclose(near, 0.2).sum() > 10
@@ -162,14 +191,32 @@ def test_a_camera_that_looks_up_sees_no_ground():
     assert len(np.unique(picture.reshape(-1, 3), axis=0)) == 1
 
 
-def flat(geoms):
+def colors(picture):
+    return {tuple(color) for color in picture.reshape(-1, 3).tolist()}
+
+
+def test_the_horizon_is_where_the_camera_looks_level_and_nowhere_if_it_looks_down(monkeypatch):
+    monkeypatch.setattr(painters, "_SMOOTH", 1)
+    model, camera = mujoco.MjModel.from_xml_string("<mujoco/>"), mujoco.MjvCamera()
+    camera.azimuth, camera.elevation = 30, -10
+    picture = FlatPainter(model, mujoco.MjData(model), camera, (64, 64)).draw()
+    focal = 32 / np.tan(np.radians(22.5))  # pixels, of the 45 degrees from top to bottom
+    horizon = 32 - focal * np.tan(np.radians(10))
+    assert colors(picture[: int(horizon)]) == {painters._SKY}
+    assert colors(picture[int(horizon) + 2 :]) == {painters._GROUND, painters._LINE}
+    camera.elevation = -90
+    picture = FlatPainter(model, mujoco.MjData(model), camera, (64, 64)).draw()
+    assert colors(picture) == {painters._GROUND, painters._LINE}
+
+
+def flat(geoms, goal=None):
     """A picture [64, 64, 3] along y of geoms, each as (position, type and size, color)."""
     geoms = "".join(f"<geom pos='{pos}' {form} rgba='{color} 1'/>" for pos, form, color in geoms)
     eye = "<camera name='track' pos='0 -3 1' xyaxes='1 0 0 0 0 1'/>"
     model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{eye}{geoms}</worldbody></mujoco>")
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
-    return FlatPainter(model, data, _camera(model), (64, 64)).draw().astype(int)
+    return FlatPainter(model, data, _camera(model), (64, 64), goal).draw().astype(int)
 
 
 def test_what_is_near_hides_what_is_behind_it_whatever_their_order():
@@ -181,6 +228,43 @@ def test_what_is_near_hides_what_is_behind_it_whatever_their_order():
     ys, xs = np.nonzero(pictures[0][:, :, 2] > pictures[0][:, :, 1] + 50)  # the blue one: lower, and to the right
     assert ys.mean() > 36
     assert xs.mean() > 36
+
+
+@pytest.mark.parametrize(
+    ("form", "across", "up"),
+    [
+        ("type='sphere' size='0.3'", 0.3 / 3, 0.3 / 3),
+        ("type='ellipsoid' size='0.2 0.3 0.4'", 0.3 / 3, 0.3 / 3),
+        ("type='capsule' size='0.1 0.5'", 0.1 / 3, 0.6 / 3),
+        ("type='capsule' size='0.1 0.5' euler='0 90 0'", 0.6 / 3, 0.1 / 3),
+        ("type='box' size='0.5 0.5 0.5'", 0.5 / 2.5, 0.5 / 2.5),
+        (None, 0.15 / 3, 0.15 / 3),
+    ],
+)
+def test_shapes_are_as_large_as_they_are_far_away_and_have_a_darker_edge(form, across, up, monkeypatch):
+    monkeypatch.setattr(painters, "_SMOOTH", 1)
+    color = (204, 153, 102) if form else (60, 160, 75)
+    edge = tuple(part * 55 // 100 for part in color)
+    geoms = [("0 0 1", form, "0.8 0.6 0.4")] if form else []
+    picture = flat(geoms, None if form else lambda: np.array([0.0, 0.0, 1.0]))  # a goal is a green ball
+    assert colors(picture) == {painters._SKY, painters._GROUND, painters._LINE, color, edge}
+    edges = (picture == edge).all(-1)
+    shape = edges | (picture == color).all(-1)
+    assert edges[32].any()
+    assert edges[:, 32].any()
+    assert shape[32, 32]
+    focal = 32 / np.tan(np.radians(22.5))
+    for places, part in ((np.nonzero(shape.any(0))[0], across), (np.nonzero(shape.any(1))[0], up)):
+        outline = 0 if form and "box" in form else 1
+        assert (places[0], places[-1]) == pytest.approx(
+            (32 - focal * part - outline, 32 + focal * part + outline), abs=1
+        )
+
+
+@pytest.mark.parametrize("euler", ["90 0 0", "180 0 0", "-90 0 0", "0 0 90", "0 0 -90"])
+def test_every_side_of_a_box_can_be_the_near_one(euler):
+    picture = flat([("0 0 1", f"type='box' size='0.5 0.5 0.5' euler='{euler}'", "1 0 0")])
+    assert (picture[19:45, 19:45] == [255, 0, 0]).all()
 
 
 def test_a_box_shows_its_near_face_alone_whatever_the_order_of_faces(monkeypatch):
@@ -239,14 +323,14 @@ def test_the_camera_is_the_models_own_or_follows_what_moves_freely(inside, kind)
 
 
 @pytest.mark.parametrize(
-    ("name", "ends", "least"),
+    ("name", "ends", "least", "high"),
     [
-        ("half-cheetah-dir", [[-6.5, 0, 0.7], [0.3, 0, 0.5]], 0.7),
-        ("ant-dir", [[-1, -2, 0.5], [1, 3, 0.8]], 0.3),
-        ("ant-dir", [[0, 0, 0.5], [0, 0, 0.5]], 0),
+        ("half-cheetah-dir", [[-6.5, 0, 0.7], [0.3, 0, 0.5]], 0.7, (6.8 + 2) * 240 / 320),
+        ("ant-dir", [[-1, -2, 0.5], [1, 3, 0.8]], 0.3, 5 + 2),
+        ("ant-dir", [[0, 0, 0.5], [0, 0, 0.5]], 0, 3),
     ],
 )
-def test_one_camera_shows_the_whole_way_of_a_robot(name, ends, least):
+def test_one_camera_shows_the_whole_way_of_a_robot(name, ends, least, high):
     model, size = drawable(EnvConfig(name=name)).unwrapped.model, (320, 240)
     scene = mujoco.MjvScene(model=model, maxgeom=1000)
     camera, every = camera_of_way(model, np.array(ends), size), mujoco.mjtCatBit.mjCAT_ALL
@@ -256,18 +340,24 @@ def test_one_camera_shows_the_whole_way_of_a_robot(name, ends, least):
     shares = np.array(_View(scene.camera, *size).pixels(np.array(ends))) / size
     assert ((shares > 0.05) & (shares < 0.95)).all()
     assert np.abs(shares[0] - shares[1]).max() >= least
+    assert camera.azimuth == 90  # both ends of a track are as far away
+    assert 2 * camera.distance * np.tan(np.radians(22.5)) == pytest.approx(high)  # meters from top to bottom
 
 
 def test_a_robot_that_runs_far_is_followed_and_one_that_moves_nowhere_has_no_position():
     env = drawable(EnvConfig(name="half-cheetah-dir"))
-    far = camera_of_way(env.unwrapped.model, np.array([[0, 0, 0.5], [17, 0, 0.5]]), (320, 240))
-    assert far.type == mujoco.mjtCamera.mjCAMERA_FIXED
+    for end, kind in ((16, mujoco.mjtCamera.mjCAMERA_FREE), (16.1, mujoco.mjtCamera.mjCAMERA_FIXED)):
+        camera = camera_of_way(env.unwrapped.model, np.array([[0, 0, 0.5], [end, 0, 0.5]]), (320, 240))
+        assert camera.type == kind
     env.reset(seed=0)
     before = position_of(env)()
     env.unwrapped.data.qpos[0] += 2
     mujoco.mj_forward(env.unwrapped.model, env.unwrapped.data)
     np.testing.assert_allclose(position_of(env)() - before, [2, 0, 0])
     assert position_of(drawable(EnvConfig(name="InvertedPendulum-v5"))) is None
+    ant = drawable(EnvConfig(name="ant-dir"))
+    ant.reset(seed=0)
+    np.testing.assert_allclose(position_of(ant)(), ant.unwrapped.data.qpos[:3])
 
 
 def test_pictures_of_a_point_show_its_whole_way():
@@ -286,6 +376,27 @@ def test_captions_of_a_robot_say_how_far_it_has_moved(robot, tmp_path, monkeypat
     x = [[float(panel.below.split()[3]) for panel in panels] for panels in captions]
     assert x[0] == [0, 0]
     assert all(panel.below.startswith(f"step {t}   ") for t, panels in enumerate(captions) for panel in panels)
+
+
+def test_captions_say_how_far_and_what_was_earned_so_far(monkeypatch):
+    places = iter([[0.3, 1], [0.26, 2], [1.52, 3]])
+    monkeypatch.setattr(commands_video, "position_of", lambda env: lambda: next(places))
+    recording = SimpleNamespace(
+        rewards=np.array([1.0, 2.0]),
+        length=2,
+        when="episode",
+        simulate=lambda env: iter([0.0, 0.5, 0.0]),
+        facts_text=lambda env, t: "",
+    )
+    differences = []
+    panels = [*commands_video._panels(recording, None, SimpleNamespace(draw=lambda: None), 1, differences)]
+    assert differences == [0, 0.5, 0]
+    assert {panel.above for panel in panels} == {"episode: return 3.00"}
+    assert [panel.below for panel in panels] == [
+        "step 0   x +0.0 m   reward so far 0.00",
+        "step 1   x +0.0 m   reward so far 1.00",
+        "step 2   x +1.2 m   reward so far 3.00",
+    ]
 
 
 def test_flat_drawing_covers_what_opengl_draws(tmp_path):
@@ -341,7 +452,8 @@ def test_an_iteration_that_has_sampled_no_episode_yet_is_refused(points, tmp_pat
 
 
 def test_a_scene_with_another_model_is_drawn_by_another_painter_and_the_first_is_closed(monkeypatch):
-    a, b = SimpleNamespace(nsite=0), SimpleNamespace(nsite=0)
+    sites = [SimpleNamespace(name="hand", rgba="red"), SimpleNamespace(name="goal_near", rgba="red")]
+    a, b = SimpleNamespace(nsite=2, site=sites.__getitem__), SimpleNamespace(nsite=0)
     closed, models = [], [a, a, b]
 
     def painter(model, *_):
@@ -350,6 +462,8 @@ def test_a_scene_with_another_model_is_drawn_by_another_painter_and_the_first_is
     monkeypatch.setattr(painters, "_of_mujoco", painter)
     scene = painters._Scene(lambda: (models.pop(0), None, None), (8, 8), "flat")
     assert [scene.draw() for _ in range(3)] == [a, a, b]
+    assert sites[0].rgba == "red"
+    np.testing.assert_allclose(sites[1].rgba, np.array([60, 160, 75, 255]) / 255)
     assert closed == [a]
     scene.close()
     assert closed == [a, b]
@@ -394,6 +508,37 @@ def test_a_renderer_that_does_not_work_is_told_with_what_helps(monkeypatch):
         opengl.choose_renderer("osmesa")
 
 
+@pytest.mark.parametrize(
+    ("asked", "named", "late", "working", "chosen"),
+    [
+        ("auto", "", False, {"glfw", "osmesa"}, "glfw"),
+        ("auto", "OSMesa", False, {"egl", "osmesa"}, "osmesa"),
+        ("auto", "osmesa", False, {"egl"}, "flat"),
+        ("egl", "osmesa", False, {"egl", "osmesa"}, "egl"),
+        ("flat", "egl", False, {"egl"}, "flat"),
+        ("auto", "osmesa", True, {"egl", "osmesa"}, "osmesa"),
+        ("auto", "", True, {"egl"}, "flat"),
+        ("osmesa", "osmesa", True, {"egl", "osmesa"}, "osmesa"),
+        ("flat", "egl", True, {"egl"}, "flat"),
+        ("egl", "osmesa", True, {"egl", "osmesa"}, "cannot use the egl renderer: MuJoCo was imported with MUJOCO_GL="),
+        ("osmesa", "osmesa", True, {"egl"}, "cannot use OpenGL through osmesa: broken"),
+    ],
+)
+def test_the_renderer_is_the_one_asked_for_or_the_one_that_mujoco_uses_or_the_first_that_works(
+    asked, named, late, working, chosen, monkeypatch
+):
+    monkeypatch.setattr(opengl, "problem_with", lambda name: None if name in working else "broken")
+    if not late:
+        monkeypatch.setattr("sys.modules", {k: v for k, v in sys.modules.items() if k != "mujoco"})
+    monkeypatch.setenv("MUJOCO_GL", named)
+    if chosen.startswith("cannot"):
+        with pytest.raises(UsageError, match=chosen):
+            opengl.choose_renderer(asked)
+        return
+    assert opengl.choose_renderer(asked) == chosen
+    assert os.environ["MUJOCO_GL"] == (named if chosen == "flat" else chosen)
+
+
 @pytest.mark.parametrize("name", ["DISPLAY", "WAYLAND_DISPLAY", None])
 def test_a_window_is_tried_where_there_is_a_screen_of_either_kind(name, monkeypatch):
     tried, ended = [], SimpleNamespace(returncode=0)
@@ -402,9 +547,11 @@ def test_a_window_is_tried_where_there_is_a_screen_of_either_kind(name, monkeypa
         monkeypatch.delenv(variable, raising=False)
     if name is not None:
         monkeypatch.setenv(name, ":0")
+    monkeypatch.setenv("PYOPENGL_PLATFORM", "osmesa")
     problem = opengl.problem_with.__wrapped__("glfw")
     assert problem == (None if name else "there is no display (DISPLAY and WAYLAND_DISPLAY are not set)")
-    assert len(tried) == (1 if name else 0)
+    shown = [(env[name], env["MUJOCO_GL"], env.get("PYOPENGL_PLATFORM")) for env in tried]
+    assert shown == ([(":0", "glfw", None)] if name else [])
     ended.returncode = 7
     for ended.stderr, message in (("a\n no screen\n", " no screen"), ("", "its process ended with exit code 7")):
         assert opengl.problem_with.__wrapped__("egl") == message
@@ -506,15 +653,15 @@ def test_a_caption_gives_the_parameters_of_a_task_if_they_are_few(count, text):
 def test_a_policy_that_remembers_is_shown_in_the_first_and_last_episode_of_its_trial_of_median_return(
     tmp_path, monkeypatch
 ):
-    sizes = {"num_tasks": 2, "episodes_per_task": 9, "max_episode_steps": 3, "iterations": 1}
-    algorithm = {"episodes_per_trial": 3, "trials_per_minibatch": 3}
+    sizes = {"num_tasks": 2, "episodes_per_task": 6, "max_episode_steps": 3, "iterations": 1}
+    algorithm = {"episodes_per_trial": 2, "trials_per_minibatch": 3}
     run = metaloom.train("rl2-point-corner", tmp_path / "remembers", **sizes, algorithm=algorithm, **SMALL)
     monkeypatch.setattr(commands_video, "write_film", lambda frames, *_: [*frames])
     done = metaloom.video(run, tmp_path / "film.gif", task=1)
-    trials = run[0].rollouts(0).rewards[1].sum(-1, dtype=float).reshape(3, 3).sum(0)
+    trials = run[0].rollouts(0).rewards[1].sum(-1, dtype=float).reshape(2, 3).sum(0)
     middle = np.argsort(trials)[1]
     assert done.agrees
-    assert done.episodes == {"first episode of a trial": middle, "episode 3 of the trial": 6 + middle}
+    assert done.episodes == {"first episode of a trial": middle, "episode 2 of the trial": 3 + middle}
 
 
 @pytest.mark.parametrize("recipe", ["promp-hidden-goal-grid", "promp-bandit", "promp-tabular-mdp"])
@@ -566,7 +713,7 @@ def test_captions_tell_the_first_success_and_distances(tmp_path, monkeypatch):
 def test_the_goal_of_a_robot_is_a_green_ball(name, task, place):
     env = drawable(EnvConfig(name=name))
     env.reset(seed=0)
-    way = np.array([[0.5, 0.1, 0.6], [3.5, 0.1, 0.6]])
+    way = np.array([[0.5, 0.1, 0.6], [2, 0.1, 0.6], [3.5, 0.1, 0.9]])
     if task is None:
         assert goal_of(env, way) is None
         return
@@ -595,5 +742,30 @@ def test_captions_have_room_beside_small_pictures():
     # 2 x 90 pixels are enlarged three times, to 540: twice would be 360, and captions need 400.
     assert shown.shape == (2 * 3 + 3 * 26, 2 * 270 + 4, 3)
     assert (shown[52:58:3, 0:270:3] == small).all()
+    assert (shown[52:58:3, 274:544:3] == small).all()
+    assert (shown[:52] == 255).all()
     wide = np.zeros((2, 400, 3), np.uint8)
     assert commands_video.compose([commands_video.FramePanel(wide, "", "")], "").width == 400
+    odd = np.zeros((3, 401, 3), np.uint8)
+    assert commands_video.compose([commands_video.FramePanel(odd, "", "")], "").size == (402, 3 + 3 * 26 + 1)
+
+
+def test_captions_are_in_the_middle_of_their_bars():
+    panels = [commands_video.FramePanel(np.full((4, 400, 3), 255, np.uint8), text, text) for text in ("H", "HOH")]
+    shown = np.asarray(commands_video.compose(panels, "HOOOH"))
+    for left, width, top in ((0, 804, 0), (0, 400, 26), (404, 400, 26), (0, 400, 56), (404, 400, 56)):
+        ink = (shown[top : top + 26, left : left + width] < 128).all(-1)
+        rows, columns = np.nonzero(ink)
+        assert (columns.min() + columns.max() + 1) / 2 == pytest.approx(width / 2, abs=1)
+        assert (rows.min() + rows.max() + 1) / 2 == pytest.approx(13, abs=2)
+    assert shown.min() == 30
+
+
+@pytest.mark.parametrize("size", [15, 13, 11, 9])
+def test_a_caption_is_in_the_largest_font_that_fits(size):
+    font = ImageFont.load_default(size)
+    text = "em" * int(392 // font.getlength("em"))  # 4 pixels are free on each side
+    shown = commands_video.compose([commands_video.FramePanel(np.full((2, 400, 3), 255, np.uint8), "", "")], text)
+    expected = Image.new("RGB", shown.size, (255, 255, 255))
+    ImageDraw.Draw(expected).text((200, 13), text, fill=(30, 30, 30), font=font, anchor="mm")
+    np.testing.assert_array_equal(np.asarray(shown), np.asarray(expected))
