@@ -17,9 +17,11 @@ from metaloom.flows.commands.train import Observer, resume, train
 from metaloom.flows.errors import UsageError
 from metaloom.flows.recipes import new_config
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.viewer import filming
+from metaloom.flows.viewer import curves as viewer_curves
+from metaloom.flows.viewer import filming, outputs
 from metaloom.flows.viewer.curves import Curves
 from metaloom.flows.viewer.outputs import principal_components
+from metaloom.flows.viewer.values import episode_length
 from metaloom.flows.views.history import load_history
 from metaloom.flows.views.run_charts import BAND_NOTE
 from metaloom.storage import StageRef
@@ -76,7 +78,7 @@ def test_a_single_run_is_shown_by_itself(runs):
     assert viewer.api("run", "other").status_code == 404
 
 
-def test_curves_are_the_history_of_the_run_and_say_what_their_bands_are(runs, viewer):
+def test_curves_are_the_history_of_the_run_and_say_what_their_bands_are(runs, viewer, monkeypatch):
     found = viewer.get("run", "tiny", "curves")
     history = load_history(storage.open_run(runs / "tiny"))
     assert found["iterations"] == [0, 1, 2]
@@ -86,10 +88,20 @@ def test_curves_are_the_history_of_the_run_and_say_what_their_bands_are(runs, vi
     after = learning["panels"][0]["series"][-1]
     assert after["label"] == "after adaptation"
     np.testing.assert_allclose(after["values"], history.task_returns[:, -1].mean(axis=1), rtol=1e-6)
+    assert viewer.get("run", "tiny", "spark")["values"] == after["values"]
+    monkeypatch.setattr(viewer_curves, "SPARK_POINTS", 2)
+    assert viewer.get("run", "tiny", "spark")["values"] == after["values"][::2]
     np.testing.assert_allclose(after["low"], np.quantile(history.task_returns[:, -1], 0.25, axis=1), rtol=1e-6)
     titles = [chart["title"] for chart in found["charts"] if chart["section"] == "By class of task"]
     assert titles == ["Return by class of task, after adaptation", "Return by class of task, before adaptation"]
     np.testing.assert_allclose(found["metrics"]["step_0.entropy"], history.metrics["step_0.entropy"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("most", "every", "shown"), [(3, 1, [0, 1, 2]), (2, 2, [0, 2]), (1, 4, [0])])
+def test_curves_of_long_runs_show_iterations_at_equal_distances(viewer, monkeypatch, most, every, shown):
+    monkeypatch.setattr(viewer_curves, "MOST_POINTS", most)
+    found = viewer.get("run", "tiny", "curves")
+    assert (found["iterations_done"], found["every"], found["iterations"]) == (3, every, shown)
 
 
 def test_curves_and_state_follow_a_run_that_goes_on(tmp_path, tiny_config):
@@ -98,12 +110,13 @@ def test_curves_and_state_follow_a_run_that_goes_on(tmp_path, tiny_config):
         return Observer(should_stop=lambda: bool(seen and seen[-1].iteration >= i), stage_started=seen.append)
 
     path = tmp_path / "runs" / "growing"
-    evaluated = {"every": 2, "num_tasks": 2, "test_episodes": 2}
+    evaluated = {"every": 1, "num_tasks": 2, "test_episodes": 2}
     train(tiny_config(evaluation=evaluated), path, backend=SERIAL, observer=stop_in_iteration(1))
     viewer = Viewer(tmp_path / "runs")
     assert viewer.get("run", "growing", "curves")["iterations"] == [0]
     live = viewer.get("run", "growing", "live")
     assert (live["state"], live["iterations_done"], live["iterations"]) == ("stopped", 1, 3)
+    assert (live["algorithm"], live["env"], live["seed"]) == ("promp", "point-corner", 7)
     with storage.open_writer(path):
         assert viewer.get("run", "growing", "live")["state"] == "training"
         assert viewer.get("runs")["runs"][0]["state"] == "training"
@@ -111,7 +124,7 @@ def test_curves_and_state_follow_a_run_that_goes_on(tmp_path, tiny_config):
     followed = viewer.get("run", "growing", "curves")
     assert followed == Viewer(tmp_path / "runs").get("run", "growing", "curves")
     assert followed["iterations"] == [0, 1, 2]
-    assert [chart["iterations"] for chart in followed["charts"] if chart["section"] == "Evaluation"] == [[1], [1]]
+    assert [chart["iterations"] for chart in followed["charts"] if chart["section"] == "Evaluation"] == [[0, 1, 2]] * 2
     assert viewer.get("runs")["runs"][0]["state"] == "complete"
     assert len(viewer.get("run", "growing", "spark")["values"]) == 3
 
@@ -123,6 +136,13 @@ def test_an_iteration_under_way_tells_the_returns_that_its_table_will_have(tmp_p
     train(tiny_config(), path, backend=SERIAL, observer=observer)
     under_way = Viewer(tmp_path / "runs").get("run", "tiny", "iteration", 0)
     assert not under_way["complete"]
+    newest = Viewer(tmp_path / "runs").get("run", "tiny", "live")["newest"]
+    assert newest == {"iteration": 0, "label": "process_samples k=1"}
+    run, ref = storage.open_run(path), StageRef(0, *ROLLOUTS)
+    assert episode_length(run, ref, 3, 2) == 10
+    for task, episode in ((4, 0), (0, 3)):
+        with pytest.raises(UsageError, match=f"task {task}, episode {episode} is not stored"):
+            episode_length(run, ref, task, episode)
     resume(path, backend=SERIAL)
     whole = Viewer(tmp_path / "runs").get("run", "tiny", "iteration", 0)
     assert whole["complete"]
@@ -133,6 +153,13 @@ def test_an_iteration_under_way_tells_the_returns_that_its_table_will_have(tmp_p
         assert step["lengths"] == whole["returns"]["steps"][k]["lengths"]
     assert under_way["returns"]["tasks"] == whole["returns"]["tasks"]
     assert under_way["returns"]["classes"] == whole["returns"]["classes"]
+    goals = run[0].tasks().params
+    assert whole["returns"]["tasks"] == {"goal_x": goals[:, 0].tolist(), "goal_y": goals[:, 1].tolist()}
+    corners = [f"{'upper' if y > 0 else 'lower'} {'right' if x > 0 else 'left'}" for x, y in goals]
+    assert whole["returns"]["classes"] == corners
+    assert [*whole["returns"]["colors"]] == ["lower left", "upper left", "lower right", "upper right"]
+    assert [step["label"] for step in whole["returns"]["shown"]] == ["before adaptation", "after adaptation"]
+    assert whole["returns"]["trial"] == 1
 
 
 def test_a_slice_of_an_array_is_the_stored_one(runs, viewer):
@@ -150,6 +177,10 @@ def test_a_slice_of_an_array_is_the_stored_one(runs, viewer):
     assert viewer.get("run", "tiny", "array", 2, *ROLLOUTS, **observations)["names"] == {
         "observation": ["x (m)", "y (m)"]
     }
+    goals = viewer.get("run", "tiny", "array", 2, "sample_tasks", 0, array="tasks/params")["names"]
+    assert goals == {"task_field": ["goal_x (m)", "goal_y (m)"]}
+    numbered = viewer.get("run", "tiny", "array", 2, *ROLLOUTS, array="rollouts_1/lengths")["names"]
+    assert numbered == {}
 
 
 @pytest.mark.parametrize(("most", "every"), [(30, (1, 1)), (29, (1, 2)), (15, (1, 2)), (14, (1, 4))])
@@ -222,13 +253,17 @@ def test_padding_is_left_out_of_slices_and_episodes(tmp_path, tiny_config):
 
 def test_an_episode_has_all_that_is_stored_of_its_steps(runs, viewer):
     run = storage.open_run(runs / "tiny")
-    found = viewer.get("run", "tiny", "episode", 2, *ROLLOUTS, task=3, episode=1)
-    (row,) = run.episodes(2, 1, task=3, episode=1).to_pylist()
+    found = viewer.get("run", "tiny", "episode", 2, *ROLLOUTS, task=3, episode=0)
+    assert (found["length"], found["tasks"], found["episodes"], found["problems"]) == (10, 4, [3] * 4, [])
+    (row,) = run.episodes(2, 1, task=3, episode=0).to_pylist()
     assert found["return"] == pytest.approx(row["return"], rel=1e-6)
     signals = {signal["name"]: signal for signal in found["signals"]}
+    assert "mask" not in signals
     assert signals["observations"]["labels"] == ["x (m)", "y (m)"]
-    np.testing.assert_allclose(signals["actions"]["values"], run[2].rollouts(1).actions[3, 1].T, rtol=1e-6)
-    np.testing.assert_allclose(signals["advantages"]["values"], [run[2].samples(1).advantages[3, 1]], rtol=1e-6)
+    assert signals["rewards"]["labels"] == ["0"]
+    assert (signals["rewards"]["unit"], signals["rewards"]["description"]) == ("1", "reward of step t")
+    np.testing.assert_allclose(signals["actions"]["values"], run[2].rollouts(1).actions[3, 0].T, rtol=1e-6)
+    np.testing.assert_allclose(signals["advantages"]["values"], [run[2].samples(1).advantages[3, 0]], rtol=1e-6)
     assert viewer.api("run", "tiny", "episode", 2, *ROLLOUTS, task=3, episode=9).status_code == 422
 
 
@@ -263,6 +298,10 @@ def test_the_graph_links_every_output_of_an_iteration_with_its_digest(runs, view
         if ref.iteration == 1:
             assert f'href="#/run/tiny/output/1/{ref.stage}/{ref.step}"' in graph
             assert run.record(ref).digest[:12] in graph
+            assert run.record(ref).digest[:13] not in graph
+    earlier = [item for r in run.refs() if r.iteration == 1 for item in run.record(r).inputs if item.ref.iteration < 1]
+    assert graph.count("stroke-dasharray") == len(earlier) > 0
+    assert all(item.digest[:12] in graph and item.digest[:13] not in graph for item in earlier)
     assert graph.count("<path d=") == 1 + sum(len(run.record(r).inputs) for r in run.refs() if r.iteration == 1)
 
 
@@ -275,9 +314,16 @@ def test_principal_components_find_the_plane_that_points_lie_in():
     np.testing.assert_allclose(found @ found.T, plane @ plane.T, atol=1e-9)
     one, share = principal_components(np.array([[3.0, 4.0]]))
     np.testing.assert_allclose((one, [share]), ([[5, 0]], [[1, 0]]))
+    # The largest entry of each component is positive; what a third one explains is in neither share.
+    found, shares = principal_components(np.diag([-3.0, 1, 0.5]))
+    np.testing.assert_allclose(found, [[3, 0], [0, 1], [0, 0]], atol=1e-9)
+    np.testing.assert_allclose(shares, np.array([9, 1]) / 10.25)
+    found, _ = principal_components(np.diag([3.0, -1, -0.5]))
+    np.testing.assert_allclose(found, [[3, 0], [0, 1], [0, 0]], atol=1e-9)
+    assert (found[np.abs(found).argmax(axis=0), [0, 1]] > 0).all()
 
 
-def test_adaptation_is_told_from_the_learner_and_ways_from_observations(runs, viewer):
+def test_adaptation_is_told_from_the_learner_and_ways_from_observations(runs, viewer, monkeypatch):
     run = storage.open_run(runs / "tiny")
     found = viewer.get("run", "tiny", "adaptation", 2)
     start, adapted = run[2].learner().params, run[2].adapted(0).params
@@ -289,6 +335,12 @@ def test_adaptation_is_told_from_the_learner_and_ways_from_observations(runs, vi
     assert (before["label"], after["label"]) == ("before adaptation", "after adaptation")
     np.testing.assert_allclose(after["tasks"][1][2], run[2].rollouts(1).observations[1, 2].T, rtol=1e-6)
     np.testing.assert_allclose(found["ways"]["goals"], run[2].tasks().params)
+    assert found["ways"]["unit"] == "m"
+    monkeypatch.setattr(outputs, "MOST_TASKS", 2)
+    monkeypatch.setattr(outputs, "MOST_EPISODES", 1)
+    few = viewer.get("run", "tiny", "adaptation", 2)["ways"]
+    assert few["goals"] == found["ways"]["goals"][:2]
+    assert few["rounds"][1]["tasks"] == [ways[:1] for ways in after["tasks"][:2]]
 
 
 def test_adapted_policies_are_shown_step_after_step(tmp_path, tiny_config):
@@ -358,6 +410,15 @@ def test_an_iteration_whose_table_is_damaged_is_left_out_of_curves_until_it_is_m
     assert viewer.get("run", "tiny", "curves") == whole
 
 
+def test_of_many_damaged_iterations_only_some_are_told(runs, viewer, monkeypatch):
+    for i in (0, 1):
+        flip(runs / "tiny" / "tables" / "episodes" / f"{i:08}.parquet", 30)
+    monkeypatch.setattr(viewer_curves, "MOST_PROBLEMS", 1)
+    found = viewer.get("run", "tiny", "curves")
+    assert found["iterations"] == [2]
+    assert [item["iteration"] for item in found["problems"]] == [0]
+
+
 def test_what_curves_leave_out_is_told_in_the_order_of_iterations(runs, monkeypatch):
     curves = Curves(storage.open_run(runs / "tiny"))
     # As of an evaluation and of an earlier table that are damaged: evaluations are read first.
@@ -383,13 +444,26 @@ def test_what_is_not_there_is_told_with_what_is(viewer, parts):
 
 
 def test_an_array_and_an_episode_that_are_not_there_are_named(viewer):
+    wrong = "episode must be an integer, got"
     for parts, query, message in (
         (("array", 2, *ROLLOUTS), {"array": "rollouts_0/rewards"}, "has no array 'rollouts_0/rewards'"),
         (("episode", 2, *ROLLOUTS), {"task": 4, "episode": 0}, "no stored episode 0 of task 4; the batch has 4 "),
         (("episode", 2, *ROLLOUTS), {"task": 3, "episode": 9}, "no stored episode 9 of task 3; "),
+        (("episode", 2, *ROLLOUTS), {"task": 3, "episode": 10**9 - 1}, "no stored episode 999999999 of task 3; "),
+        (("episode", 2, *ROLLOUTS), {"task": 3, "episode": 10**9}, f"{wrong} '1000000000'"),
+        (("episode", 2, *ROLLOUTS), {"task": 3, "episode": "x"}, f"{wrong} 'x'"),
     ):
         answer = viewer.api("run", "tiny", *parts, **query)
         assert (answer.status_code, message in answer.json()["problem"]) == (422, True), answer.text
+
+
+def test_films_of_long_episodes_show_at_most_120_pictures(monkeypatch):
+    monkeypatch.setattr(filming, "_film", lambda *about: about)
+    run = SimpleNamespace(info={"sha256": "0"}, location="there")
+    found = [filming.sheet(run, 2, 1, 3, 0, length)[-1] for length in (10, 119, 120, 238, 239)]
+    assert found == [1, 1, 2, 2, 3]  # the reset is a picture as well
+    chosen = ("--task", "3", "--episode", "0", "--step", "1")
+    assert filming.sheet(run, 2, 1, 3, 0, 10) == ("0", "there@2", chosen, 1)
 
 
 @pytest.mark.parametrize(

@@ -101,13 +101,15 @@ def test_websockets_of_other_pages_are_closed_before_the_application_sees_them(h
         seen.append(scope["type"])
 
     async def send(message):
-        sent.append(message["type"])
+        sent.append((message["type"], message["code"]))
 
     gate = guarded(app, any_host=any_host)
     encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
     for kind in ("websocket", "lifespan"):
         asyncio.run(gate({"type": kind, "path": "/open", "headers": encoded}, None, send))
-    assert (sent, seen) == (["websocket.close"], ["lifespan"]) if is_refused else ([], ["websocket", "lifespan"])
+    assert (
+        (sent, seen) == ([("websocket.close", 1008)], ["lifespan"]) if is_refused else ([], ["websocket", "lifespan"])
+    )
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
