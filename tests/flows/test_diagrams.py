@@ -1,6 +1,8 @@
 """Diagrams of the stages of every kind of run, drawn from their tables."""
 
+import re
 import xml.etree.ElementTree as ET
+from itertools import pairwise
 
 import pytest
 
@@ -9,7 +11,7 @@ from metaloom.flows.commands.train import train
 from metaloom.flows.graph.tables import GRAPHS, graph_of, stage_names
 from metaloom.flows.recipes import RECIPES, load_settings
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.views.diagrams import BEFORE, FORMATS, diagram_of
+from metaloom.flows.views.diagrams import BEFORE, FORMATS, Arrow, Box, diagram_of, draw
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
 from metaloom.pipeline.dataflow.stage import AFTER_TRAINING
@@ -92,3 +94,61 @@ def test_the_command_draws_recipes_files_and_stored_runs(tmp_path, tiny_config, 
     assert capsys.readouterr().out.startswith("<svg")
     assert cli.run(["graph", "promp-point-cornre"]) != 0
     assert "id you mean promp-point-corner?" in capsys.readouterr().err
+
+
+def numbers_of(tag, text):
+    """The numbers of every element of this kind, by name."""
+    elements = re.findall(rf"<{tag} x[^>]*>", text)
+    return [{name: float(n) for name, n in re.findall(r' (x|y|width|height)="([\d.]+)"', one)} for one in elements]
+
+
+def test_boxes_are_at_equal_distances_with_their_text_in_the_middle():
+    text = draw([Box("first", ("a", "b")), Box("second", ("c",)), Box("third", ())], [])
+    boxes, words = numbers_of("rect", text), numbers_of("text", text)
+    assert len({(box["x"], box["width"], box["height"]) for box in boxes}) == 1
+    gaps = [lower["y"] - upper["y"] - upper["height"] for upper, lower in pairwise(boxes)]
+    assert gaps[0] == gaps[1] > 0
+    assert boxes[0]["x"] > 0
+    assert boxes[0]["y"] > 0
+    assert {word["x"] for word in words} == {boxes[0]["x"] + boxes[0]["width"] / 2}
+    places = [word["y"] - box["y"] for word, box in zip(words, [boxes[n] for n in (0, 0, 0, 1, 1, 2)], strict=True)]
+    assert places == [places[0], places[1], places[2], places[0], places[1], places[0]]
+    assert 0 < places[0] < places[1] < places[2] < boxes[0]["height"]
+    assert places[2] - places[1] == places[1] - places[0]
+    width, height = (int(side) for side in re.search(r'width="(\d+)" height="(\d+)" viewBox', text).groups())
+    assert f'viewBox="0 0 {width} {height}"' in text
+    assert boxes[-1]["y"] + boxes[-1]["height"] < height
+    assert boxes[-1]["x"] + boxes[-1]["width"] < width
+
+
+@pytest.mark.parametrize("leads_down", [True, False])
+def test_arrows_leave_and_reach_boxes_at_distinct_places_with_their_label_at_the_apex(leads_down):
+    ends = [(0, 1), (0, 2), (1, 2), (0, 3), (2, 3)]
+    arrows = [Arrow(*(pair if leads_down else pair[::-1]), f"n{n}") for n, pair in enumerate(ends)]
+    text = draw([Box("box", ("a",))] * 4, arrows)
+    boxes = numbers_of("rect", text)
+    labels = numbers_of("text", text)[: len(arrows)]
+    paths = re.findall(r'<path d="M([\d.]+) ([\d.]+)C([\d.]+) [\d.]+ [\d.]+ [\d.]+ ([\d.]+) ([\d.]+)"', text)
+    out, spans = 1 if leads_down else -1, {}
+    for n, (arrow, path) in enumerate(zip(arrows, paths, strict=True)):
+        x, y0, reach, x1, y1 = map(float, path)
+        assert x == x1 == boxes[0]["x"] + (boxes[0]["width"] if leads_down else 0)
+        inside = [(y - boxes[n]["y"]) / boxes[n]["height"] for y, n in ((y0, arrow.source), (y1, arrow.target))]
+        assert inside == pytest.approx([(1 / 4, 5 / 12, 7 / 12, 3 / 4)[n % 4]] * 2, abs=1e-3)
+        apex = x / 4 + reach * 3 / 4
+        assert (apex - x) * out > 0
+        assert (labels[n]["x"] - apex) * out == pytest.approx(4, abs=1e-2)
+        assert labels[n]["y"] == pytest.approx((y0 + y1) / 2 + 4, abs=1e-2)
+        spans[abs(arrow.target - arrow.source)] = abs(reach - x)
+    assert spans[1] < spans[2] < spans[3]
+
+
+def test_arrows_without_labels_fit_beside_the_boxes():
+    for ends in ((0, 1), (0, 9)):
+        text = draw([Box("box", ())] * 10, [Arrow(*ends)])
+        box = numbers_of("rect", text)[0]
+        x, reach = (int(place) for place in re.search(r"M(\d+) [\d.]+C(\d+) ", text).groups())
+        width = int(re.search(r'<svg [^>]* width="(\d+)"', text)[1])
+        assert x / 4 + reach * 3 / 4 + box["x"] == pytest.approx(
+            width, abs=1
+        )  # the margin on the right is the one on the left
