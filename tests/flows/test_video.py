@@ -46,6 +46,7 @@ pytestmark = pytest.mark.slow
 POINTS = {"num_tasks": 3, "episodes_per_task": 2, "max_episode_steps": 6, "iterations": 2}
 ROBOT = {"num_tasks": 2, "episodes_per_task": 1, "max_episode_steps": 4, "iterations": 1}
 SMALL = {"policy": {"hidden_sizes": [4]}, "progress": False}
+SKY, GROUND, LINE = (214, 228, 240), (176, 190, 176), (150, 165, 150)
 
 
 @pytest.fixture(scope="module")
@@ -202,11 +203,11 @@ def test_the_horizon_is_where_the_camera_looks_level_and_nowhere_if_it_looks_dow
     picture = FlatPainter(model, mujoco.MjData(model), camera, (64, 64)).draw()
     focal = 32 / np.tan(np.radians(22.5))  # pixels, of the 45 degrees from top to bottom
     horizon = 32 - focal * np.tan(np.radians(10))
-    assert colors(picture[: int(horizon)]) == {painters._SKY}
-    assert colors(picture[int(horizon) + 2 :]) == {painters._GROUND, painters._LINE}
+    assert colors(picture[: int(horizon)]) == {SKY}
+    assert colors(picture[int(horizon) + 2 :]) == {GROUND, LINE}
     camera.elevation = -90
     picture = FlatPainter(model, mujoco.MjData(model), camera, (64, 64)).draw()
-    assert colors(picture) == {painters._GROUND, painters._LINE}
+    assert colors(picture) == {GROUND, LINE}
 
 
 def flat(geoms, goal=None):
@@ -247,7 +248,7 @@ def test_shapes_are_as_large_as_they_are_far_away_and_have_a_darker_edge(form, a
     edge = tuple(part * 55 // 100 for part in color)
     geoms = [("0 0 1", form, "0.8 0.6 0.4")] if form else []
     picture = flat(geoms, None if form else lambda: np.array([0.0, 0.0, 1.0]))  # a goal is a green ball
-    assert colors(picture) == {painters._SKY, painters._GROUND, painters._LINE, color, edge}
+    assert colors(picture) == {SKY, GROUND, LINE, color, edge}
     edges = (picture == edge).all(-1)
     shape = edges | (picture == color).all(-1)
     assert edges[32].any()
