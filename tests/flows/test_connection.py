@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
 
+import dask.config
 import pytest
 from distributed import Client
 from distributed.batched import BatchedSend
@@ -155,6 +156,12 @@ def test_a_worker_that_cannot_import_what_rollouts_need_is_told_with_the_remedy(
         with pytest.raises(kind, match=found):
             connection._wait_for_a_worker(client, "there")
     assert len(cancelled) == 3
+
+
+def test_a_worker_is_waited_for_a_minute_unless_dask_is_set_otherwise():
+    for setting, seconds in ((None, 60), ("15m", 900)):
+        with dask.config.set({"distributed.scheduler.no-workers-timeout": setting}):
+            assert metaloom.flows.rollouts.connection.no_worker_seconds() == seconds
 
 
 def test_nobody_has_threads_while_the_scheduler_is_gone():

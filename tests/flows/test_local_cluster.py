@@ -51,6 +51,7 @@ def test_settings_of_other_clusters_do_not_reach_our_own_which_leaves_neither_se
 
     with dask.config.set(others):
         with local_client(1, 0, "own settings") as client:
+            assert (client.direct_to_workers, [*client.nthreads().values()]) == (True, [1])
             assert client.cluster.scheduler.idle_timeout is None
             (of_worker,) = client.run(read).values()
             assert of_worker == read() != [*others.values()]
@@ -65,3 +66,17 @@ def test_a_worker_that_ends_while_it_starts_is_told_in_one_line(monkeypatch):
     message = r"the worker processes did not start \(.*\); they may lack memory"
     with pytest.raises(WorkersError, match=message), local_client(1, 0, "ended"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "with exit status 0, as by os._exit"),
+        (3, "with exit status 3, as by os._exit"),
+        (-1, "by SIGHUP"),
+        (-9, "by SIGKILL, from outside or for lack of memory"),
+    ],
+)
+def test_how_a_worker_process_ended_is_put_into_words(code, words, monkeypatch):
+    monkeypatch.setattr(local_cluster, "_endings", {8: code})
+    assert local_cluster.ending_of(8) == words

@@ -12,7 +12,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from dask.sizeof import sizeof
@@ -22,10 +24,12 @@ from hypothesis import strategies as st
 from prefect_server import wait_for
 
 import metaloom.flows.rollouts.connection
+import metaloom.flows.rollouts.dask
 from metaloom import storage
 from metaloom.flows.commands.train import Observer, train
 from metaloom.flows.errors import WorkersError
 from metaloom.flows.graph.run_stages import rollout_workers
+from metaloom.flows.rollouts.backend import Traffic
 from metaloom.flows.rollouts.dask import (
     FEWEST_SHARDS,
     SECONDS_PER_SHARD,
@@ -33,6 +37,8 @@ from metaloom.flows.rollouts.dask import (
     ShardAttempt,
     tasks_per_shard,
 )
+from metaloom.flows.rollouts.flight_recorder import NOT_YET, RESET, Recording
+from metaloom.flows.rollouts.guard import Header
 from metaloom.flows.rollouts.supervised import (
     CollectedShard,
     Shard,
@@ -41,12 +47,14 @@ from metaloom.flows.rollouts.supervised import (
     fingerprint,
     require_own_versions,
     require_versions,
+    try_environment,
 )
 from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec
 from metaloom.pipeline.building import build_learner
 from metaloom.pipeline.envs.registry import make_env
 from metaloom.pipeline.tasks.samplers import draw_tasks
 from metaloom.stages.collect_rollouts import RolloutPosition
+from metaloom.stages.rollouts.faults import RolloutError
 from metaloom.storage.format.codec import flatten
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -77,7 +85,10 @@ def test_shards_are_many_and_of_a_power_of_two_and_short_unless_a_task_is_long(n
 
 @pytest.mark.parametrize(
     ("num_tasks", "seconds_per_task", "size"),
-    [(40, 0.067, 4), (40, 0.01, 8), (40, 0.3, 2), (40, 0.9, 1), (1000, 0.002, 64), (3, 9, 1)],
+    [
+        *((40, 0.067, 4), (40, 0.01, 8), (40, 0.015, 4), (40, 0.3, 2), (40, 0.9, 1), (32, 0.001, 8), (33, 0.1, 4)),
+        *((1000, 0.002, 64), (3, 9, 1)),
+    ],
 )
 def test_tasks_per_shard(num_tasks, seconds_per_task, size):
     assert tasks_per_shard(num_tasks, seconds_per_task) == size
@@ -95,12 +106,15 @@ def test_the_first_round_is_cut_by_its_steps_and_the_next_by_what_it_took(tiny_c
     workers.costs[spec.model_dump_json()] = 0.4
     assert workers.bounds(41) == [*((n, n + 2) for n in range(0, 40, 2)), (40, 41)]
     of_evaluation = workers.sampling(20, deterministic=True)
-    assert of_evaluation.bounds(40) == [(n, n + 4) for n in range(0, 40, 4)]
+    of_trial = workers.sampling(20, deterministic=True, one_trial=True)
+    for others in (of_evaluation, of_trial):
+        assert others.bounds(40) == [(n, n + 4) for n in range(0, 40, 4)]
 
 
 def test_a_shard_costs_what_a_processor_worked_for_it_unless_it_mostly_waited_for_something_else():
     assert CollectedShard(None, seconds=4.0, processor_seconds=1.0).cost == 1.0
-    assert CollectedShard(None, seconds=4.0, processor_seconds=0.1).cost == 4.0
+    for little in (0.1, 0.4):
+        assert CollectedShard(None, seconds=4.0, processor_seconds=little).cost == 4.0
 
 
 def test_dask_knows_the_sizes_of_batches(tiny_config, round_of):
@@ -115,7 +129,7 @@ def test_dask_knows_the_sizes_of_batches(tiny_config, round_of):
 @pytest.mark.slow
 def test_workers_know_the_sizes_of_what_they_hold_and_give_it_to_the_trainer_themselves(tiny_config, round_of):
     config = tiny_config(num_tasks=8)
-    _, params, tasks = round_of(config)
+    spec, params, tasks = round_of(config)
     with cluster(1) as there, _workers(config, there) as workers, pytest.MonkeyPatch.context() as patch:
         patch.setitem(there.scheduler.handlers, "gather", None)
         held = list[int]()
@@ -124,6 +138,10 @@ def test_workers_know_the_sizes_of_what_they_hold_and_give_it_to_the_trainer_the
         )
         found = workers.collect(params, tasks, AT)
         assert sum(held) == sum(array.nbytes for array in flatten(found).values())
+        sent = sum(array.nbytes for array in (*params.params.values(), tasks.params, tasks.ids))
+        sent += len(held) * len("".join((*tasks.names, *tasks.units)))  # every shard has the names
+        assert workers.traffic() == Traffic(len(held), 0, sent, sum(held), threads=1)
+        assert workers.costs == {spec.model_dump_json(): len(held) / 8}
 
 
 def _sizes_at(there: LocalCluster) -> list[int]:
@@ -189,12 +207,108 @@ def test_an_answer_that_goes_with_its_worker_is_computed_again():
     assert (workers.totals.submitted, workers.totals.repeated, piece.pardons) == (1, 1, 1)
 
 
+def _recording(at=(), **changes) -> Recording:
+    header = Header(8, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0.0, 0.0)._replace(**dict(at))
+    nothing = np.zeros((0, 0, 0), np.float32)
+    return Recording(**{"at": header, "actions": nothing, **dict.fromkeys(ENDS, False), "traceback": "", **changes})
+
+
+ENDS = ("timed_out", "stopped", "closed")
+
+
+@pytest.mark.parametrize(("begun", "pardons", "again"), [(3, 0, True), (4, 0, False), (0, 9, True), (0, 10, False)])
+def test_a_shard_is_tried_as_often_as_its_workers_may_die_and_ten_times_where_it_is_not_to_blame(begun, pardons, again):
+    submitted = list[str]()
+    connection = SimpleNamespace(client=SimpleNamespace(submit=lambda *_, key, **__: submitted.append(key)))
+    workers = DaskWorkers(None, connection, Supervision("s", "", 1.0), False)
+    watch = SimpleNamespace(recordings=lambda: [_recording({"env_step": n}) for n in range(begun)])
+    at = RolloutPosition(1, 12, 1, first_task=5)
+    shard = SimpleNamespace(name="it", tasks=(1, 2, 3), position=at)
+    killed = SimpleNamespace(result=Mock(side_effect=KilledWorker("shard", None, 3)))
+    piece = ShardAttempt(shard, (), watch, pardons=pardons)
+    if again:
+        workers._after_failure(piece, killed)
+        assert (submitted, piece.pardons) == (["it-s-1"], pardons + 1)
+    else:
+        places = re.escape(str([(0, 0, n, 0) for n in range(begun)]))
+        message = rf"^iteration 12, inner step 1: several .* shard, tasks 5 to 7, but at different points .*{places}\)"
+        with pytest.raises(WorkersError, match=message):
+            workers._after_failure(piece, killed)
+        assert not submitted
+
+
+@pytest.mark.parametrize(("elsewhere", "ending"), [(False, "by SIGTERM"), (True, None)])
+def test_who_died_at_one_point_alone_is_to_blame_and_is_told_how_the_last_one_ended(elsewhere, ending, monkeypatch):
+    monkeypatch.setattr(metaloom.flows.rollouts.dask, "ending_of", {7: "by SIGABRT", 8: "by SIGTERM"}.get)
+    workers = DaskWorkers(None, None, Supervision("s", "", 1.0), elsewhere)
+    left = [_recording({"pid": 7, "env_step": NOT_YET}), _recording({"pid": 6}), _recording()]
+    watch, death = SimpleNamespace(recordings=lambda: left), Mock(return_value=RolloutError("died"))
+    assert workers._death(SimpleNamespace(position=AT, tasks=(1,), death=death), watch, left) is death.return_value
+    death.assert_called_once_with(left[1:], watch, ending)
+
+
+@pytest.mark.parametrize(
+    ("at", "about"),
+    [
+        ({"env_step": NOT_YET, "row": -1}, {"call": "make", "env_step": None, "task": None, "tasks": [4, 8]}),
+        ({"env_step": RESET, "row": -1}, {"call": "reset", "env_step": None, "task": None, "seeds": 12}),
+        ({"env_step": 0, "row": -1}, {"call": "step", "env_step": 0, "task": None, "episodes_per_task": 3}),
+        ({"env_step": 0, "row": 0}, {"call": "step", "env_step": 0, "task": 4, "episode": 0}),
+        ({"env_step": 2, "row": 7, "first_episode": 6}, {"call": "step", "env_step": 2, "task": 6, "episode": 7}),
+    ],
+)
+def test_a_death_is_told_with_what_was_called_and_for_which_episode(at, about, tiny_config, round_of):
+    spec, _, tasks = round_of(tiny_config())
+    shard = Shard(spec, tasks, RolloutPosition(1, 12, 1, first_task=4))
+    found = shard.death([_recording(at)], Supervision("s", "", 1.0)).about
+    assert {name: len(found[name]) if name == "seeds" else found[name] for name in about} == about
+    # Without actions there are none of the episode, or of all 12.
+    rows = () if about["task"] is not None else (12,)
+    assert shard.death([_recording(at)], Supervision("s", "", 1.0)).arrays["actions"].shape == (0, *rows, 0)
+
+
+def test_a_death_among_blocks_of_episodes_is_one_of_its_task_alone(tiny_config, round_of):
+    spec, _, tasks = round_of(tiny_config())
+    shard = Shard(spec.model_copy(update={"min_steps": 20}), tasks, RolloutPosition(1, 12, 1, first_task=4))
+    found = shard.death([_recording({"first_task": 6, "row": -1})], Supervision("s", "", 1.0))
+    assert found.about["tasks"] == [6, 7]
+    assert (found.arrays["tasks"] == tasks.params[2]).all()
+
+
+@pytest.mark.parametrize(
+    ("recordings", "ending", "words"),
+    [
+        ([{}], "by SIGTERM", "its process died without a message, by SIGTERM; an environment must"),
+        ([{}, {}], None, "its process died 2 times at the same point without a message, as by os._exit, or by kill -9"),
+        ([{"traceback": "Fatal: it broke\n  line 1"}], None, "its process died: Fatal: it broke\n"),
+        ([{"timed_out": True}], None, "did not return within 2.5 s, so its process was ended."),
+        ([{"timed_out": True, "stopped": True}], None, "its process was stopped (SIGSTOP, by itself"),
+    ],
+)
+def test_how_a_process_ended_is_told(recordings, ending, words, tiny_config, round_of):
+    spec, _, tasks = round_of(tiny_config())
+    died = [_recording(**changes) for changes in recordings]
+    assert f"step 2: {words}" in str(Shard(spec, tasks, AT).death(died, Supervision("s", "", 2.5), ending))
+
+
+@pytest.mark.parametrize("final", ["timed_out", "closed"])
+def test_what_hung_or_closed_what_it_had_not_opened_is_not_tried_again(final, tiny_config, round_of):
+    spec, params, tasks = round_of(tiny_config())
+    left = [_recording(**{final: True, "traceback": "line 7"}), _recording()]
+    watch = SimpleNamespace(versions={}, step_timeout_seconds=1.0, recordings=lambda: left)
+    with pytest.raises(RolloutError, match="line 7"):
+        collect_watched(Shard(spec, tasks, AT), params, watch)
+    watch.recordings = lambda: [_recording(timed_out=True), _recording(traceback="line 8")]
+    with pytest.raises(TimeoutError, match="line 8"):
+        try_environment(spec, watch)
+
+
 def test_workers_with_other_machine_code_are_told_once_with_the_remedy(caplog, monkeypatch):
     monkeypatch.setattr(
         metaloom.flows.rollouts.connection, "acting_facts", lambda: ("mkl 2", "numpy V3", "openblas Haswell")
     )
     tell = metaloom.flows.rollouts.connection._warn_other_arithmetic
-    tell({"a": ("numpy V3", "openblas Haswell"), "b": ("mkl 2", "numpy V3")})
+    tell({"a": ("numpy V3", "openblas Haswell"), "b": ("mkl 2", "numpy V3", "openblas Haswell")})
     assert not caplog.records
     tell({"a": ("numpy V3", "openblas SkylakeX"), "b": ("openblas Haswell",), "c": ("numpy V4", "openblas Haswell")})
     (record,) = caplog.records

@@ -77,6 +77,29 @@ def test_work_without_workers_is_given_up(monkeypatch):
         look(monkeypatch, {}, {})
 
 
+def test_workers_may_stay_away_for_two_step_timeouts_or_what_dask_is_set_to_counted_from_the_last_one(monkeypatch):
+    now, here = [1000.0], {"a": RUNNING}
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(metaloom.flows.rollouts.connection, "time", clock)
+    monkeypatch.setattr(metaloom.flows.rollouts.connection, "wait", lambda futures, timeout: None)
+    futures = [SimpleNamespace(key="x", done=lambda: False)]
+    for setting, seconds in ((None, 80.0), ("1m", 80.0), ("5m", 300.0)):
+        with dask.config.set({"distributed.scheduler.no-workers-timeout": setting}):
+            patience = Patience(Workers(workers := dict(here), {}), 40.0)
+        for _ in range(2):
+            assert not patience.any_done(futures)
+            workers.clear()
+            for passed in (0.0, seconds - 0.5):
+                now[0] += passed
+                assert not patience.any_done(futures)
+            workers.update(here)
+        workers.clear()
+        assert not patience.any_done(futures)
+        now[0] += seconds
+        with pytest.raises(WorkersError, match=f"has had no worker for {seconds:g} s"):
+            patience.any_done(futures)
+
+
 def wait_for_ever(client):
     while True:
         wait_for(client, [client.submit(int, pure=False)])
