@@ -61,9 +61,11 @@ def test_a_rollout_that_ended_leaves_nothing_to_the_next_of_its_name(tmp_path):
 
 
 def test_a_process_that_dies_before_it_samples_says_so(tmp_path):
-    another = "folder /= 'a folder/of the next run'\nwith recorded(folder, 'a', 9): os._exit(3)"
+    another = "folder /= 'a folder/of the next run'\nwith recorded(folder, 'a', 9): os.abort()"
     leave(tmp_path, f"with recorded(folder, 'z', 9): pass\n{another}")
-    assert read_recordings(made := tmp_path / "a folder/of the next run", "a")[0].at.env_step == NOT_YET
+    (recording,) = read_recordings(made := tmp_path / "a folder/of the next run", "a")
+    assert recording.at.env_step == NOT_YET
+    assert recording.traceback.startswith("Fatal Python error: Aborted")
     assert (made.stat().st_mode & 0o777, [*tmp_path.glob("*.idle")]) == (0o700, [])
     leave(tmp_path, "with recorded(folder, 'b', 9) as r: r.actions((1, 1, 1), RolloutPosition(1, 0, 0)); os._exit(3)")
     assert read_recordings(tmp_path, "b")[0].at.env_step == RESET
@@ -88,6 +90,7 @@ def test_a_thread_that_hangs_is_found_although_another_goes_on_and_only_it_is_bl
     assert (stuck.timed_out, busy.timed_out) == (True, False)
     assert stuck.traceback.startswith("Timeout: ended from outside\n")
     assert "in collect_rollouts" in stuck.traceback
+    assert stuck.traceback.count("hread 0x") == 1
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """A hung step is noticed within twice the step timeout (T33), counted by clocks of our own and not by the machine's."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,6 +45,39 @@ def recorder_at(tmp_path, monkeypatch):
         return recorder
 
     return make
+
+
+def test_who_records_nothing_has_no_deadline_and_may_be_closed_when_the_folder_is_gone(recorder_at, tmp_path):
+    recorder = flight_recorder.FlightRecorder(tmp_path / "of another", 60.0)
+    assert guard.Header.read(recorder._file).deadline == 0
+    shutil.rmtree(tmp_path / "of another")
+    recorder.close()
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ({"env_step": guard.NOT_YET}, "while it was being built"),
+        ({"env_step": guard.RESET}, "iteration 12, inner step 1: tasks from 4 on, in reset"),
+        ({"env_step": 0, "row": 0}, "iteration 12, inner step 1: task 4, episode 6, step 0"),
+        ({"env_step": 9, "row": 7}, "iteration 12, inner step 1: task 6, episode 7, step 9"),
+    ],
+)
+def test_the_place_of_a_rollout_is_put_into_words(place, words):
+    at = guard.Header(1, 0, 0, -1, 0, 0, 0, 4, 6, 12, 1, 3, 0.0, 0.0)
+    assert at._replace(**place).words() == words
+
+
+def test_a_process_is_told_from_an_earlier_one_of_its_number_by_the_time_at_which_it_was_started():
+    seconds = guard.started(os.getpid()) / os.sysconf("SC_CLK_TCK")
+    assert abs(psutil.boot_time() + seconds - psutil.Process().create_time()) < 2
+
+
+def test_only_its_owner_can_read_the_folder_of_a_trainer_whoever_made_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(guard, "_trained", [])
+    for _ in range(2):
+        guard.register_trainer(folder := tmp_path / "of a session", "mark", "env")
+    assert folder.stat().st_mode & 0o777 == 0o700
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

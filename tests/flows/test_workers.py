@@ -26,7 +26,7 @@ from metaloom.flows.errors import WorkersError
 from metaloom.flows.graph.run_stages import rollout_workers
 from metaloom.flows.observer import Observer
 from metaloom.flows.rollouts.supervised import fingerprint, require_own_versions
-from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec, collect_shard
+from metaloom.flows.rollouts.workers import Backend, LocalWorkers, SamplerSpec, collect_shard, usable_cores
 from metaloom.pipeline.building import build_learner
 from metaloom.pipeline.config.sources import digest_of
 from metaloom.pipeline.envs.registry import make_env
@@ -81,10 +81,38 @@ def test_a_run_of_one_task_is_sampled_in_this_process(tiny_config):
         assert isinstance(workers, LocalWorkers)
 
 
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        ({}, "2 Dask worker processes"),
+        ({"workers": 3}, "3 Dask worker processes"),
+        ({"scheduler": "tcp://127.0.0.1:1"}, "Dask scheduler tcp://127.0.0.1:1"),
+        ({"workers": 0}, "this process, 1 physics thread"),
+        ({"workers": 0, "threads": 2}, "this process, 2 physics threads"),
+    ],
+)
+def test_a_backend_says_where_rollouts_run(backend, words):
+    assert str(Backend(**backend)) == words
+
+
+def test_cores_are_those_that_this_process_may_use(monkeypatch):
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(allowed)})
+    try:
+        assert usable_cores() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert usable_cores() == len(allowed)
+    monkeypatch.delattr(os, "sched_getaffinity")
+    for found, cores in ((6, 6), (None, 1)):
+        monkeypatch.setattr(os, "cpu_count", lambda found=found: found)
+        assert usable_cores() == cores
+
+
 def test_work_is_watched_for_a_minute_and_tried_four_times_unless_told_otherwise():
     assert (Backend().for_tasks(2).step_timeout_seconds, Backend().for_tasks(2).retries) == (60.0, 3)
-    given = Backend(step_timeout_seconds=5.0, retries=0).for_tasks(2)
-    assert (given.step_timeout_seconds, given.retries) == (5.0, 0)
+    given = Backend(step_timeout_seconds=0.5, retries=0).for_tasks(2)
+    assert (given.step_timeout_seconds, given.retries) == (0.5, 0)
 
 
 def test_two_threads_of_one_process_do_not_share_a_simulator(tiny_config):
@@ -224,8 +252,10 @@ def test_a_worker_tells_the_source_that_it_imported_though_it_did_for_another_pl
     require_own_versions(fingerprint(first), first)
     gain.write_text("GAIN = 0.1\n")  # this process, the worker, goes on with 0.2; the trainer is another one
     of_trainer = {"the source of own_gain": digest_of(gain)[:12]}
-    with pytest.raises(WorkersError, match=r"the source of own_gain \w+ there, \w+ here"):
+    with pytest.raises(WorkersError, match=r"the source of own_gain \w{12} there, \w{12} here"):
         require_own_versions(of_trainer, second)
+    with pytest.raises(WorkersError, match=r"metaloom's code \w{12} there, other here"):
+        require_own_versions({"metaloom's code": "other"}, second)
 
 
 @pytest.mark.dask
