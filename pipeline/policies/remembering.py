@@ -73,7 +73,7 @@ class Remembering:
     ) -> None:
         self.network: MemoryNetwork = network(config, spaces, params, num_rows)
         self.output_size: int = spaces.num_actions or spaces.action_size
-        self._discrete = spaces.num_actions > 0
+        self._discrete = bool(spaces.num_actions)
         B, O = len(next(iter(params.params.values()))), spaces.observation_size
         self._inputs = np.zeros((B, num_rows, O + self.output_size + 2), np.float32)
         self.inputs: Array = self._inputs[..., :O]
@@ -87,8 +87,7 @@ class Remembering:
         if memory is not None:
             self.memory = memory
         elif TRIAL_STATE in own:
-            state, last = own[TRIAL_STATE][:, None] + self._state, own[TRIAL_LAST][:, None] + self._last
-            self.memory = Memory(state, last)
+            self.memory = Memory(own[TRIAL_STATE][:, None], own[TRIAL_LAST][:, None])
 
     @property
     def memory(self) -> Memory:

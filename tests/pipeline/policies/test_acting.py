@@ -95,5 +95,17 @@ def test_an_epsilon_that_is_no_probability_of_each_task_is_refused(epsilon, mess
         check_actor_params("q_values", config, params | {"epsilon": np.float32([0, 1])}, Spaces((3,), 1.0, 0, 6))
 
 
+@pytest.mark.parametrize("missing", ["mean", "std"])
+def test_normalized_observations_need_both_statistics(missing, random_network, config):
+    params = random_network("mean_network", 2, 3, 2) | {"log_std": np.zeros((2, 2), np.float32)}
+    params |= {f"normalization.{name}": np.ones((2, 3), np.float32) for name in ("mean", "std")}
+    normalized = config.model_copy(update={"normalize_observations": True})
+    check_actor_params("policy", normalized, params, CONTINUOUS_SPACES)
+    del params[f"normalization.{missing}"]
+    check_actor_params("policy", config, params, CONTINUOUS_SPACES)
+    with pytest.raises(ValueError, match=rf"normalization\.{missing}: got nothing; expected \[B, 3\]"):
+        check_actor_params("policy", normalized, params, CONTINUOUS_SPACES)
+
+
 def test_uniform_actions_need_no_parameters(config):
     check_actor_params("uniform", config, {}, CONTINUOUS_SPACES)

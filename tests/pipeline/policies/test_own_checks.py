@@ -1,6 +1,9 @@
 """A user's policy is refused before a run where its distributions are not what acting and learning take them for."""
 
+import re
 import sys
+from itertools import count
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -67,7 +70,7 @@ def with_policy(**methods):
     return type("Wrong", (Right,), {**methods, "__module__": __name__})
 
 
-GENERATOR = torch.Generator()
+CALLS, GENERATOR = count(), torch.Generator()
 WRONG = {
     "returns distributions (Wrong) without mode; expected mode(): the most": with_distribution(mode=None),
     "returns float32[4, 2] in `log_prob` for actions (4, 2); expected (4,): sum over the last axis": with_distribution(
@@ -99,6 +102,15 @@ WRONG = {
     "returns the parameter kernel as float64; expected float32": with_policy(
         initialize=lambda s, rng: {"kernel": rng.random(2)}
     ),
+    "returns different distributions when called again; expected a function of parameters and": with_policy(
+        distribution=lambda self, params, rows: Right.distribution(self, params, rows + next(CALLS))
+    ),
+    "returns parameters()['heat'] as float32[]; expected a tensor (4, ...)": with_distribution(
+        parameters=lambda self: {"heat": torch.ones(())}
+    ),
+    "returns Tensor in `recorded`; expected distributions, with log_prob": with_policy(
+        recorded=lambda self, behavior: behavior["mean"]
+    ),
     "draws random numbers in `distribution`; expected random draws only in": with_policy(
         distribution=lambda self, params, rows: Gaussian(rows @ params["kernel"] + torch.randn(()), params["log_std"])
     ),
@@ -121,6 +133,18 @@ def test_a_policy_that_is_not_what_it_is_taken_for_is_refused_with_what_is_requi
         build(WRONG[sentence])
     assert str(caught.value).startswith("policy.name: ")
     assert sentence in str(caught.value)
+    cure = ": sum over the last axis"
+    assert (cure in str(caught.value)) == (cure in sentence)
+
+
+def test_both_likelihoods_that_are_told_are_those_of_one_action(build):
+    def recorded(self, behavior):
+        return SimpleNamespace(log_prob=lambda actions: Gaussian(**behavior).log_prob(actions) + 1)
+
+    with pytest.raises(ConfigError, match="than it acted with") as caught:
+        build(with_policy(recorded=recorded))
+    found, was = map(float, re.search(r"log_prob is (\S+) but was (\S+)\)", str(caught.value)).groups())
+    assert found == pytest.approx(was + 1, abs=1e-4)
 
 
 def test_a_policy_that_is_what_it_is_taken_for_is_accepted_and_torch_draws_on_where_it_was(build):

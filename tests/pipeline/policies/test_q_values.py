@@ -1,3 +1,6 @@
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import torch
 
@@ -56,6 +59,15 @@ def test_without_a_draw_every_action_is_greedy_whatever_epsilon(setup, constant_
     actor = QValuesActor(setup(params, B=B, E=40, T=5, num_actions=NUM_ACTIONS, draw=False))
     assert (act(actor, np.zeros((B * 40, O), np.float32)) == 2).all()
     assert not actor.behavior_by_task["epsilon"].any()
+
+
+def test_the_least_draw_does_not_explore_where_epsilon_is_zero(setup, constant_network):
+    params = constant_network("q_network", 1, O, [0, 0, 1, 0]) | epsilon(0)
+    least = SimpleNamespace(
+        random=lambda shape, dtype: np.zeros(shape, dtype), integers=lambda stop, size: np.zeros(size, int)
+    )
+    actor = QValuesActor(replace(setup(params, B=1, E=2, num_actions=NUM_ACTIONS), rngs=[least]))
+    assert act(actor, np.zeros((2, O), np.float32)).tolist() == [[2, 2]]
 
 
 def test_rows_that_ended_change_nothing_for_the_others_and_leave_no_trace(setup, random_network):

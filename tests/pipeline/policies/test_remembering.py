@@ -222,6 +222,24 @@ def test_acting_is_what_torch_computes_of_the_whole_sequence(network, spaces):
     np.testing.assert_allclose(behavior[name], value.numpy().reshape(behavior[name].shape), atol=2e-6)
 
 
+def test_only_differences_of_keys_count_however_large_they_are():
+    _, _, _, of_tasks = made("linear-attention", DISCRETE)
+    config, behavior = config_of("linear-attention"), []
+    for added in (0, 200):
+        params = dict(of_tasks.params)
+        params["cell.key.bias"] = params["cell.key.bias"] + np.float32(added)
+        behavior.append(episode_of(actor_of(config, DISCRETE, TaskParams(params), deterministic=True), observed()))
+    np.testing.assert_allclose(behavior[1]["log_probs"], behavior[0]["log_probs"], atol=1e-4)
+
+
+@pytest.mark.parametrize("learn_std", [True, False])
+def test_only_the_standard_deviation_may_be_left_as_it_is(learn_std):
+    policy = RecurrentPolicy(CONTINUOUS, config_of("gru").model_copy(update={"learn_std": learn_std}))
+    names = [*policy.initialize(np.random.default_rng(0), 1.0)]
+    assert policy.learned(dict.fromkeys(names)) == tuple(names if learn_std else names[:-1])
+    assert names[-1] == "log_std"
+
+
 @of_networks
 @of_both
 def test_hidden_states_come_again_bit_for_bit_from_what_is_stored(network, spaces):

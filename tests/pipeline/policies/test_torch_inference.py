@@ -104,6 +104,8 @@ def test_the_bits_of_a_task_depend_on_neither_the_others_nor_threads(spec, num_r
     torch.set_num_threads(2)
     try:
         assert outputs(0, B).tobytes() == together.tobytes()
+        with reproducible_inference():
+            assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
