@@ -36,6 +36,8 @@ def server_url():
 
 def test_an_old_python_fails_and_this_one_does_not():
     assert not doctor.check_python((3, 10)).ok
+    assert doctor.check_python((3, 10)).found == "3.10"
+    assert doctor.check_python((3, 11)).ok
     assert doctor.check_python().status == "ok"
 
 
@@ -53,10 +55,44 @@ def test_a_package_outside_its_range_or_missing_fails_with_the_command_that_help
     assert (missing.status, missing.found, missing.advice) == ("fail", "not installed", "make setup")
 
 
+def test_a_version_before_its_release_counts_as_one_in_the_range(monkeypatch):
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: "2.5.0rc1")
+    (check,) = doctor.check_packages(["numpy>=2"])
+    assert (check.status, check.found, check.required) == ("ok", "2.5.0rc1", ">=2")
+
+
 def test_low_memory_and_a_full_disk_are_told(tmp_path):
-    assert doctor.check_memory(1e9).status == "warn"
-    assert doctor.check_memory(4e9).status == "ok"
-    assert [doctor.check_disk_space(tmp_path, free).status for free in (1e8, 5e9, 1e11)] == ["fail", "warn", "ok"]
+    assert [doctor.check_memory(free).status for free in (1.99e9, 2e9)] == ["warn", "ok"]
+    kinds = {4.9e8: "fail", 5e8: "warn", 9.9e9: "warn", 1e10: "ok"}
+    assert {free: doctor.check_disk_space(tmp_path, free).status for free in kinds} == kinds
+    required = [check.required for check in (doctor.check_memory(1e9), doctor.check_disk_space(tmp_path))]
+    assert required == ["2 GB free", "10 GB free"]
+
+
+def test_free_memory_is_what_the_system_says_or_all_of_it_where_it_says_nothing(monkeypatch):
+    monkeypatch.setattr(doctor.Path, "read_text", lambda file: "MemTotal:  9 kB\nMemAvailable:   3000000 kB\n")
+    assert doctor.check_memory().found == "3.07 GB free"
+    monkeypatch.setattr(doctor.Path, "read_text", lambda file: "MemTotal:  9 kB\n")
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 10**6}.get)
+    assert doctor.check_memory().found == "4.1 GB free"
+
+
+@pytest.mark.parametrize(("cores", "status"), [(1, "warn"), (2, "ok")])
+def test_a_single_core_is_a_warning(cores, status, monkeypatch):
+    monkeypatch.setattr("metaloom.flows.rollouts.workers.usable_cores", lambda: cores)
+    check = doctor.check_cores()
+    assert (check.status, check.found) == (status, str(cores))
+
+
+def test_git_is_found_or_missed(monkeypatch):
+    for found, told in (("/usr/bin/git", ("ok", "/usr/bin/git")), (None, ("warn", "not installed"))):
+        monkeypatch.setattr(doctor.shutil, "which", lambda name, found=found: found)
+        check = doctor.check_git()
+        assert (check.status, check.found) == told
+
+
+def test_settings_of_dask_that_can_be_read_are_fine():
+    assert doctor.check_dask_settings().status == "ok"
 
 
 def test_a_runs_folder_that_does_not_exist_yet_is_fine_and_stays_so(tmp_path, monkeypatch):
@@ -76,7 +112,7 @@ def test_a_file_system_without_hard_links_renaming_or_locks_fails(lacks, tmp_pat
 
     monkeypatch.setattr(lacks, refuse)
     check = doctor.check_runs_folder(tmp_path)
-    assert not check.ok
+    assert (check.status, check.found) == ("fail", f"{tmp_path}: Operation not permitted")
     assert "METALOOM_RUNS" in check.advice
 
 
@@ -103,7 +139,14 @@ def test_a_disk_that_fills_up_while_it_is_measured_fails_and_another_folder_help
 def test_a_slow_disk_is_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "_fsync_bytes_per_second", lambda folder: 1e6)
     check = doctor.check_disk_speed(tmp_path)
-    assert (check.status, check.found) == ("warn", "1 MB/s with fsync")
+    assert (check.status, check.found, check.required) == ("warn", "1 MB/s with fsync", "20 MB/s")
+    monkeypatch.setattr(doctor, "_fsync_bytes_per_second", lambda folder: 2e7)
+    assert doctor.check_disk_speed(tmp_path).status == "ok"
+
+
+def test_a_disk_is_as_fast_as_it_writes_and_syncs(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "time", SimpleNamespace(perf_counter=iter([10.0, 12.0]).__next__))
+    assert doctor.check_disk_speed(tmp_path).found == "8 MB/s with fsync"
 
 
 def test_batched_physics_works_here_and_a_step_without_finite_numbers_fails(monkeypatch):
@@ -125,6 +168,13 @@ def test_a_prefect_server_is_optional(server_url):
     assert "not running" in dead.found
     assert doctor.check_prefect_server(server_url).found == f"{server_url} answers"
     assert doctor.check_prefect_server("file:///etc/passwd").status == "warn"
+
+
+@pytest.mark.parametrize(("url", "found"), [("ftp://here", "ftp://here"), (None, "none configured")])
+def test_the_prefect_server_is_the_one_of_the_settings(url, found, monkeypatch):
+    settings = SimpleNamespace(api=SimpleNamespace(url=url))
+    monkeypatch.setattr("prefect.settings.get_current_settings", lambda: settings)
+    assert doctor.check_prefect_server().found == found
 
 
 def test_a_probe_that_breaks_becomes_a_failed_check(tmp_path, monkeypatch):
@@ -151,7 +201,13 @@ def test_a_probe_that_breaks_becomes_a_failed_check(tmp_path, monkeypatch):
             "repair mine.toml, or remove",
         ),
         (".env", "PREFECT_SERVER_API_PORT=abc", {}, "ServerAPISettings.port = 'abc'", "or .env in this folder"),
-        (".env", "", {"PREFECT_SERVER_API_PORT": "abc"}, "port = 'abc'", "unset PREFECT_SERVER_API_PORT"),
+        (
+            ".env",
+            "",
+            {"ANOTHER": "abc", "PREFECT_LOGGING_LEVEL": "INFO", "PREFECT_SERVER_API_PORT": "abc"},
+            "port = 'abc'",
+            "unset PREFECT_SERVER_API_PORT",
+        ),
     ],
 )
 def test_settings_that_prefect_cannot_read_are_named_with_what_mends_them(

@@ -1,25 +1,31 @@
 """What certainly cannot fit is refused before a run is created; a dry run measures the rest."""
 
 import json
+import resource
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+import metaloom.flows.commands.dry_run
 import metaloom.flows.estimate
 import metaloom.flows.views.report
 from metaloom.flows.cli import run as main
-from metaloom.flows.commands.dry_run import DryRun, Probe
+from metaloom.flows.commands.dry_run import DryRun, Probe, dry_run
 from metaloom.flows.commands.fork import fork
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.estimate import check_sizes, refusal_of
 from metaloom.flows.formatting import size
-from metaloom.flows.observer import Observer
+from metaloom.flows.observer import IterationReport, Observer
 from metaloom.flows.operations.evaluate import evaluate
 from metaloom.flows.recipes import new_config
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.usage import Sample, kept_usage
+from metaloom.flows.usage import Sample, UsageSampler, kept_usage, most_memory, read_usage
 from metaloom.flows.views.report import write_report
+from metaloom.pipeline.config.run import RunConfig
 from metaloom.pipeline.schema import ConfigError
 from metaloom.storage import Run, verify_run
 
@@ -167,6 +173,7 @@ def test_a_dry_run_prints_what_it_counts_and_measures_and_creates_nothing(
     found = json.loads(capsys.readouterr().out)
     assert found["steps"] == 2 * 20 * 100 * 2
     probe = found["probe"]
+    assert (found["workers"], probe["worker_bytes"]) == (0, 0)
     assert found["run_seconds"] == probe["sample"]["first_seconds"] + 2 * probe["sample"]["iteration_seconds"] > 0
     assert probe["trainer_bytes"] > 10**8
     assert reported == [3]  # a real run writes one too, and its charts take memory
@@ -178,9 +185,60 @@ def test_a_dry_run_prints_what_it_counts_and_measures_and_creates_nothing(
     assert main(["train", "promp-point-corner", "--probe"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("backend", "workers"), [(Backend(), 2), (Backend(workers=3), 3), (Backend(scheduler="tcp://127.0.0.1:1"), 0)]
+)
+def test_a_dry_run_counts_the_workers_of_this_machine(backend: Backend, workers: int, tmp_path: Path) -> None:
+    assert dry_run(new_config("promp-point-corner", ()), tmp_path / "run", backend).workers == workers
+
+
+@pytest.mark.parametrize(
+    ("seconds", "iterations", "measured"),
+    [(1.0, 10, True), (2.5, 9, True), (15.0, 2, True), (120.0, 2, True), (121.0, 1, False)],
+)
+def test_a_probe_takes_ten_iterations_or_those_of_20_seconds_but_two_if_they_take_two_minutes(
+    seconds: float, iterations: int, measured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Sampler:
+        iterations = 0
+
+        def add(self, run: None, report: None) -> None:
+            self.iterations += 1
+
+        def sample(self, run: None) -> Sample:
+            return SAMPLE
+
+    now, trained = [1000.0], list[int]()
+
+    def train(config: RunConfig, path: Path, *, backend: Backend, observer: Observer) -> None:
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+        for iteration in range(config.iterations):
+            trained.append(iteration)
+            now[0] += seconds
+            observer.iteration_done(None)
+            if observer.should_stop():
+                break
+
+    module = metaloom.flows.commands.dry_run
+    for name, value in (
+        ("time", SimpleNamespace(monotonic=lambda: now[0])),
+        ("storage", SimpleNamespace(check_new_run=print, open_run=lambda path: None)),
+        ("UsageSampler", Sampler),
+        ("train", train),
+        ("find_spec", lambda name: None),
+    ):
+        monkeypatch.setattr(module, name, value)
+    found = dry_run(new_config("promp-point-corner", ()), tmp_path / "run", HERE, probe=True)
+    assert trained == [*range(iterations)]
+    assert found.probe is not None
+    assert found.probe.sample == (SAMPLE if measured else None)
+
+
+SAMPLE = Sample(3, 0, 5.0, 2.0, 10**6, array_bytes=10**6, table_bytes=10**6, record_bytes=10**6, log_bytes=0)
+
+
 def test_people_are_shown_what_an_iteration_takes_and_what_the_whole_run_does() -> None:
-    sample = Sample(3, 0, 5.0, 2.0, 10**6, array_bytes=10**6, table_bytes=10**6, record_bytes=10**6, log_bytes=0)
-    found = DryRun(4, 2, 1000, 8 * 10**9, 10**12, Probe(10**9, 2 * 10**9, sample))
+    found = DryRun(4, 2, 1000, 8 * 10**9, 10**12, Probe(10**9, 2 * 10**9, SAMPLE))
     rows = {row[0]: row[1:] for row in zip(*(column._cells for column in found.table().columns), strict=True)}
     assert rows == {
         "environment steps, at most": ("1 k", "4 k", ""),
@@ -237,6 +295,76 @@ def test_iterations_that_will_be_packed_are_predicted_without_their_tables_and_w
     sample = Sample(3, 0, 1.0, 1.0, 7, array_bytes=100, table_bytes=10, record_bytes=60, log_bytes=0)
     assert sample.disk_bytes(599) == 7 + 599 * 170
     assert sample.disk_bytes(600) == 7 + 500 * (100 + 10) + 100 * 170
+    assert replace(sample, log_bytes=10).disk_bytes(599) == 7 + 599 * 180
+    # Of a log, the last five files of a megabyte are kept.
+    assert replace(sample, log_bytes=10**6).disk_bytes(599) == 7 + 599 * 170 + 5 * 10**6
+
+
+def test_what_an_iteration_takes_is_measured_from_the_second_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stored(iterations: int) -> Any:
+        sizes = {"data.zarr/a": 1000, "data.zarr/b/c": 500, "tables/t": 100, "_operator/log": 10, "records/r": 60}
+        files = {path: iterations * size for path, size in sizes.items()} | {"run.json": 7}
+        return SimpleNamespace(files=SimpleNamespace(sizes=lambda: files))
+
+    monkeypatch.setattr("metaloom.flows.usage.most_memory", lambda who: 99)
+    sampler = UsageSampler()
+    for iteration, elapsed in ((4, 5.0), (5, 7.0), (6, 10.0), (7, 12.0)):  # a resumed run
+        sampler.add(stored(iteration + 1), IterationReport(iteration, 9, {}, {}, elapsed, None))
+        assert sampler.iterations == iteration - 3
+    assert sampler.sample(stored(8)) == Sample(4, 99, 5.0, 2.0, 7, 1500, 100, 60, 10)
+    sampler, nothing = UsageSampler(), SimpleNamespace(files=SimpleNamespace(sizes=lambda: {"run.json": 7}))
+    for iteration in range(2):
+        sampler.add(cast(Run, nothing), IterationReport(iteration, 9, {}, {}, 3.0, None))
+    assert sampler.sample(cast(Run, nothing)) == Sample(2, 99, 3.0, 0.0, 7, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("iterations", "measured"), [(2, 2), (4, 2), (6, 3), (40, 10)])
+def test_usage_is_predicted_after_half_of_the_iterations_but_two_to_ten_and_time_adds_up_over_sessions(
+    iterations: int, measured: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    (tmp_path / "_operator").mkdir()
+    monkeypatch.setattr("metaloom.flows.usage.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("metaloom.flows.usage.operator_folder", lambda run: run / "_operator")
+    run: Any = SimpleNamespace(path=tmp_path, files=SimpleNamespace(sizes=dict))
+    for session in (1, 2):
+        with kept_usage(run, iterations, Observer()) as observer:
+            for iteration in range(iterations):
+                now[0] += 2
+                observer.iteration_done(IterationReport(iteration, iterations, {}, {}, 2.0 * iteration, None))
+        usage = read_usage(tmp_path)
+        assert usage is not None
+        assert usage.sample is not None
+        assert (usage.sample.iterations, usage.seconds) == (measured, 2 * iterations * session)
+
+
+def test_the_most_memory_is_told_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss={7: 1000}[who]))
+    assert most_memory(7) == 1_024_000
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        # Three tasks with 7 test episodes at once, of 100 steps with two observations, two actions and a reward.
+        (("episodes=5", "test_episodes=7", "adaptation_steps=2"), "the episodes of an evaluation need at least 42 kB"),
+        (("episodes=7", "test_episodes=5", "adaptation_steps=2"), "the episodes of an evaluation need at least 42 kB"),
+        (("episodes=7", "test_episodes=5", "adaptation_steps=0"), "the episodes of an evaluation need at least 30 kB"),
+        # Three tasks with five tests of 40 episodes and four adaptations of 30, of which one number each is kept.
+        (
+            ("episodes=30", "test_episodes=40", "adaptation_steps=4"),
+            "the returns of an evaluation need at least 7.68 kB",
+        ),
+    ],
+)
+def test_an_evaluation_alone_needs_its_episodes_and_its_returns(
+    settings: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = 1 if "returns" in told else 100
+    sizes = (f"max_episode_steps={steps}", *(f"evaluation.{one}" for one in ("num_tasks=3", *settings)))
+    monkeypatch.setattr(metaloom.flows.estimate, "machine_memory", lambda: 10)
+    refused = refusal_of(new_config("promp-point-corner", sizes), evaluation_alone=True)
+    assert told in (refused or "")
 
 
 def test_a_dry_run_of_what_cannot_fit_prints_counts_and_then_why(
