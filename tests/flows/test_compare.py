@@ -72,7 +72,11 @@ def test_the_score_is_the_return_of_every_task_after_adaptation_in_the_last_iter
     found = compare(runs[:2], last=1)
     episodes = [run.episodes(-1).to_pandas() for run in runs[:2]]
     expected = np.array([e[e["step"] == 1].groupby("task")["return"].mean() for e in episodes])
-    assert found.metric == "return"
+    assert (found.metric, found.about) == (
+        "return",
+        "training return after adaptation, per task, in the last iteration",
+    )
+    assert compare(runs[:2]).about == "training return after adaptation, per task, over at most the last 10 iterations"
     np.testing.assert_allclose(np.array(found.groups[0].scores.runs), expected)
     assert found.groups[0].iqm.value == pytest.approx(interquartile_mean(expected.ravel()))
     assert [len(run) for run in compare(runs[:2], last=5).groups[0].scores.runs] == [8, 8]
@@ -82,6 +86,7 @@ def test_the_score_is_the_return_of_every_task_after_adaptation_in_the_last_iter
 def test_where_all_runs_have_stored_evaluations_it_is_that_of_their_tasks(evaluated):
     found = compare(evaluated)
     assert found.metric == "evaluation"
+    assert found.about.startswith("test return after the last adaptation step, per task, in the last common evaluation")
     table = evaluated[0].evaluations(-1).to_pandas()
     tests = table[table["test"] & (table["adaptation_steps"] == 1)]
     (group,) = (group for group in found.groups if group.name == "algorithm.inner_lr=0.05")
@@ -99,6 +104,8 @@ def test_where_only_some_have_evaluations_it_says_so_and_takes_the_return(runs, 
 
 def test_any_metric_can_be_compared_and_an_unknown_one_gets_a_suggestion(runs, monkeypatch):
     found = compare(runs, metric="outer_kl", last=1)
+    assert found.about == "outer_kl in the last iteration"
+    assert compare(runs, metric="outer_kl", last=2).about == "outer_kl over at most the last 2 iterations"
     values = [run.metrics(-1)["outer_kl"][0].as_py() for run in runs]
     assert sorted(found.scores()["score"].to_pylist()) == pytest.approx(sorted(values))
     with pytest.raises(UsageError, match=r"no metric 'outer_kll'.*did you mean outer_kl"):

@@ -6,7 +6,7 @@ import pytest
 
 from metaloom import storage
 from metaloom.flows.cli import run as command
-from metaloom.flows.commands.fork import fork
+from metaloom.flows.commands.fork import _list, fork
 from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.thin import thin
 from metaloom.flows.commands.train import resume, train
@@ -61,7 +61,11 @@ def test_settings_that_do_not_change_the_form_of_a_batch_can_change(parent, tmp_
         ("num_tasks=5", "num_tasks cannot change from 4 to 5: array shapes are fixed within a run"),
         ("max_episode_steps=11", "max_episode_steps cannot change"),
         ("algorithm.inner_steps=2", "adaptation steps cannot change from 1 to 2"),
-        ("policy.hidden_sizes=[8]", "the learner of the parent would lose"),
+        ("policy.hidden_sizes=[8]", "the learner of the parent would lose .* and 2 more and gain nothing under these"),
+        (
+            "policy.hidden_sizes=[8, 8, 8]",
+            "the learner of the parent would lose nothing and gain .* and 2 more under these",
+        ),
         ("policy.hidden_sizes=[8, 9]", r"hidden_1.bias is float32\[8\] in the parent and float32\[9\]"),
         ("env.options.reward=sparse", "env: the reward terms cannot change"),
         ("env=half-cheetah-dir", "env: the size of an observation cannot change"),
@@ -75,6 +79,19 @@ def test_settings_under_which_the_run_could_not_go_on_are_refused_with_the_reaso
     with pytest.raises(ConfigError, match=reason):
         fork(parent, 2, tmp_path / "child", [change, "processing.name=dice"] if "dice" in change else [change])
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["parent"]
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [("", "nothing"), ("a", "a"), ("abcd", "a, b, c, d"), ("abcde", "a, b, c, d and 1 more")],
+)
+def test_of_what_would_be_lost_or_gained_four_names_are_told(names, told):
+    assert _list(names) == told
+
+
+def test_a_fork_may_have_no_more_iterations_than_its_parent_has_given_it(parent, tmp_path):
+    fork(parent, 2, tmp_path / "child", ["iterations=2"])
+    assert len(storage.open_run(tmp_path / "child").iterations) == 2
 
 
 def test_another_algorithm_can_go_on_where_learner_and_metrics_fit(tmp_path, tiny_config):
@@ -185,3 +202,7 @@ def test_evaluations_of_another_size_cannot_be_stored_behind_those_of_the_parent
     fork(tmp_path / "parent", 1, tmp_path / "child", [f"evaluation.{change}", "evaluation.every=null", "iterations=2"])
     fork(tmp_path / "parent", 0, tmp_path / "early", [f"evaluation.{change}"])
     assert resume(tmp_path / "early", backend=SERIAL).iterations_done == 1
+    if change == "adaptation_steps=0":
+        fork(
+            tmp_path / "early", 1, tmp_path / "later", ["evaluation.episodes=3", "iterations=2"]
+        )  # which are not played

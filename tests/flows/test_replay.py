@@ -197,6 +197,8 @@ def test_nan_equals_itself_and_minus_zero_differs_from_zero():
     assert list(compare(REF, {"x": nan}, {"x": nan.copy()})) == []
     (difference,) = compare(REF, {"x": np.array([0.0])}, {"x": np.array([-0.0])})
     assert (difference.index, difference.max_abs, difference.max_ulp) == ((0,), 0.0, 0)
+    (difference,) = compare(REF, {"x": np.array([[2, -3], [4, 5]])}, {"x": np.array([[2, 1], [5, 5]])})
+    assert (difference.index, difference.max_abs, difference.max_ulp, difference.count) == ((0, 1), 4.0, None, 2)
 
 
 def test_an_array_of_another_shape_or_one_that_is_missing_is_a_difference():
@@ -212,5 +214,5 @@ def test_units_in_the_last_place_are_counted_across_zero(a, b, ulps):
 
 
 def test_neighbouring_numbers_are_one_unit_apart():
-    a = np.array([-3.5, 1e-30, 7e20], np.float32)
-    assert (ulp_distance(a, np.nextafter(a, np.float32(np.inf))) == 1).all()
+    for values in (np.array([-3.5, 1e-30, 7e20], np.float32), np.array([-3.5, 1e-3, 700], np.float16)):
+        assert (ulp_distance(values, np.nextafter(values, values.dtype.type(np.inf))) == 1).all()
