@@ -1,12 +1,15 @@
 import re
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from metaloom.flows.formatting import (
     adaptation_label,
     adaptation_returns,
+    age,
     count,
     dotted,
     duration,
@@ -35,6 +38,10 @@ from metaloom.storage.read.verify import _FOREIGN, _LINK, _UNREADABLE, Damage
         (-200.0, "−200"),
         (1e14, "100,000,000,000,000"),
         (-1e308, "−1e+308"),
+        (9.875, "9.875"),
+        (10.5, "10.50"),
+        (1e15, "1e+15"),
+        (1e15 + 0.5, "1e+15"),
         (float("nan"), "nan"),
     ],
 )
@@ -42,7 +49,13 @@ def test_numbers_have_the_digits_that_tell_something(value, text):
     assert number(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(0, "0"), (950, "950"), (39_214, "39.2 k"), (1_920_000, "1.92 M")])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((0, "0"), (950, "950"), (39_214, "39.2 k"), (1_920_000, "1.92 M")),
+        *((999, "999"), (1000, "1 k"), (10**6, "1 M"), (10**9, "1 G"), (-(10**9), "-1 G")),
+    ],
+)
 def test_counts_are_short(value, text):
     assert count(value) == text
 
@@ -54,13 +67,26 @@ def test_sizes_are_in_powers_of_a_thousand(value, text):
     assert size(value) == text
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00:00"), (63, "0:01:03"), (3600 * 27 + 61, "27:01:01")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0:00:00"), (63, "0:01:03"), (3600, "1:00:00"), (3600 * 27 + 61, "27:01:01")]
+)
 def test_durations_are_hours_minutes_seconds(seconds, text):
     assert duration(seconds) == text
 
 
 def test_short_times_are_in_seconds_or_milliseconds():
     assert [short_time(seconds) for seconds in (1.934, 0.0172, 0.000221)] == ["1.93 s", "17.2 ms", "0.221 ms"]
+    assert [short_time(seconds) for seconds in (1, 0.999)] == ["1 s", "999 ms"]
+
+
+def test_the_age_of_a_stored_time_is_told_in_its_largest_unit(monkeypatch):
+    monkeypatch.setattr("metaloom.flows.formatting.time", SimpleNamespace(time=lambda: 1e9))
+    ages = {
+        **{-5: "0 s ago", 0: "0 s ago", 59: "59 s ago", 60: "1 min ago", 3599: "59 min ago", 3600: "1 h ago"},
+        **{86_399: "23 h ago", 86_400: "1 d ago", 10 * 86_400 - 1: "9 d ago"},
+    }
+    assert {seconds: age(datetime.fromtimestamp(1e9 - seconds, UTC).isoformat()) for seconds in ages} == ages
+    assert [age(moment) for moment in ("yesterday", None, "0001-01-01T00:00:00")] == [""] * 3
 
 
 def test_only_built_in_stages_that_run_once_per_iteration_are_named_without_a_step_whatever_tables_were_read():
@@ -109,11 +135,12 @@ def test_stored_text_cannot_drive_a_terminal():
 
 
 def test_dotted_names_are_spelled_as_set_takes_them():
-    config = {"seed": 1, "env": {"name": "point-2d", "options": {}}, "algorithm": {"inner_lr": 0.1}}
+    config = {"seed": 1, "env": {"name": "point-2d", "options": {}, "wrappers": ["ü"]}, "algorithm": {"inner_lr": 0.1}}
     assert list(dotted(config)) == [
         ("seed", "1"),
         ("env.name", "point-2d"),
         ("env.options", "{}"),
+        ("env.wrappers", '["ü"]'),
         ("algorithm.inner_lr", "0.1"),
     ]
 
