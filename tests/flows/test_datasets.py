@@ -110,11 +110,25 @@ def test_the_order_depends_on_seed_and_epoch_and_reads_every_part_once(run, monk
     assert [*dataset.sampler(seed=1, pool=4)] == first != [*dataset.sampler(seed=2, pool=4)]
     sampler.set_epoch(1)
     assert [*sampler] != first
+    sampler.set_epoch(0)
+    assert [*sampler] == first
+    assert [*dataset.sampler()] == [*dataset.sampler(seed=0)]
+    assert len({*dataset.sampler(pool=1)}) == len({*dataset.sampler(pool=128)}) == len(dataset)
     read, of = [], type(dataset)._read
     monkeypatch.setattr(type(dataset), "_read", lambda self, part: read.append(part) or of(self, part))
     for start in range(0, len(first), 16):
         dataset[first[start : start + 16]]
     assert len(read) == len(set(read)) == 3 * 2 * 4
+
+
+def test_the_parts_that_were_read_last_are_kept(run, monkeypatch):
+    monkeypatch.setattr("metaloom.flows.datasets._CACHED_PARTS", 2)
+    dataset = run.dataset("trials")
+    read, of = [], type(dataset)._read
+    monkeypatch.setattr(type(dataset), "_read", lambda self, part: read.append(part.task) or of(self, part))
+    for index in (0, 1, 0, 2, 0, 1):
+        dataset[index]
+    assert read == [0, 1, 2, 1]
 
 
 def test_what_there_is_not_is_refused(run, tmp_path, copy_tiny_run):
@@ -127,8 +141,11 @@ def test_what_there_is_not_is_refused(run, tmp_path, copy_tiny_run):
             run.dataset("trials")[indices]
     with pytest.raises(storage.StageMissing, match="no episodes of these"):
         run.dataset("episodes", steps=5)
-    with pytest.raises(UsageError, match=r"pool must be between 1 and .*, got 0"):
-        run.dataset("episodes").sampler(pool=0)
+    for pool in (0, 129):
+        with pytest.raises(
+            UsageError, match=rf"pool must be between 1 and 128, the number of cached parts, got {pool}"
+        ):
+            run.dataset("episodes").sampler(pool=pool)
     thinned = copy_tiny_run(tmp_path / "thinned")
     with storage.open_writer(thinned) as writer:
         writer.thin([0])

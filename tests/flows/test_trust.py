@@ -355,6 +355,16 @@ def test_somebody_elses_word_is_not_the_users(monkeypatch, capsys):
     assert "you have not trusted" in says("replay own@0", capsys, 2)
 
 
+def test_whom_a_user_trusts_is_kept_where_nobody_else_can_look(user):
+    for places in ({"own": "/one/place"}, {"own": "/another"}):
+        trust.remember("of-settings", "runs/own", places)
+        assert trust.remembered("of-settings") == places
+    folder = user / "config" / "metaloom" / "trusted"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (file,) = folder.iterdir()
+    assert json.loads(file.read_text()) == {"settings": "runs/own", "modules": {"own": "/another"}}
+
+
 @pytest.mark.usefixtures("own")
 def test_a_configuration_folder_that_cannot_be_written_is_told_and_stops_nothing(monkeypatch, user, capsys, caplog):
     (user / "file").touch()
