@@ -278,6 +278,20 @@ def test_a_call_in_the_rehearsal_of_a_new_run_may_take_the_step_timeout(tiny_con
     assert asked == [(tiny_config().max_episode_steps, seconds) for seconds in (60, 5)]
 
 
+def test_both_processes_tell_what_they_found_where_the_second_one_ends(tmp_path, monkeypatch):
+    (tmp_path / "fates.py").write_text(FATES)
+    monkeypatch.syspath_prepend(tmp_path)
+    found, (first, second) = settled(EnvConfig(name="fates:Second"), 5)
+    assert (found.copies, found.action_scale) == ("kept", None)
+    assert "4 reset seeds gave the same 5 steps" in first
+    assert second == (
+        "fates:Second: the rehearsal's process ended with status 3; environment copies are reused across episodes"
+    )
+    unknown = EnvConfig(name="fates:Deadly")
+    assert settled(unknown, 5).config.action_scale == unknown.action_scale
+    assert unknown.action_scale is not None
+
+
 def test_modules_of_the_folder_one_stands_in_are_not_found_before_installed_ones(tmp_path, monkeypatch):
     (tmp_path / "random.py").write_text("open('RAN', 'w')")
     monkeypatch.chdir(tmp_path)
@@ -307,6 +321,12 @@ class Coin(gymnasium.Env):
 class Deadly(Coin):
     def __init__(self):
         os._exit(3)
+
+
+class Second(Coin):
+    def __init__(self):
+        if os.environ["PYTHONHASHSEED"] == "0":
+            os._exit(3)
 
 
 class Endless(Coin):
