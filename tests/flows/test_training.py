@@ -41,6 +41,27 @@ def test_a_run_stores_every_stage_of_every_iteration_in_order(reference):
     assert list(run.iterations) == [0, 1, 2]
 
 
+def test_reports_tell_the_steps_of_an_iteration_and_the_time_that_it_took(tmp_path, tiny_config):
+    reports, began, before = list[IterationReport](), time.perf_counter(), 0.0
+    evaluation = {"every": 1, "num_tasks": 2, "episodes": 2, "test_episodes": 2}
+    observer = Observer(iteration_done=reports.append)
+    result = train(tiny_config(evaluation=evaluation), tmp_path / "run", backend=SERIAL, observer=observer)
+    whole = time.perf_counter() - began
+    assert result.computed == len(storage.open_run(tmp_path / "run").refs()) == 3 * 8 + 1
+    assert [report.iteration for report in reports] == [0, 1, 2]
+    for report in reports:
+        evaluating = sum(time for stage, time in report.stage_seconds.items() if stage.startswith("evaluate"))
+        assert report.steps == 4 * 3 * 10 * 2
+        # Evaluations are no part of the time that the speed is told of.
+        sampling = report.steps / report.steps_per_second
+        assert 0 < sum(report.stage_seconds.values()) - evaluating <= sampling
+        assert sampling + evaluating <= report.elapsed_seconds - before
+        assert evaluating > 0
+        before = report.elapsed_seconds
+    assert before <= whole
+    assert resume(tmp_path / "run", iterations=3, backend=SERIAL).computed == 0  # as many as are stored
+
+
 def test_the_post_update_policy_is_the_adapted_one_and_not_the_learner(reference):
     run = storage.open_run(reference)
     before, after = run[1].rollouts(0), run[1].rollouts(1)
