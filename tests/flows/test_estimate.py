@@ -344,6 +344,35 @@ def test_the_most_memory_is_told_in_bytes(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
+    ("recipe", "settings", "told"),
+    [
+        # Four tasks with 3 episodes before and after two inner steps, of 10 steps of 20 bytes.
+        ("promp-point-corner", ("num_tasks=4", "episodes_per_task=3", "algorithm.inner_steps=2"), "episodes 7.2 kB"),
+        # An index of 8 bytes for each of 10 updates by the 256 transitions of a minibatch.
+        ("sac-pendulum", ("algorithm.num_init_memory_steps=300",), "rows 20.5 kB"),
+        # 600 steps at least before any update, of three observations, an action and a reward.
+        ("sac-pendulum", ("algorithm.num_init_memory_steps=600", "algorithm.batch_size=5"), "episodes 12 kB"),
+        # 4,000 steps in blocks of episodes.
+        ("ppo", ("env=Pendulum-v1", "min_steps=4000"), "episodes 80 kB"),
+        # The state of 64 numbers of each of two episodes at once.
+        ("rl2-bandit", ("num_tasks=1", "episodes_per_task=2", "policy.hidden_sizes=[64]"), "memory 512 B"),
+    ],
+)
+def test_an_iteration_needs_its_episodes_its_minibatches_and_the_memory_of_its_policy(
+    recipe: str, settings: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metaloom.flows.estimate, "machine_memory", lambda: 10)
+    refused = refusal_of(new_config(recipe, ("max_episode_steps=10", *settings))) or ""
+    names = {
+        "episodes": "the episodes of an iteration",
+        "rows": "the rows drawn in an iteration",
+        "memory": "the policy's memory during sampling",
+    }
+    name, _, size = told.partition(" ")
+    assert f"{names[name]} need at least {size} of memory" in refused
+
+
+@pytest.mark.parametrize(
     ("settings", "told"),
     [
         # Three tasks with 7 test episodes at once, of 100 steps with two observations, two actions and a reward.

@@ -241,6 +241,7 @@ def test_a_scale_that_nobody_asked_for_is_left_out_where_actions_are_discrete(tm
     assert config == EnvConfig(name="fates:Coin", action_scale=None, copies="kept")
     assert "4 reset seeds gave the same 5 steps" in notes[0]
     assert settled(config, 5) == (config, ())
+    assert settled(EnvConfig(name="fates:Coin", action_scale=2), 5).config.action_scale == 2  # training refuses it
     for other in ("point-corner", "bernoulli-bandit"):
         assert settled(EnvConfig(name=other), 5) == (EnvConfig(name=other), ())
     assert settled(EnvConfig(name="Pendulum-v1"), 5).config == EnvConfig(name="Pendulum-v1", copies="kept")

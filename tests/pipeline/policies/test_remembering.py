@@ -269,6 +269,21 @@ def test_hidden_states_come_again_bit_for_bit_from_what_is_stored(network, space
 
 
 @of_both
+def test_what_is_remembered_of_episodes_of_several_lengths_comes_again_from_what_is_stored(spaces):
+    config, _, _, params = made("gru", spaces)
+    actor, seen, lengths = actor_of(config, spaces, params), observed(), np.array([[4, 1, 2], [3, 4, 1]])
+    for t in range(T):
+        rows = np.flatnonzero(lengths.ravel() > t)
+        actor.act(t, seen[t], rows)
+        actor.learn_of(rows, seen[t, rows, 0], lengths.ravel()[rows] == t + 1)
+    remembering = Remembering(config, spaces, params, E)
+    parts = (seen, actor.actions, seen[..., 0])
+    recollect(remembering, *(np.moveaxis(part.reshape(T, B, E, *part.shape[2:]), 0, 2) for part in parts), lengths)
+    for name in ("state", "last"):
+        assert np.array_equal(getattr(remembering.memory, name), getattr(actor.memory, name))
+
+
+@of_both
 def test_a_trial_begins_with_zeros_and_its_second_episode_with_what_was_seen(spaces):
     config, _, _, params = made("gru", spaces)
     first = actor_of(config, spaces, params, deterministic=True)

@@ -13,7 +13,7 @@ from metaloom.pipeline.nn.networks import build_network
 from metaloom.pipeline.nn.spec import NetworkSpec, Spaces
 from metaloom.pipeline.policies.acting import check_actor_params
 from metaloom.pipeline.policies.inference import network_inference
-from metaloom.pipeline.policies.torch_inference import reproducible_inference
+from metaloom.pipeline.policies.torch_inference import PaddedRows, reproducible_inference
 from metaloom.pipeline.types import Params, TaskParams
 
 B = 7
@@ -125,6 +125,16 @@ def test_the_bits_of_a_row_do_not_depend_on_the_other_rows_nor_on_how_many_there
     ended[:, 2:7] = np.nan
     assert outputs(ended)[:, [0, 1, 7, 8]].tobytes() == expected[:, [0, 1, 7, 8]].tobytes()
     assert outputs(observations[:, :5]).tobytes() == expected[:, :5].tobytes()
+
+
+@pytest.mark.parametrize(("num_rows", "padded"), [(1, 4), (4, 4), (5, 8)])
+def test_rows_are_padded_with_zeros_to_a_multiple_of_four(num_rows, padded):
+    rows = PaddedRows({"kernel": np.ones((B, 2), np.float32)}, num_rows, 3)
+    rows.inputs[:] = 1
+    expected = torch.zeros(padded, 3)
+    expected[:num_rows] = 1
+    assert len([*rows]) == B
+    assert all(torch.equal(inputs, expected) for _, inputs in rows)
 
 
 @of_every_network
