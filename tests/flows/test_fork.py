@@ -126,7 +126,7 @@ def test_the_command_tells_what_is_shared_and_how_to_go_on(parent, tmp_path, cap
     capsys.readouterr()
     assert command(["show", "child"]) == 0
     assert "parent@2" in capsys.readouterr().out
-    assert command(["fork", "parent@7", "--run", "other"]) == 1
+    assert command(["fork", "parent@4", "--run", "other"]) == 1
     assert "3 iterations are complete" in capsys.readouterr().err
     assert command(["fork", "parent@2", "--run", "child"]) == 2
 
