@@ -298,10 +298,12 @@ def test_a_run_stops_before_it_holds_more_than_its_limit_and_goes_on_after_thinn
     limit = used() * 5
     retention = Retention(max_bytes=limit)
     big = type(batches)(T=400, O=30)
-    outputs = (output for i in range(1, 100) for output in big.iteration(i))
+    outputs = [output for i in range(1, 8) for output in big.iteration(i)]
     advice = r"max_bytes.*metaloom thin .*/run --keep-every.*metaloom resume"
-    with storage.open_writer(path, retention=retention) as writer, pytest.raises(storage.BudgetReached, match=advice):
-        put(writer, outputs)
+    with storage.open_writer(path, retention=retention) as writer:
+        with pytest.raises(storage.BudgetReached, match=advice) as caught:
+            put(writer, (writer.flush() or output for output in outputs))  # each once those before it are counted
+        assert caught.value.found.startswith(f"{used()} bytes, and up to ")
     done = len(storage.open_run(path).iterations)
     assert 3 <= done < 6
     assert 0.5 * limit < used() <= limit
