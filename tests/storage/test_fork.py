@@ -78,12 +78,14 @@ def test_a_fork_copies_no_arrays_and_says_so(make_run, fork):
 
 
 def test_a_fork_that_begins_behind_a_segment_shares_its_files(make_run, fork):
-    parent = make_run(2)
+    parent, told = make_run(3), []
     with storage.open_writer(parent) as writer:
-        assert writer.pack() == [range(1)]
-    made, files = fork(parent, 1).path, [file for file in parent.glob("_segments/**/*.*") if file.is_file()]
+        assert writer.pack() == [range(2)]
+    made, files = fork(parent, 2).path, [file for file in parent.glob("_segments/**/*.*") if file.is_file()]
     assert len(files) > 20
     assert all(file.samefile(made / file.relative_to(parent)) for file in files)
+    fork(parent, 3, "later", progress=lambda *numbers: told.append(numbers))
+    assert told == [(0, 22), *((15 + n, 22) for n in range(7))]  # a segment of 15 outputs, and 7 others
 
 
 def test_a_fork_that_another_process_is_making_is_left_to_it(make_run, fork, tmp_path):
