@@ -41,6 +41,7 @@ def test_an_output_is_invisible_until_its_record_is_published(tmp_path, creation
         put(writer, [(TASKS, batches.tasks(), [])])
         writer.flush()
         assert storage.open_run(tmp_path / "run").contains(TASKS)
+        assert storage.open_run(tmp_path / "run")[0].tasks().params.shape == (3, 2)
     assert seen == [(False, False)]
 
 
@@ -410,7 +411,7 @@ def test_opening_what_is_no_run_says_so(tmp_path, make_run):
             use(tmp_path)
     assert os.listdir(tmp_path) == []
     with pytest.raises(storage.StageMissing, match="2 iterations are complete"):
-        storage.open_run(make_run(2))[2].tasks()
+        storage.open_run(make_run(2))[2]
     with pytest.raises(storage.StageMissing):
         storage.open_run(tmp_path / "run")[-3]
 

@@ -82,6 +82,7 @@ def test_what_a_gradient_step_learned_from_is_materialised_with_its_lineage(run,
         assert_describes(row, transitions[row["row"]], run)
     chosen = run[2].transitions(1, context=context, rows=slice(-4, None))
     assert chosen.to_pylist() == table[-4:]
+    assert run[2].transitions().equals(run[2].transitions(0, context=False))
 
 
 def test_only_batches_that_hold_a_row_are_read(run, transitions, monkeypatch):
