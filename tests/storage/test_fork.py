@@ -206,6 +206,18 @@ def test_a_fork_takes_over_what_its_parent_had_thinned_as_thinned(make_run, fork
     assert storage.verify_run(made.path) == []
 
 
+@pytest.mark.parametrize("order", [("thin", "pack"), ("pack", "thin")])
+def test_a_fork_that_begins_in_a_segment_takes_over_only_what_was_thinned_before_it(make_run, fork, order):
+    parent = make_run(4)
+    with storage.open_writer(parent) as writer:
+        for act in order:
+            writer.thin([1, 2]) if act == "thin" else writer.pack()
+    made = fork(parent, 2)
+    assert storage.open_run(parent).thinned_iterations() == [1, 2]
+    assert storage.open_run(made.path).thinned_iterations() == [1]
+    assert storage.verify_run(made.path) == []
+
+
 def test_a_parent_that_is_thinned_while_it_is_forked_gives_a_whole_fork(make_run, fork, monkeypatch):
     parent = make_run(3)
     share, count = forking._Sharing._share, iter(range(10**6))
