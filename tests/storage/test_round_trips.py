@@ -56,6 +56,7 @@ def test_every_stage_output_comes_back_bit_for_bit_from_memory_and_from_disk(wri
 def test_an_iteration_gives_its_batches_by_name(make_run, make_batches):
     run, again = storage.open_run(make_run(2)), make_batches()
     outputs = {ref: value for i in range(2) for ref, value, _ in again.iteration(i)}
+    assert repr(run) == f"Run({str(run.path)!r}, 2 iterations)"
     assert same(run[1].tasks(), outputs[StageRef(1, "sample_tasks")])
     assert same(run[1].rollouts(1), outputs[StageRef(1, "collect_rollouts", 1)])
     assert same(run[1].rollouts(), outputs[StageRef(1, "collect_rollouts", 0)])
