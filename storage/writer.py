@@ -276,7 +276,7 @@ class RunWriter:
 
     def _in_memory(self, ref: StageRef) -> Value | None:
         with self._lock:
-            value, _ = self._recent.get(ref, (None, 0))
+            value, _ = self._recent.get(ref, (None, None))
             return self._pending.get(ref, value)
 
     def _writing(self) -> AbstractContextManager[None]:

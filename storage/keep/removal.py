@@ -5,7 +5,6 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 
 from metaloom.storage.errors import NotARun, RunLocked, RunNotFound, StoreError, damaged, system_errors
@@ -49,7 +48,7 @@ def check_removable(path: Path) -> Path:
             walk = ((folder, name) for folder, _, names in os.walk(path) for name in sorted(names))
             files = (os.path.relpath(os.path.join(folder, name), path) for folder, name in walk)
             inside = (file for file in files if not file.startswith(f"{SEGMENTS}{os.sep}"))
-            foreign = [*islice((file for file in inside if not may_belong(file, None)), 3)]
+            foreign = [file for file in inside if not may_belong(file, None)]
     if foreign:
         raise NotARun(
             path,
