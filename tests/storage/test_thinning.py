@@ -9,7 +9,7 @@ import pytest
 from metaloom import storage
 from metaloom.storage import Retention, StageRef
 from metaloom.storage.format.codec import flatten
-from metaloom.storage.format.thinning import Thinned, marker_path
+from metaloom.storage.format.thinning import Thinned, marker_path, packed_marker_path
 from metaloom.storage.keep.thinner import changed_versions
 from metaloom.storage.write.sessions import Session
 from metaloom.storage.writer import Budget
@@ -192,11 +192,18 @@ def test_arrays_that_came_back_after_packing_stay_when_their_segment_is_taken_ap
     with storage.open_writer(thinned) as writer:
         assert writer.pack() == [range(2)]
         writer.restore({ref: value for ref, value, _ in make_batches().iteration(0) if ref.stage in ARRAYS})
+    marker = packed_marker_path(thinned, range(2))
+    stated = marker.read_bytes()
     os.truncate(thinned / "_segments/00000000-00000001/seal.json", 9)
     storage.open_writer(thinned, repair=True).close()
     run = storage.open_run(thinned)
     assert (run.files.segments.names(), run.thinned_iterations()) == ([], [1])
     assert all(chunk.exists() for chunk in chunks_of(thinned, 0))
+    assert storage.verify_run(thinned) == []
+    marker.write_bytes(stated)  # as if a power failure had brought it back
+    with storage.open_writer(thinned) as writer:
+        assert writer.pack() == [range(2)]
+    assert storage.open_run(thinned).thinned_iterations() == [1]
     assert storage.verify_run(thinned) == []
 
 
