@@ -112,6 +112,10 @@ def test_arrays_without_entries_come_back(writer, put, batches):
     assert same(stored(writer, put, StageRef(0, "sample_tasks"), tasks), tasks)
     assert same(stored(writer, put, StageRef(0, "collect_rollouts"), episodes), episodes)
     assert zarr.open_group(writer.run.path / "data.zarr", mode="r")["tasks/params"].shape == (3, 3, 0)
+    chunks = {chunk.array: chunk for chunk in writer.run.record(StageRef(0, "sample_tasks")).chunks}
+    empty = chunks["tasks/params"]
+    assert (empty.size, empty.crc32c, (writer.run.path / empty.path).exists()) == (0, 0, False)
+    assert storage.verify_run(writer.run.path) == []
 
 
 def test_broadcast_parameters_come_back_as_if_they_had_been_copied(writer, put, batches):
