@@ -144,6 +144,7 @@ def test_a_lock_whose_holder_is_not_named_yet_is_refused(tmp_path):
         acquire_lock(path, "1" * 16, take_over=False)
     assert lock.is_held()
     lock.release()
+    assert path.read_bytes() == b""
 
 
 def test_numbers_of_sessions_end_where_names_of_folders_do(tmp_path):
