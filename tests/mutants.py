@@ -55,6 +55,7 @@ _WRITES = re.compile(
     r"sync|flush|(sort|link|rename|replace|remove|rmtree|mkdir|make_folders?|truncate|publish|place_folder|share|release)$"
 )
 _SEEDED = {"seed_for", "generator", "of_task", "of_episode"}
+_SYMMETRIC = {"min", "max", "minimum", "maximum", "logaddexp", "suppress"}
 Node: TypeAlias = ast.expr | ast.stmt
 
 
@@ -100,15 +101,21 @@ def faults_of(file: str, raw: bytes) -> Iterator[Fault]:
 
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but annotations, messages of errors, and what only type checkers read."""
+    """All nodes but annotations, messages of errors, what only type checkers read, and what changes nothing.
+
+    The last are `strict` of zips, whose inputs are equally long, and the -1 of reshapes, instead of which -2 does.
+    """
     if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
         return
+    called = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
     yield node
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list") or isinstance(node, ast.Raise):
             continue
+        if (called, name) == ("zip", "keywords"):
+            continue
         for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST):
+            if isinstance(child, ast.AST) and not (called == "reshape" and ast.unparse(child) == "-1"):
                 yield from _walk(child)
 
 
@@ -143,7 +150,9 @@ def _changes(node: ast.AST, text: Callable[[Node], str]) -> Iterator[tuple[str, 
             if text(func).rpartition(".")[2] in _SEEDED:
                 for argument in arguments[2 if isinstance(func, ast.Name) else 0 :]:
                     yield "seed component", argument, argument, "0"
-            elif not any(isinstance(argument, ast.Starred | ast.GeneratorExp) for argument in (first, second)):
+            elif text(func).rpartition(".")[2] not in _SYMMETRIC and not any(
+                isinstance(argument, ast.Starred | ast.GeneratorExp) for argument in (first, second)
+            ):
                 yield "swapped arguments", first, second, f"{text(second)}, {text(first)}"
 
 

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 
 import leaks
 import pytest
+import yaml
 from distributed import LocalCluster
 
 
@@ -107,6 +108,7 @@ def f(a: 1, b):
     g(a, b)
     file.flush()
     rng = generator(seed, "tasks", a)
+    c.reshape(-1), max(a, b), zip(*c, strict=True)
     return sorted(-a * 2)
     return a and b
 """
@@ -127,6 +129,18 @@ def f(a: 1, b):
         ("constant", b"return sorted(-a * 3)"),
         ("and-or", b"return (a) or (b)"),
     }
+
+
+def test_every_fault_that_is_listed_as_equivalent_is_in_the_source(monkeypatch, pytestconfig) -> None:
+    monkeypatch.syspath_prepend(pytestconfig.rootpath / "tests")
+    from mutants import EQUIVALENT, faults_of
+
+    listed = {
+        (fault["file"], fault["code"], fault["kind"], fault["now"]) for fault in yaml.safe_load(EQUIVALENT.read_text())
+    }
+    files = sorted({file for file, *_ in listed})
+    found = (fault for file in files for fault in faults_of(file, (pytestconfig.rootpath / file).read_bytes()))
+    assert not listed - {(fault.file, fault.code, fault.kind, fault.now) for fault in found}
 
 
 def test_the_word_list_finds_a_turn_of_phrase_in_pages_docstrings_and_messages_but_not_in_code(
