@@ -68,9 +68,7 @@ def adaptation_label(k: int, last: int) -> str:
         return "return"
     if k == 0:
         return "before adaptation"
-    if k == last:
-        return "after adaptation"
-    return f"after {plural(k, 'inner step')}"
+    return "after adaptation" if k == last else f"after {plural(k, 'inner step')}"
 
 
 def plural(number: int, noun: str) -> str:

@@ -8,7 +8,7 @@ numbers.
 import json
 import math
 import re
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from pydantic import JsonValue
@@ -65,11 +65,7 @@ class _Dumper(yaml.SafeDumper):
     """Dumper that quotes strings that YAML 1.1 or 1.2 would not read as strings, such as 1e3."""
 
 
-def _construct_int(loader: _Loader, node: Any) -> int:
-    return int(loader.construct_scalar(node))
-
-
-_Loader.add_constructor(f"{_TAG}int", _construct_int)
+_Loader.add_constructor(f"{_TAG}int", lambda loader, node: int(loader.construct_scalar(cast(Any, node))))
 for _kind, _pattern, _first in (
     ("null", "~|null|Null|NULL|", "~nN"),
     ("bool", "true|True|TRUE|false|False|FALSE", "tTfF"),
