@@ -57,8 +57,9 @@ def test_what_a_fork_would_change_is_told_by_name() -> None:
     stored, fresh = (
         {name: form for name in shuffled(NAMES[n:], n)} for n, form in ((0, "float32[2]"), (2, "int64[2]"))
     )
-    gone, *changed = _differences("the learner", stored, fresh | {"b": "", "a": ""})
-    assert "lose name_a, name_b and gain a, b" in gone
+    stored, fresh = stored | dict.fromkeys("zyxwvu", ""), fresh | dict.fromkeys("fedcba", "")
+    gone, *changed = _differences("the learner", stored, fresh)
+    assert "lose name_a, name_b, u, v and 4 more and gain a, b, c, d and 2 more" in gone
     assert [line.split()[2] for line in changed] == NAMES[2:]
 
 
