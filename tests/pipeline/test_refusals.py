@@ -264,12 +264,13 @@ def test_the_memory_is_what_the_lowest_limit_leaves(tmp_path: Path, monkeypatch:
 
 
 def test_facts_of_machine_code_have_one_order_and_no_twins(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = ("Cooperlake", "Haswell", "Nehalem", "Prescott", "Sandybridge", "Zen")
     libraries = [
         {"user_api": api, "internal_api": api, "architecture": code}
-        for api, code in (("blas", "Zen"), ("openmp", None), ("blas", "Haswell"), ("blas", "Zen"))
+        for api, code in (("openmp", None), *(("blas", name) for name in (*reversed(codes), "Zen")))
     ]
     monkeypatch.setattr(arithmetic, "threadpool_info", lambda: libraries)
-    assert arithmetic.blas_facts() == ("blas Haswell", "blas Zen")
+    assert arithmetic.blas_facts() == tuple(f"blas {code}" for code in codes)
     monkeypatch.setattr(arithmetic, "blas_facts", lambda: ("zlib", "blas Zen"))
     monkeypatch.setattr(arithmetic, "numpy_facts", lambda: "AVX2")
     assert arithmetic.acting_facts() == ("blas Zen", "numpy AVX2", "zlib")
