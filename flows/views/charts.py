@@ -68,7 +68,7 @@ def draw(chart: Chart, *, titled_elsewhere: bool = False) -> Drawing:
 
 def _lines(axes: Axes, chart: Chart, series: Sequence[Series], x: Array) -> None:
     plot_lines(axes, x, series)
-    if len(x) and np.ptp(x) < MARKED_POINTS and np.array_equal(x, np.round(x)):
+    if len(x) and np.ptp(x) < MARKED_POINTS and (x == np.round(x)).all():
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # integers only
     axes.margins(x=0.02)
     handles, labels = _legend(axes, series, chart.band)
@@ -114,7 +114,7 @@ def _panel_chart(chart: Chart) -> Drawing:
     columns = min(count, MOST_COLUMNS)
     rows = -(-count // columns)
     figure = Drawing(figsize=(max(2.5 * columns, 5.0), 2.3 * rows + 0.9), layout="constrained")
-    cells = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    cells = figure.subplots(rows, columns, sharex=True, sharey=True).ravel()
     x, unit = _scaled(chart.x)
     for axes, panel in zip(cells, chart.panels, strict=False):
         plot_lines(axes, x, panel.series)

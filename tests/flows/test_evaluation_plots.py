@@ -6,7 +6,7 @@ import pytest
 from metaloom import storage
 from metaloom.flows.commands.train import train
 from metaloom.flows.errors import UsageError
-from metaloom.flows.results.evaluation import summarize_steps, summarize_tasks
+from metaloom.flows.results.evaluation import summarize_classes, summarize_steps, summarize_tasks
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import charts
 from metaloom.flows.views.charts import check_plot_file, write_plot
@@ -91,6 +91,9 @@ def test_a_report_shows_the_evaluations(run, tmp_path):
     assert [chart.name for chart in of_evaluation] == ["evaluation", "evaluation_by_class", "evaluation_adaptation"]
     assert of_evaluation[0].x.tolist() == history.env_steps[[1, 3]].tolist()
     assert of_evaluation[0].iterations.tolist() == [1, 3]
+    assert of_evaluation[2].title == "Adaptation after 4 updates"
+    classes = summarize_classes(run[3].evaluation(), history.classes)[2]
+    assert [series.values[1] for series in of_evaluation[1].panels[0].series] == [of.mean for of in classes.estimates]
     evaluations = {i: found for i in (1, 3) if (found := evaluation_after(run, i)) is not None}
     order = dict.fromkeys(chart.section for chart in curves("run", history, evaluations))
     assert [*order] == [section for section in SECTIONS if section in order]

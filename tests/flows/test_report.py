@@ -147,7 +147,9 @@ def embedded(html: str):
 
 def test_both_renderers_have_the_numbers_of_the_same_chart(run, tmp_path):
     by_name = {chart["name"]: chart for chart in embedded(write_report(run, tmp_path).html.read_text("utf-8"))}
-    for name, chart in charts_of(run).items():
+    drawings = charts_of(run)
+    assert [name for name, chart in drawings.items() if chart.wide] == ["learning_curve", "classes"]
+    for name, chart in drawings.items():
         if chart.kind != "lines":
             continue
         drawn = [axes for axes in charts.draw(chart).axes if axes.lines]
