@@ -131,13 +131,15 @@ def test_a_terminal_gets_a_bar_for_a_sweep_and_one_for_each_run_that_trains(monk
     out = Terminal()
     with sweep_progress(4, 2, out=out) as observer:
         work_on(observer)
+        observer.begun(PlannedRun("sizes=[a]", {}, 1, ""))
         observer.begun(RUNS[0])
         observer.iteration_done(RUNS[0], report(4, after=-1.5))
     shown = re.sub(r"\x1b\[[?\d;]*\w", "", out.getvalue())
-    *_, all_runs, one = (line for line in shown.splitlines() if "/" in line)
+    *_, all_runs, bracketed, one = (line for line in shown.splitlines() if "/" in line)
+    assert bracketed.startswith("sizes=[a] ")
     assert re.search(r"runs .* 3/4 ", all_runs)
     assert re.search(r"lr=1 .* 5/20 .* return \N{MINUS SIGN}1.5", one)
-    assert "lr=2  failed  no power" in shown
+    assert "lr=2  failed  no power" in out.getvalue()
 
 
 def test_a_terminal_gets_a_panel_that_stays_when_training_ends(monkeypatch):
@@ -175,11 +177,18 @@ def test_the_panel_shows_stage_returns_speed_and_time_left():
     assert "collect_rollouts k=1  2.5 s" in shown(panel)
     panel.iteration_done(report(12, elapsed=4.0))
     panel.iteration_done(report(13, after=3.25, elapsed=8.0))
-    text = shown(panel)
-    for part in ("14 of 20 done", "70%", "before −20  after 3.25", "▁█", "39.2 k steps/s", "4.00 s per iteration"):
-        assert part in text
-    assert "2.24 M env steps so far" in text
-    assert "0:00:24 left" in text
+    assert [line.rstrip() for line in shown(panel).splitlines()] == [
+        f"iteration  14 of 20 done  {'━' * 21}{' ' * 9}  70%",
+        "stage      collect_rollouts k=1  2.5 s",
+        "return     before −20  after 3.25   ▁█",
+        "speed      39.2 k steps/s   4.00 s per iteration   2.24 M env steps so far",
+        "time       0:00:02 elapsed   0:00:24 left",
+    ]
+    panel.iteration_done(report(14, after=math.nan))
+    assert shown(panel).splitlines()[2].rstrip() == "return     before −20  after nan   ▁█"
+    for iteration in range(15, 39):
+        panel.iteration_done(report(iteration, after=3.25))
+    assert shown(panel).splitlines()[1].rstrip() == f"return     before −20  after 3.25   {'▁' * 24}"
 
 
 def test_the_first_iteration_which_also_starts_workers_does_not_decide_the_time_left():
@@ -187,7 +196,11 @@ def test_the_first_iteration_which_also_starts_workers_does_not_decide_the_time_
     with progress("plain", out=out) as observer:
         for iteration, elapsed in enumerate([60.0, 62.0, 64.0]):
             observer.iteration_done(report(iteration, elapsed=elapsed))
-    assert out.getvalue().splitlines()[-1].endswith("0:00:34 left")
+        assert out.getvalue().splitlines()[-1].endswith("0:00:34 left")
+        # Fifteen iterations decide: here, seven of 100 seconds and eight of one.
+        for iteration, elapsed in enumerate([164.0 + 100 * n for n in range(8)] + [865.0 + n for n in range(8)], 3):
+            observer.iteration_done(report(iteration, elapsed=elapsed))
+    assert out.getvalue().splitlines()[-1].endswith("0:00:01 left")
 
 
 def test_a_run_without_adaptation_has_one_return():

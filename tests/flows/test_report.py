@@ -5,6 +5,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -17,13 +18,13 @@ from metaloom.flows import cli
 from metaloom.flows.commands.thin import thin
 from metaloom.flows.commands.train import Observer, train
 from metaloom.flows.errors import UsageError
-from metaloom.flows.formatting import size
+from metaloom.flows.formatting import count, number, size
 from metaloom.flows.operations import late
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import charts, report
 from metaloom.flows.views.history import load_history, stage_seconds
 from metaloom.flows.views.page import plotly_file
-from metaloom.flows.views.report import learning_curve, report_page, write_figures, write_report
+from metaloom.flows.views.report import CLASS_TABLE, learning_curve, report_page, write_figures, write_report
 from metaloom.flows.views.run_charts import BAND_NOTE, run_charts
 from metaloom.flows.views.series import GAP_NOTE, Chart, Panel, Series, explain_gaps
 from metaloom.storage import Retention, StageRef
@@ -56,7 +57,27 @@ def test_the_learning_curve_is_the_mean_return_of_every_round_against_environmen
 
 def test_the_page_begins_with_the_last_returns_before_adaptation_and_after_it(run):
     tiles = {name.partition(",")[0]: value for name, value in report_page(run, load_history(run)).tiles}
-    assert {"last return before adaptation", "last return after adaptation"} <= {*tiles}
+    ends = {name: run[2].rollouts(k).episode_returns.mean() for name, k in (("before", 0), ("after", 2))}
+    for name, mean in ends.items():
+        assert tiles[f"last return {name} adaptation"] == number(mean)
+    assert tiles["environment steps"] == count(run[2].metrics()["env_steps"])
+
+
+def test_the_tables_of_the_page_are_of_the_last_iteration_and_facts_of_the_environment_in_one(run):
+    tables = report_page(run, load_history(run)).tables
+    assert tables["Metrics of iteration 2"] == [(name, number(value)) for name, value in run[2].metrics().items()]
+    about_env = [
+        [name.startswith(("components.", "task_classes.")) for name, _ in tables[title]]
+        for title in ("Environment", "Versions and machine")
+    ]
+    assert [any(facts) for facts in about_env] == [True, False]
+    rows = metaloom.open_run(run.path).class_returns(2).to_pylist()
+    corners = [name for name in dict.fromkeys(row["class"] for row in rows) if name != "balanced"]
+    shown = {name.partition(" (")[0]: value for name, value in tables[CLASS_TABLE]}
+    for name in corners:
+        ends = [row for row in rows if row["class"] == name and row["step"] in (0, 2)]
+        means = [number(row["average_return"]) for row in ends if row["num_tasks"]]
+        assert [text.partition(" ±")[0] for text in shown[name].split(" → ")] == means or not means
 
 
 def test_the_band_holds_the_middle_half_of_the_tasks(run):
@@ -120,6 +141,11 @@ def test_a_report_is_a_picture_and_a_page_that_holds_all_its_charts(run, tmp_pat
         assert len(pictures) == html.count("<img") == len(TITLES)
         assert all(ElementTree.fromstring(picture).tag.endswith("svg") for picture in pictures)
         assert "<script" not in html
+        # Beside a picture stands its note; in it, each text is a comment as well.
+        assert b"<!-- environment steps -->" in pictures[0]
+        assert b"<!-- line" not in pictures[0]
+        for alternative in ("KL divergence of the update, against environment steps", "Seconds per iteration by stage"):
+            assert f'alt="{alternative}"' in html
     else:
         assert re.findall(r'<div id="chart-(\w+)"', html) == [*TITLES]
         assert [chart["name"] for chart in embedded(html)] == [*TITLES]
@@ -218,7 +244,7 @@ def test_every_chart_is_a_file_for_a_paper(run, tmp_path):
 
 def test_a_figure_as_pdf_has_fonts_that_journals_take_and_is_the_same_each_time(run, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "run_charts", lambda run, history: run_charts(run, history)[:1])
-    first, again = (write_figures(run, tmp_path / name, "pdf")[0].read_bytes() for name in "ab")
+    first, again = (write_figures(run, tmp_path / name, "pdf")[0].read_bytes() for name in "aa")
     assert first.startswith(b"%PDF")
     assert b"/Type3" not in first
     assert first == again
@@ -262,6 +288,11 @@ def test_options_that_mean_nothing_alone_are_refused(run, capsys):
     assert "--format requires --figures" in capsys.readouterr().err
     assert cli.run(["report", str(run.path), "--trust"]) == 2
     assert "--trust requires --video" in capsys.readouterr().err
+
+
+def test_a_report_tells_where_its_figures_are():
+    files = report.ReportFiles(Path("a.png"), Path("a.html"), (Path("figures/a.svg"), Path("figures/b.svg")))
+    assert str(files).splitlines()[2:] == ["2 figures      figures: a.svg, b.svg"]
 
 
 def test_a_report_of_a_strangely_named_run_is_intact(run, tmp_path):
