@@ -21,8 +21,9 @@ from metaloom.flows import cli
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.formatting import dotted, number
 from metaloom.flows.operations.evaluate import evaluate
+from metaloom.flows.recipes import RECIPES
 from metaloom.flows.results.checks import Check, Verification
-from metaloom.flows.results.disk import DiskUsage
+from metaloom.flows.results.disk import DiskUsage, DiskUse
 from metaloom.flows.results.replay import ArrayDifference, Difference, RunDiff, StageReplay, difference_info
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.views import run_info, tables
@@ -80,6 +81,12 @@ def test_ls_lists_every_run_with_its_state(runs_root):
     line = row_with(tables.runs_view(list(rows.values())), "stopped")
     assert line.split()[0] == "stopped"
     assert line.split()[3:9] == ["ago", "point-corner", "promp", "1", "/", "2"]
+    columns = "run started environment algorithm iterations last return"
+    header = row_with(tables.runs_view(list(rows.values())), "environment")
+    assert " ".join(header.split()) == f"{columns} on disk state"
+    successes = tables.runs_view([{**rows["stopped"], "last_success_rate": 0.125}, rows["damaged"]])
+    assert " ".join(row_with(successes, "environment").split()) == f"{columns} success rate on disk state"
+    assert "0.125" in row_with(successes, "stopped")
 
 
 def test_ls_drops_columns_until_no_word_breaks(runs_root):
@@ -188,8 +195,9 @@ def test_show_iteration_lists_stages_in_the_order_of_writing_with_their_inputs(c
     assert info["complete"]
     json.dumps(info, allow_nan=False)
     line = row_with(tables.iteration_view(complete, 1), "collect_rollouts k=0  ")
-    assert complete.record(StageRef(1, "collect_rollouts")).digest[:12] in line
+    assert complete.record(StageRef(1, "collect_rollouts")).digest[:12] in line.split()
     assert "meta_optimize i=0, sample_tasks" in line
+    assert "average_return" in text_of(tables.iteration_view(complete, 1))
 
 
 def test_show_iteration_tells_when_it_is_not_complete_or_not_there(runs_root):
@@ -220,10 +228,13 @@ def test_damage_names_file_iteration_stage_and_array():
     found = [
         Damage("data.zarr/rollouts_1/rewards/c.3.0.0.0", 3, "collect_rollouts", 1, "rewards", "is cut short"),
         Damage("run.json", None, None, None, None, "missing"),
+        Damage("folder", 4, "adapt", None, None, "absent"),
     ]
     table = tables.verification_view(Verification(Path("run"), tuple(found)))
     assert "3   collect_rollouts k=1   rewards" in row_with(table, "c.3.0.0.0")
     assert row_with(table, "run.json").split() == ["run.json", "missing"]
+    assert row_with(table, "folder").split() == ["folder", "4", "adapt", "k=0", "absent"]
+    assert row_with(table, "file ").split() == ["file", "iteration", "stage", "array", "problem"]
     assert found[0].array == "rewards"
 
 
@@ -235,6 +246,7 @@ def test_recipes_are_listed_with_their_first_docstring_line():
     assert rows["ppo"]["sizes"] == f"1 task x at most 128 episodes x 1,000 steps, {until}"
     json.dumps(list(rows.values()), allow_nan=False)
     line = row_with(tables.recipes_table(list(rows.values())), "promp-half-cheetah-vel")
+    assert rows["ppo"]["about"] == RECIPES["ppo"].about.splitlines()[0] != ""
     assert rows["promp-half-cheetah-vel"]["about"] in line
 
 
@@ -296,6 +308,8 @@ def test_doctor_shows_what_helps_and_what_failed_in_full_width():
         Check("disk", status, f"[a] {'b ' * 30}c", "10 GB", "delete [c] runs") for status in ("warn", "fail")
     )
     assert "delete [c] runs" in row_with(tables.doctor_view([warned]), "disk")
+    header = row_with(tables.doctor_view([warned]), "required")
+    assert header.split() == ["check", "found", "required", "what", "helps"]
     assert text_of(tables.doctor_view([failed])).splitlines()[-2:] == [
         f"disk: {failed.found}",
         "what helps: delete [c] runs",
@@ -362,6 +376,9 @@ def test_a_diff_tells_what_only_one_of_the_runs_has():
     diff = RunDiff(Path("a"), Path("b"), settings, (), None, (), compared=3, different=0, only_a=1, only_b=2)
     view = tables.diff_view(diff)
     assert cells_of(view, "seed") == ["seed", "1", "-"]
+    assert lines_of(view)[:2] == ["settings", "a b"]
+    # The names of the runs are above their values.
+    assert row_with(view, " a ").index("a") == row_with(view, "seed").index("1")
     assert "0 of 3 outputs that both have differ; 1 is in a only; 2 are in b only\n" in text_of(view)
     assert text_of(tables.diff_view(replace(diff, settings=(), only_a=0, only_b=0))) == (
         "equal: all 3 outputs that both have\n"
@@ -426,3 +443,298 @@ def test_the_heading_of_a_report_names_settings_and_parent():
     assert _subtitle(run) == "sac on point, seed 3"
     run.info["parent"] = {"name": "first", "iteration": 7}
     assert _subtitle(run) == "sac on point, seed 3, forked from first@7: settings as below from iteration 7 on"
+
+
+def lines_of(renderable) -> list[str]:
+    """The lines of a view without its rules, with one space between words."""
+    lines = (" ".join(line.split()) for line in text_of(renderable).splitlines())
+    return [line for line in lines if line.strip("- ")]
+
+
+def line_above(renderable, name: str) -> str:
+    lines = text_of(renderable).splitlines()
+    return lines[lines.index(row_with(renderable, name)) - 1]
+
+
+def test_a_run_shows_all_that_was_recorded_of_it(complete, monkeypatch):
+    info = run_info.run_info(complete)
+    (when, moment) = ("2026-01-02T03:04:05.678+00:00", "2026-01-02 03:04:05")
+    versions = {"versions.torch": ("1.0", None), "code": ("ab" * 32, "cd" * 32)}
+    place = {"iteration": 2, "stage": "adapt", "step": 1, "when": when, "path": "_quarantine/x", "message": "WHY"}
+    info |= {
+        "config": {
+            name: complete.config[name] for name in ("env", "algorithm", "num_tasks", "episodes_per_task", "seed")
+        }
+        | {"max_episode_steps": 10},
+        "created": when,
+        "writer": "[process] 7",
+        "state": "training",
+        "environment": {"kernel": {"name": "fused", "threads": 2}, "env": {"copies": 3}},
+        "witness": {"replayed": 4, "reproduced": 3},
+        "parent": {"name": "first", "iteration": 7},
+        "thinned_iterations": 1,
+        "usage": {"taken": {"memory_bytes": 1000, "disk_bytes": 2000, "seconds": 61}, "predicted": None},
+        "last_metrics": {"step_0.average_return": 1.0, "step_1.average_return": 2.0, "lr": 0.5},
+        "last_class_returns": [],
+        "bytes": {"learner": 1000, "records": 2000},
+        "sessions": [{"session": 1, "started": when, "changed": versions}],
+        "quarantine": [{**place, "stored_since": False}, {**place, "stored_since": True}],
+    }
+    monkeypatch.setattr(tables, "run_info", lambda run: info)
+    monkeypatch.setattr(tables, "changed_settings", lambda config: [("seed", "5")])
+    facts = [
+        "complete",
+        "path there",
+        "state training ([process] 7)",
+        "iterations 2 / 2",
+        f"created {moment} UTC",
+        "environment point-corner",
+        "algorithm promp",
+        "sizes 4 tasks x 3 episodes x 10 steps, 1 inner step",
+        f"seed {complete.config['seed']}",
+        "on disk 3 kB",
+        "took memory 1 kB, disk 2 kB, time 0:01:01",
+        "updates by fused, 2",
+        "witness 4 episodes played again, 3 reproduced bit for bit",
+        "forked from first@7",
+        "thinned 1 iteration",
+        "metrics of iteration 1",
+        "by inner step before adaptation after adaptation",
+        "average_return 1 2",
+        "lr 0.5",
+    ]
+    sizes = [
+        "on disk",
+        "group size",
+        "learner 1 kB",
+        "records 2 kB",
+        "all 3 kB",
+        "environment, with defaults",
+        "copies 3",
+    ]
+    others = [
+        "sessions with other versions, sources or hardware",
+        "session since what before after",
+        f"1 {moment} versions.torch 1.0 -",
+        f"code {'ab' * 6} {'cd' * 6}",
+        "quarantine: stored stage failures",
+        "when iteration stage what kept in",
+        f"{moment} 2 adapt k=1 WHY _quarantine/x",
+        f"{moment} 2 adapt k=1 WHY _quarantine/x stored since",
+    ]
+    short, everything = (lines_of(tables.run_view(complete, path="there", everything=all_)) for all_ in (False, True))
+    assert short == [*facts, *others, "settings that differ from the defaults (--all shows all)", "seed 5"]
+    settings = [f"{name} {value}" for name, value in dotted(info["config"])]
+    assert everything == [*facts, *sizes, *others, "settings", *settings]
+    info |= {"iterations_done": 1, "writer": None}
+    told = lines_of(tables.run_view(complete))
+    assert [line for line in told if line.startswith(("path", "state", "took"))] == [
+        f"path {storage.location(complete.path)}",
+        "state training",
+        "took so far memory 1 kB, disk 2 kB, time 0:01:01",
+    ]
+
+
+def test_an_output_shows_what_it_was_computed_from_and_its_arrays():
+    inputs = [{"stage": "adapt", "step": 0, "iteration": i} for i in (3, 2)]
+    span = {
+        "first": {"iteration": 0},
+        "last": {"iteration": 2},
+        "stages": ["fill", "collect"],
+        "outputs": 3,
+        "steps": 0,
+    }
+    array = {
+        "name": "rewards",
+        "dims": ["task", "t"],
+        "shape": [4, 10],
+        "dtype": "float32",
+        "unit": "m",
+        "description": "D",
+    }
+    info = {
+        "run": "RUN", "iteration": 3, "stage": "collect", "step": 1, "seconds": 1.5, "thinned": False, "bytes": 2000,
+        "digest": "0123456789abcdef", "inputs": inputs, "spans": [span, {**span, "steps": 1, "outputs": 1}],
+        "arrays": [array, {"name": "mask", "problem": "LOST"}], "output": "Rollouts", "description": "episodes",
+    }  # fmt: skip
+    spans = "all fill and collect i=0-2 (3 outputs), all fill and collect i=0-2 (1 output with 1 step)"
+    computed = f"adapt k=0, adapt k=0 i=2, {spans}"
+    expected = [
+        "RUN, iteration 3",
+        "stage seconds on disk digest computed from",
+        f"collect k=1 1.500 2 kB 0123456789ab {computed}",
+        "Rollouts: episodes",
+        "array axes dtype unit meaning",
+        "rewards task 4, t 10 float32 m D",
+        "mask LOST",
+    ]
+    assert lines_of(tables.output_view(info)) == expected
+    thinned = lines_of(tables.output_view({**info, "thinned": True, "description": ""}))
+    assert thinned[2:4] == [expected[2].replace("2 kB", "thinned"), "Rollouts"]
+
+
+def test_success_is_shown_after_the_last_adaptation_step():
+    assert tables.success_view([]) == []
+    rows = [
+        {
+            "adaptation_steps": k,
+            "class": name,
+            "num_tasks": 2,
+            "success_rate": 0.25 * k + share,
+            "official_success_rate": share,
+        }
+        for k in (0, 1)
+        for name, share in (("push", 0.5), ("reach", 0.75), ("balanced", 0.625))
+    ]
+    heading, table = tables.success_view(rows)
+    assert lines_of(heading) == ["success by class of task, after 1 adaptation step"]
+    assert lines_of(table)[:4] == [
+        "class tasks success rate official success rate", "push 2 0.75 0.5", "reach 2 1 0.75", "balanced 2 0.875 0.625"
+    ]  # fmt: skip
+    assert "upwards" in text_of(table)
+    assert (line_above(table, "reach").split()[0], line_above(table, "balanced").strip("- ")) == ("push", "")
+    (*_, table) = tables.success_view([{"adaptation_steps": 0, "class": "all", "num_tasks": 1, "success_rate": 0.0}])
+    assert lines_of(table) == ["class tasks success rate", "all 1 0"]
+
+
+def test_returns_by_class_have_a_column_for_each_step():
+    rows = [
+        {"step": k, "class": name, "num_tasks": 2, "average_return": k + value, "standard_error": None if k else 0.5}
+        for k in (0, 1)
+        for name, value in (("push", 1.0), ("balanced", 2.0))
+    ]
+    heading, table = tables._classes_view(rows)
+    assert lines_of(heading) == ["return by class of task"]
+    returns = ["push 2 1 ± 0.5 2", "balanced 2 2 ± 0.5 3"]
+    assert lines_of(table)[:3] == ["class tasks before adaptation after adaptation", *returns]
+    assert line_above(table, "balanced").strip("- ") == ""
+    _, table = tables._classes_view(rows, ["A", "B"])
+    assert lines_of(table)[:3] == ["class tasks A B", *returns]
+    _, table = tables._classes_view(rows[:1])
+    assert lines_of(table)[:2] == ["class tasks return", "push 2 1 ± 0.5"]
+
+
+def test_metrics_by_inner_step_begin_with_the_return():
+    metrics = {
+        "step_0.entropy": 3.0,
+        "step_0.average_return": 1.0,
+        "step_1.average_return": None,
+        "own.part": 4.0,
+        "9": 5.0,
+    }
+    view = tables._metrics_view(metrics)
+    assert lines_of(view) == [
+        "by inner step before adaptation after adaptation", "average_return 1 -", "entropy 3", "own.part 4", "9 5"
+    ]  # fmt: skip
+    # Names never break.
+    assert "average_return" in text_of(view, width=30)
+
+
+@pytest.mark.parametrize(
+    ("value", "explained"), [(None, False), (0.0, False), (1e-6, True), (-1e-6, True), (1.5e-6, False)]
+)
+def test_a_loss_is_zero_up_to_a_millionth(value, explained):
+    assert tables.meaning("loss_before", value).startswith("(0 except") is explained
+    assert tables.meaning("loss_after", value) == ""
+
+
+ADAPT = StageRef(3, "adapt")
+
+
+def counterfactual(changed, seconds, *, identical=False, first=ADAPT, settings=("lr=1",)):
+    """A stage that took one second with its run's settings, which had a quantity x of 1."""
+    stored = SimpleNamespace(seconds=1.0, identical=True)
+    outcome = SimpleNamespace(settings=settings, seconds=seconds, identical=identical, digests={ADAPT: ""})
+    quantities = {
+        "x": (1.0, changed),
+        "same": (2.0, 2.0),
+        "loss_before": (1e-9, changed - 2),
+        "seconds": (1.0, seconds),
+    }
+    return SimpleNamespace(
+        ref=ADAPT, stored=stored, changed=outcome, first_changed=first,
+        quantities=lambda: quantities, distance=lambda: {"max_distance": changed},
+    )  # fmt: skip
+
+
+def test_a_changed_stage_stands_beside_the_stored_one():
+    result = counterfactual(1.5, 2.0)
+    table = tables.counterfactual_table(result)
+    table.caption, (first, second, third) = None, table.caption.split("; ")
+    assert (first, second) == ("apart: max distance 1.5", "the first stage that changes is adapt k=0")
+    assert third == "with the run's own settings the stage reproduces the stored output"
+    assert lines_of(table) == [
+        "iteration 3, adapt k=0: lr=1",
+        "as in the run changed",
+        "x 1 1.5",
+        "same 2 2",
+        "loss_before 1e−09 −0.5",
+        "time 1 s 2 s",
+    ]
+    changed = [*table.columns[2].cells]
+    assert [text.style for text in changed[:3]] == ["bold", "", "bold"]
+    result.stored.identical = False
+    assert "does NOT reproduce" in tables.counterfactual_table(result).caption
+    nothing = tables.counterfactual_table(counterfactual(1.0, 2.0, identical=True, first=None, settings=()))
+    assert lines_of(nothing)[0] == "iteration 3, adapt k=0: no change"
+    assert nothing.caption.startswith("identical to what is stored; with the run's own settings")
+    result = counterfactual(1.0, 2.0, identical=True, first=None)
+    assert "none of the recomputed stages (adapt k=0) is affected" in tables.counterfactual_table(result).caption
+    both = {"loss_before": (1e-9, 1e-8)}
+    result.quantities = lambda: both
+    assert "0 except for rounding" in text_of(tables.counterfactual_table(result))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_grid_has_a_column_for_what_its_settings_change(count):
+    results = [counterfactual(1.5 + n, 2.0 + n, settings=(f"lr={n}",)) for n in range(count)]
+    rows = ["lr=0 1.5 −0.5 1.5 2 s", "lr=1 2.5 0.5 2.5 3 s"][:count]
+    table = tables.grid_table(results)
+    assert table.caption == "with the run's own settings the stage reproduces the stored output"
+    table.caption = None
+    assert lines_of(table) == [
+        "iteration 3, adapt k=0",
+        "settings x loss_before max_distance time",
+        "as in the run 1 1e−09 1 s",
+        *rows,
+    ]
+
+
+def test_transitions_of_a_minibatch_have_their_origin():
+    row = {
+        "memory": 5, "row": 0, "iteration": 2, "stage": "collect_rollouts", "step": 1, "task": 3, "episode": 4, "t": 6,
+        "observation": [1.0, 2.0], "action": [0.5], "reward": -1.0, "next_observation": [3.0], "terminated": True,
+    }  # fmt: skip
+    info = {"run": "RUN", "iteration": 2, "update": 7, "num_updates": 9, "context": False, "tasks": [3, 8]}
+    info |= {"rows_per_task": 16, "transitions": [row, {**row, "terminated": False, "row": 1}]}
+    assert lines_of(tables.minibatch_view(info)) == [
+        "RUN, iteration 2, minibatch of gradient step 7 of 9: 2 x 16 transitions",
+        "buffer row iteration stage task episode t observation action reward next observation terminated",
+        "5 0 2 collect_rollouts k=1 3 4 6 1, 2 0.5 -1 3 yes".replace("-1", "−1"),
+        "5 1 2 collect_rollouts k=1 3 4 6 1, 2 0.5 -1 3".replace("-1", "−1"),
+        "2 of 32 transitions; --rows FROM:TO shows others",
+    ]
+
+
+def test_parameters_are_shown_by_their_statistics():
+    table = tables.parameters_table({"baseline": {"weights": np.array([[1.0, 2.0, 6.0]])}})
+    assert lines_of(table) == ["baseline parameter shape mean smallest largest", "baseline weights 1 x 3 3 1 6"]
+
+
+def test_disk_usage_has_a_row_for_each_run_and_its_parts(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "file").write_bytes(bytes(3000))
+    parts = {"groups": {"learner": 1000}, "stages": {"adapt": 2000}, "ranges": {(0, 9): 4000}}
+    whole = DiskUse("run", "run", num_bytes=3000, only_remote=0, shared=5000, thinning=6000, **parts)
+    broken = DiskUse("broken", "run", num_bytes=3000, only_remote=1, shared=0, problem="DAMAGED")
+    remote = DiskUse("remote", "run", num_bytes=3000, only_remote=1000, shared=0)
+    usage = DiskUsage([whole, broken, remote], [tmp_path / "run"] * 3, [], details=True)
+    header = "run on disk shared with forks freed by thinning freed by removing"
+    rows = ["run 3 kB 5 kB 6 kB 3 kB", "broken 3 kB 0 B 3 kB DAMAGED", "remote 3 kB 0 B 0 B 3 kB 1 kB not in the cache"]
+    about = [
+        *("run, by group", "group size", "learner 1 kB"),
+        *("run, by stage", "stage size", "adapt 2 kB"),
+        *("run, by iteration", "iteration size", "0 to 9 4 kB"),
+    ]
+    assert lines_of(tables.disk_view(usage)) == [header, *rows, "together 3 kB", *about]
+    assert lines_of(tables.disk_view(replace(usage, details=False)))[4:] == ["together 3 kB"]
