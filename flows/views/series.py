@@ -77,7 +77,7 @@ def estimates_series(label: str, color: str, estimates: Sequence[ClassEstimate])
 
 def explain_gaps(chart: Chart) -> Chart:
     """Return the chart, with a note about the gaps in its bands if there are any."""
-    bands = [series.band[0] for panel in chart.panels for series in panel.series if series.band is not None]
+    bands = [series.band for panel in chart.panels for series in panel.series if series.band is not None]
     gaps = any(np.isnan(band).any() for band in bands)
     return replace(chart, note=chart.note + GAP_NOTE) if gaps else chart
 

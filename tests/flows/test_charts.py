@@ -11,7 +11,18 @@ from PIL import Image
 
 from metaloom.flows.errors import UsageError
 from metaloom.flows.views import charts
-from metaloom.flows.views.series import AFTER, BEFORE, STAGE_COLORS, Chart, Panel, Series, alone, stage_color
+from metaloom.flows.views.series import (
+    AFTER,
+    BEFORE,
+    INK,
+    STAGE_COLORS,
+    Chart,
+    Panel,
+    Series,
+    alone,
+    class_color,
+    stage_color,
+)
 
 
 def lines(n: int = 5) -> list[Series]:
@@ -294,3 +305,13 @@ def test_later_inner_steps_of_a_stage_have_a_lighter_colour_of_their_own():
     colors = [stage_color("rollouts_{step}", k) for k in range(3)]
     assert colors[0] == STAGE_COLORS["rollouts_{step}"]
     assert len(set(colors)) == 3
+    # Of #0072b2, two fifths and four fifths of the way to white.
+    assert colors[1:] == ["#66aad1", "#cce3f0"]
+    assert stage_color("rollouts_{step}", 3) == colors[2]
+    assert stage_color("own", 0) == INK
+
+
+def test_six_classes_have_colours_of_their_own_and_others_those_again():
+    colors = [class_color(c) for c in range(7)]
+    assert len({*colors[:6], BEFORE, AFTER}) == 8
+    assert colors[6] == colors[0]

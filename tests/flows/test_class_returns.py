@@ -3,9 +3,11 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import datetime
 from types import SimpleNamespace
 
 import numpy as np
@@ -121,6 +123,16 @@ def test_whoever_watches_is_told_the_same_as_whoever_trains(trained):
     run, told = trained
     watched = Watch(run.path).look()
     assert len(watched) == len(told) == 2
+    for report in watched:
+        records = [run.record(ref) for ref in run.refs_of([report.iteration]) if ref.stage != run.stages.first]
+        moments = [datetime.fromisoformat(record.started).timestamp() for record in records]
+        end = max(moment + record.seconds for moment, record in zip(moments, records, strict=True))
+        evaluating = sum(record.seconds for record in records if record.ref.stage == "evaluate")
+        assert (evaluating > 0) is (report.iteration == 1)
+        began = min(moments) if report.iteration == 0 else began  # noqa: F821
+        assert report.elapsed_seconds == pytest.approx(end - began, abs=1e-5)
+        steps = sum(run.episodes(report.iteration)["length"].to_pylist())
+        assert report.steps_per_second == pytest.approx(steps / (end - min(moments) - evaluating), rel=1e-3)
     for here, there in zip(told, watched, strict=True):
         for a, b in zip(here.class_returns, there.class_returns, strict=True):
             assert a.names == b.names
@@ -191,6 +203,8 @@ def test_an_evaluation_tells_the_classes_too(trained):
     out = io.StringIO()
     Console(file=out, width=160).print(tables.evaluation_view(outcome))
     assert "lower right" in out.getvalue()
+    labels = r"class +tasks +0 adaptation steps +1 adaptation step\n"
+    assert re.search(labels, re.sub(" +\n", "\n", out.getvalue()))
 
 
 def test_a_balanced_run_is_replayed_bit_for_bit(trained):

@@ -152,3 +152,23 @@ def test_arrows_without_labels_fit_beside_the_boxes():
         assert x / 4 + reach * 3 / 4 + box["x"] == pytest.approx(
             width, abs=1
         )  # the margin on the right is the one on the left
+
+
+@pytest.mark.parametrize(
+    ("arrows", "size", "path"),
+    [
+        ([], (210, 198), None),
+        ([Arrow(0, 1)], (258, 198), "M190 23.75C254 23.75 254 112.75 190 112.75"),
+        ([Arrow(0, 1, "label")], (520, 198), "M190 23.75C254 23.75 254 112.75 190 112.75"),
+        ([Arrow(1, 0)], (568, 198), "M330 112.75C266 112.75 266 23.75 330 23.75"),
+        ([Arrow(0, 5)], (360, 554), "M190 23.75C390 23.75 390 468.75 190 468.75"),
+        ([Arrow(0, 9)], (382, 910), "M190 23.75C420 23.75 420 824.75 190 824.75"),
+    ],
+)
+def test_a_diagram_is_as_large_as_its_boxes_and_arrows(arrows, size, path):
+    text = draw([Box("box", ("a", "b"))] * max(2, *(arrow.target + 1 for arrow in arrows), 0), arrows)
+    assert 'width="{}" height="{}"'.format(*size) in text
+    boxes = numbers_of("rect", text)
+    assert [(box["y"], box["width"], box["height"]) for box in boxes[:2]] == [(10, 170, 55), (99, 170, 55)]
+    assert [word["y"] for word in numbers_of("text", text)[bool(arrows and arrows[0].label) :][:3]] == [27, 42, 57]
+    assert (path or 'd="M0 0 8 4') in text

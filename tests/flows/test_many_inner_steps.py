@@ -61,6 +61,7 @@ def test_of_more_inner_steps_the_first_the_last_and_those_between_have_six_colou
     assert shown_steps(45) == dict(zip((0, 9, 18, 27, 36, 45), (BEFORE, *BETWEEN, AFTER), strict=True))
     assert steps_note(45) == "; of inner steps 0 to 45, the first, the last and 4 in between are shown"
     assert [*shown_steps(7)] == SHOWN
+    assert (steps_note(5), steps_note(6) != "") == ("", True)
 
 
 @pytest.mark.parametrize("last", [MOST_STEPS, 45, 200])

@@ -313,3 +313,10 @@ def test_without_a_terminal_a_long_command_says_so_again_and_again_on_standard_e
         shown.far("tested after 1 step")
         assert said.wait(timeout=60)
     assert out.getvalue() == ""
+
+
+def test_a_status_stays_on_one_line_however_long_it_is():
+    shown = status.Status()
+    shown.far("tested after many steps")
+    (line,) = Console(file=io.StringIO(), width=12).render_lines(shown)
+    assert "".join(segment.text for segment in line) == "tested afte…"

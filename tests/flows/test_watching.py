@@ -22,10 +22,11 @@ from metaloom import storage
 from metaloom.flows import cli
 from metaloom.flows.commands import train as training
 from metaloom.flows.errors import EXIT_INTERRUPTED, UsageError
+from metaloom.flows.formatting import size
 from metaloom.flows.operations.cancel import ask_to_stop, wait_for_end
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.run_log import LogReader, kept_log
-from metaloom.flows.views.watching import Watch, watch_run
+from metaloom.flows.views.watching import Watch, WatchPanel, watch_run
 from metaloom.storage.write.holder import owner_document
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -219,6 +220,34 @@ class TestWriter:
         assert [*(tmp_path / "elsewhere").iterdir()] == []
 
 
+def test_the_panel_has_rows_for_what_is_known_of_a_run(copy_tiny_run, tmp_path):
+    path = copy_tiny_run(tmp_path / "run")
+    watch = Watch(path)
+    panel = WatchPanel(watch)
+    panel.update(watch.look())
+    rows = dict(panel.rows())
+    assert [*rows] == ["run", "iteration", "return", "by class", "speed", "disk"]
+    assert rows["disk"] == size(watch.run.files.num_bytes())
+    (path / "_commits" / "00000002.meta_optimize.0.json").unlink()
+    (path / "_operator" / "log.jsonl").unlink()
+    watch = Watch(path)
+    with storage.open_writer(path), (path / "_operator" / "log.jsonl").open("w") as log:
+        warning = {"time": "2026-01-02T03:04:05.678", "level": "warning", "message": "HOT\nmore"}
+        log.write(json.dumps(warning) + "\n")
+        log.flush()
+        panel = WatchPanel(watch)
+        panel.update(watch.look())
+        rows, held = dict(panel.rows()), watch.num_bytes
+        before = ["run", "iteration", "return", "by class", "speed", "time"]
+        assert [*rows] == [*before, "stage", "writer", "workers", "disk", "warning"]
+        assert rows["stage"] == "process_samples k=1 is stored"
+        assert str(rows["workers"]) == "unknown: the log is not here"
+        assert str(rows["warning"]) == "03:04:05 HOT"
+        log.write("x" * 1000 + "\n")
+    watch.look()
+    assert watch.num_bytes == watch.run.files.num_bytes() != held
+
+
 class TestLog:
     def test_it_has_sessions_iterations_stages_warnings_and_other_loggers(self, tmp_path, tiny_config, capsys):
         path, own = tmp_path / "run", logging.getLogger("my_envs")
@@ -227,6 +256,7 @@ class TestLog:
             own.warning("\x1b[2J%s is hot", "motor")
             warnings.warn("deprecated\x07", stacklevel=1)
             own.error("torn", exc_info=ValueError("because"))
+            own.error("last")
 
         with pytest.warns(UserWarning, match="deprecated"):
             training.train(
@@ -251,7 +281,7 @@ class TestLog:
         assert storage.verify_run(path) == []
         watch = Watch(path)
         watch.look()
-        assert [*watch.warnings] == [line for line in found if line.level in ("warning", "error")]
+        assert [*watch.warnings] == [line for line in found if line.level in ("warning", "error")][1:]
         assert len(watch.warnings) == 3
         capsys.readouterr()
         assert cli.run(["logs", str(path), "--level", "warning"]) == 0
