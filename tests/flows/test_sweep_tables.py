@@ -1,5 +1,4 @@
 import io
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -94,7 +93,7 @@ def test_a_column_is_dropped_just_before_prose_would_be_narrower_than_thirty():
     widths = [width for width in range(30, 45) if lines_of(table, width=width)[1].split() == ["a", "b"]]
     # Beside the prose there are one letter and five spaces.
     assert widths == [*range(30 + 1 + 5, 45)]
-    assert all(re.fullmatch(r"[x ]* *(word *)+", line) for line in lines_of(table, width=36)[2:])
+    assert " ".join(lines_of(table, width=36)[3:]).split() == ["x", *["word"] * 20]
 
 
 def test_tables_have_the_same_rules_where_there_is_ascii_only():
