@@ -67,3 +67,9 @@ def test_kl_is_that_of_torch_up_to_its_epsilon(gaussian):
 def test_kl_to_itself_is_zero_and_otherwise_positive(gaussian):
     assert gaussian.kl(gaussian).abs().max() < 1e-7
     assert (gaussian.kl(DiagGaussian(gaussian.mean + 0.1, gaussian.log_std)) > 0).all()
+
+
+def test_the_divergence_of_narrow_distributions_is_bounded_by_its_epsilon():
+    # With a variance of nearly nothing, 1e-4² / (2σ² + 1e-8) is one.
+    narrow = [DiagGaussian(torch.tensor([mean], dtype=torch.float64), torch.tensor([-20.0])) for mean in (0.0, 1e-4)]
+    assert narrow[0].kl(narrow[1]).item() == pytest.approx(1, rel=1e-6)

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from metaloom.pipeline.nn.natural_steps import conjugate_gradient, search
+from metaloom.pipeline.nn.natural_steps import conjugate_gradient, natural_step, search
 from metaloom.pipeline.nn.optimization import NaturalSteps
-from metaloom.pipeline.nn.optimizers import Adam
+from metaloom.pipeline.nn.optimizers import Adam, AdamInPlace, RMSpropInPlace
 
 
 def minimize(adam, params, gradient_of, num_steps):
@@ -67,6 +67,18 @@ def test_every_setting_changes_the_result(change):
     assert abs(result(Adam(**{"learning_rate": 0.1, **change})) - result(Adam(0.1))) > 1e-3
 
 
+def test_small_gradients_take_the_steps_that_epsilon_leaves_them():
+    # √v = ε of functional Adam, and of the others in their first step.
+    gradient = np.full(1, 1e-8 / np.sqrt(0.001))
+    stepped, _ = minimize(Adam(0.1), {"x": np.zeros(1)}, lambda _: {"x": gradient}, 1)
+    np.testing.assert_allclose(stepped["x"], [-0.1 / 2], rtol=1e-9)
+    for kind, first, expected in ((AdamInPlace, 1e-5, 0.1 / 2), (RMSpropInPlace, 1e-4, 0.1 * 1e-4 / 2e-5)):
+        params = np.zeros(1)
+        optimizer = kind.of(kind.initial(params))
+        optimizer.step(params, np.full(1, first), 0.1)
+        np.testing.assert_allclose(params, [-expected], rtol=1e-9)
+
+
 def positive_matrix(size, rng):
     root = rng.standard_normal((size, size))
     return root @ root.T + np.eye(size)
@@ -112,6 +124,26 @@ def test_conjugate_gradient_keeps_what_it_found_before_negative_curvature():
     assert 1 < solution.iterations < 50
     assert np.isfinite(solution.x).all()
     assert solution.x.any()
+
+
+@pytest.mark.parametrize(("tolerance", "iterations"), [(2.0, 0), (1.999, 1)])
+def test_conjugate_gradient_stops_where_its_residual_is_its_tolerance(tolerance, iterations):
+    assert solve(np.eye(2), np.ones(2), tolerance=tolerance).iterations == iterations
+
+
+def test_a_natural_step_has_the_divergence_of_its_bound():
+    # With the Fisher matrix 3, x = g / 3 and xᵀ 3 x = g² / 3, to which 1e-8 is added: here, both are 1e-8.
+    gradient = np.full(1, np.sqrt(3e-8))
+    settings = NaturalSteps(max_kl=0.02, cg_damping=0, cg_tolerance=0)
+    step, metrics = natural_step(lambda v: 3 * v, gradient, settings)
+    np.testing.assert_allclose(step, -np.sqrt(2 * 0.02 / 2e-8) * gradient / 3, rtol=1e-6)
+    assert metrics["cg_iterations"] == 1
+    # Damped, the model has another direction, and another curvature.
+    step, _ = natural_step(lambda v: 3 * v, np.ones(1), NaturalSteps(max_kl=0.02, cg_damping=1))
+    np.testing.assert_allclose(step, [-np.sqrt(2 * 0.02 / (1 / 4)) / 4], rtol=1e-6)
+    for nothing in (0.0, -1.0):
+        step, _ = natural_step(lambda v, by=nothing: by * v, np.ones(1), NaturalSteps(cg_damping=0))
+        assert step.tolist() == [0.0]
 
 
 def test_the_solution_for_nothing_is_nothing():

@@ -111,3 +111,12 @@ def test_a_device_is_prepared_for_deterministic_algorithms_and_full_precision(na
         os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
         for flag, value in zip(flags, before, strict=True):
             setattr(*flag, value)
+
+
+def test_a_device_is_told_with_what_its_results_depend_on(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "MODEL")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    assert device_facts("cuda") == {"model": "MODEL", "capability": "9.0", "cuda": "12.8", "cudnn": "91002"}
+    assert (device_facts("mps"), device_facts("cpu")) == ({"model": "Metal"}, {})

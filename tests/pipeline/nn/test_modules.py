@@ -180,6 +180,11 @@ def test_frozen_parameters_are_no_parameters_and_stay_as_the_constructor_makes_t
     assert params.keys() == network.shapes.keys()
     torch.manual_seed(7)
     assert torch.equal(build("Frozen", layers=["first"])(params, inputs), network(params, inputs))  # constructed anew
+    # Runs that are stored rely on its values, which are those of seed 0.
+    torch.manual_seed(0)
+    module = Frozen((5,), 3)
+    module.load_state_dict({name.removeprefix("net."): value for name, value in params.items()}, strict=False)
+    torch.testing.assert_close(network(params, inputs), module(inputs))
     stacked = {name: torch.stack([params[name], other[name]]) for name in params}
     torch.testing.assert_close(network(stacked, inputs.expand(2, 4, 5))[1], network(other, inputs))
 

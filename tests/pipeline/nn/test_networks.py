@@ -11,8 +11,19 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from metaloom.pipeline.config.input import ConfigError
-from metaloom.pipeline.nn.networks import activation, build_network
-from metaloom.pipeline.nn.spec import ACTIVATIONS, TORCH_ACTIVATIONS, NetworkSpec, Spaces, is_image, parameter_shapes
+from metaloom.pipeline.nn.networks import activation, build_network, initialize_shapes
+from metaloom.pipeline.nn.spec import (
+    ACTIVATIONS,
+    TORCH_ACTIVATIONS,
+    AttentionOptions,
+    ConvolutionOptions,
+    NetworkSpec,
+    Spaces,
+    check_fits,
+    convolutions,
+    is_image,
+    parameter_shapes,
+)
 from metaloom.pipeline.policies.config import PolicyConfig
 
 IMAGES = NetworkSpec("cnn", (9, 8, 3), 4, (6,), "relu", input_scale=255.0)
@@ -213,3 +224,58 @@ def test_what_earlier_versions_had_is_plain_and_counts_in_no_digest():
 )
 def test_images_have_three_axes_or_two_of_bytes(shape, scale, image):
     assert is_image(shape, scale) == image
+
+
+def test_networks_have_these_defaults_and_limits():
+    spec = NetworkSpec("mlp", (3,), 2)
+    assert (spec.hidden_sizes, spec.input_scale, spec.extra_size) == ((64, 64), 1, 0)
+    assert spec.is_plain
+    for changes in (
+        {"output_activation": "tanh"},
+        {"activation": "GELU"},
+        {"input_scale": 255.0},
+        {"name": "residual"},
+    ):
+        assert not replace(spec, **changes).is_plain
+    assert AttentionOptions().model_dump() == {"key_size": 16, "value_size": 16, "reading": "linear"}
+    assert ConvolutionOptions().model_dump() == {
+        "channels": (16, 32), "kernel_sizes": (3, 3), "strides": (2, 2), "channels_first": False
+    }  # fmt: skip
+    ones = {"channels": (1,), "kernel_sizes": (1,), "strides": (1,)}
+    assert AttentionOptions(key_size=1, value_size=1).key_size == ConvolutionOptions(**ones).channels[0] == 1
+    for wrong in ({"key_size": 0}, {"value_size": 0}):
+        with pytest.raises(ValueError, match="greater than or equal to 1"):
+            AttentionOptions(**wrong)
+    for wrong in ({"channels": (), "kernel_sizes": (), "strides": ()}, *({name: (0,)} for name in ones)):
+        with pytest.raises(ValueError, match=r"at least 1 item|greater than or equal to 1"):
+            ConvolutionOptions(**{**ones, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((7, 7, 3), ""),  # 7 pixels are 3 after the first convolution, and 1 after the second
+        ((6, 7, 3), "{channels: [32], kernel_sizes: [3], strides: [1]}"),
+        ((3, 7, 7), "{channels_first: true}"),
+        ((3, 6, 7), "{channels: [32], kernel_sizes: [3], strides: [1]}"),
+        ((3, 7, 6), "{channels: [32], kernel_sizes: [3], strides: [1]}"),
+        ((5, 5, 1), "{channels: [32], kernel_sizes: [3], strides: [1]}"),
+        ((2, 5, 5), "{channels: [32], kernel_sizes: [2], strides: [1]}"),
+        ((5, 7), "{channels: [32], kernel_sizes: [3], strides: [1]}"),
+    ],
+)
+def test_the_smallest_image_of_the_default_convolutions_has_seven_pixels(shape, options):
+    asked = f" with policy.network_options={options}," if options else ", module:Class"
+    with pytest.raises(ConfigError, match=re.escape(f"use policy.network=cnn{asked}")):
+        check_fits(NetworkSpec("mlp", shape, 2, input_scale=255.0))
+    spec = NetworkSpec("cnn", shape, 2, input_scale=255.0)
+    if options:
+        with pytest.raises(ConfigError, match="nothing is left of an image"):
+            check_fits(spec)
+    else:
+        assert convolutions(spec).features == 32
+
+
+def test_kernels_of_convolutions_count_every_pixel_as_an_input():
+    kernel = initialize_shapes({"k": (4, 2, 3, 3)}, np.random.default_rng(0))["k"]
+    assert 0.95 / 3 < np.abs(kernel).max() <= 1 / 3  # √(6 / (6 · 9))

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from metaloom.pipeline.algorithms.actor_critic.settings import A2C
 from metaloom.pipeline.algorithms.maml.settings import MAMLVPG
 from metaloom.pipeline.config.input import ConfigError
-from metaloom.pipeline.nn.optimization import LearningRate, ScheduledSteps
+from metaloom.pipeline.nn.optimization import LearningRate, NaturalSteps, ScheduledSteps
 from metaloom.pipeline.nn.torch_optimizers import lr_factor
 
 
@@ -50,7 +50,9 @@ def test_absolute_step_sizes_of_a_scheduler_are_those_of_the_run():
     [
         ("ReduceLROnPlateau", "waits for a metric"),
         ({"name": "SequentialLR"}, "combines other schedulers"),
-        ("cosine", "got 'cosine'; .*a class of torch.optim.lr_scheduler, such as CosineAnnealingLR"),
+        ("cosine", "of torch.optim.lr_scheduler, such as CosineAnnealingLR or CosineAnnealingWarmRestarts, as in "),
+        ("sine", "got 'sine'; expected one of constant, linear, exponential, or a class of torch.optim.lr_scheduler, "),
+        ("fast", "such as CosineAnnealingLR, as in "),
         ("linaer", "did you mean linear"),
         ({"name": "StepLR", "option": {}}, "unknown key; did you mean options"),
     ],
@@ -87,3 +89,55 @@ def test_a_schedule_left_out_does_not_count_where_version_0_1_had_none():
     assert "lr_schedule" not in MAMLVPG().decisive()
     assert MAMLVPG(lr_schedule="LinearLR").decisive()["lr_schedule"] == {"name": "LinearLR", "options": {}}
     assert A2C().decisive()["lr_schedule"] == "constant"
+
+
+def test_a_factor_may_reach_zero_and_is_finite():
+    options = {"step_size": 1, "gamma": 0.0}
+    factor = lr_factor(ScheduledSteps(lr_schedule={"name": "StepLR", "options": options}), 1e-3)
+    assert [factor(n) for n in (0, 1, 2)] == [1, 0, 0]
+    endless = {"step_size": 1, "gamma": math.inf}
+    with pytest.raises(ConfigError, match="the step-size factor is inf from update 1 on"):
+        lr_factor(ScheduledSteps(lr_schedule={"name": "StepLR", "options": endless}), 1e-3)
+
+
+@pytest.mark.parametrize("settings", [LearningRate, ScheduledSteps])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"lr_schedule": "linear"}, "lr_horizon is not set"),
+        ({"lr_schedule": "linear", "lr_horizon": 1}, None),
+        ({"lr_schedule": "linear", "lr_horizon": 0}, "greater than or equal to 1"),
+        ({"lr_horizon": 2}, "lr_horizon is 2 but lr_schedule is constant"),
+        ({"lr_schedule": "LinearLR", "lr_horizon": 2}, "lr_horizon is 2 but lr_schedule is LinearLR"),
+        ({"lr_decay": 0.5}, "lr_decay is 0.5 but lr_schedule is constant"),
+        ({"lr_schedule": "exponential"}, "which changes nothing"),
+        ({"lr_schedule": "exponential", "lr_decay": 0.5}, None),
+        ({"lr_schedule": "exponential", "lr_decay": 0}, "greater than 0"),
+        ({"lr_schedule": "exponential", "lr_decay": 1.5}, "less than or equal to 1"),
+    ],
+)
+def test_a_schedule_has_the_options_that_it_reads(settings, given, message):
+    if message is None:
+        settings(**given)
+        return
+    with pytest.raises(ValidationError, match=message):
+        settings(**given)
+
+
+def test_step_sizes_are_positive():
+    assert LearningRate().learning_rate == 5e-4
+    with pytest.raises(ValidationError):
+        LearningRate(learning_rate=0)
+
+
+def test_natural_steps_have_the_settings_of_trpo_and_limits():
+    assert NaturalSteps().model_dump() == {
+        "max_kl": 0.01, "cg_iterations": 10, "cg_tolerance": 1e-10, "cg_damping": 1e-5, "backtrack_ratio": 0.8,
+        "line_search_trials": 15, "accept_violation": False,
+    }  # fmt: skip
+    limits = {"max_kl": (0.5, 0), "cg_iterations": (1, 0), "cg_tolerance": (0, -1), "cg_damping": (0, -1)}
+    limits |= {"backtrack_ratio": (0.5, 0), "line_search_trials": (1, 0)}
+    NaturalSteps(**{name: allowed for name, (allowed, _) in limits.items()})
+    for name, value in (*((name, refused) for name, (_, refused) in limits.items()), ("backtrack_ratio", 1)):
+        with pytest.raises(ValidationError, match=name):
+            NaturalSteps(**{name: value})

@@ -52,6 +52,7 @@ def test_steps_with_a_state_of_arrays_are_those_of_torch(params, name, options):
         steps = TorchOptimizerSteps(config, 0.1 / (step + 1))
         stepped, state = steps.step(stepped, gradients_of(params, step), state)
         assert {key: (value.shape, value.dtype) for key, value in state.items()} == names
+        assert state["step_count"] == step + 1
 
     expected = by_torch(config.torch_name, options, params, 4)
     assert all(np.array_equal(stepped[key], expected[key]) for key in params)
