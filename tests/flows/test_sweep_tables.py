@@ -64,8 +64,8 @@ def trial(number, score):
 def test_the_best_trial_is_tested_with_seeds_that_are_new_under_a_name_that_is_short_enough(length, monkeypatch):
     sweep = sweep_of(SimpleNamespace(metric="loss"), "n" * length)
     monkeypatch.setattr(sweep_tables, "best_of", lambda trials: trials[1])
-    best, command = sweep_tables.best_lines(sweep, [trial(0, None), trial(1, 0.5)])
-    assert best == "best: trial 1 of 1 with a score, loss 0.5: --set lr=0.1"
+    best, command = sweep_tables.best_lines(sweep, [trial(0, None), trial(1, 0.5), trial(2, 1.0)])
+    assert best == "best: trial 1 of 2 with a score, loss 0.5: --set lr=0.1"
     name = "n" * 55 + "-best"
     assert command == (
         f"test it with other seeds: metaloom sweep ppo --name {name} --seeds 3,4,5,6,7 --set a=1 --set lr=0.1"
