@@ -97,3 +97,9 @@ def test_the_page_forbids_scripts_and_the_network_to_the_browser():
 def test_only_the_named_tables_are_unfolded():
     details = [attrs for tag, attrs in Outline(page_with("x").html()).tags if tag == "details"]
     assert [("open" in attrs) for attrs in details] == [False, True]
+
+
+def test_pictures_fill_their_places_unless_they_are_shown_as_they_are():
+    for picture, name in ((Picture("data:,", ""), "card"), (Picture("data:,", "", enlarged=False), "card as-is")):
+        html = replace(page_with("x"), main_figure=picture, sections=[]).html()
+        assert [attrs for tag, attrs in Outline(html).tags if tag == "figure"] == [{"class": name}]

@@ -32,6 +32,7 @@ from metaloom.flows.views.report import _subtitle
 from metaloom.flows.views.run_info import bytes_by_group
 from metaloom.pipeline.comparison.groups import Estimate
 from metaloom.pipeline.comparison.scores import Scores
+from metaloom.pipeline.config.sections import StoppingConfig
 from metaloom.storage import Damage, StageRef
 
 SERIAL = Backend(workers=0)
@@ -170,6 +171,7 @@ def test_show_run_has_the_settings_that_differ_from_the_defaults_unless_all_are_
     for name in ("num_tasks", "iterations"):
         assert shown[name] == config[name]
     assert not shown.keys() & {"evaluation.seed", "retention.keep_last", "policy.activation", "algorithm.anneal_factor"}
+    assert "env.name" not in shown
     # Of algorithms of users, whose defaults only their code knows, all are shown.
     mine = {**complete.config, "algorithm": {"name": "nowhere:Mine", "inner_lr": 1.0}}
     assert run_info.changed_settings(mine) == list(dotted(mine))
@@ -738,3 +740,55 @@ def test_disk_usage_has_a_row_for_each_run_and_its_parts(tmp_path):
     ]
     assert lines_of(tables.disk_view(usage)) == [header, *rows, "together 3 kB", *about]
     assert lines_of(tables.disk_view(replace(usage, details=False)))[4:] == ["together 3 kB"]
+
+
+class Stopped:
+    """A run that wrote no more after some iterations; the metrics of each are its number."""
+
+    def __init__(self, path, done, window):
+        self.path, self.files, self.capacity = path, SimpleNamespace(remote=None), 10
+        self.iterations = range(done)
+        self.config = {"stop": StoppingConfig(samples=1, convergence_window=window).model_dump()}
+
+    def __getitem__(self, i):
+        return SimpleNamespace(metrics=lambda: i)
+
+
+@pytest.mark.parametrize(("done", "window", "read"), [(5, None, [4]), (5, 3, [2, 3, 4]), (2, 3, [0, 1]), (10, 3, None)])
+def test_a_run_is_complete_where_its_last_iterations_meet_its_end(done, window, read, tmp_path, monkeypatch):
+    for met in (True, False):
+        asked = []
+        monkeypatch.setattr(
+            StoppingConfig, "met", lambda self, history, asked=asked, met=met: asked.append(history) or met
+        )
+        is_complete = met or read is None
+        assert run_info.state_of(Stopped(tmp_path, done, window), None) == ("complete" if is_complete else "stopped")
+        assert asked == [read] * (read is not None)
+
+
+def test_sessions_are_told_with_what_changed_since_the_one_before():
+    sessions = [
+        SimpleNamespace(number=n, started=f"then {n}", environment={"code": "a"}, versions={"torch": version})
+        for n, version in enumerate(("1.0", "1.0", "2.0"))
+    ]
+    (told,) = run_info.session_changes(SimpleNamespace(sessions=lambda: sessions))
+    assert told == {"session": 2, "started": "then 2", "changed": {"versions.torch": ("1.0", "2.0")}}
+
+
+def test_a_list_has_the_success_after_adaptation_in_the_last_iteration(complete, monkeypatch):
+    rates = {1: {"step_0.success_rate": 0.25, "step_1.success_rate": 0.5}}
+    monkeypatch.setattr(run_info, "iteration_metrics", lambda run, iteration: rates.get(iteration, {}))
+    assert run_info.list_run_row(complete.path)["last_success_rate"] == 0.5
+
+
+def test_an_output_has_the_axes_units_and_meanings_of_its_arrays(complete):
+    arrays = run_info.output_info(complete, StageRef(1, "sample_tasks"))["arrays"]
+    found = {array["name"]: array for array in arrays}
+    params = found["params"]
+    assert (params["dims"][0], params["shape"], params["dtype"]) == ("task", [4, 2], "float64")
+    assert [len(array["dims"]) for array in arrays] == [len(array["shape"]) for array in arrays]
+    spec = complete.files.spec("tasks/params")
+    assert (params["unit"], params["description"]) == (
+        spec.attributes.get("unit", ""),
+        spec.attributes.get("description", ""),
+    )
