@@ -79,6 +79,8 @@ def test_points_of_tasks_need_several_tasks():
         assert [*charts] == ["learning_curve", *["adaptation", "task_returns"] * (tasks > 1)]
     _, adaptation, by_iteration = charts.values()
     assert by_iteration.x_label == "iteration"
+    np.testing.assert_array_equal(adaptation.x, RETURNS[1, 0, :2])
+    np.testing.assert_array_equal(adaptation.panels[0].series[0].values, RETURNS[1, 2, :2])
     assert adaptation.note.startswith("one point per task of iteration 1: ")
     assert by_iteration.note.startswith("one point per task and iteration: ")
     assert [(series.label, series.color) for series in adaptation.panels[0].series] == [("tasks", AFTER)]

@@ -1,4 +1,5 @@
 import io
+from dataclasses import make_dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -75,6 +76,15 @@ def test_the_best_trial_is_tested_with_seeds_that_are_new_under_a_name_that_is_s
     monkeypatch.setattr(sweep_tables, "best_of", lambda trials: trial(1, None))
     assert sweep_tables.best_lines(sweep, [])[0].startswith("no trial has a score yet")
     assert sweep_tables.best_lines(sweep_of(), []) == []
+
+
+def test_a_search_is_told_with_its_best_trial(monkeypatch):
+    search = make_dataclass("Search", ["metric"])("loss")
+    best = {"trial": 1, "score": 0.5, "settings": {"lr": "0.1"}}
+    for found, told in ((trial(1, 0.5), best), (None, None)):
+        monkeypatch.setattr(sweep_tables, "best_of", lambda trials, found=found: found)
+        assert sweep_tables.search_info(sweep_of(search), []) == {"search": {"metric": "loss"}, "best": told}
+    assert sweep_tables.search_info(sweep_of(), []) == {}
 
 
 def test_numbers_longer_than_eight_characters_are_rounded():

@@ -288,6 +288,7 @@ def test_evaluation_by_a_single_episode_has_no_interval(complete):
     outcome = evaluate(complete.path, num_tasks=1, adaptation_steps=0, test_episodes=1)
     row = row_with(tables.evaluation_table(outcome), number(outcome.summary()[0].average_return))
     assert row.split()[3] == row.split()[5] == "-"
+    assert "0 adaptation steps" in text_of(tables.evaluation_view(outcome))
     info = outcome.as_dict()
     assert [info["adaptation"][0][name] for name in ("average_low", "average_high", "iqm_low", "iqm_high")] == [
         None
