@@ -33,6 +33,7 @@ from metaloom.flows.views.run_info import bytes_by_group
 from metaloom.pipeline.comparison.groups import Estimate
 from metaloom.pipeline.comparison.scores import Scores
 from metaloom.pipeline.config.sections import StoppingConfig
+from metaloom.pipeline.envs import REPRODUCED
 from metaloom.storage import Damage, StageRef
 
 SERIAL = Backend(workers=0)
@@ -765,6 +766,16 @@ def test_a_run_is_complete_where_its_last_iterations_meet_its_end(done, window, 
         is_complete = met or read is None
         assert run_info.state_of(Stopped(tmp_path, done, window), None) == ("complete" if is_complete else "stopped")
         assert asked == [read] * (read is not None)
+
+
+@pytest.mark.parametrize(
+    ("witness", "reproduced", "counts"),
+    [(True, [1.0, 0.0, 1.0], {"replayed": 3, "reproduced": 2}), (False, [1.0], None), (True, [], None)],
+)
+def test_episodes_that_were_played_again_count_where_the_run_asks_for_them(witness, reproduced, counts):
+    table = pa.table({REPRODUCED: reproduced})  # those of the parent of a fork, which may ask for none
+    run = SimpleNamespace(config={"env": {"witness": witness}}, iterations=reproduced, metrics=lambda: table)
+    assert run_info._witness(run) == counts
 
 
 def test_sessions_are_told_with_what_changed_since_the_one_before():
