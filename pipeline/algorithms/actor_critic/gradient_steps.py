@@ -169,5 +169,4 @@ class TorchSteps(ActorCriticSteps):
         return tensor if tensor.is_floating_point() else tensor.float()
 
     def _tensor(self, array: Array) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if self._device.type == "cpu" else tensor.to(self._device)
+        return torch.from_numpy(array).to(self._device)
