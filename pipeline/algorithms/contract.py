@@ -249,7 +249,7 @@ class AlgorithmSettings(PluginSettings, Settings):
 
 def _require_methods(learner: type[Any], name: str) -> None:
     """Raise ConfigError if a method of a learner class is missing or has the wrong parameters."""
-    contract = {method: signature(of) for method, of in vars(Learner).items() if callable(of) and method[0] != "_"}
+    contract = {each: signature(of) for each, of in vars(Learner).items() if callable(of) and not each.startswith("_")}
     if missing := sorted(learner.__abstractmethods__):
         required = ", ".join(_as_called(method, contract[method]) for method in missing)
         raise ConfigError(f"{name} lacks the method {missing[0]}; define {required}")
