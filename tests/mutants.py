@@ -112,7 +112,7 @@ def _walk(node: ast.AST) -> Iterator[ast.AST]:
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list") or isinstance(node, ast.Raise):
             continue
-        if (called, name) == ("zip", "keywords"):
+        if name == "keywords" and called in ("zip", "TypeVar"):
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST) and not (called == "reshape" and ast.unparse(child) == "-1"):
