@@ -82,4 +82,6 @@ def test_no_default_and_no_limit_has_moved():
             owner = next(base for base in cls.__mro__ if name in vars(base).get("__annotations__", ()))
             if "$ref" not in schema:  # a section, which has lines of its own
                 found[f"{owner.__name__}.{name}"] = limits_of(schema)
+    for path in ALGORITHMS.builtin.values():
+        found[f"{load(path).__name__}, of the run"] = {"default": to_jsonable_python(load(path)().run_defaults)}
     assert found == json.loads(GOLDEN.read_text(encoding="utf-8"))

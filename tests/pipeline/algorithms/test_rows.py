@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from metaloom.pipeline.algorithms.contract import NumericalError
+from metaloom.pipeline.algorithms.maml.meta_gradient import clipped_loss
 from metaloom.pipeline.algorithms.maml.rows import build_chunks, chunk_bounds, minibatch_rows, task_rows
 
 ALL = slice(0, 3)
@@ -16,6 +17,13 @@ def test_a_mean_over_rows_is_the_mean_over_real_steps(random_steps):
     for b in range(3):
         real = step.samples.advantages[b][step.samples.mask[b] == 1]
         assert rows.mean(rows.advantages)[b].item() == pytest.approx(real.mean(), rel=1e-5)
+
+
+def test_a_ratio_at_the_limit_is_not_clipped(random_steps):
+    rows = task_rows(random_steps(1)[0], ALL)
+    for clip_eps, clipped in ((1e-3, 0), (0.0, 0), (-1e-3, 1)):
+        _, fraction = clipped_loss(rows.behavior, rows, clip_eps)
+        assert fraction.tolist() == pytest.approx([clipped] * 3)
 
 
 def test_padding_rows_are_dropped_as_far_as_the_longest_task_allows(random_steps):

@@ -87,6 +87,11 @@ def test_scaling_by_running_moments_uses_them_and_leaves_padding_alone():
     mask = np.array([[[1.0, 1.0, 0.0]]])
     found = scaled(np.array([[[4.0, 8.0, 0.0]]]), mask, ProcessingConfig(), Moments(10, 2.0, 40.0))
     np.testing.assert_allclose(found, [[[1.0, 3.0, 0.0]]], rtol=1e-6)
+    positive = ProcessingConfig(positive_advantages=True)
+    found = scaled(np.array([[[4.0, 8.0, 0.0]]]), mask, positive, Moments(10, 2.0, 40.0))
+    np.testing.assert_allclose(found, [[[1e-8, 2.0, 0.0]]], rtol=1e-6)
+    # Of numbers that were all 2 so far, the deviation is 0.
+    np.testing.assert_allclose(scaled(np.full((1, 1, 3), 3.0), mask, ProcessingConfig(), Moments(10, 2.0))[..., 0], 1e8)
 
 
 def test_scaling_by_a_batch_is_task_by_task():

@@ -156,6 +156,28 @@ def test_a_schedule_without_its_settings_or_with_others_is_refused(settings):
         PPO(**settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "weight"),
+    [
+        (PPO(critic_learning_rate=1e-3, critic_batch_size=12, critic_num_epochs=1, optimizer="SGD"), 1),
+        (A2C(learning_rate=1e-3, batch_size=12, value_coeff=0.25, value_target="td_lambda", optimizer="SGD"), 0.25),
+    ],
+)
+def test_an_epoch_takes_every_step_once(update, episodes_of, settings, weight):
+    # A step of SGD moves the critic's last bias by the mean advantage of its minibatch, one half of 24 steps.
+    processing = ProcessingConfig(discount=0.9, gae_lambda=0.8, normalize_advantages=False)
+    before, after, _ = update(settings, processing=processing)
+    samples = learner_of(settings, processing=processing).process(before, episodes_of(GAUSSIAN), seed=0)
+    moved = after.extra["critic.output.bias"] - before.extra["critic.output.bias"]
+    assert moved == pytest.approx(1e-3 * weight * 2 * samples.advantages[samples.mask != 0].mean(), rel=0.01)
+
+
+def test_the_initial_scale_is_that_of_the_policys_last_layer_alone():
+    half, whole = (learner_of(PPO(initial_output_scale=x)).initialize(run_seed=0) for x in (0.5, 1.0))
+    for name, value in whole.params.items():
+        np.testing.assert_array_equal(half.params[name], value * (0.5 if name == "mean_network.output.kernel" else 1))
+
+
 def test_ppos_advantages_are_those_of_the_critic_after_its_fit(update):
     # With a critic that cannot learn, PPO's policy step is that from the advantages as they were.
     _, stuck, _ = update(PPO(critic_learning_rate=1e-12))
@@ -163,13 +185,16 @@ def test_ppos_advantages_are_those_of_the_critic_after_its_fit(update):
     assert distance(stuck, moved) > 0
 
 
-def test_running_statistics_are_kept_in_the_learner_and_grow(update):
+def test_running_statistics_are_kept_in_the_learner_and_grow(update, episodes_of):
     settings = A2C(advantage_scaling="running")
     _, first, _ = update(settings)
     _, second, _ = update(settings, state=first, seed=1)
     assert [float(x.extra["advantage_moments"][0]) for x in (first, second)] == [24, 48]  # real steps
     plain = learner_of(A2C()).initialize(run_seed=0)
     assert "advantage_moments" not in plain.extra
+    samples = learner_of(settings).process(learner_of(settings).initialize(run_seed=0), episodes_of(GAUSSIAN), seed=0)
+    real = samples.advantages[samples.mask != 0]
+    assert (real.mean(), real.std()) == pytest.approx((0, 1), abs=1e-5)
 
 
 def test_without_normalization_advantages_are_those_of_gae(update, episodes_of):

@@ -54,6 +54,7 @@ def test_particles_spread_like_the_density_they_are_drawn_to():
 def test_the_bandwidth_is_the_medians():
     x = np.array([[0.0], [1.0], [3.0]])  # squared distances 1, 4, 9
     assert median_bandwidth(x) == pytest.approx(0.5 * 4 / np.log(4))
+    assert median_bandwidth(np.array([[0.0], [0.5]])) == pytest.approx(0.5 * 0.25 / np.log(3))
     assert median_bandwidth(np.zeros((1, 3))) == median_bandwidth(np.zeros((2, 3))) == 1
 
 
@@ -127,6 +128,8 @@ def test_at_the_end_of_a_horizon_particles_start_afresh_and_differently(episodes
     assert not afresh.optimizer["policy.second_moment"].any()
     assert second.optimizer["policy.second_moment"].any()
     assert int(afresh.extra["num_updates"]) == 2
+    often = learner_of(SVPG(num_particles=2, horizon=1)).at_start(first, run_seed=0)
+    assert not np.array_equal(often.params[name], start.params[name])
 
 
 def test_particles_act_each_with_its_own_parameters_counted_round():

@@ -34,15 +34,16 @@ def test_chance_fills_the_buffer_unless_a_trained_policy_is_to(cls, own):
     assert plan(settings).filling == Filling("uniform", steps=400)
     warm = settings.model_copy(update={"use_trained_policy_for_refill": True})
     assert plan(warm).filling == Filling(own, steps=400)
-    assert plan(settings).rounds == (CollectionRound(3),)
+    assert plan(settings).rounds == (CollectionRound(3, from_posterior=False, in_context=False),)
+    assert not plan(settings).scores_sparse_rewards
     assert plan(settings).context_size == 0
 
 
 def test_no_more_is_kept_than_a_run_can_draw_from():
     sizes = {"num_tasks": 1, "all_tasks": 1, "max_episode_steps": 50}
-    small = plan(SAC(memory_size=1000, num_init_memory_steps=400))
+    small = plan(SAC(memory_size=2000, num_init_memory_steps=400))
     assert small.most_transitions(iterations=1, **sizes) == 2 * 400 + 50 + 3 * 50
-    assert small.most_transitions(iterations=9, **sizes) == 1000
+    assert small.most_transitions(iterations=9, **sizes) == 2000
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from metaloom.pipeline.algorithms.pearl.learner import posterior
 from metaloom.pipeline.types import LearnerState, Minibatch, Transitions
 
 from .conftest import DISCOUNT, A, K, N, Z, build, small
@@ -143,6 +144,11 @@ def test_the_encoder_learns_nothing_where_q_functions_do_not_look_at_z_and_kl_ha
     assert not gradients["encoder"].any()
     assert gradients["policy"].any()
     assert gradients["v"].any()
+
+
+def test_no_transition_is_taken_to_tell_more_than_a_variance_of_1e_7_does():
+    found = posterior(torch.tensor([[[0.5, -100.0], [1.5, -100.0]]], dtype=torch.float64))
+    assert (found.mean.item(), found.variance.item()) == pytest.approx((1.0, 0.5e-7))
 
 
 def test_kl_is_summed_over_tasks(draw):

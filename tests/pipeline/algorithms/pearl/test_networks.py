@@ -20,6 +20,9 @@ def test_hidden_kernels_are_scaled_by_the_units_a_layer_hears_from():
         assert 0.98 * limit < kernel.max() <= limit, name
         assert -limit <= kernel.min() < -0.98 * limit, name
     assert (params["q.hidden_0.bias"] == np.float32(0.1)).all()
+    images = build_network("q", NetworkSpec("cnn", (8, 8, 4), 2, (5,), "relu", options={"channels": [64, 9]}))
+    kernels = initialize(images, np.random.default_rng(0))["q.conv_1.kernel"]
+    assert 0.98 / np.sqrt(64 * 3 * 3) < np.abs(kernels).max() <= 1 / np.sqrt(64 * 3 * 3)
     assert 0 < np.ptp(params["q.output.bias"]) <= 6e-3
 
 

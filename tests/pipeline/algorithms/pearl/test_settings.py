@@ -21,6 +21,25 @@ def test_an_iteration_by_default_is_two_prior_episodes_and_three_extra_ones():
     assert PEARL().plan(episodes_per_task=1, max_episode_steps=200).filling == Filling("tanh_gaussian", episodes=10)
 
 
+def test_the_buffers_of_all_tasks_have_room_for_what_a_run_collects():
+    plan, sizes = PEARL().plan(episodes_per_task=1, max_episode_steps=200), {"num_tasks": 5, "max_episode_steps": 200}
+    # Ten episodes in each of eight tasks and one more at first, then five in each of five tasks.
+    assert plan.most_transitions(iterations=3, all_tasks=8, **sizes) == (8 * 10 + 1) * 200 + 3 * 5 * 5 * 200
+    small = PEARL(memory_size=1000).plan(episodes_per_task=1, max_episode_steps=200)
+    assert small.most_transitions(iterations=3, all_tasks=8, **sizes) == 8000
+
+
+@pytest.mark.parametrize("name", ["num_steps_posterior", "num_extra_rl_steps_posterior"])
+def test_an_iteration_has_at_most_a_thousand_rounds_of_a_phase(name):
+    def of(steps):
+        algorithm = {"name": "pearl", name: steps, "update_post_train": 2}
+        return build_config({"env": "pearl-point-robot", "max_episode_steps": 5, "algorithm": algorithm})
+
+    assert getattr(of(10_000).algorithm, name) == 10_000
+    with pytest.raises(ValueError, match="makes 1001 rollout batches per iteration; at most 1000 are allowed"):
+        of(10_006)
+
+
 def test_episodes_of_the_posterior_phase_are_context_and_come_in_blocks():
     settings = PEARL(num_steps_prior=100, num_steps_posterior=90, num_extra_rl_steps_posterior=0, update_post_train=2)
     assert settings.rounds(20) == (

@@ -42,7 +42,7 @@ def test_returns_count_the_whole_trial(episodes):
 
 
 def test_values_are_in_the_units_of_their_targets_after_the_first_update(episodes):
-    learner, _state, step, after, _ = updated(episodes, learning_rate=1e-9)
+    learner, _state, step, after, metrics = updated(episodes, learning_rate=1e-9)
     assert not step.samples.values.any()
     gae_lambda = SETUP.processing.gae_lambda
     expected = Trials(episodes, 2, 0).advantages(np.zeros((B * 2, 2 * T)), SETUP.processing.discount, gae_lambda)
@@ -50,6 +50,7 @@ def test_values_are_in_the_units_of_their_targets_after_the_first_update(episode
     # The layer itself is still zero, so that every value is the mean of the targets.
     values = learner.process(after, episodes, seed=0).values
     np.testing.assert_allclose(values, np.full_like(values, expected.mean()), rtol=1e-4)
+    assert metrics["value_loss_after"] == pytest.approx(0.5 * expected.var(), rel=1e-4)
 
 
 def test_large_rewards_change_the_units_of_values_and_not_the_layer_that_learns_them(episodes):

@@ -48,6 +48,11 @@ def test_targets_of_an_update_count_the_credit_too(episodes):
     after, _ = learner.update(state, [step], run_seed=1, iteration=0)
     targets = episodes.rewards + 0.5 * 4
     np.testing.assert_allclose(after.extra["critic.scale"], [targets.mean(), targets.std()], rtol=1e-5)
+    # Targets that are all equal have no deviation to divide by.
+    same = replace(episodes, rewards=np.ones_like(episodes.rewards))
+    step = Step(same, learner.process(state, same, seed=0), 0)
+    after, _ = learner.update(state, [step], run_seed=1, iteration=0)
+    np.testing.assert_allclose(after.extra["critic.scale"], [1 + 0.5 * 4, 1e-4], rtol=1e-5)
 
 
 def test_a2cs_loss_is_that_of_the_policy_gradient(episodes):

@@ -86,3 +86,4 @@ def test_what_lies_behind_a_trials_end_changes_nothing(network):
 def test_the_fraction_out_of_range_counts_steps():
     ratios = torch.tensor([0.5, 0.79, 0.81, 1.0, 1.19, 1.21])
     assert clip_fraction(ratios.log(), torch.zeros(6), 0.2).item() == pytest.approx(0.5)
+    assert clip_fraction(torch.zeros(6), torch.zeros(6), 0.0).item() == 0  # none that is at the limit

@@ -194,6 +194,15 @@ def test_what_lies_behind_a_trials_end_changes_nothing(settings):
     torch.testing.assert_close(torch.stack(found), torch.stack(expected), rtol=1e-12, atol=0)
 
 
+def test_a_reward_of_zero_is_as_little_a_success_as_a_negative_one():
+    encoder, decoders, params, trials, noise = toy(KINDS["bernoulli"])
+    found = []
+    for reward in (-1, 0, 1):
+        trials.steps.rewards[:] = reward
+        found.append(elbo(encoder, decoders, params, trials, RandomDraws(None, None, noise)).rewards.item())
+    assert found[0] == found[1] != found[2]
+
+
 def test_later_rewards_count_for_an_early_posterior():
     encoder, decoders, params, trials, noise = toy(KINDS["bernoulli"])
     first = RandomDraws(torch.zeros(1, N, dtype=torch.int64), None, noise[:1])

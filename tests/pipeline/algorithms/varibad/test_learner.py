@@ -183,6 +183,27 @@ def test_the_model_comes_to_explain_its_trials(options):
     assert ("state_log_likelihood" in many) == ("decode_states" in options)
 
 
+@pytest.mark.parametrize("part", ["reward_log_likelihood", "state_log_likelihood", "posterior_kl"])
+def test_each_part_of_the_bound_is_learned_by_its_own_weight(part):
+    parts = ("reward_log_likelihood", "state_log_likelihood", "posterior_kl")
+    names = dict(zip(parts, ("reward_weight", "state_weight", "kl_weight"), strict=True))
+    weights = {name: float(of == part) for of, name in names.items()}
+    few, many = (updated(decode_states=True, model_updates=n, model_learning_rate=0.01, **weights)[-1] for n in (1, 20))
+    assert (many[part] > few[part]) == (part != "posterior_kl")
+    found = [many[name] for name in names]
+    assert many["elbo"] == pytest.approx(found[0] + found[1] - found[2])
+
+
+def test_the_models_first_step_has_its_step_size():
+    # Adam's first step is α g / (|g| + 1e-8), and its first moment is then g / 10.
+    _, before, _, after, _ = updated(model_updates=1, reward_weight=1e-6, kl_weight=1e-6)
+    (before, after), moments = ((of.params | of.extra for of in (before, after)), after.optimizer)
+    gradient = 10 * moments["model.first_moment"]
+    names = [name for name in before if belongs_to_model(name)]
+    step = np.concatenate([(before[name].astype(np.float64) - after[name]).ravel() for name in names])
+    np.testing.assert_allclose(np.sort(step), np.sort(1e-3 * gradient / (np.abs(gradient) + 1e-8)), atol=1e-7)
+
+
 def test_the_schedule_holds_for_both_step_sizes():
     *_, after, _ = updated()
     *_, second, metrics = updated(state=after, lr_schedule="linear", lr_horizon=1)
