@@ -349,9 +349,7 @@ class MujocoBatch(RowBatch):
         del self._batch, self._qpos, self._qvel, self._ctrl, self._derived
 
 
-def physics_batch(
-    model: mujoco.MjModel, num_rows: int, num_threads: int, *, contact_forces: bool = False
-) -> PhysicsBatch:
+def physics_batch(model: mujoco.MjModel, num_rows: int, num_threads: int, *, contact_forces: bool) -> PhysicsBatch:
     """Return a MuJoCo batch for a robot's model, with contact islands disabled and contact forces if requested."""
     model = copy.copy(model)
     # Solving contacts by islands gives identical results, but takes longer if there is only one island.
