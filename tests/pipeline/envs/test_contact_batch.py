@@ -10,6 +10,7 @@ from mujoco.batch import SimulationError
 
 from metaloom.pipeline.envs.ant import AntDir
 from metaloom.pipeline.envs.contact_batch import ContactBatch
+from metaloom.pipeline.envs.contract import EnvError
 from metaloom.pipeline.envs.humanoid import HumanoidDir
 
 
@@ -70,6 +71,12 @@ def test_the_state_can_be_written_and_what_follows_from_it_cannot() -> None:
     for name in ("xpos", "cfrc_ext"):
         with pytest.raises(ValueError, match="read-only"):
             batch.bind(name)[0] = 1
+
+
+def test_a_robot_with_contact_forces_has_one_model() -> None:
+    varied = type("Varied", (AntDir,), {"write_models": lambda robot, batch, tasks: None})
+    with pytest.raises(EnvError, match="Varied has contact forces and a model per row; use only one of them"):
+        varied().batch(2, 1)
 
 
 def test_arrays_keep_the_simulations_that_they_show() -> None:

@@ -221,6 +221,7 @@ def test_classes_to_test_with_are_others_than_those_to_train_on() -> None:
     classes, fields = env.task_classes, [field.name for field in env.task_fields]
     assert classes is not None
     of = [classes.of(np.array(tasks), fields) for tasks in (env.task_set, env.test_task_set)]
+    assert env.test_task_set == benchmark_tasks(BENCHMARKS["ml10"].test, 0)
     assert [np.bincount(c, minlength=15).tolist() for c in of] == [[50] * 10 + [0] * 5, [0] * 10 + [50] * 5]
     assert [[classes.names[c] for c in classes.among(c)] for c in of] == [*map(list, BENCHMARKS["ml10"])]
 
@@ -282,6 +283,8 @@ def test_a_task_that_the_benchmark_has_not_is_refused(task: list[float], message
 def test_a_goal_that_the_package_would_draw_again_forever_is_refused() -> None:
     official = OfficialClass("push", goal_visible=False, reward_version="v2")
     low = official.space.low
+    for limit in (low, official.space.high):
+        assert np.array_equal(official.goal_of(limit), limit)
     close = np.array([0.0, 0.7, low[2], 0.0, 0.8, low[5]])
     with pytest.raises(EnvError, match="push does not accept the goal"):
         official.start(close)
@@ -292,12 +295,29 @@ def test_a_goal_that_the_package_would_draw_again_forever_is_refused() -> None:
     [
         ({"reward_version": "v3"}, "reward_version is 'v3'; expected v1 or v2"),
         ({"benchmark_seed": -1}, "benchmark_seed is -1; expected an integer"),
+        ({"benchmark_seed": 2**32 - 1}, "benchmark_seed is 4294967295; expected an integer"),
+        ({"benchmark_seed": 1.5}, "benchmark_seed is 1.5; expected an integer"),
+        ({"benchmark_seed": True}, "benchmark_seed is True; expected an integer"),
         ({"render_mode": "human"}, "render_mode is 'human'"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(EnvError, match=message):
         make_env(EnvConfig(name="metaworld-ml1-reach", options=options))
+
+
+def test_a_film_shows_the_arm_at_its_speed_with_the_table_in_the_middle() -> None:
+    env, (official, _) = make_env(EnvConfig(name="metaworld-ml1-reach")), official_env(tasks_of(["reach"], 1)[0])
+    env.reset(seed=0)
+    assert env.metadata["render_fps"] == round(1 / official.dt)
+    *_, camera = env.unwrapped.scene()  # pyright: ignore[reportAttributeAccessIssue]
+    assert camera.lookat.tolist() == [0.0, 0.55, 0.15]
+    assert (camera.azimuth, camera.elevation, camera.distance) == (-45, -25, 1.4)
+
+
+def test_the_weld_of_the_hand_is_the_one_that_the_package_writes() -> None:
+    model = OfficialClass("reach", goal_visible=False, reward_version="v2").model
+    assert model.eq_data.tolist() == [[0, 0, 0, 0, 0, 0, -1, 0, 0, 0, 5, 0]]
 
 
 @pytest.mark.parametrize("found", [None, "3.0.0"])

@@ -99,6 +99,7 @@ def test_the_first_episode_already_has_the_body_of_its_task(robot: type[RandomDy
     env = robot()
     model = robot().model
     assert np.array_equal(env.model.body_mass, model.body_mass)
+    assert np.array_equal(env.task, env.sample_tasks(1, np.random.default_rng(0))[0])
     mass = env.model.body("torso").mass[0] / env.task[0]
     env.set_task(ones(env))
     assert env.model.body("torso").mass[0] == pytest.approx(mass)

@@ -55,6 +55,7 @@ def test_they_are_plain_data(classes):
         (lambda: nearest("v", {1: 1, 2: 0}), "each must be a single line"),
         (lambda: nearest("v", {"a\nb": 1, "c": 0}), "a single line, and fields must not repeat"),
         (lambda: bins("v", (2, 1)), "increasing"),
+        (lambda: bins("v", (1, 1)), "must be increasing"),
         (lambda: bins("v", ()), "expected two"),
         (lambda: Classes(("v", "w"), ("a", "b"), edges=(1.0,)), "one field"),
         (lambda: Classes.from_facts({"fields": ["v"], "colour": 1}), "Classes.facts"),
@@ -81,10 +82,16 @@ def test_every_class_of_a_built_in_environment_comes_up(name):
 def test_directions_and_corners_are_named_for_what_they_are():
     cheetah = make_env(EnvConfig(name="half-cheetah-dir")).task_classes
     assert [cheetah.names[c] for c in cheetah.of(np.array([[-1.0], [1.0]]), ["direction"])] == ["backward", "forward"]
+    assert cheetah.centers == ((1,), (-1,))
+    assert make_env(EnvConfig(name="ant-dir-2d")).task_classes.centers == ((1, 0), (0, 1), (-1, 0), (0, -1))
+    assert make_env(EnvConfig(name="half-cheetah-vel")).task_classes.edges == (1, 2)
+    assert make_env(EnvConfig(name="walker2d-vel")).task_classes.edges == (2.5, 5, 7.5)
+    assert make_env(EnvConfig(name="swimmer-vel")).task_classes.edges == (0.15,)
     corner = make_env(EnvConfig(name="point-corner")).task_classes
     assert corner.names[corner.of(np.array([[-2.0, 2.0]]), ["goal_x", "goal_y"])[0]] == "upper left"
     ant = make_env(EnvConfig(name="pearl-ant-dir", options={"forward_backward": True}))
     assert ant.task_classes.of(np.array(ant.task_set), ["direction_x", "direction_y"]).tolist() == [1, 0]
+    assert ant.task_classes.centers == ((1, 0), (-1, 0))
 
 
 class Renamed(PointCorner):
@@ -111,9 +118,10 @@ def test_an_environment_whose_classes_do_not_fit_its_tasks_is_refused(cls, messa
 
 def test_classes_that_are_held_out_count_where_their_tasks_are():
     classes = nearest("kind", {"a": 0, "b": 1, "c": 2}, held_out=["c"])
-    assert [classes.among(np.array(of, np.int64)).tolist() for of in ([], [0], [2, 2], [1, 2])] == [
+    assert [classes.among(np.array(of, np.int64)).tolist() for of in ([], [0], [2], [2, 2], [1, 2])] == [
         [0, 1],
         [0, 1],
+        [2],
         [2],
         [0, 1, 2],
     ]
