@@ -30,6 +30,15 @@ def test_the_same_seed_pays_the_same_whatever_was_pulled_before():
     assert payouts[0] == payouts[1]
 
 
+def test_a_pull_pays_if_its_draw_is_below_the_probability():
+    env = BernoulliBandit(2)
+    draw = np.random.default_rng(3).random()
+    env.set_task(np.array([draw, np.nextafter(draw, 1)]))
+    for arm in (0, 1):
+        env.reset(seed=3)
+        assert env.step(arm)[1] == arm
+
+
 def test_one_arm_is_no_bandit_and_discrete_actions_have_no_scale():
     for arms in (1, 2.5, True, "5", None):
         with pytest.raises(EnvError, match=f"arms must be an integer >= 2, got {arms!r}"):

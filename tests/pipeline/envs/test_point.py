@@ -42,13 +42,39 @@ def test_corner_agrees_with_the_original_to_1e_6(reward: str) -> None:
         assert found == pytest.approx(value, abs=1e-6)
 
 
+def test_a_picture_of_walls_shows_them_whole_but_for_their_gaps() -> None:
+    env = PointWalls()
+    env.set_task(np.array([2.0, 2.0, 1.0, 0.0, 0.0, 2.0]))
+    env.reset(seed=0)
+    picture = env.render()
+    assert (picture == (130, 90, 60)).all(axis=-1).any()
+    for radius, gap in ((1.0, (1.0, 0.0)), (2.0, (0.0, 2.0))):
+        for angle in np.arange(0, 2 * np.pi, 0.01):
+            place, away = (r * np.array([np.cos(angle), np.sin(angle)]) for r in (radius, radius + 0.05))
+            far = np.linalg.norm(place - gap)
+            (column, row), (c, r) = (np.rint((p * (1, -1) / 2.5 + 1) / 2 * 319).astype(int) for p in (place, away))
+            if abs(far - 1) > 0.1:
+                assert (picture[row, column, 0] < 220) == (far > 1)
+            assert picture[r, c, 0] >= 228
+
+
+@pytest.mark.parametrize(("env", "reach"), [(Navigation2D, 0.8), (PearlPointRobot, 1.5)])
+def test_a_picture_reaches_a_little_beyond_the_goals(env: type, reach: float) -> None:
+    robot = env()
+    robot.set_task(np.array([reach / 2, 0.0]))
+    robot.reset(seed=0)
+    robot._seen = [np.array([0.0, reach / 2])]
+    goal = (robot.render() == (60, 160, 75)).all(axis=-1).nonzero()
+    assert np.mean(goal, axis=1) == pytest.approx([159.5, 159.5 * 1.5], abs=1)
+
+
 def test_a_picture_shows_the_way_the_goal_the_other_goals_and_the_wall_where_they_are() -> None:
     env = PointCorner()
     env.set_task(np.array([2.0, -2.0]))
     env.reset(seed=0)
     env._seen = [np.array([0.0, 0.0]), np.array([-1.0, 1.0])]
     picture = env.render()
-    assert (picture.shape, picture.dtype) == ((SIDE, SIDE, 3), np.uint8)
+    assert (picture.shape, picture.dtype) == ((320, 320, 3), np.uint8)
 
     def at(x: float, y: float) -> tuple[int, ...]:
         """The color at a position in m, of which the second axis points up, in a picture from -2.5 to 2.5."""
@@ -58,7 +84,10 @@ def test_a_picture_shows_the_way_the_goal_the_other_goals_and_the_wall_where_the
     assert at(2, -2) == (60, 160, 75)
     assert [at(x, y) for x, y in ((2, 2), (-2, 2), (-2, -2))] == [(205, 205, 205)] * 3
     assert (at(-1, 1), at(-0.5, 0.5), at(0, 0)) == ((25, 60, 150), (120, 150, 210), (120, 150, 210))
-    assert at(0.5, 1.5) == (255, 255, 255)
+    # The agent's disk reaches 5 pixels, those of other goals 4, and that of the goal 7.
+    assert picture[[92, 35, 292], [91, 291, 293]].tolist() == [[255, 255, 255]] * 3
+    # A path is 3 pixels wide, and 5 where a step ended; a meter has 64.
+    assert at(-0.468, 0.532) == at(0.05, -0.05) == at(0.5, 1.5) == (255, 255, 255)
     assert {at(line, 0.5) for line in (-2, -1, 0, 1, 2)} == {(228, 228, 228)}
 
 
@@ -108,7 +137,7 @@ def walled(action: list[float], gap_1: list[float]) -> tuple[np.ndarray, float]:
 
 def test_a_blocked_move_ends_just_inside_the_wall_and_is_rewarded_for_the_place_it_ends_at() -> None:
     place, reward = walled([0.2, 0.0], gap_1=[-1.0, 0.0])
-    np.testing.assert_allclose(place, [1 / (1 + 1e-6 / 1.15), 0.0], atol=1e-6)
+    np.testing.assert_allclose(place, [1 / (1 + 1e-6 / 1.15), 0.0], rtol=1e-12)
     assert np.linalg.norm(place) < 1
     assert reward == -np.linalg.norm(place - CORNER[0])
 
@@ -124,6 +153,10 @@ def test_a_point_exactly_on_a_wall_is_still_held_by_it() -> None:
     for wall in (1.0, 2.0):
         moved = env.advance(np.array([[wall, 0.0]]), np.array([[0.2, 0.0]]), tasks)
         assert np.linalg.norm(moved) < wall
+    # A move that ends on a wall does not cross it, and one that ends 1 m from the gap ends near enough.
+    assert env.advance(np.array([[0.875, 0.0]]), np.array([[0.125, 0.0]]), tasks).tolist() == [[1.0, 0.0]]
+    tasks[:, 2] = 0.125
+    assert env.advance(np.array([[1.0, 0.0]]), np.array([[0.125, 0.0]]), tasks).tolist() == [[1.125, 0.0]]
 
 
 def test_walls_sparse_reward_is_progress_near_the_goal_and_nothing_elsewhere() -> None:
@@ -131,6 +164,7 @@ def test_walls_sparse_reward_is_progress_near_the_goal_and_nothing_elsewhere() -
     gaps = [1.0, 0.0, 2.0, 0.0]
     assert terms(env, [1.0, 1.0], [1.1, 1.1], [2.0, 2.0, *gaps]) == pytest.approx(0.1 * np.sqrt(2))
     assert terms(env, [-1.0, 0.0], [-0.9, 0.0], [2.0, 2.0, *gaps]) == 0
+    assert terms(env, [-0.1, 2.0], [0.0, 2.0], [2.0, 2.0, *gaps]) == 0
 
 
 @pytest.mark.parametrize(
@@ -138,6 +172,7 @@ def test_walls_sparse_reward_is_progress_near_the_goal_and_nothing_elsewhere() -
     [
         ([0.3, 0.3], [0.4, 0.3], np.hypot(1.7, 1.7) - np.hypot(1.6, 1.7)),  # progress in the goal's quadrant
         ([0.1, 0.1], [0.2, 0.2], 0.0),  # too near the start: 0.4 < 0.5
+        ([0.25, 0.0], [0.25, 0.25], np.hypot(1.75, 2) - np.hypot(1.75, 1.75)),  # 0.5 is far enough
         ([-0.4, 0.4], [-0.3, 0.4], 0.0),  # another corner is nearer
         ([0.2, 0.5], [0.0, 0.6], np.hypot(1.8, 1.5) - np.hypot(2.0, 1.4)),  # two corners equally near count
     ],
@@ -162,6 +197,9 @@ def test_the_goal_point_ends_at_its_goal_and_not_at_the_origin() -> None:
     assert np.array_equal(observation, [0.0, 0.0])
     _, _, terminated, _, _ = env.step(np.zeros(2))
     assert not terminated
+    tasks = np.array([[0.5, 0.5]])
+    near = [env.terminal(tasks + np.array([[x, 0.0]]), tasks)[0] for x in (0.0099, 0.0101)]
+    assert near == [True, False]
     for action in ([0.1, -0.1], [0.1, 0.0], [0.045, 0.005]):
         _, reward, terminated, _, _ = env.step(np.array(action))
     assert terminated
@@ -176,15 +214,28 @@ def test_the_plain_point_ends_at_the_origin() -> None:
     _, reward, terminated, _, _ = env.step(np.array([0.0, -0.02]))
     assert terminated
     assert reward == pytest.approx(0, abs=1e-12)
+    near = [env.terminal(np.array([[0.0, y]]), np.zeros((1, 0)))[0] for y in (0.0099, 0.01)]
+    assert near == [True, False]
+    assert env.action_space.high.tolist() == PearlPointRobot().action_space.high.tolist() == [0.1, 0.1]
 
 
-@pytest.mark.parametrize(("env", "low", "high"), [(Point2D, -2, 2), (PointCorner, -0.2, 0.2), (PointWalls, -0.2, 0.2)])
-def test_starts_are_uniform_over_their_box(env: type, low: float, high: float) -> None:
-    starts = np.array([env().reset(seed=s)[0] for s in range(400)])
+@pytest.mark.parametrize(
+    ("env", "low", "high"),
+    [
+        (Point2D, -2, 2),
+        (PointCorner, -0.2, 0.2),
+        (PointWalls, -0.2, 0.2),
+        (PointMomentum, [-0.2, -0.2, -0.1, -0.1], [0.2, 0.2, 0.1, 0.1]),
+        (PearlPointRobot, -1, 1),
+    ],
+)
+def test_starts_are_uniform_over_their_box(env: type, low: float | list[float], high: float | list[float]) -> None:
+    robot, low, high = env(), np.array(low), np.array(high)
+    starts = np.array([robot.reset(seed=s)[0] for s in range(400)])
     # 400 draws: the mean of U(low, high) has a standard error of (high - low) / sqrt(12 * 400).
-    assert low <= starts.min() < low * 0.9
-    assert high * 0.9 < starts.max() <= high
-    assert np.abs(starts.mean(axis=0)).max() < 5 * (high - low) / np.sqrt(12 * 400)
+    assert ((low <= starts.min(axis=0)) & (starts.min(axis=0) < low * 0.9)).all()
+    assert ((high * 0.9 < starts.max(axis=0)) & (starts.max(axis=0) <= high)).all()
+    assert (np.abs(starts.mean(axis=0)) < 5 * (high - low) / np.sqrt(12 * 400)).all()
 
 
 def test_gaps_lie_on_their_walls() -> None:

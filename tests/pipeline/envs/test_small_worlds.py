@@ -49,6 +49,14 @@ def test_tasks_of_mdps_are_drawn_from_the_prior():
     assert transitions.var() == pytest.approx(0.09 / 11, rel=0.03)
 
 
+def test_chances_of_an_episode_are_drawn_for_32_steps_at_a_time():
+    env, rng = make_env(MDP), np.random.Generator(np.random.PCG64(5))
+    env.reset(seed=5)
+    noise = [env.step(0)[4]["reward_terms"]["noise"] for _ in range(40)]
+    drawn = [(rng.random(32), rng.standard_normal(32))[1] for _ in range(2)]
+    assert noise == np.concatenate(drawn)[:40].tolist()
+
+
 def test_sizes_of_mdps_are_options_and_wrong_ones_are_refused():
     small = EnvConfig(name="tabular-mdp", options={"states": 3, "actions": 2})
     assert make_env(small).observation_space.shape == (3,)
@@ -145,6 +153,8 @@ def test_a_move_on_the_grid_goes_where_it_says_and_not_off_it():
     assert rewards == [-0.1, -0.1, -0.1, -0.1, 1, 1, -0.1]
     assert successes == [reward == 1 for reward in rewards]
     assert (len(env.task_set), min(map(max, env.task_set))) == (21, 2)
+    options = {"size": 3, "excluded": "start"}
+    assert len(make_env(EnvConfig(name="hidden-goal-grid", options=options)).task_set) == 8
     with pytest.raises(EnvError, match="excluded is corner; expected one of block, start"):
         make_env(EnvConfig(name="hidden-goal-grid", options={"excluded": "corner"}))
 
@@ -209,7 +219,7 @@ def test_a_picture_of_the_grid_shows_its_cells_the_goal_the_other_goals_and_the_
 
     assert (at(2, -2), at(2, 2), at(0, 0), at(-2, -1), at(-2, -2)) == (GREEN, GRAY, GRAY, BLUE, (120, 150, 210))
     assert at(1.7, -2) == GREEN  # a goal is 20 pixels wide to each side, a cell 64
-    assert at(1.6, -2) == at(0.25, 0.25) == WHITE
+    assert at(1.665, -2) == at(1.6, -2) == at(0.25, 0.25) == WHITE
     assert {at(line, 0.25) for line in (-2.5, -1.5, -0.5, 0.5, 1.5, 2.5)} == {(228, 228, 228)}
     assert {at(0.25, line) for line in (-2.5, -1.5, -0.5, 0.5, 1.5, 2.5)} == {(228, 228, 228)}
 
