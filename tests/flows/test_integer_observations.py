@@ -105,7 +105,9 @@ def test_integers_come_back_from_workers_replays_tables_and_exports(tiny_config,
         (Box(0, 255, (2,), np.uint8), np.uint8),
         (Box(-5, 5, (2,), np.int16), np.int16),
         (Box(0, 2**31, (2,), np.uint32), np.uint32),
-        (Box(0, 1, (2,), np.int64), np.float32),  # which holds them exactly, in half the bytes
+        (Box(0, 100, (2,), np.int32), np.int32),
+        (Box(0, 2**24 + 1, (2,), np.int64), np.int64),
+        (Box(0, 2**24, (2,), np.int64), np.float32),  # which holds them exactly, in half the bytes
         (Box(0, 2**40, (2,), np.int64), np.int64),
         (Box(0, 1, (2,), np.float64), np.float32),
     ],

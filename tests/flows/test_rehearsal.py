@@ -180,12 +180,37 @@ def test_an_environment_registered_in_the_calling_script_alone_is_refused(tiny_c
 
 @pytest.mark.parametrize(
     ("low", "high", "words"),
-    [(0, 512, "50% of its actions"), (-512, 512, "reaches 0.59%"), (-1, 1, ""), (-0.4, 0.4, ""), (-np.inf, 1, "")],
+    [
+        (0, 512, "50% of its actions"),
+        (0, 1, "50% of its actions"),
+        (1.597, 5, "94% of its actions"),
+        (-512, 512, "reaches 0.59%"),
+        (-30.18, 30.18, "reaches 9.9% of it"),
+        (-30, 30, "reaches 10% of it"),
+        (-20, 20, ""),
+        (-1, 1, ""),
+        (-0.4, 0.4, ""),
+        (-np.inf, 1, ""),
+    ],
 )
 def test_a_box_that_a_new_policy_misses_is_named(low, high, words):
     found = missed_box(Box(low, high, (2,), np.float32))
     assert words in found
     assert bool(found) == bool(words)
+
+
+def test_a_note_tells_how_long_copies_take_to_make_and_to_play(monkeypatch):
+    rehearsal, ticks = Rehearsal(EnvConfig(name="Pendulum-v1"), 5), iter([1.0, 1.2503, 1.7503])
+    with monkeypatch.context() as patch:
+        patch.setattr("metaloom.pipeline.envs.rehearsal.time.perf_counter", lambda: next(ticks))
+        rehearsal.alone(0)
+    assert "which takes 250 of 750 ms for 5 steps" in next(rehearsal._notes("observations after reset of episode 1"))
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_seeds_of_a_rehearsal_have_as_many_bits_as_those_of_a_run(bits):
+    seeds = Rehearsal(EnvConfig(name="Pendulum-v1", seed_bits=bits), 5).seeds.tolist()
+    assert 2 ** (bits - 8) < max(seeds) < 2**bits
 
 
 def test_what_nobody_set_is_named_where_most_episodes_end_by_it(tiny_config, tmp_path, caplog):

@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Tuple
 from metaloom.pipeline import arithmetic, memory, shown
 from metaloom.pipeline.algorithms.actor_critic.settings import A2C
 from metaloom.pipeline.algorithms.contract import Learner, _require_methods
-from metaloom.pipeline.algorithms.maml.settings import MAMLPPO, DiceMAML, ProMP
+from metaloom.pipeline.algorithms.maml.settings import MAMLPPO, MAMLTRPO, DiceMAML, ProMP
 from metaloom.pipeline.algorithms.off_policy.settings import DQL, SAC, OffPolicySettings
 from metaloom.pipeline.building import measures_of
 from metaloom.pipeline.comparison.scores import Scores
@@ -189,6 +189,10 @@ class Unlearned(ProMP):
         (lambda: flat(Tuple([Discrete(2)]), (1, 1)), r"got \(1, 1\) as the observation; expected a tuple of 1 parts"),
         (lambda: flat(Tuple([Discrete(2)]), 1), "got 1 as the observation; expected a tuple of 1 parts"),
         (lambda: flat(Dict(a=Box(0, 1, (2,))), {"a": np.zeros(3)}), r"shape \(3,\) as the observation\['a'\]; exp"),
+        (lambda: flat(Box(0, 1, (2,)), 0.5), r"dtype float64 and shape \(\) as the observation; expected .*\(2,\)"),
+        (lambda: flat(Box(0, 1, (1,)), np.zeros(3)), r"dtype float64 and shape \(3,\) as the observation; expected"),
+        (lambda: answers.reward_terms_of(0.0, {"reward_terms": {"a": 1.5e-6}}), "sums to 1.5e-06, but the reward is 0"),
+        (lambda: answers.reward_terms_of(1000.0, {"reward_terms": {"a": 1000.0015}}), "sums to 1000.0015, but"),
         (lambda: flat(Box(0, 1, (1,)), "a"), r"got dtype <U1 and shape \(\) as the observation; expected numbers"),
         (lambda: described("x"), "observation_components: got 1 components; expected 2, one for each number"),
         (lambda: described("x", "x"), "observation_components: invalid name 'x'; names must be unique"),
@@ -227,6 +231,7 @@ def test_what_is_at_the_limit_is_taken() -> None:
     assert SAC(memory_size=64, batch_size=64).init_memory_steps == 64
     assert config(algorithm=MAMLPPO(num_minibatches=6), episodes_per_task=2, max_episode_steps=3).episodes_per_task == 2
     assert config(algorithm=DiceMAML(num_minibatches=2), episodes_per_task=2).episodes_per_task == 2
+    assert config(algorithm=MAMLTRPO(), episodes_per_task=1, max_episode_steps=1).max_episode_steps == 1
     assert config(algorithm="a2c", episodes_per_task=2, min_rollouts=2).min_rollouts == 2
     warm = [config(init_from=text).init_from for text in ("a@3", "a@b", "a@b@2", "a")]
     assert [(one and one.run, one and one.updates) for one in warm] == [
@@ -238,6 +243,10 @@ def test_what_is_at_the_limit_is_taken() -> None:
     warned = [[*MAMLPPO(inner_loss="clipped", num_epochs=n).warnings()] for n in (1, 2)]
     assert [len(found) for found in warned] == [0, 1]
     assert answers.number_of(np.finfo(np.float32).max, "x") == float(np.finfo(np.float32).max)
+    assert answers.reward_terms_of(1000.0, {"reward_terms": {"a": 1000.001}}) == {"a": 1000.001}
+    largest = np.finfo(np.float32).max
+    assert answers.wrong_number(np.full((1, 2), largest)) is None
+    answers.check_facts({"a": np.array([largest])}, [Fact("a")], np.arange(1))
     assert answers.flag_of(np.True_, "x") is True
     assert flat(Dict(a=Box(0, 1, (2,))), {"a": np.ones(2)}).tolist() == [1, 1]
     assert flat(Box(0, 1, (1,)), 0.5).tolist() == [0.5]

@@ -404,6 +404,11 @@ def test_a_base_class_after_meta_env_keeps_its_rules_and_old_names_are_refused()
         type("Late", (MetaEnv, PointRobot), {})
 
 
+def test_until_a_task_is_set_it_is_one_that_is_always_the_same() -> None:
+    env = make_env(EnvConfig(name="navigation-2d"))
+    assert np.array_equal(env.task, env.sample_tasks(1, np.random.default_rng(0))[0])
+
+
 def test_a_task_set_within_an_episode_is_the_next_steps() -> None:
     env = make_env(EnvConfig(name="bernoulli-bandit"))
     env.set_task(np.ones(len(env.task_fields)))

@@ -16,7 +16,7 @@ from metaloom.pipeline.envs.flattening import FlatObservations
 from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.envs.spaces import spaces_of
-from metaloom.pipeline.envs.wrappers import ActionMap, PolicyActions, SingleTask
+from metaloom.pipeline.envs.wrappers import ActionMap, PolicyActions, SingleTask, is_bounded
 
 MODULE = '''
 import gymnasium
@@ -161,6 +161,17 @@ def test_a_loop_of_envs_records_the_state_that_gymnasiums_mujoco_envs_show() -> 
     assert np.array_equal(batch.state.astype(np.float32), first[:, 1:])
 
 
+def test_states_of_several_sizes_are_not_recorded() -> None:
+    sizes = iter((1, 2, 2))
+
+    def make() -> MetaEnv:
+        env, size = make_env(EnvConfig(name="own_envs:Shown")), next(sizes)
+        env.unwrapped.state_vector = lambda: np.zeros(size)  # pyright: ignore[reportAttributeAccessIssue]
+        return env
+
+    assert LoopBatch(make, 3).state.shape == (3, 0)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -290,6 +301,7 @@ def test_a_gymnasium_id_may_name_the_module_that_registers_it(tmp_path) -> None:
     env = make_env(config)
     assert env.unwrapped.last == 9  # pyright: ignore[reportAttributeAccessIssue]
     assert env_facts(config, env)["class"] == "own_envs:Plain"
+    assert env_facts(config, env)["observation_shape"] == [1, 2]
     with pytest.raises(EnvError, match="No module named 'nowhere'"):
         make_env(EnvConfig(name="nowhere:Own-v3"))
 
@@ -374,6 +386,14 @@ def test_a_box_bounded_by_the_largest_number_has_no_bounds(bound) -> None:
     image = Clashing()
     image.observation_space = Box(-bound, bound, (8, 8, 3), np.float32)
     assert spaces_of(image).observation_scale == 1
+    image.observation_space = Box(0, 0.5, (8, 8, 3), np.float32)
+    assert spaces_of(image).observation_scale == 0.5
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1e30, 1), (-1, 1e30)])
+def test_a_bound_of_1e30_is_none(low, high) -> None:
+    assert not is_bounded(Box(low, high, (1,), np.float64))
+    assert is_bounded(Box(0.99 * low, 0.99 * high, (1,), np.float64))
 
 
 def test_a_function_is_not_called_to_find_out_what_it_makes(monkeypatch) -> None:
@@ -428,6 +448,9 @@ def test_parts_of_an_observation_are_named_unless_they_are_too_many_or_two_have_
 
     number = Box(0, 1, ())
     assert named(**{"a b": number, "c": Discrete(2)}) == [("a_b", "1"), ("c.0", "1"), ("c.1", "1")]
+    assert named(c=Discrete(2)) == [("c.0", "1"), ("c.1", "1")]
+    with pytest.raises(EnvError, match=r"has the observation space Dict\(\); expected"):
+        named()
     assert named(**{"a b": number, "a_b": number}) is None
     names = [name for name, _ in named(x=Box(0, 1, (999,)), y=number)]
     assert [names[0], *names[-2:]] == ["x.0", "x.998", "y"]
