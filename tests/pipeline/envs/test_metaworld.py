@@ -124,6 +124,7 @@ def test_an_episode_is_truncated_after_500_steps_and_tells_when_it_first_succeed
         success.append(bool(step.facts["success"][0]))
         assert step.truncated.all() == (t == MAX_STEPS - 1)
     assert any(success)
+    assert batch.state.shape == (2, 35)
     assert step.facts["steps_until_success"].tolist() == [success.index(True) + 1, MAX_STEPS]
 
 

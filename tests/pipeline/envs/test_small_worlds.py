@@ -12,6 +12,7 @@ from grid_references import (
     strategy_return,
     sweep,
 )
+from gymnasium.spaces import Box
 from mdp_references import REFERENCES, Evidence, Tables, earned, plan, random_tables
 
 from metaloom.pipeline.envs.config import EnvConfig
@@ -64,6 +65,11 @@ def test_sizes_of_mdps_are_options_and_wrong_ones_are_refused():
     for options in ({"states": 1}, {"actions": 2.5}, {"states": None}):
         with pytest.raises(EnvError, match="must be an integer >= 2"):
             make_env(EnvConfig(name="tabular-mdp", options=options))
+
+
+@pytest.mark.parametrize(("name", "size"), [("bernoulli-bandit", 1), ("hidden-goal-grid", 25), ("tabular-mdp", 10)])
+def test_observations_of_small_worlds_lie_between_zero_and_one(name, size):
+    assert make_env(EnvConfig(name=name)).observation_space == Box(0, 1, (size,), np.float64)
 
 
 @pytest.mark.parametrize(
