@@ -2,20 +2,26 @@
 
 import hashlib
 import importlib
+import re
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
 from metaloom.pipeline.algorithms import ALGORITHMS
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings
-from metaloom.pipeline.baselines.config import BaselineConfig, BaselineSettings
+from metaloom.pipeline.baselines.config import BASELINES, BaselineConfig, BaselineSettings
 from metaloom.pipeline.config import sources
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.config.sources import changed_sources, plugin_sources
+from metaloom.pipeline.envs import PLUGINS as ENVIRONMENTS
 from metaloom.pipeline.envs.config import EnvConfig
+from metaloom.pipeline.estimation.diagnostics import METRICS
+from metaloom.pipeline.nn.spec import NETWORKS
 from metaloom.pipeline.plugins import INSTALLED, load, path_of, place_of
+from metaloom.pipeline.policies.config import POLICIES
 from metaloom.pipeline.schema import ConfigError
 
 OWN = '''
@@ -118,6 +124,13 @@ def test_an_algorithm_of_ones_own_is_configured_stored_and_found_again():
 def test_an_algorithm_given_as_an_object_is_stored_under_the_name_by_which_it_is_found():
     config = RunConfig(env=EnvConfig(name="point-corner"), algorithm=load("own_plugins:Still")(rate=3))
     assert config == build_config(override(settings(), ["algorithm.rate=3"]))
+
+
+def test_the_page_names_the_entry_points_of_each_kind():
+    page = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text(encoding="utf-8")
+    groups = dict(re.findall(r"^\| \[(\w+)\].* \| `(metaloom\.\w+)` \|$", page, re.MULTILINE))
+    for plugins in (ALGORITHMS, NETWORKS, POLICIES, BASELINES, ENVIRONMENTS, METRICS):
+        assert plugins.group == groups[plugins.kind]
 
 
 @pytest.mark.usefixtures("installed")
