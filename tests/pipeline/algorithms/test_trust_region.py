@@ -3,6 +3,7 @@
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import torch
 from pydantic import ValidationError
 
 from metaloom.pipeline.algorithms.contract import Kernel, Setup
-from metaloom.pipeline.algorithms.maml.meta_gradient import meta_objective
-from metaloom.pipeline.algorithms.maml.rows import build_chunks
+from metaloom.pipeline.algorithms.maml import trpo
+from metaloom.pipeline.algorithms.maml.meta_gradient import MetaProblem, meta_objective
+from metaloom.pipeline.algorithms.maml.rows import Chunk, build_chunks
 from metaloom.pipeline.algorithms.maml.settings import EMAML, MAMLTRPO
 from metaloom.pipeline.algorithms.maml.trpo import (
     MetaPoint,
@@ -96,6 +98,17 @@ def test_where_the_policies_acted_all_products_are_those_of_the_constraint_s_hes
         expected = numerical(v)
         for product in (fused, by_torch, hessian):
             assert np.linalg.norm(product(v) - expected) < 1e-6 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize(("scaled", "step"), [(True, 1e-5 / 5), (False, 1e-5)])
+def test_the_step_of_finite_differences_is_the_documented_one(monkeypatch, scaled, step):
+    # At 0, central differences of the gradient x³ are step² v³.
+    monkeypatch.setattr(trpo, "meta_gradient", lambda problem, params, chunks, parallel: ({"x": params["x"] ** 3},))
+    params = {"x": np.zeros(2)}
+    rows = SimpleNamespace(weights=torch.zeros(1, dtype=torch.float64))
+    chunk, problem = Chunk(0, [rows]), MetaProblem(None, None, 0.1, False, None)
+    product = difference_product(MetaPoint(problem, params, FlatParams(params), [chunk]), None, scaled=scaled)
+    np.testing.assert_allclose(product(np.array([3.0, 4.0])), step**2 * np.array([27.0, 64.0]), rtol=1e-9)
 
 
 @pytest.mark.parametrize(("activation", "hidden_sizes"), [("tanh", (4, 5)), ("relu", (4, 5)), ("tanh", ())])
