@@ -225,8 +225,8 @@ def test_what_is_at_the_limit_is_taken() -> None:
     assert minibatches(1, 1, 1).rows.shape == (*tasks(["x"], ["m"]).params.shape, 1)
     noisy(2)
     assert override({}, ["a.b=1"]) == {"a": {"b": 1}}
-    env = PearlCheetahVel(num_train_tasks=1, num_test_tasks=1)
-    assert (len(env.task_set or ()), len(env.test_task_set or ())) == (1, 1)
+    cheetah = PearlCheetahVel(num_train_tasks=1, num_test_tasks=1)
+    assert (len(cheetah.task_set or ()), len(cheetah.test_task_set or ())) == (1, 1)
     assert DQL(eps_init=0.25, eps_final=0.25).epsilon(3) == 0.25
     assert SAC(memory_size=64, batch_size=64).init_memory_steps == 64
     assert config(algorithm=MAMLPPO(num_minibatches=6), episodes_per_task=2, max_episode_steps=3).episodes_per_task == 2
@@ -247,6 +247,10 @@ def test_what_is_at_the_limit_is_taken() -> None:
     largest = np.finfo(np.float32).max
     assert answers.wrong_number(np.full((1, 2), largest)) is None
     answers.check_facts({"a": np.array([largest])}, [Fact("a")], np.arange(1))
+    for other in (["round"], [("a",)], {"gravity": 9.81}):  # facts that are no declaration of ours
+        env = CartPoleEnv()
+        env.facts = other  # pyright: ignore[reportAttributeAccessIssue]
+        assert answers.declared_facts(env) == ()
     assert answers.flag_of(np.True_, "x") is True
     assert flat(Dict(a=Box(0, 1, (2,))), {"a": np.ones(2)}).tolist() == [1, 1]
     assert flat(Box(0, 1, (1,)), 0.5).tolist() == [0.5]

@@ -6,7 +6,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from metaloom.pipeline.config.sources import files_of
 from metaloom.pipeline.envs.config import EnvConfig, gymnasium_limit, step_limits_left_open
@@ -16,7 +16,7 @@ from metaloom.pipeline.envs.flattening import FlatObservations
 from metaloom.pipeline.envs.loop_batch import LoopBatch
 from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.envs.spaces import spaces_of
-from metaloom.pipeline.envs.wrappers import ActionMap, PolicyActions, SingleTask, is_bounded
+from metaloom.pipeline.envs.wrappers import ActionMap, DiscreteActionMap, PolicyActions, SingleTask, is_bounded
 
 MODULE = '''
 import gymnasium
@@ -317,6 +317,19 @@ def test_an_id_needs_no_version_and_keeps_its_limit_where_the_environment_reads_
     del gymnasium.registry[name], sys.modules["limited"]
 
 
+def test_a_name_that_the_module_defines_is_its_class_even_if_it_is_an_id_too(tmp_path) -> None:
+    code = "import gymnasium\nfrom own_envs import Choices\ngymnasium.register('Choices', 'own_envs:Plain')"
+    (tmp_path / "shadows.py").write_text(code)
+    env = make_env(EnvConfig(name="shadows:Choices", action_scale=None))
+    assert env.action_space == Discrete(3)
+    del gymnasium.registry["Choices"], sys.modules["shadows"]
+
+
+def test_parts_of_an_action_are_counted_with_the_last_one_fastest() -> None:
+    found = DiscreteActionMap(MultiDiscrete([2, 3], start=[0, 5]), None)(np.array([0, 2, 4]))
+    assert found.tolist() == [[0, 5], [0, 7], [1, 6]]
+
+
 class Quits(gymnasium.Env):
     observation_space, action_space = Box(-1, 1, (1,)), Box(-1, 1, (1,), np.float32)
 
@@ -386,8 +399,11 @@ def test_a_box_bounded_by_the_largest_number_has_no_bounds(bound) -> None:
     image = Clashing()
     image.observation_space = Box(-bound, bound, (8, 8, 3), np.float32)
     assert spaces_of(image).observation_scale == 1
-    image.observation_space = Box(0, 0.5, (8, 8, 3), np.float32)
-    assert spaces_of(image).observation_scale == 0.5
+    # Of arrays with two axes, only those of bytes are images.
+    cases = ((0.5, (8, 8, 3), np.float32, 0.5), (200, (8, 8), np.uint8, 200), (200, (8, 8), np.float32, 1))
+    for high, shape, dtype, scale in (*cases, (200, (8,), np.uint8, 1)):
+        image.observation_space = Box(0, high, shape, dtype)
+        assert spaces_of(image).observation_scale == scale
 
 
 @pytest.mark.parametrize(("low", "high"), [(-1e30, 1), (-1, 1e30)])
