@@ -30,7 +30,7 @@ class ActorCritic(LearningRate):
     """Clipping range of the likelihood ratio, or None without clipping."""
     value_clip: ClassVar[float | None] = None
     """Clipping range for changes of a value, or None without clipping."""
-    critic_weight: ClassVar[float]
+    critic_weight: ClassVar[float] = 1.0
     """Weight of the critic's loss in gradient steps shared with the policy."""
 
     num_epochs: int = Field(default=1, ge=1, le=MOST_REPEATS)
