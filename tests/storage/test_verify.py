@@ -32,7 +32,20 @@ def test_an_intact_run_has_no_damage_while_it_is_written_and_afterwards(make_run
         put(writer, batches.iteration(2)[:3])
         writer.flush()
         assert storage.verify_run(path) == []
+        record = path / "_commits" / StageRef(2, "collect_rollouts").file_name  # the newest but one
+        raw = record.read_bytes()
+        record.unlink()
+        assert "the records at positions 16 of the history are missing" in [d.problem for d in storage.verify_run(path)]
+        record.write_bytes(raw)
     assert storage.verify_run(path) == []
+
+
+def test_a_run_without_outputs_misses_no_records(tmp_path, creation):
+    path = tmp_path / "run"
+    storage.create_run(path, capacity=1, **creation).close()
+    assert storage.verify_run(path) == []
+    shutil.rmtree(path / "_sessions")
+    assert [str(damage) for damage in storage.verify_run(path)] == ["_sessions: missing"]
 
 
 def test_who_opens_a_run_is_warned_of_a_newest_record_that_is_missing_and_of_nothing_else(make_run, caplog):
@@ -146,9 +159,36 @@ def test_chunks_that_changed_places_are_reported(make_run):
 
 def test_records_of_another_run_are_reported(make_run):
     path, other = make_run(2), make_run(2, name="other", seed=1)
-    name = StageRef(1, "adapt").file_name
+    name = StageRef(1, "process_samples").file_name
     shutil.copyfile(other / "_commits" / name, path / "_commits" / name)
-    assert any(damage.file == f"_commits/{name}" for damage in storage.verify_run(path))
+    damages = storage.verify_run(path)
+    assert any(damage.file == f"_commits/{name}" for damage in damages)
+    found = "was computed from another process_samples(i=1, k=0) than the one stored"
+    assert [damage.stage for damage in damages if damage.problem == found] == ["adapt", "meta_optimize"]
+
+
+def test_a_record_that_is_lost_is_missed_by_what_was_computed_from_it_and_a_damaged_one_is_not(make_run):
+    path = make_run(2)
+    record = path / "_commits" / StageRef(1, "process_samples").file_name
+    os.truncate(record, 9)
+    assert [damage.file for damage in storage.verify_run(path)] == [f"_commits/{record.name}"]
+    record.unlink()
+    assert [(damage.stage, damage.problem) for damage in storage.verify_run(path)] == [
+        (None, "the records at positions 10 of the history are missing"),
+        ("adapt", "its input process_samples(i=1, k=0) is not stored"),
+        ("meta_optimize", "its input process_samples(i=1, k=0) is not stored"),
+    ]
+
+
+def test_damage_is_listed_by_iteration_stage_and_file(make_run):
+    path = make_run(2)
+    run = storage.open_run(path)
+    places = [(1, "meta_optimize", "learner/"), (1, "collect_rollouts", ""), (0, "sample_tasks", "")]
+    for i, stage, array in places:
+        flip(path / next(c.path for c in run.record(StageRef(i, stage)).chunks if c.array.startswith(array)), 0)
+    (path / "notes.txt").touch()
+    found = [(damage.iteration, damage.stage) for damage in storage.verify_run(path)]
+    assert found == [(None, None), (0, "sample_tasks"), (1, "collect_rollouts"), (1, "meta_optimize")]
 
 
 def test_a_record_with_another_predecessor_is_reported_and_not_written_behind(make_run):
@@ -163,18 +203,36 @@ def test_a_record_with_another_predecessor_is_reported_and_not_written_behind(ma
     }
     with pytest.raises(storage.DamagedRun, match=r"does not follow the record before it.*from a copy"):
         storage.open_writer(path)
+    (path / "_commits" / name).write_bytes(replace(record, sequence=record.sequence - 1).with_hash().content())
+    found = "has position 6 in the history, which another record also has"
+    assert (f"_commits/{name}", found) in {(damage.file, damage.problem) for damage in storage.verify_run(path)}
 
 
 def test_files_that_do_not_belong_to_a_run_are_reported(make_run):
     path = make_run(1)
-    strangers = ["notes.txt", "data.zarr/rollouts_0/notes.txt", "_commits/x.json", "tables/other/00000000.parquet"]
+    (session,) = path.glob("_sessions/*.closed")
+    refs = storage.open_run(path).refs()
+    strangers = [
+        "notes.txt",
+        "data.zarr/rollouts_0/notes.txt",
+        "_commits/x.json",
+        f"_commits/{StageRef(0, 'dream').file_name}",
+        "_segments/notes/seal.json",
+        f"_sessions/{session.name}/notes.txt",
+        f"_sessions/{session.name}/notes/x",
+        "tables/episodes/notes.parquet",
+        "tables/other/00000000.parquet",
+    ]
     for name in strangers:
-        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).parent.mkdir(exist_ok=True, parents=True)
         (path / name).write_text("mine")
     os.symlink("/etc/hostname", path / "link")
     os.symlink("/etc", path / "data.zarr" / "folder")
     reported = [damage.file for damage in storage.verify_run(path)]
     assert reported == sorted([*strangers, "link", "data.zarr/folder"])
+    run = storage.open_run(path)
+    assert run.refs() == refs
+    assert {"link", "data.zarr/folder"} == {name for name in run.files.sizes() if re.search(r"^link|/folder", name)}
 
 
 def test_a_link_in_place_of_a_file_is_reported_and_not_followed(make_run):
@@ -184,8 +242,12 @@ def test_a_link_in_place_of_a_file_is_reported_and_not_followed(make_run):
     chunk.symlink_to(path.parent / "elsewhere")
     problems = [damage.problem for damage in storage.verify_run(path) if damage.file.endswith("c.0.0.0.0")]
     assert any("symbolic link" in problem for problem in problems)
+    run, size = storage.open_run(path), chunk.lstat().st_size
     with pytest.raises(storage.DamagedRun, match="symbolic link"):
-        storage.open_run(path)[0].rollouts(0)
+        run[0].rollouts(0)
+    assert run.files.sizes()["data.zarr/rollouts_0/rewards/c.0.0.0.0"] == size
+    with pytest.raises(storage.DamagedRun, match=f"holds {size} bytes, but "):
+        storage.open_writer(path)
 
 
 @pytest.mark.parametrize("linked", ["files", "folders"])
@@ -228,6 +290,8 @@ def test_a_run_without_run_json_is_damaged_but_other_folders_are_no_runs(make_ru
     path = make_run(1)
     (path / "run.json").unlink()
     assert [damage.file for damage in storage.verify_run(path)] == ["run.json"]
+    (path / "_commits" / StageRef(0, "meta_optimize").file_name).unlink()
+    assert [damage.file for damage in storage.verify_run(path)] == ["_commits", "run.json"]
     with pytest.raises(storage.NotARun):
         storage.verify_run(tmp_path)
     with pytest.raises(storage.RunNotFound):
@@ -261,6 +325,9 @@ def test_damage_reads_as_a_sentence_with_run_file_iteration_stage_and_array(make
         "data.zarr/rollouts_1/actions/c.1.0.0.0.0 (iteration 1 collect_rollouts step 1, rollouts_1/actions): "
         "its CRC-32C differs from the committed one"
     )
+    metadata = path / "data.zarr/rollouts_1/actions/zarr.json"
+    os.truncate(metadata, 9)  # which all iterations share
+    assert [damage.file for damage in storage.verify_run(path)] == ["data.zarr/rollouts_1/actions/zarr.json"]
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -291,4 +358,5 @@ def test_newest_records_that_were_taken_away_are_missed_by_all_and_computed_agai
     assert storage.verify_run(path) == []
     caplog.clear()
     storage.open_run(path)
+    storage.open_writer(path).close()
     assert caplog.text == ""
