@@ -15,6 +15,7 @@ from metaloom import storage
 from metaloom.storage import StageRef
 from metaloom.storage.format.files import read_sealed, render, sealed
 from metaloom.storage.format.segments import index_size, shard_index
+from metaloom.storage.read import parquet
 from metaloom.storage.read.history import Digests
 from metaloom.storage.read.segments import Segments
 
@@ -107,6 +108,25 @@ def test_two_segments_with_the_same_iteration_are_refused(path):
     assert any("also covers" in damage.problem for damage in storage.verify_run(path))
 
 
+def test_files_that_do_not_belong_to_a_segment_are_reported_and_its_outputs_are_counted(path):
+    told = []
+    assert storage.verify_run(path, lambda *numbers: told.append(numbers)) == []
+    assert told == [(n, 22) for n in range(22)]  # 15 outputs in the segment, and 7 others
+    strangers = [f"{SEGMENT}/{name}" for name in ("data.zarr/notes/c.0", "data.zarr/tasks/ids/notes.txt", "notes.txt")]
+    for name in strangers:
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).touch()
+    assert [damage.file for damage in storage.verify_run(path)] == strangers
+
+
+def test_a_run_json_that_was_changed_is_refused_although_all_it_describes_is_packed(path):
+    info = read_sealed(path / "run.json", indented=True)
+    info["config"]["seed"] = 2
+    (path / "run.json").write_bytes(render(sealed(info), indented=True))
+    with pytest.raises(storage.DamagedRun, match="does not follow the record before it"):
+        storage.open_run(path)
+
+
 def test_links_that_the_records_do_not_form_are_found_by_verification(path):
     seal(path, lambda document: document["links"][0].update(previous="0" * 64))
     problems = [damage.problem for damage in storage.verify_run(path) if damage.file == f"{SEGMENT}/seal.json"]
@@ -131,13 +151,14 @@ def test_a_missing_file_of_a_segment_is_named_by_readers_and_by_the_writer(path,
 
 
 @pytest.mark.parametrize("name", ["records.parquet", "tables/episodes.parquet"])
-def test_a_file_cut_short_is_named_by_readers_and_refused_by_the_writer(path, name):
+def test_a_file_changed_or_cut_short_is_named_by_readers_and_refused_by_the_writer(path, name):
     file = path / SEGMENT / name
-    size = file.stat().st_size
-    os.truncate(file, size - 1)
-    run = storage.open_run(path)
-    with pytest.raises(storage.DamagedRun, match=f"{file.name}: its size or SHA-256 does not match the seal"):
-        run.episodes() if "tables" in name else run.record(ROLLOUTS)
+    raw, size = file.read_bytes(), file.stat().st_size
+    for content in (bytes([*raw[:9], raw[9] ^ 1, *raw[10:]]), raw[:-1]):
+        file.write_bytes(content)
+        run = storage.open_run(path)
+        with pytest.raises(storage.DamagedRun, match=f"{file.name}: its size or SHA-256 does not match the seal"):
+            run.episodes() if "tables" in name else run.record(ROLLOUTS)
     with pytest.raises(storage.DamagedRun, match=f"{file.name}: holds {size - 1} bytes, but its seal records {size}"):
         storage.open_writer(path)
 
@@ -177,6 +198,7 @@ def test_a_table_of_other_records_than_the_seals_is_refused(path, change, proble
     put_table(path, "records.parquet", change(pq.read_table(path / SEGMENT / "records.parquet")))
     with pytest.raises(storage.DamagedRun, match=rf"records\.parquet: .*{problem}"):
         storage.open_run(path).record(ROLLOUTS)
+    assert {damage.file for damage in storage.verify_run(path)} == {f"{SEGMENT}/records.parquet"}
 
 
 @pytest.mark.parametrize("ends", [(0, 4, 8, 12, None), (0, 5, 10, None), (0, 8, None)])
@@ -199,6 +221,17 @@ def test_a_file_that_is_no_table_is_refused_whatever_its_checksum(path, name):
     run = storage.open_run(path)
     with pytest.raises(storage.DamagedRun, match=r"parquet: not a table"):
         run.episodes() if "tables" in name else run.record(ROLLOUTS)
+    assert [damage.file for damage in storage.verify_run(path)] == [f"{SEGMENT}/{name}"]
+
+
+def test_a_table_of_a_segment_may_have_eight_times_the_cells_of_one_of_an_iteration(path, monkeypatch):
+    run = storage.open_run(path)
+    columns, rows = run.episodes([0, 1]).num_columns, 8
+    monkeypatch.setattr(parquet, "_MOST_CELLS", columns)
+    assert run.episodes([0, 1]).num_rows == rows
+    monkeypatch.setattr(parquet, "_MOST_CELLS", columns - 1)
+    with pytest.raises(storage.DamagedRun, match=f"claims {rows} rows of {columns} columns"):
+        run.episodes([0, 1])
 
 
 def test_tables_that_no_schema_has_room_for_are_named(path):
