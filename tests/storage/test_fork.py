@@ -172,6 +172,10 @@ def test_a_fork_of_a_fork_carries_the_whole_history(make_run, fork, go_on, run_d
     assert {run.record(ref).config_digest for ref in run.refs()} == {"abc", "def", "ghi"}
     shared = {ref: digest for ref, digest in run_digests(child).items() if ref.iteration < 2}
     assert shared.items() <= run_digests(grandchild).items()
+    twin = fork(child, 1, "twin").path  # which begins where its parent does
+    go_on(twin, 1)
+    assert storage.verify_run(twin) == []
+    assert storage.open_run(twin).iterations == range(2)
     shutil.rmtree(parent)
     shutil.rmtree(child)
     assert storage.verify_run(grandchild) == []
@@ -182,6 +186,7 @@ def test_a_fork_before_the_first_iteration_has_the_parents_initial_learner(make_
     made = fork(parent, 0)
     run = storage.open_run(made.path)
     assert run.refs() == [StageRef(0, "initialize")]
+    assert [run.config_of(StageRef(0, stage)) for stage in ("initialize", "sample_tasks")] == [{"seed": 1}, run.config]
     go_on(made.path, 0)
     assert storage.verify_run(made.path) == []
     assert len(run.iterations) == 1

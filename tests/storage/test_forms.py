@@ -280,6 +280,8 @@ def test_missing_positions_are_those_of_no_link_up_to_a_most(tmp_path: Path, mon
     known = SessionFacts(5, TOKEN, frozenset(), 9, chain[2].head, sealed=True)
     assert describe_missing([7], known).endswith("; the newest that session 5 knew of is adapt(i=7, k=0)")
     assert describe_missing([6], known).endswith("are missing")
+    with pytest.raises(DamagedRun, match="ends at position 10000001, with no records before it"):
+        missing_positions(tmp_path, [], 10**7 + 1)
     monkeypatch.setattr(history, "_MOST_MISSING", 3)
     assert missing_positions(tmp_path, chain, 8) == [0, 1, 4, 5, 6]
     monkeypatch.setattr(history, "_MOST_MISSING", 2)
@@ -342,6 +344,9 @@ def test_records_at_their_limits_are_read_and_beyond_are_not(monkeypatch: pytest
     monkeypatch.setattr(parquet, "_MOST_TEXT_BYTES", 7)
     with pytest.raises(DamagedRun, match="has a column of 8 bytes"):
         parquet.read_columns(opened, ["document"], Path("file"))
+    monkeypatch.setattr(parquet, "_MOST_TEXT_BYTES", 0)
+    absent = pq.ParquetFile(io.BytesIO(parquet_of(document=pa.nulls(2, pa.string()))), read_dictionary=["document"])
+    assert parquet.read_columns(absent, ["document"], Path("file")) == [[None, None]]
 
 
 @pytest.mark.parametrize(("of_tasks", "in_one_file"), [(False, False), (False, True), (True, False)])

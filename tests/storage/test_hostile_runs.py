@@ -147,6 +147,16 @@ def test_records_with_the_wrong_content_are_refused(make_run, field, value):
             storage.open_run(path).record(StageRef(0, "collect_rollouts"))
 
 
+def test_a_digest_of_other_arrays_and_a_folder_that_is_called_an_array_are_reported(make_run):
+    path = make_run(1)
+    rewrite(rewards_record(path), lambda document: document.update(digest="0" * 64))
+    group = path / "data.zarr/rollouts_0/zarr.json"
+    rewrite(group, lambda document: document.update(node_type="array"), holder="attributes")
+    problems = {(damage.file, damage.problem) for damage in storage.verify_run(path)}
+    assert (f"_commits/{rewards_record(path).name}", "its digest does not match its arrays") in problems
+    assert ("data.zarr/rollouts_0/zarr.json", "does not describe a group") in problems
+
+
 OBSERVATIONS = "data.zarr/rollouts_0/observations"
 
 
@@ -211,6 +221,9 @@ def test_a_huge_file_in_place_of_a_chunk_is_not_read(make_run):
     os.truncate(path / REWARDS / "c.0.0.0.0", 2**40)
     with pytest.raises(storage.DamagedRun, match="more than"):
         storage.open_run(path)[0].rollouts(0)
+    os.truncate(path / "tables/episodes/00000000.parquet", 2**30 + 1)
+    with pytest.raises(storage.DamagedRun, match=f"holds {2**30 + 1} bytes, more than the {2**30} allowed"):
+        storage.open_run(path).episodes()
 
 
 def test_a_pipe_in_place_of_a_file_does_not_hang_the_reader(make_run):
@@ -252,6 +265,7 @@ def test_episodes_of_no_steps_and_of_the_most_are_counted(make_off_policy_run):
 
 def test_outputs_that_are_no_episodes_are_refused_as_such(make_off_policy_run):
     run = storage.open_run(make_off_policy_run(1))
+    assert run.experience(FILL).initial_state.shape == (3, 2, 0)
     for read, stage, found in (
         (run.lengths, "sample_tasks", "commits no episodes"),
         (run.experience, "adapt", "commits no episodes"),

@@ -77,8 +77,11 @@ def test_a_longer_span_counts_only_what_has_come_since():
             sums.add(StageRef(i, "collect_rollouts", k), f"{i} {k}")
         found = sums.of(Span(ROUNDS, 0, i))
         assert (found.outputs, found.steps) == (2 * (i + 1), 20 * (i + 1))
+        assert sums.of(Span(ROUNDS, 0, i)) == found
     assert len(counted) == 40
-    assert sums.of(Span(ROUNDS, 0, 5)).outputs == 12  # which it has to sum up anew
+    assert [sums.of(Span(ROUNDS, 0, i)).outputs for i in (18, 5)] == [38, 12]  # which it has to sum up anew
+    sums.add(StageRef(3, "collect_rollouts", 2), "again")  # as what was lost is computed again
+    assert sums.of(Span(ROUNDS, 0, 5)).outputs == 13
 
 
 def test_a_record_without_spans_does_not_mention_them(path):
@@ -139,6 +142,11 @@ def test_an_output_that_was_lost_or_exchanged_is_missed_by_all_that_was_computed
     (path / "_commits" / lost.file_name).unlink()
     assert "5 outputs" in problems(path)[1, "sample_transitions"]
     assert "but the run stores 4 outputs" in problems(path)[1, "sample_transitions"]
+    tasks = path / "_commits" / StageRef(0, "sample_tasks").file_name
+    raw = tasks.read_bytes()
+    tasks.unlink()
+    assert problems(path)[0, "sample_transitions"].endswith("but the run stores none of these outputs")
+    tasks.write_bytes(raw)
     other = make_batches(seed=1)
     with storage.open_writer(path) as writer:
         put(writer, [(lost, other.off_policy_episodes(), [])])
@@ -149,8 +157,13 @@ def test_an_output_that_was_lost_or_exchanged_is_missed_by_all_that_was_computed
 
 def test_a_damaged_output_is_told_once(path):
     (chunk, *_) = (path / "data.zarr/rollouts_0/lengths").glob("c.1.*")
+    raw = chunk.read_bytes()
     chunk.write_bytes(b"damaged")
     assert [found.array for found in storage.verify_run(path)] == ["rollouts_0/lengths"]
+    chunk.write_bytes(raw)
+    record = path / "_commits" / StageRef(1, "collect_rollouts").file_name
+    record.write_bytes(b"damaged")
+    assert [found.file for found in storage.verify_run(path)] == [f"_commits/{record.name}"]
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,26 @@ def test_arrays_that_came_back_after_packing_stay_when_their_segment_is_taken_ap
     assert storage.verify_run(thinned) == []
 
 
+def test_readers_that_knew_the_segments_before_a_packing_find_what_it_moved(thinned):
+    first, ref = StageRef(0, "collect_rollouts"), StageRef(1, "sample_tasks")
+    record = storage.open_run(thinned).record(ref)
+    questions = [
+        lambda run: run.refs(),
+        lambda run: run.iterations,
+        lambda run: run.contains(ref),
+        lambda run: run.record(ref),
+        lambda run: run.is_thinned(first),
+        lambda run: run.thinned_iterations(),
+        lambda run: run.episodes(),
+        lambda run: storage.digest(run.files.read_value(record)),
+    ]
+    readers = [storage.open_run(thinned) for _ in questions]
+    before = [ask(run) for ask, run in zip(questions, readers, strict=True)]
+    with storage.open_writer(thinned) as writer:
+        assert writer.pack() == [range(2)]
+    assert [ask(run) for ask, run in zip(questions, readers, strict=True)] == before
+
+
 def test_versions_that_changed_are_named_in_order(make_run, monkeypatch):
     record = replace(storage.open_run(make_run(1)).record(StageRef(0, "adapt")), versions={"b": "1", "h": "2"})
     monkeypatch.setattr("metaloom.storage.keep.thinner.versions", lambda: dict.fromkeys("gfedcba", "1"))
