@@ -14,6 +14,7 @@ import pytest
 import xarray as xr
 
 from metaloom import storage
+from metaloom.pipeline.types import Samples
 from metaloom.storage import StageRef
 from metaloom.storage.format.columns import column
 from metaloom.storage.read import frames
@@ -27,6 +28,8 @@ def run(make_run):
 
 def test_steps_have_one_row_per_real_step_with_the_numbers_of_the_batches(run):
     steps = run.steps().to_pandas()
+    arrays = ["observation", "action", "mean", "reward", "reward_control", "reward_run", "return", "value", "advantage"]
+    assert [*steps] == ["iteration", "step", "task", "episode", "t", *arrays, "terminated", "truncated"]
     assert len(steps) == sum(run[i].rollouts(k).num_steps for i in range(3) for k in range(2))
     for row in steps.sample(40, random_state=0).itertuples(index=False):
         episodes, samples = run[row.iteration].rollouts(row.step), run[row.iteration].samples(row.step)
@@ -310,6 +313,31 @@ def test_rows_of_packed_iterations_are_in_the_order_of_iterations(make_run):
     records = [run.record(ref) for ref in run.refs() if ref.iteration >= 7]  # of which a set begins with 8
     raw = table_file(run.files, "tasks", records)
     assert pq.read_table(pa.BufferReader(raw))["iteration"].to_pylist() == [7, 8]
+
+
+def test_a_table_has_a_row_per_entry_of_real_steps_and_of_arrays_of_other_sizes(tmp_path, creation, put, batches):
+    episodes, sizes = batches.episodes(np.array([[5, 1], [2, 3], [4, 1]])), [(2, 2, 5), (3, 1, 5), (3, 2, 4)]
+    samples = [Samples(*(np.ones(size, np.float32) for _ in range(4))) for size in sizes]
+    outputs = {"collect_rollouts": [episodes] * 3, "process_samples": samples}
+    with storage.create_run(tmp_path / "run", capacity=1, **creation) as writer:
+        for ref, value, inputs in batches.iteration(0, rounds=3):
+            put(writer, [(ref, outputs[ref.stage][ref.step] if ref.stage in outputs else value, inputs)])
+    run = storage.open_run(tmp_path / "run")
+    actions = run.table("rollouts", columns=["actions"], steps=0)
+    assert actions.column_names == ["iteration", "step", "task", "episode", "t", "action", "actions"]
+    assert actions["actions"].to_pylist() == episodes.actions[episodes.mask == 1].ravel().tolist()
+    assert [run.table("samples", columns=["returns"], steps=k).num_rows for k in range(3)] == [20, 15, 24]
+
+
+def test_names_of_another_number_of_components_are_not_those_of_a_vector(tmp_path, creation, put, batches):
+    components = {"observation": {"names": ["x", "y", "z"], "units": ["m", "m", "m"]}}
+    about = {**creation, "environment": {"components": components}}
+    with storage.create_run(tmp_path / "run", capacity=1, **about) as writer:
+        put(writer, batches.iteration(0))
+    run = storage.open_run(tmp_path / "run")
+    assert run.steps(columns=["observation"]).num_rows
+    with pytest.raises(ValueError, match=r"steps have no columns \['observation.x'\]"):
+        run.steps(columns=["observation.x"])
 
 
 def test_an_axis_without_entries_is_a_column_of_empty_lists():
