@@ -139,7 +139,7 @@ class _LogFile(RotatingFileHandler):
         if path.is_symlink():
             raise OSError(f"{path} is a symbolic link")
         with path.open("ab+") as file:
-            if file.tell() and not (file.seek(-1, os.SEEK_END) >= 0 and file.read(1) == b"\n"):
+            if file.tell() and not (file.seek(-1, os.SEEK_END) >= 0 and file.read() == b"\n"):
                 file.write(b"\n")  # an earlier writer was killed in the middle of a line
         super().__init__(
             path, maxBytes=MOST_BYTES, backupCount=OLDER_FILES, encoding="utf-8", errors="backslashreplace"

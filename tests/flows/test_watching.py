@@ -25,7 +25,7 @@ from metaloom.flows.errors import EXIT_INTERRUPTED, UsageError
 from metaloom.flows.formatting import size
 from metaloom.flows.operations.cancel import ask_to_stop, wait_for_end
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.run_log import LogReader, kept_log
+from metaloom.flows.run_log import LEVELS, LogReader, kept_log
 from metaloom.flows.views.watching import Watch, WatchPanel, watch_run
 from metaloom.storage.write.holder import owner_document
 
@@ -269,7 +269,7 @@ class TestLog:
             "message": "session 0 begins; rollouts in this process, 1 physics thread",
             "workers": "this process, 1 physics thread",
         }  # fmt: skip
-        by_level = {level: [line for line in found if line.level == level] for level in ("debug", "warning", "error")}
+        by_level = {level: [line for line in found if line.level == level] for level in LEVELS}
         run = storage.open_run(path)
         assert [line.ref for line in by_level["debug"]] == sorted(run.refs(), key=lambda ref: run.record(ref).sequence)
         assert [line.message.split(" (")[0] for line in by_level["warning"]] == [
@@ -277,6 +277,7 @@ class TestLog:
             "UserWarning: deprecated\N{REPLACEMENT CHARACTER}",
         ]
         assert by_level["error"][0].message == "torn\nValueError: because"
+        assert "iteration 0 (1 of 1) done" in [line.message for line in by_level["info"]]
         assert by_level["error"][0].ref == run.last_ref(0)
         assert storage.verify_run(path) == []
         watch = Watch(path)
@@ -321,14 +322,15 @@ class TestLog:
         path = copy_tiny_run(tmp_path / "run")
         monkeypatch.setattr("metaloom.flows.run_log.MOST_BYTES", 2000)
         reader = LogReader(path)
-        count = len(reader.new_lines())
+        count = before = len(reader.new_lines())
         with kept_log() as log, storage.open_writer(path) as writer, log.of(writer, "x"):
             for n in range(10):
                 log.log_event(logging.INFO, f"{n} {'x' * 500}")
                 count += len(reader.new_lines())
-            for _ in range(20):
-                log.log_event(logging.INFO, "y" * 20_000)
-        assert count >= 11
+            for n in range(20):
+                log.log_event(logging.INFO, f"{n:02}{'y' * 20_000}")
+        assert count == before + 11
+        assert [line.message for line in lines(path)] == [f"{n}{'y' * 9_998}" for n in range(15, 20)]
         sizes = [file.stat().st_size for file in (path / "_operator").glob("log.jsonl*")]
         assert len(sizes) == 5
         assert max(sizes) < 11_000  # a file that holds but one message, which is cut
@@ -338,11 +340,24 @@ class TestLog:
         before = len(lines(path))
         with kept_log() as log:
             for n in range(102):
-                logging.getLogger("early").warning("line %d", n)
+                logging.getLogger("early").warning("line %d: \N{DEGREE SIGN}C", n)
             with storage.open_writer(path) as writer, log.of(writer, "x"):
                 pass
-        assert [line.message for line in lines(path)[before : before + 100]] == [f"line {n}" for n in range(2, 102)]
+        found = [line.message for line in lines(path)[before : before + 100]]
+        assert found == [f"line {n}: \N{DEGREE SIGN}C" for n in range(2, 102)]
         assert lines(path)[before + 100].message.startswith("session 1 begins")
+        raw = (path / "_operator" / "log.jsonl").read_text("utf-8")
+        assert (found[0] in raw, "\n\n" in raw) == (True, False)
+
+    def test_of_libraries_that_log_every_connection_it_has_warnings_alone(self, copy_tiny_run, tmp_path):
+        path = copy_tiny_run(tmp_path / "run")
+        before, level = len(lines(path)), logging.getLogger().level
+        with kept_log() as log, storage.open_writer(path) as writer, log.of(writer, "x"):
+            assert logging.getLogger().level == level  # that of who has configured logging
+            for name in ("distributed.core", "own"):
+                for number in (logging.INFO, logging.WARNING):
+                    log.emit(logging.LogRecord(name, number, "", 0, f"{name} {number}", None, None))
+        assert [line.message for line in lines(path)[before + 1 :]] == ["distributed.core 30", "own 20", "own 30"]
 
     def test_a_log_that_cannot_be_written_stops_nothing(self, tmp_path, tiny_config, caplog):
         path = tmp_path / "run"
@@ -355,13 +370,25 @@ class TestLog:
         assert "cannot write a log" in caplog.text
         assert len(storage.open_run(path).iterations) == 2
 
+    def test_a_log_that_is_a_link_is_not_written(self, copy_tiny_run, tmp_path, caplog):
+        path = copy_tiny_run(tmp_path / "run")
+        place = path / "_operator" / "log.jsonl"
+        before = place.rename(tmp_path / "elsewhere").read_text()
+        place.symlink_to(tmp_path / "elsewhere")
+        with kept_log() as log, storage.open_writer(path) as writer, log.of(writer, "x"):
+            pass
+        assert f"{place} is a symbolic link" in caplog.text
+        assert (tmp_path / "elsewhere").read_text() == before
+
     def test_warnings_reach_the_console_of_who_has_configured_no_logging(self, tmp_path):
         code = (
             "import logging, metaloom\nfrom metaloom.flows.run_log import kept_log\n"
-            "with kept_log():\n    logging.getLogger('a.b').warning('seen')\n    logging.getLogger('a').info('quiet')\n"
+            "with kept_log(), kept_log():\n"
+            "    logging.getLogger('a.b').warning('seen')\n    logging.getLogger('a').info('quiet')\n"
+            "    print(logging.getLevelName(logging.getLogger().level))\n"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-        assert (done.stderr, done.returncode) == ("seen\n", 0)
+        assert (done.stderr, done.stdout, done.returncode) == ("seen\n", "INFO\n", 0)
 
 
 def test_a_run_on_dask_workers_logs_what_its_environments_say(tmp_path, monkeypatch):
