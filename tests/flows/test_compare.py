@@ -19,6 +19,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import number
 from metaloom.flows.results.comparison import verdicts
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.run_groups import settings_of
 from metaloom.pipeline.comparison.groups import Estimate, Pair
 from metaloom.pipeline.config.input import override
 from metaloom.pipeline.config.run import build_config
@@ -165,8 +166,18 @@ def test_runs_of_other_environments_are_refused_unless_told(make, runs):
     assert {group.name for group in by_env.groups} == {"env.name=point-corner", "env.name=point-momentum"}
     with pytest.raises(UsageError, match="groups were trained in different environments"):
         compare([runs[0], runs[2], other], mixed=True)
-    with pytest.raises(UsageError, match="different environments"):
+    with pytest.raises(UsageError, match=r"environments: .* has max_episode_steps=10; .* has max_episode_steps=5;"):
         compare([runs[0], make("max_episode_steps=5", "algorithm.inner_lr=0.05", "seed=1")])
+
+
+def test_settings_that_an_earlier_version_did_not_have_are_those_it_acted_by_unless_others_may_define_them():
+    def found(algorithm):
+        config = {"algorithm": {"name": algorithm}, "env": {"name": "point-corner"}, "iterations": 3}
+        return settings_of(SimpleNamespace(config=config, capacity=7, info={"config": config}))
+
+    assert {"iterations": "7", "env.name": "point-corner"}.items() <= found("promp").items()
+    assert "algorithm.clip_eps" in found("promp")
+    assert found("own:ProMP") == {"algorithm.name": "own:ProMP", "env.name": "point-corner", "iterations": "7"}
 
 
 def test_other_evaluations_are_refused_unless_told(make, evaluated):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from metaloom.flows import cli
 from metaloom.flows.cli.output import EXIT_OUTPUT_CLOSED
 from metaloom.flows.commands.train import Observer, resume, train
 from metaloom.flows.errors import EXIT_INTERRUPTED
-from metaloom.flows.interrupt import stop_on_interrupt
+from metaloom.flows.interrupt import StageAbandoned, abandonable, stop_on_interrupt
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.envs.config import EnvConfig
 
@@ -105,6 +106,37 @@ def test_a_run_that_is_complete_when_it_is_told_to_end_leaves_its_report_to_the_
     assert not (tmp_path / "runs" / "reports").exists()
 
 
+def test_ctrl_c_lets_the_stage_end_and_other_signals_give_it_ten_seconds(monkeypatch, capfd):
+    @abandonable()
+    def work():
+        os.kill(os.getpid(), signal.SIGTERM)
+        while True:
+            pass
+
+    asked = {
+        signal.SIGINT: "press Ctrl-C again to stop at once",
+        signal.SIGTERM: "after 10 s it is abandoned, and computed again by `metaloom resume`",
+    }
+    for number, how in asked.items():
+        with stop_on_interrupt(str) as should_stop:
+            os.kill(os.getpid(), number)
+            while not should_stop():
+                pass
+            assert (0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 10) == (number != signal.SIGINT)
+        assert capfd.readouterr().err == f"\nfinishing the current stage; {how}\n"
+        assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    monkeypatch.setattr(metaloom.flows.interrupt, "STAGE_SECONDS", 0.01)
+    with stop_on_interrupt(str):
+        with pytest.raises(StageAbandoned):
+            work()
+        assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)  # it is abandoned once
+    with stop_on_interrupt(str):
+        os.kill(os.getpid(), signal.SIGTERM)
+        until = time.monotonic() + 0.05
+        while time.monotonic() < until:  # what is not in such a block goes on
+            pass
+
+
 def test_hang_ups_are_ignored_under_nohup(monkeypatch):
     ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -145,6 +177,16 @@ def test_output_that_cannot_be_written_costs_no_iteration_and_is_reported_once(r
     assert (ended.returncode, ended.stderr.count("cannot be written")) == (0, bool(told))
     assert told in ended.stderr
     assert done(tmp_path / "runs")
+
+
+def test_a_closed_stream_is_replaced_before_a_file_gets_its_number():
+    code = (
+        "import os\nfrom metaloom.flows.streams import keep_streams\nfound = []\n"
+        "for number in (0, 1, 2):\n"
+        "    os.close(number)\n    keep_streams()\n    found.append(os.readlink(f'/proc/self/fd/{number}'))\n"
+        "assert found == ['/dev/null'] * 3"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_a_command_whose_answer_cannot_be_written_fails(command, tmp_path):

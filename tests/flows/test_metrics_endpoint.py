@@ -1,5 +1,6 @@
 """The page that Prometheus reads of a training, and the dashboard that shows it."""
 
+import errno
 import json
 import re
 import socket
@@ -136,6 +137,19 @@ def test_a_port_that_is_taken_is_told_before_anything_is_made(settings, tmp_path
 def test_a_port_that_there_is_not_is_refused(port):
     with (
         pytest.raises(UsageError, match=f"--metrics-port must be between 1 and 65535, got {port}"),
+        metrics_at(port, "first", Observer()),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("port", [1, 65535])
+def test_the_first_and_the_last_port_may_be_asked_for(port, monkeypatch):
+    def refuse(*_, **options):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("metaloom.flows.metrics_endpoint.start_http_server", refuse)
+    with (
+        pytest.raises(UsageError, match=rf"--metrics-port {port} cannot be opened \(Permission denied\)"),
         metrics_at(port, "first", Observer()),
     ):
         pass

@@ -556,6 +556,7 @@ def test_runs_of_one_name_or_without_a_table_can_be_read_together(made, tmp_path
         runs = metaloom.open_runs(pattern)
         assert [each.name for each in runs] == ["same", "other", "same", "new"]
         assert runs.metrics()["run"].to_pylist() == [str(tmp_path / "a" / "same")] * 2 + [str(tmp_path / "b" / "same")]
+        assert runs.metrics().column_names[:2] == ["run", "iteration"]
     with pytest.raises(storage.StageMissing, match="no table of evaluations"):
         runs.evaluations()
     with pytest.raises(UsageError, match=r"cannot search the URL s3://bucket/\*; pass a pattern"):
