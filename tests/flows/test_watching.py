@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -429,6 +430,28 @@ def test_what_is_watched_of_the_store_agrees_with_what_the_trainer_told(tmp_path
     assert [(r.iteration, r.iterations, dict(r.metrics), [*r.evaluation_returns]) for r in seen] == [
         (r.iteration, r.iterations, dict(r.metrics), [*r.evaluation_returns]) for r in told
     ]
+
+
+def test_the_speed_that_is_watched_counts_the_time_between_the_stages_and_not_that_of_evaluating(
+    tmp_path, tiny_config, monkeypatch
+):
+    config = tiny_config(evaluation={"every": 1, "num_tasks": 2, "episodes": 2, "test_episodes": 1})
+    training.train(config, tmp_path / "run", backend=SERIAL)
+    run, record = storage.open_run(tmp_path / "run"), storage.Run.record
+
+    def timed(run, ref):  # a stage begins every 100 ms and takes 10 ms
+        found = record(run, ref)
+        return replace(found, started=f"2026-01-01T00:00:{found.sequence / 10:06.3f}Z", seconds=0.01)
+
+    monkeypatch.setattr(storage.Run, "record", timed)
+    for i, report in enumerate(Watch(tmp_path / "run").look()):
+        assert set(report.stage_seconds.values()) == {0.01}
+        num_stages = len(report.stage_seconds)
+        assert report.elapsed_seconds == pytest.approx(0.1 * ((i + 1) * num_stages - 1) + 0.01, abs=1e-5)
+        num_steps = sum(run.episodes(i)["length"].to_pylist())
+        assert report.steps_per_second == pytest.approx(num_steps / (0.1 * (num_stages - 1)), rel=1e-4)
+    monkeypatch.setattr(storage.Run, "record", lambda *of: replace(record(*of), started="never", seconds=0.0))
+    assert {(r.elapsed_seconds, r.steps_per_second) for r in Watch(tmp_path / "run").look()} == {(0.0, None)}
 
 
 def test_ctrl_c_while_waiting_leaves_the_request(copy_tiny_run, tmp_path, monkeypatch, capsys):
