@@ -360,11 +360,15 @@ def test_old_outputs_leave_memory_and_are_read_from_disk(make_run, batches, put,
         assert (old.params == tasks[1].params).all()
 
 
+@pytest.mark.parametrize(
+    ("error", "has_traceback"),
+    [(RuntimeError("bug"), True), (storage.StoreError("x", found="a", required="b", action="c"), False)],
+)
 def test_an_error_in_the_block_is_not_hidden_by_one_of_the_writer(
-    tmp_path, creation, put, batches, monkeypatch, caplog
+    tmp_path, creation, put, batches, monkeypatch, caplog, error, has_traceback
 ):
     def fail(*_):
-        raise OSError("disk")
+        raise error
 
     def put_and_fail():
         with storage.create_run(tmp_path / "run", capacity=1, **creation) as writer:
@@ -374,7 +378,9 @@ def test_an_error_in_the_block_is_not_hidden_by_one_of_the_writer(
     monkeypatch.setattr(Publisher, "publish", fail)
     with pytest.raises(KeyError, match="mine"):
         put_and_fail()
-    assert "not everything could be stored" in caplog.text
+    (record,) = caplog.records
+    assert record.message == f"not everything could be stored: {error}"
+    assert ("Traceback" in caplog.text) is has_traceback
 
 
 def test_a_run_is_created_only_where_nothing_is(tmp_path, creation, make_run):
