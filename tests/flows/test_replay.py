@@ -174,9 +174,11 @@ def test_recorded_arithmetic_that_the_processor_cannot_run_is_not_asked_for_and_
 ):
     monkeypatch.setattr(as_recorded, "system", lambda: {"cpu_flags": "sse2 sse4_2 avx avx2 fma"})
     monkeypatch.setattr(Run, "environment_of", lambda run, ref: {"arithmetic": arithmetic_facts() | {"blas": code}})
-    assert as_recorded.arithmetic_of(storage.open_run(stored), [0]).missed.keys() == {"blas"}
+    found, acting = as_recorded.arithmetic_of(storage.open_run(stored), [0]), arithmetic_facts()
+    assert (found.missed.keys(), found.used, found.wanted) == ({"blas"}, acting, acting | {"blas": code})
     assert cli.run(["replay", f"{stored}@0", "--as-recorded", "--stage", "sample_tasks"]) == 0
     out = " ".join(capsys.readouterr().out.split())
+    assert f"BLAS {acting['blas']} (not " in out
     assert reason in out
     assert "another processor may compute different bits" in out
     assert "\x1b[2J" not in out
