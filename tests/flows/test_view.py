@@ -305,6 +305,14 @@ def test_the_graph_links_every_output_of_an_iteration_with_its_digest(runs, view
     assert graph.count("<path d=") == 1 + sum(len(run.record(r).inputs) for r in run.refs() if r.iteration == 1)
 
 
+def test_parameters_of_inner_steps_are_compared_by_name_whatever_their_order():
+    step = {"b": np.array([[1.0, 2]]), "a": np.array([[3.0]])}
+    for start in (None, {"a": np.array([1.0]), "b": np.array([4.0, 9])}):
+        found, reordered = (outputs._flat(adapted, start) for adapted in (step, dict(sorted(step.items()))))
+        np.testing.assert_array_equal(found, reordered)
+        assert sorted(found[0]) == ([1, 2, 3] if start is None else [-7, -3, 2])
+
+
 def test_principal_components_find_the_plane_that_points_lie_in():
     rng = np.random.default_rng(0)
     axes, _ = np.linalg.qr(rng.normal(size=(7, 2)))
