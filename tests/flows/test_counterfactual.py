@@ -1,4 +1,5 @@
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -99,7 +100,8 @@ def test_stages_that_sample_are_refused(tmp_path, tiny_config, monkeypatch, stag
         optimize(tmp_path / "run", 0, stage=stage)
 
 
-def test_settings_of_processing_take_effect_in_the_update(stored):
+def test_settings_of_processing_take_effect_in_the_update(stored, monkeypatch):
+    monkeypatch.setitem(sys.modules, "metaloom.flows.rollouts.dask", None)  # no workers start, as nothing is sampled
     result = optimize(stored, 1, ["processing.discount=0.5"])
     assert not result.changed.identical
     stored_return, changed_return = result.quantities()["step_0.average_discounted_return"]

@@ -1,6 +1,7 @@
 """`metaloom fork`: another continuation of a stored run, which is a run like any other."""
 
 import shutil
+import sys
 
 import pytest
 
@@ -46,7 +47,8 @@ def test_a_fork_differs_from_its_parent_from_the_fork_on_and_replays_under_the_s
     assert all(outcome.identical for outcome in replay(tmp_path / "child"))
 
 
-def test_settings_that_do_not_change_the_form_of_a_batch_can_change(parent, tmp_path):
+def test_settings_that_do_not_change_the_form_of_a_batch_can_change(parent, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "metaloom.flows.rollouts.dask", None)  # a fork starts no workers
     changes = ["seed=9", "processing.discount=0.9", "env.action_scale=0.5", "algorithm.outer_lr=0.1"]
     fork(parent, 1, tmp_path / "child", changes)
     assert resume(tmp_path / "child", backend=SERIAL).iterations_done == 3

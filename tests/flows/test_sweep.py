@@ -278,7 +278,8 @@ def test_a_bad_grid_is_refused_before_anything_starts(grid, problem, runs_folder
     assert storage.find_runs(runs_folder) == []
 
 
-def test_what_only_building_a_run_shows_is_refused_before_the_first_one_trains(runs_folder):
+def test_what_only_building_a_run_shows_is_refused_before_the_first_one_trains(runs_folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "metaloom.flows.rollouts.dask", None)  # which needs no workers
     settings = [setting for setting in SMALL_SWEEP if not setting.startswith("env.")]
     grid = {"env.options.reward": ("dense", "no")}
     sweep, configs = plan("promp-point-corner", "r", seeds=1, grid=grid, settings=settings)
