@@ -67,7 +67,7 @@ def disk_use(path: Path, on_progress: Progress = unseen) -> DiskUse:
 
 def in_ranges(iterations: Mapping[int, int]) -> dict[tuple[int, int], int]:
     """Return the bytes per iteration range, keyed by (first, last): at most RANGES, all but the last equally long."""
-    count = max(iterations, default=-1) + 1
+    count = max((i + 1 for i in iterations), default=0)
     width = max(1, -(-count // RANGES))
     ranges = [range(start, min(start + width, count)) for start in range(0, count, width)]
     return {(found[0], found[-1]): sum(iterations.get(i, 0) for i in found) for found in ranges}
