@@ -1,8 +1,10 @@
 """What the page over runs is told: the numbers of the readers, of whole, growing, thinned, packed and damaged runs."""
 
 import io
+import os
 import shlex
 import shutil
+import signal
 import subprocess
 from types import SimpleNamespace
 
@@ -18,7 +20,7 @@ from metaloom.flows.errors import UsageError
 from metaloom.flows.recipes import new_config
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.viewer import curves as viewer_curves
-from metaloom.flows.viewer import filming, outputs
+from metaloom.flows.viewer import filming, outputs, pages
 from metaloom.flows.viewer.curves import Curves
 from metaloom.flows.viewer.outputs import principal_components
 from metaloom.flows.viewer.values import episode_length
@@ -117,6 +119,7 @@ def test_curves_and_state_follow_a_run_that_goes_on(tmp_path, tiny_config):
     live = viewer.get("run", "growing", "live")
     assert (live["state"], live["iterations_done"], live["iterations"]) == ("stopped", 1, 3)
     assert (live["algorithm"], live["env"], live["seed"]) == ("promp", "point-corner", 7)
+    assert viewer.get("runs")["runs"][0]["state"] == "stopped"
     with storage.open_writer(path):
         assert viewer.get("run", "growing", "live")["state"] == "training"
         assert viewer.get("runs")["runs"][0]["state"] == "training"
@@ -127,6 +130,33 @@ def test_curves_and_state_follow_a_run_that_goes_on(tmp_path, tiny_config):
     assert [chart["iterations"] for chart in followed["charts"] if chart["section"] == "Evaluation"] == [[0, 1, 2]] * 2
     assert viewer.get("runs")["runs"][0]["state"] == "complete"
     assert len(viewer.get("run", "growing", "spark")["values"]) == 3
+
+
+def test_the_list_follows_a_writer_that_is_killed_and_reads_a_run_at_rest_only_once(runs, viewer, monkeypatch):
+    def states():
+        return [row["state"] for row in viewer.get("runs")["runs"]]
+
+    (runs / "tiny" / "_commits" / "00000000.meta_optimize.0.json").unlink()
+    is_open, opened = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            storage.open_writer(runs / "tiny")
+            os.write(opened, b"yes")
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(opened)
+    try:
+        assert os.read(is_open, 3) == b"yes"
+        assert states() == ["training"]
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(is_open)
+    assert states() == ["killed"]
+    monkeypatch.setattr(pages, "list_run_row", lambda folder: {"name": folder.name, "state": "read again"})
+    assert states() == ["killed"]
 
 
 def test_an_iteration_under_way_tells_the_returns_that_its_table_will_have(tmp_path, tiny_config):
