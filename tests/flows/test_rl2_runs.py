@@ -243,7 +243,7 @@ def test_settings_that_do_not_fit_are_refused_with_the_reason(change, reason):
 @pytest.mark.parametrize("recipe", ["rl2-bandit", "varibad-hidden-goal-grid"])
 def test_a_standard_deviation_is_refused_where_actions_are_discrete(recipe, tmp_path):
     with pytest.raises(ConfigError, match=r"'init_std': 0\.5.* 5 discrete actions; remove it"):
-        train(recipe_config(recipe, ["policy.init_std=0.5"]), tmp_path / "run", backend=SERIAL)
+        train(recipe_config(recipe, ["policy.init_std=0.5", "iterations=1"]), tmp_path / "run", backend=SERIAL)
     assert not (tmp_path / "run").exists()
 
 
