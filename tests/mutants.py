@@ -103,7 +103,8 @@ def faults_of(file: str, raw: bytes) -> Iterator[Fault]:
 def _walk(node: ast.AST) -> Iterator[ast.AST]:
     """All nodes but annotations, messages of errors, what only type checkers read, and what changes nothing.
 
-    The last are `strict` of zips, whose inputs are equally long, and the -1 of reshapes, instead of which -2 does.
+    The last are keywords of type variables, `strict` of zips, whose inputs have equal lengths, and the -1 of reshapes,
+    for which any negative number works. Swapped arguments of `_SYMMETRIC` functions are left out elsewhere.
     """
     if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
         return
@@ -147,10 +148,11 @@ def _changes(node: ast.AST, text: Callable[[Node], str]) -> Iterator[tuple[str, 
             for one, other in pairwise(values):
                 yield "return", one, one, text(other)
         case ast.Call(func, [first, second, *_] as arguments):
-            if text(func).rpartition(".")[2] in _SEEDED:
+            name = text(func).rpartition(".")[2]
+            if name in _SEEDED:
                 for argument in arguments[2 if isinstance(func, ast.Name) else 0 :]:
                     yield "seed component", argument, argument, "0"
-            elif text(func).rpartition(".")[2] not in _SYMMETRIC and not any(
+            elif name not in _SYMMETRIC and not any(
                 isinstance(argument, ast.Starred | ast.GeneratorExp) for argument in (first, second)
             ):
                 yield "swapped arguments", first, second, f"{text(second)}, {text(first)}"

@@ -51,7 +51,7 @@ def disk_use(path: Path, on_progress: Progress = unseen) -> DiskUse:
     except (storage.RunNotFound, storage.NotARun):
         raise
     except storage.StoreError as error:
-        return DiskUse(name, storage.location(path), local, 0, shared_bytes, problem=error.found)
+        return DiskUse(name, storage.location(path), local, only_remote=0, shared=shared_bytes, problem=error.found)
     return DiskUse(
         name,
         run.location,

@@ -400,7 +400,7 @@ def segment_of(name: str) -> str | None:
 
 def sealed_in(names: Iterable[str]) -> set[str]:
     """Return the folders of segments whose seals are among the files."""
-    return {name.removesuffix(f"/{SEAL}") for name in names if name.endswith(f"/{SEAL}")}
+    return {folder for name in names if (folder := segment_of(name)) and name == f"{folder}/{SEAL}"}
 
 
 def surplus_segments(root: Path, files: Iterable[str]) -> list[Path]:

@@ -15,7 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from metaloom import storage
 from metaloom.storage.format.files import parse_sealed, render, sealed
 from metaloom.storage.remote.entries import LoggedFile, in_groups
-from metaloom.storage.remote.log import RemoteLog
+from metaloom.storage.remote.log import RemoteLog, sealed_in
 from metaloom.storage.remote.objects import _PASSING, TIMEOUT, Deadlines, ObjectFolder
 
 URL = "memory://bucket/runs/first"
@@ -244,6 +244,13 @@ def test_a_capacity_of_as_many_digits_is_stored(run, other_machine):
     storage.open_writer(URL, capacity=2).close()
     other_machine("second")
     assert storage.open_run(URL).capacity == 2
+
+
+def test_only_the_seal_in_a_segments_own_folder_makes_it_whole():
+    """What has a seal is replaced or dropped in the cache, so that no other folder of a run may count."""
+    segment = "_segments/00000000-00000003"
+    others = [f"{segment}/data.zarr/seal.json", "_commits/seal.json", "data.zarr/tasks/seal.json", "seal.json"]
+    assert sealed_in([f"{segment}/seal.json", *others]) == {segment}
 
 
 def test_a_folder_of_the_store_that_holds_no_run_is_not_listed(memory, run):
