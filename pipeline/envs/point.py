@@ -136,8 +136,8 @@ class Point2D(PointRobot, MetaEnv):
         return np.asarray(np.all(np.abs(states) < self.near, axis=1))
 
 
-class _GoalPoint(PointRobot, MetaEnv):
-    """Base class for points that go from the origin to a goal drawn from a square; reaching it ends the episode."""
+class _ToGoal:
+    """Rules of points that go from the origin to a goal drawn from a square; reaching it ends the episode."""
 
     task_fields: tuple[TaskField, TaskField] = GOAL
     max_action: float = 0.1
@@ -157,7 +157,7 @@ class _GoalPoint(PointRobot, MetaEnv):
         return np.asarray(np.all(np.abs(states - tasks) < self.near, axis=1))
 
 
-class Point2DGoal(_GoalPoint):
+class Point2DGoal(_ToGoal, PointRobot, MetaEnv):
     """Go from the origin to a goal that the observation does not show (MetaPointEnv, version 2).
 
     | task field     | unit | distribution |
@@ -172,7 +172,7 @@ class Point2DGoal(_GoalPoint):
     goal_range: float = 2.0
 
 
-class Navigation2D(_GoalPoint):
+class Navigation2D(_ToGoal, PointRobot, MetaEnv):
     """Go from the origin to a nearby goal that the observation does not show (2D navigation in the MAML paper).
 
     | task field     | unit | distribution |

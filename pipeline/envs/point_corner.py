@@ -1,5 +1,6 @@
 """Point robots that go to one of four corners: directly, through walls, or by accelerating."""
 
+from abc import abstractmethod
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -18,33 +19,15 @@ CORNER_NAMES: dict[str, tuple[float, float]] = dict(
 )
 
 
-class PointCorner(PointRobot, MetaEnv):
-    """Go to one of four corners; only the reward reveals which (MetaPointEnvCorner).
-
-    | task field     | unit | distribution                                     |
-    | -------------- | ---- | ------------------------------------------------ |
-    | goal_x, goal_y | m    | uniform over (±2, ±2), with replacement; id 0-3  |
-
-    | option `reward`  | term             | value, with d the distance to the goal, m                           |
-    | ---------------- | ---------------- | ------------------------------------------------------------------- |
-    | dense            | distance         | -d(s')                                                              |
-    | dense_squared    | squared_distance | -d(s')², m²                                                         |
-    | sparse (default) | progress         | d(s) - d(s') where ‖s'‖₁ >= 0.5 m and no corner is nearer, else 0   |
-
-    | fact (with option `success_radius`) | kind   | value                         |
-    | ----------------------------------- | ------ | ----------------------------- |
-    | success                             | flag   | d(s') <= `success_radius`     |
-    | goal_distance                       | number | d(s'), m                      |
-
-    Observation and action: see PointRobot. Start: U(-0.2, 0.2) per axis. Never terminates.
-    """
+class _ToCorner:
+    """Rules of points that go to one of four corners, and their rewards."""
 
     task_fields: tuple[TaskField, TaskField] = GOAL
     task_set: tuple[tuple[float, float], tuple[float, float], tuple[float, float], tuple[float, float]] = CORNERS
     task_classes: Classes | None = nearest(("goal_x", "goal_y"), CORNER_NAMES)
     max_action: float = 0.2
     rewards: ClassVar[tuple[RewardName, ...]] = ("dense", "dense_squared", "sparse")
-    sparse_radius: float = 0.5
+    sparse_radius: float
 
     def __init__(self, reward: RewardName = "sparse", success_radius: float | None = None) -> None:
         super().__init__()
@@ -75,15 +58,42 @@ class PointCorner(PointRobot, MetaEnv):
         distance = norm(states[:, :2] - tasks[:, :2])
         return {"success": distance <= self.success_radius, "goal_distance": distance}
 
+    @abstractmethod
     def sparse_terms(self, states: Array, next_states: Array, tasks: Array, distance: Array) -> dict[str, Array]:
         """Return the reward term of the sparse variant; `distance` [n] is the distance to the goal after the step."""
+
+
+class PointCorner(_ToCorner, PointRobot, MetaEnv):
+    """Go to one of four corners; only the reward reveals which (MetaPointEnvCorner).
+
+    | task field     | unit | distribution                                     |
+    | -------------- | ---- | ------------------------------------------------ |
+    | goal_x, goal_y | m    | uniform over (±2, ±2), with replacement; id 0-3  |
+
+    | option `reward`  | term             | value, with d the distance to the goal, m                           |
+    | ---------------- | ---------------- | ------------------------------------------------------------------- |
+    | dense            | distance         | -d(s')                                                              |
+    | dense_squared    | squared_distance | -d(s')², m²                                                         |
+    | sparse (default) | progress         | d(s) - d(s') where ‖s'‖₁ >= 0.5 m and no corner is nearer, else 0   |
+
+    | fact (with option `success_radius`) | kind   | value                         |
+    | ----------------------------------- | ------ | ----------------------------- |
+    | success                             | flag   | d(s') <= `success_radius`     |
+    | goal_distance                       | number | d(s'), m                      |
+
+    Observation and action: see PointRobot. Start: U(-0.2, 0.2) per axis. Never terminates.
+    """
+
+    sparse_radius: float = 0.5
+
+    def sparse_terms(self, states: Array, next_states: Array, tasks: Array, distance: Array) -> dict[str, Array]:
         progress = norm(states - tasks) - distance
         outside = np.abs(next_states).sum(axis=1) >= self.sparse_radius
         nearest = (next_states * tasks >= 0).all(axis=1)
         return {"progress": np.where(outside & nearest, progress, 0.0)}
 
 
-class PointWalls(PointCorner):
+class PointWalls(_ToCorner, PointRobot, MetaEnv):
     """Go to one of four corners through two circular walls, each with one gap (MetaPointEnvWalls).
 
     | task field         | unit | distribution                               |
@@ -146,7 +156,7 @@ class PointWalls(PointCorner):
         return {"progress": np.where(distance < self.sparse_radius, progress, 0.0)}
 
 
-class PointMomentum(PointCorner):
+class PointMomentum(_ToCorner, PointRobot, MetaEnv):
     """Go to one of four corners by accelerating (MetaPointEnvMomentum).
 
     | observation | unit   | | action   | unit    | range |

@@ -43,7 +43,7 @@ class PearlPointRobot(FixedTasks, PointRobot, MetaEnv):
         return {"distance": -norm(next_states - tasks)}
 
 
-class PearlSparsePointRobot(PearlPointRobot):
+class PearlSparsePointRobot(FixedTasks, PointRobot, MetaEnv):
     """Go from the origin to one of 80 goals on a semicircle (PEARL's sparse-point-robot).
 
     | task field     | unit | distribution                                                                     |
@@ -63,6 +63,9 @@ class PearlSparsePointRobot(PearlPointRobot):
     origin. Never terminates; PEARL's episodes have 20 steps.
     """
 
+    task_fields: tuple[TaskField, ...] = GOAL
+    reach: float = 1.5
+    max_action: float = 0.1
     goal_radius: float = 0.2
 
     def __init__(
@@ -72,7 +75,8 @@ class PearlSparsePointRobot(PearlPointRobot):
         num_train_tasks: int = NUM_TRAIN_TASKS,
         num_test_tasks: int = NUM_TEST_TASKS,
     ) -> None:
-        super().__init__(num_train_tasks=num_train_tasks, num_test_tasks=num_test_tasks)
+        super().__init__()
+        self.fix_tasks(num_train_tasks, num_test_tasks, self.draw_goals)
         if reward not in ("dense", "sparse"):
             raise EnvError(f"{type(self).__name__}: reward is {reward!r}; expected one of dense, sparse")
         self.reward = reward

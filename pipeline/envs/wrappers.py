@@ -19,6 +19,8 @@ from metaloom.pipeline.types import Array, EpisodeBatch
 
 log: logging.Logger = logging.getLogger(__name__)
 
+Components = Sequence[tuple[str, str]] | None  # names and units, or None if unknown
+
 
 class ActionMap:
     """Map from a policy's actions [..., A] to an environment's box.
@@ -100,25 +102,16 @@ def is_bounded(box: Box) -> bool:
 _NO_BOUND = 1e30
 
 
-class Wrapped(gymnasium.Wrapper[Array, Any, Any, Any], MetaEnv):  # pyright: ignore[reportIncompatibleMethodOverride]
-    """Transparent wrapper that keeps the components and facts that the environment declares."""
+class WithTasks(gymnasium.Wrapper[Array, Any, Any, Any], MetaEnv):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Wrapped environment with the tasks of the MetaEnv `tasks`, which is `env` itself or wrapped by it."""
 
     env: Any
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env)
-        self.observation_components: Sequence[tuple[str, str]] | None = declared_components(
-            env, "observation_components"
-        )
-        self.action_components: Sequence[tuple[str, str]] | None = declared_components(env, "action_components")
-        self.facts: tuple[Fact, ...] = declared_facts(env)
-
-
-class WithTasks(Wrapped):
-    """Wrapped environment with the tasks of the MetaEnv `tasks`, which is `env` itself or wrapped by it."""
-
     def __init__(self, env: gymnasium.Env[Any, Any], tasks: MetaEnv) -> None:
         super().__init__(env)
+        self.observation_components: Components = declared_components(env, "observation_components")
+        self.action_components: Components = declared_components(env, "action_components")
+        self.facts: tuple[Fact, ...] = declared_facts(env)
         self._tasks = tasks
         self.task_fields: tuple[TaskField, ...] = tasks.task_fields
         self.task_set: tuple[tuple[float, ...], ...] | None = tasks.task_set
@@ -213,21 +206,24 @@ class PolicyActionsBatch:
         self._batch.close()
 
 
-class SingleTask(Wrapped):
+class SingleTask(gymnasium.Wrapper[Array, Any, Any, Any], MetaEnv):  # pyright: ignore[reportIncompatibleMethodOverride]
     """Wrapper that turns a gymnasium environment into a MetaEnv with a single task that has no parameters.
 
     `facts` maps the names of facts to their entries in `info`; without it, the facts that the environment declares are
     used.
     """
 
+    env: Any
     task_set: tuple[tuple[()]] = ((),)
 
     def __init__(self, env: gymnasium.Env[Any, Any], facts: Mapping[str, InfoFact] | None = None) -> None:
         super().__init__(env)
+        self.observation_components: Components = declared_components(env, "observation_components")
+        self.action_components: Components = declared_components(env, "action_components")
         self._keys = dict(facts or {})
         self._clashes = False
-        if self._keys:
-            self.facts: tuple[Fact, ...] = tuple(Fact(name, fact.kind, fact.per) for name, fact in self._keys.items())
+        declared = tuple(Fact(name, fact.kind, fact.per) for name, fact in self._keys.items())
+        self.facts: tuple[Fact, ...] = declared or declared_facts(env)
         robot = env.unwrapped
         if hasattr(robot, "observation_structure") and self.observation_space.shape == robot.observation_space.shape:
             # Import here, since other environments do not need MuJoCo.
@@ -236,9 +232,9 @@ class SingleTask(Wrapped):
             observation, action = gymnasium_components(robot)
             # Wrappers that change observations or actions declare None.
             if not env.has_wrapper_attr("observation_components"):
-                self.observation_components: Sequence[tuple[str, str]] | None = observation
+                self.observation_components = observation
             if not env.has_wrapper_attr("action_components"):
-                self.action_components: Sequence[tuple[str, str]] | None = action
+                self.action_components = action
 
     def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
         return np.zeros((num_tasks, 0))
@@ -289,7 +285,7 @@ def observe_places(env: gymnasium.Env[Any, Any], places: Sequence[int]) -> gymna
     return TransformObservation(env, lambda observation: observation[chosen], shown)
 
 
-def declared_components(env: gymnasium.Env[Any, Any], name: str) -> Sequence[tuple[str, str]] | None:
+def declared_components(env: gymnasium.Env[Any, Any], name: str) -> Components:
     """Return the components declared by the outermost wrapper with a declaration, or else by the environment."""
     return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, JsonValue, ValidationError, model_validator
+from pydantic import BaseModel, Field, JsonValue, ValidationError, model_validator
 
 from metaloom.pipeline.algorithms import ALGORITHMS
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
@@ -21,7 +21,7 @@ RUN_DEFAULTS: Mapping[str, Any] = {
 """Defaults that these algorithms set for other run settings."""
 
 
-class ActorCritic(LearningRate):
+class ActorCritic(BaseModel):
     """Settings for a policy and a critic that learn from the same complete episodes."""
 
     graph: ClassVar[str] = "on_policy"
@@ -127,7 +127,7 @@ class JointLoss(ActorCritic):
         return self.value_coeff
 
 
-class A2C(JointLoss, AlgorithmSettings):
+class A2C(JointLoss, LearningRate, AlgorithmSettings):
     """Advantage actor-critic: one pass of policy gradient and critic regression over an iteration's steps.
 
     The synchronous form of Mnih et al. 2016, arXiv:1602.01783, optimized with RMSprop.
@@ -141,7 +141,7 @@ class A2C(JointLoss, AlgorithmSettings):
     """Optimizer for the policy and, with separate state, the critic. adam and rmsprop use ε = 1e-5 unless set."""
 
 
-class PPO(ActorCritic, AlgorithmSettings):
+class PPO(ActorCritic, LearningRate, AlgorithmSettings):
     """Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347) with a separate critic.
 
     The critic is trained first; the policy then learns from advantages computed with the updated critic.
@@ -167,7 +167,7 @@ class PPO(ActorCritic, AlgorithmSettings):
         return self.clip_eps
 
 
-class PPO2(JointLoss, AlgorithmSettings):
+class PPO2(JointLoss, LearningRate, AlgorithmSettings):
     """PPO with a joint policy and critic loss, and clipped value changes, as in OpenAI Baselines."""
 
     name: Literal["ppo2"] = "ppo2"

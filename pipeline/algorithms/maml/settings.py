@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, JsonValue, field_validator, model_validat
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings, RunSettings
 from metaloom.pipeline.estimation.config import processing_problems
 from metaloom.pipeline.nn.optimization import NaturalSteps, OptimizerConfig, ScheduledSteps
-from metaloom.pipeline.schema import MOST_REPEATS, later
+from metaloom.pipeline.schema import MOST_REPEATS, Settings, later
 
 DEFAULT_TARGET_INNER_KL = 0.01
 
@@ -139,7 +139,7 @@ class Exploration(GradientBased):
         return self
 
 
-class TrustRegion(NaturalSteps, Exploration, AlgorithmSettings):
+class TrustRegion(NaturalSteps, GradientBased, Settings):
     """Settings for a meta-update within a trust region, which bounds the mean KL after adaptation.
 
     TRPO, Schulman et al. 2015, arXiv:1502.05477.
@@ -262,7 +262,7 @@ class MAMLPPO(MetaAdam, GradientBased, AlgorithmSettings):
             )
 
 
-class MAMLTRPO(TrustRegion):
+class MAMLTRPO(TrustRegion, Exploration, AlgorithmSettings):
     """MAML-TRPO: policy-gradient inner steps, and a meta-update that bounds the KL after adaptation.
 
     Finn et al. 2017, arXiv:1703.03400, section 5.3. Defaults follow the ProMP authors' run scripts, except for damping,
@@ -272,7 +272,7 @@ class MAMLTRPO(TrustRegion):
     name: Literal["maml-trpo"] = "maml-trpo"
 
 
-class EMAML(TrustRegion):
+class EMAML(TrustRegion, Exploration, AlgorithmSettings):
     """E-MAML: MAML-TRPO that credits pre-update policies for the rewards after adaptation.
 
     Stadie et al. 2018, arXiv:1803.01118. Defaults follow the ProMP authors' run script.

@@ -32,6 +32,7 @@ from metaloom.pipeline.seeding import generator
 from metaloom.pipeline.types import Array, LearnerState, Metrics, ParallelMap, Params
 
 CRITIC_KERNEL, CRITIC_BIAS = "critic.output.kernel", "critic.output.bias"
+KERNEL = Kernel("torch", "recurrent networks have no fused kernel")
 
 
 class MemoryPolicy(RecurrentPolicy):
@@ -77,26 +78,30 @@ class MemoryPolicy(RecurrentPolicy):
         return torch.nn.functional.linear(features, params[CRITIC_KERNEL].t(), params[CRITIC_BIAS]).squeeze(-1)
 
 
+def first_state(policy: MemoryPolicy, settings: MemorySettings, run_seed: int) -> LearnerState:
+    """Return the state before the first update, with a critic that is zero everywhere."""
+    params = policy.initialize(generator(run_seed, "initialize"), settings.initial_output_scale)
+    critic: Params = {
+        CRITIC_KERNEL: np.zeros((policy.critic_size, 1), np.float32),
+        CRITIC_BIAS: np.zeros(1, np.float32),
+    }
+    optimizer = initial_state(settings.optimizer, params | critic) if isinstance(settings, TrialSteps) else {}
+    counter = np.array(0, np.int64)
+    return LearnerState(params, optimizer, {**critic, CRITIC_SCALE: UNSCALED.copy(), NUM_UPDATES: counter})
+
+
 class MemoryLearner(TrialLearner[Steps]):
     """Learner that trains a recurrent policy with gradient steps on minibatches of trials."""
 
+    settings: MemorySettings
     policy: MemoryPolicy
+    kernel: Kernel = KERNEL
 
     def __init__(self, settings: MemorySettings, setup: Setup) -> None:
         super().__init__(settings, setup, MemoryPolicy(settings, setup), (CRITIC_KERNEL, CRITIC_BIAS))
-        self._output_scale = settings.initial_output_scale
-        self.kernel: Kernel = Kernel("torch", "recurrent networks have no fused kernel")
 
     def initialize(self, *, run_seed: int) -> LearnerState:
-        params = self.policy.initialize(generator(run_seed, "initialize"), self._output_scale)
-        critic: Params = {
-            CRITIC_KERNEL: np.zeros((self.policy.critic_size, 1), np.float32),
-            CRITIC_BIAS: np.zeros(1, np.float32),
-        }
-        steps = self.settings
-        optimizer = initial_state(steps.optimizer, params | critic) if isinstance(steps, TrialSteps) else {}
-        counter = np.array(0, np.int64)
-        return LearnerState(params, optimizer, {**critic, CRITIC_SCALE: UNSCALED.copy(), NUM_UPDATES: counter})
+        return first_state(self.policy, self.settings, run_seed)
 
     def update(
         self, state: LearnerState, experience: Steps, *, run_seed: int, iteration: int, parallel: ParallelMap = map
@@ -188,10 +193,18 @@ def _tensors(params: Mapping[str, Array], of: Sequences) -> dict[str, Tensor]:
     return {name: torch.tensor(value, device=of.inputs.device) for name, value in params.items()}
 
 
-class RL2TRPOLearner(MemoryLearner):
+class RL2TRPOLearner(TrialLearner[Steps]):
     """Learner for RL2-TRPO: takes a natural-gradient step, then fits the critic to the new policy's memory."""
 
     settings: RL2TRPO
+    policy: MemoryPolicy
+    kernel: Kernel = KERNEL
+
+    def __init__(self, settings: RL2TRPO, setup: Setup) -> None:
+        super().__init__(settings, setup, MemoryPolicy(settings, setup), (CRITIC_KERNEL, CRITIC_BIAS))
+
+    def initialize(self, *, run_seed: int) -> LearnerState:
+        return first_state(self.policy, self.settings, run_seed)
 
     def update(
         self, state: LearnerState, experience: Steps, *, run_seed: int, iteration: int, parallel: ParallelMap = map
