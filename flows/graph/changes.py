@@ -38,9 +38,11 @@ def machine_changes(run: Run, ref: StageRef) -> Iterator[str]:
     then, now = run.info.get("system", {}), system()
     for name in _DECIDES_BITS:
         before, today = str(then.get(name, "absent")), now[name]
-        if name == "cpu_flags" and before != today:
-            lost, new = ({*a.split()} - {*b.split()} for a, b in ((before, today), (today, before)))
-            yield f"a processor without {_few(lost)}, with {_few(new)}"
+        if name == "cpu_flags" and name in then:
+            old, new = {*before.split()}, {*today.split()}
+            if old != new:
+                unlike = (("without", old - new), ("with", new - old))
+                yield f"a processor {', '.join(f'{word} {_few(flags)}' for word, flags in unlike if flags)}"
         elif before != today:
             yield f"{name} {before} then, {today} now"
     for name, found in mapping(run.environment_of(ref).get("numerics")).items():
@@ -54,4 +56,4 @@ def machine_changes(run: Run, ref: StageRef) -> Iterator[str]:
 
 def _few(flags: set[str]) -> str:
     shown = sorted(flags)[:5]
-    return " ".join(shown) + (f" and {len(flags) - 5} more" if len(flags) > 5 else "") if flags else "anything new"
+    return " ".join(shown) + (f" and {len(flags) - 5} more" if len(flags) > 5 else "")

@@ -72,8 +72,8 @@ def fork_run(
     if iteration:
         parent.select(iteration - 1)
     parent.record(parent.learner_ref(iteration))
-    if capacity < iteration:
-        raise ValueError(f"capacity is {capacity}; the fork begins with {iteration} iterations")
+    if capacity < max(iteration, 1):
+        raise ValueError(f"capacity is {capacity}; the fork begins with {iteration} iterations and needs at least 1")
     with creating(path):
         while True:
             known = parent.files.segments.names()

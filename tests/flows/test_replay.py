@@ -143,7 +143,8 @@ def test_other_arithmetic_than_the_runs_is_named_where_bits_differ(stored):
 @pytest.mark.parametrize(
     ("then", "now", "told"),
     [
-        ("a b c d e f", "b", "a processor without a c d e f, with anything new"),
+        ("a b c d e f", "b", "a processor without a c d e f"),
+        ("b", "c b a", "a processor with a c"),
         ("a z", "z c b d e f g", "a processor without a, with b c d e f and 1 more"),
     ],
 )

@@ -357,8 +357,9 @@ def test_a_fork_killed_at_any_write_leaves_no_run_and_can_be_made_again(make_run
 
 def test_a_fork_with_room_for_less_than_it_begins_with_is_refused(make_run, fork, tmp_path):
     parent = make_run(2)
-    with pytest.raises(ValueError, match="capacity is 1; the fork begins with 2 iterations"):
-        fork(parent, 2, capacity=1)
+    for iteration, capacity in ((2, 1), (0, 0)):
+        with pytest.raises(ValueError, match=f"capacity is {capacity}; the fork begins with {iteration} iterations"):
+            fork(parent, iteration, capacity=capacity)
     assert not (tmp_path / "fork").exists()
     assert fork(parent, 2, capacity=2).iteration == 2
 
