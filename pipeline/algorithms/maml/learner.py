@@ -13,6 +13,7 @@ from metaloom.pipeline.algorithms.maml.meta_gradient import (
     INNER_KL,
     LOG_INNER_LR,
     LOSS,
+    OUTER_KL,
     InnerLoss,
     MetaProblem,
     Objective,
@@ -168,7 +169,7 @@ class MetaLearner(Learner[Step, Steps]):
         before: TaskValues = {}
         after: TaskValues = {}
         metrics: Metrics = {}
-        epoch = 0
+        epoch, stopped = 0, False
         for epoch in range(settings.num_epochs):
             parts: Iterable[Sequence[Array] | None] = [None]
             if settings.num_minibatches > 1:
@@ -182,7 +183,12 @@ class MetaLearner(Learner[Step, Steps]):
                 )
                 if not before:
                     before, metrics = values if rows is None else evaluate(meta_params), measured
+                elif settings.target_kl is not None and mean_over_tasks(values[OUTER_KL]) > settings.target_kl:
+                    stopped = True
+                    break
                 meta_params, optimizer_state = optimizer.step(meta_params, gradients, optimizer_state)
+            if stopped:
+                break
             if settings.tolerance is not None:
                 last, after = after or before, evaluate(meta_params)
                 if abs(mean_over_tasks(after[LOSS]) - mean_over_tasks(last[LOSS])) < settings.tolerance:

@@ -87,16 +87,23 @@ class MetaAdam(ScheduledSteps):
     """Optimizer steps per epoch, each on a disjoint share of each task's environment steps."""
     tolerance: float | None = Field(default=None, gt=0)
     """Stop after an epoch that changes the meta-loss by less than this."""
+    target_kl: float | None = later(None, gt=0)
+    """Take no further optimizer step once the mean KL from behavior to adapted policies exceeds this, in nats."""
     optimizer: OptimizerConfig | None = later(None)
     """Optimizer from torch.optim and its options. The default is Adam as in the references, with ε outside the bias
     correction."""
 
     @model_validator(mode="after")
-    def _tolerance_can_act(self) -> "MetaAdam":
+    def _limits_can_act(self) -> "MetaAdam":
         if self.tolerance is not None and self.num_epochs == 1:
             raise ValueError(
                 f"tolerance is {self.tolerance} but num_epochs is 1, so there is no epoch to skip; "
                 "raise num_epochs or remove tolerance"
+            )
+        if self.target_kl is not None and self.num_epochs * self.num_minibatches == 1:
+            raise ValueError(
+                f"target_kl is {self.target_kl} but there is one optimizer step per iteration, and before it the KL is "
+                "0; raise num_epochs or remove target_kl"
             )
         return self
 

@@ -232,6 +232,7 @@ def test_the_exploration_term_is_credit_times_log_likelihood_before_adaptation(r
         ({"num_epochs": 2}, {}),
         ({"num_minibatches": 2}, {}),
         ({"tolerance": 10.0}, {"num_epochs": 4}),
+        ({"target_kl": 1e-9}, {"num_epochs": 4}),
         ({"first_order": True}, {}),
         ({"trainable_inner_lr": True}, {"num_epochs": 2, "outer_lr": 0.5}),
         ({"exploration": True}, {}),
@@ -345,6 +346,30 @@ def test_epochs_end_when_the_loss_settles(random_steps):
     assert 1 < metrics["epochs"] < 12
     assert metrics["loss_after"] == losses[int(metrics["epochs"]) - 1]
     assert "epochs" not in free
+
+
+def test_no_step_follows_one_that_moves_adapted_policies_further_than_the_target_kl(on_policy_steps):
+    settings = {"outer_lr": 0.01, "num_epochs": 6}
+    learner = build(MAMLPPO(**settings)).initialize(run_seed=0)
+    steps = on_policy_steps(build(MAMLPPO(**settings)), learner)
+    runs = [optimize(MAMLPPO(**settings | {"num_epochs": n}), steps, learner) for n in range(1, 7)]
+    kls = [metrics["outer_kl"] for _, metrics in runs]
+    assert kls == sorted(kls)  # so each number of steps has its range of limits
+    for taken, limit in ((1, kls[0] / 2), (3, (kls[1] + kls[2]) / 2), (6, kls[5])):
+        stopped, metrics = optimize(MAMLPPO(**settings, target_kl=limit), steps, learner)
+        free, expected = runs[taken - 1]
+        assert metrics == expected
+        assert distance(stopped, free) == 0
+        assert stopped.optimizer["step_count"] == taken
+
+
+def test_the_target_kl_ends_an_epoch_between_its_minibatches(random_steps):
+    steps, settings = random_steps(2), {"outer_lr": 0.01, "num_epochs": 3, "num_minibatches": 4}
+    stopped, metrics = optimize(MAMLVPG(**settings, target_kl=1e-6), steps)
+    free, _ = optimize(MAMLVPG(**settings), steps)
+    assert stopped.optimizer["step_count"] == 1
+    assert free.optimizer["step_count"] == 12
+    assert metrics["outer_kl"] > 1e-6
 
 
 def test_tolerance_looks_at_all_samples_when_there_are_minibatches(random_steps):
