@@ -235,6 +235,20 @@ def run_digests() -> Callable[[Path], dict[StageRef, str]]:
 
 
 @pytest.fixture(scope="session")
+def distinct() -> Callable[[Sequence[Path]], list[Path]]:
+    """Leaves out each folder whose files are those of the one before it."""
+
+    def chosen(folders: Sequence[Path]) -> list[Path]:
+        files = [
+            {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+            for folder in folders
+        ]
+        return [folder for n, folder in enumerate(folders) if n == 0 or files[n] != files[n - 1]]
+
+    return chosen
+
+
+@pytest.fixture(scope="session")
 def make_batches() -> type[Batches]:
     """The class of batches, for other sizes."""
     return Batches
