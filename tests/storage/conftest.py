@@ -261,8 +261,12 @@ import sys
 from moto.moto_server.werkzeug_app import MotoRequestHandler, create_backend_app
 from werkzeug.serving import run_simple
 
+class Quiet(MotoRequestHandler):
+    def log_request(self, *about):
+        pass
+
 app = create_backend_app("s3")
-run_simple("127.0.0.1", int(sys.argv[1]), app, threaded=True, request_handler=MotoRequestHandler)
+run_simple("127.0.0.1", int(sys.argv[1]), app, threaded=True, request_handler=Quiet)
 """
 
 
