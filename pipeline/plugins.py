@@ -121,9 +121,15 @@ def place_of(module: str) -> str | None:
 
 def is_installed(file: str) -> bool:
     """Return True if a file belongs to the interpreter or an installed package."""
-    roots = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    roots += [*site.getsitepackages(), site.getusersitepackages()]
-    return any(Path(os.path.realpath(file)).is_relative_to(os.path.realpath(root)) for root in roots)
+    return not _installed_in().isdisjoint(Path(os.path.realpath(file)).parents)
+
+
+@functools.cache
+def _installed_in() -> frozenset[Path]:
+    """Return the folders of the interpreter and of installed packages."""
+    folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [*site.getsitepackages(), site.getusersitepackages()]
+    return frozenset(Path(os.path.realpath(folder)) for folder in folders)
 
 
 def _not_found(path: str, problem: BaseException) -> str:

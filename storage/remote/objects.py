@@ -95,7 +95,9 @@ def _chosen(name: str, default: float, at_least: float = 0.001) -> float:
 # Assumed sizes in bytes, if unknown, of a log entry and of a listing.
 _SMALL_OBJECT = 2**16
 _LISTING = 2**24
+_LARGE = 2**26  # bytes from which an object is worth reading in parts
 _AT_ONCE = 128
+_S3 = ("s3://", "s3a://")
 
 
 class ObjectFolder:
@@ -116,7 +118,9 @@ class ObjectFolder:
         with self._failures():
             paths = [self._path(key) for key in keys]
             size = len(keys) * _SMALL_OBJECT if num_bytes is None else num_bytes
-            found = self._ask(size, lambda fs, limit: _contents(fs.cat(paths, on_error="return", **limit)))
+            # Otherwise, S3's back end asks for an object's size before it reads it, to read it in parts if it is large.
+            whole = {"max_concurrency": 1} if self.url.startswith(_S3) and size <= _LARGE else {}
+            found = self._ask(size, lambda fs, limit: _contents(fs.cat(paths, on_error="return", **whole, **limit)))
             return [found[path] if isinstance(found[path], bytes) else None for path in paths]
 
     def put_all(self, contents: Mapping[str, bytes]) -> None:
@@ -186,7 +190,7 @@ class ObjectFolder:
         from fsspec.core import url_to_fs
 
         options: dict[str, Any] = {}
-        if self.url.startswith(("s3://", "s3a://")):  # whose back end retries 25 times, 15 seconds each
+        if self.url.startswith(_S3):  # whose back end retries 25 times, 15 seconds each
             seconds = self._deadlines.seconds
             once = {"retries": {"total_max_attempts": 1, "mode": "standard"}}
             options = {"config_kwargs": {"connect_timeout": seconds, "read_timeout": seconds, **once}}

@@ -113,6 +113,22 @@ def test_every_command_works_on_a_run_that_another_process_trained(bucket, tmp_p
     assert start.run == f"{URL}/first"
 
 
+def test_small_objects_are_read_with_one_request_each(bucket, monkeypatch):
+    folder, asked, call = ObjectFolder(f"{URL}/first"), [], s3fs.S3FileSystem._call_s3
+    folder.put_all({"a": b"1", "b": b"2"})
+
+    async def counted(self, method, *arguments, **others):
+        asked.append(method)
+        return await call(self, method, *arguments, **others)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", counted)
+    assert folder.get_all(["a", "b", "c"]) == [b"1", b"2", None]
+    assert asked == ["get_object"] * 3
+    asked.clear()
+    assert folder.get_all(["a"], num_bytes=2**27) == [b"1"]  # as large ones are read in parts
+    assert asked == ["head_object", "get_object"]
+
+
 def test_the_page_over_runs_follows_those_under_a_url(bucket, other_machine, monkeypatch):
     monkeypatch.setattr(pages, "REMOTE_SECONDS", 0.0)
     seen: list[StageRef] = []
