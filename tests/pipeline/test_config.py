@@ -88,7 +88,8 @@ def test_an_integer_stands_for_a_float_and_values_of_options_stay_as_they_are():
             "num_minibatches is 50 but a task has at most 40 steps",
         ),
         (["algorithm.num_epochs=1", "algorithm.tolerance=0.1"], "tolerance is 0.1 but num_epochs is 1"),
-        (["algorithm.num_epochs=1", "algorithm.target_kl=0.1"], "target_kl is 0.1 but there is one optimizer step"),
+        (["algorithm.num_epochs=1", "algorithm.target_kl=0.1"], "target_kl is 0.1 but num_epochs is 1"),
+        (["algorithm.num_minibatches=2", "algorithm.target_kl=0.1"], "num_minibatches is 2; it acts between epochs"),
         (
             ["algorithm=dice-maml", "algorithm.num_epochs=2", "algorithm.tolerance=0.1"],
             "tolerance is 0.1 but the value of the DiCE loss is constant in the parameters",

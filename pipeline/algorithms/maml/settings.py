@@ -88,7 +88,7 @@ class MetaAdam(ScheduledSteps):
     tolerance: float | None = Field(default=None, gt=0)
     """Stop after an epoch that changes the meta-loss by less than this."""
     target_kl: float | None = later(None, gt=0)
-    """Take no further optimizer step once the mean KL from behavior to adapted policies exceeds this, in nats."""
+    """Stop after an epoch in which the mean KL from behavior to adapted policies exceeds this, in nats."""
     optimizer: OptimizerConfig | None = later(None)
     """Optimizer from torch.optim and its options. The default is Adam as in the references, with ε outside the bias
     correction."""
@@ -100,10 +100,11 @@ class MetaAdam(ScheduledSteps):
                 f"tolerance is {self.tolerance} but num_epochs is 1, so there is no epoch to skip; "
                 "raise num_epochs or remove tolerance"
             )
-        if self.target_kl is not None and self.num_epochs * self.num_minibatches == 1:
+        if self.target_kl is not None and (self.num_epochs == 1 or self.num_minibatches > 1):
             raise ValueError(
-                f"target_kl is {self.target_kl} but there is one optimizer step per iteration, and before it the KL is "
-                "0; raise num_epochs or remove target_kl"
+                f"target_kl is {self.target_kl} but num_epochs is {self.num_epochs} and num_minibatches is "
+                f"{self.num_minibatches}; it acts between epochs over all samples, so raise num_epochs, and use one "
+                "minibatch, or remove target_kl"
             )
         return self
 

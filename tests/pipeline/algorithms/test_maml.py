@@ -363,13 +363,16 @@ def test_no_step_follows_one_that_moves_adapted_policies_further_than_the_target
         assert stopped.optimizer["step_count"] == taken
 
 
-def test_the_target_kl_ends_an_epoch_between_its_minibatches(random_steps):
-    steps, settings = random_steps(2), {"outer_lr": 0.01, "num_epochs": 3, "num_minibatches": 4}
-    stopped, metrics = optimize(MAMLVPG(**settings, target_kl=1e-6), steps)
-    free, _ = optimize(MAMLVPG(**settings), steps)
-    assert stopped.optimizer["step_count"] == 1
-    assert free.optimizer["step_count"] == 12
-    assert metrics["outer_kl"] > 1e-6
+def test_metrics_are_of_the_epochs_that_were_run_if_the_target_kl_stops_them(on_policy_steps):
+    settings = {"outer_lr": 0.01, "num_epochs": 6, "tolerance": 1e-12}
+    learner = build(MAMLPPO(**settings)).initialize(run_seed=0)
+    steps = on_policy_steps(build(MAMLPPO(**settings)), learner)
+    two, expected = optimize(MAMLPPO(**settings | {"num_epochs": 2}), steps, learner)
+    (_, first), limit = optimize(MAMLPPO(outer_lr=0.01, num_epochs=1), steps, learner), expected["outer_kl"]
+    stopped, metrics = optimize(MAMLPPO(**settings, target_kl=(first["outer_kl"] + limit) / 2), steps, learner)
+    assert metrics == expected
+    assert metrics["epochs"] == 2
+    assert distance(stopped, two) == 0
 
 
 def test_tolerance_looks_at_all_samples_when_there_are_minibatches(random_steps):
