@@ -169,7 +169,7 @@ class MetaLearner(Learner[Step, Steps]):
         before: TaskValues = {}
         after: TaskValues = {}
         metrics: Metrics = {}
-        epochs = 0
+        epoch = 0
         for epoch in range(settings.num_epochs):
             parts: Iterable[Sequence[Array] | None] = [None]
             if settings.num_minibatches > 1:
@@ -183,19 +183,17 @@ class MetaLearner(Learner[Step, Steps]):
                 )
                 if not before:
                     before, metrics = values if rows is None else evaluate(meta_params), measured
-                elif settings.target_kl is not None and not mean_over_tasks(values[OUTER_KL]) <= settings.target_kl:
-                    break
                 meta_params, optimizer_state = optimizer.step(meta_params, gradients, optimizer_state)
-            else:
-                epochs += 1
-            if epochs == epoch:  # the KL was too large
-                break
-            if settings.tolerance is not None:
+            tolerance, target_kl = settings.tolerance, settings.target_kl
+            if tolerance is not None or target_kl is not None:
                 last, after = after or before, evaluate(meta_params)
-                if abs(mean_over_tasks(after[LOSS]) - mean_over_tasks(last[LOSS])) < settings.tolerance:
+                change = abs(mean_over_tasks(after[LOSS]) - mean_over_tasks(last[LOSS]))
+                if tolerance is not None and change < tolerance:
+                    break
+                if target_kl is not None and not mean_over_tasks(after[OUTER_KL]) <= target_kl:
                     break
         if settings.tolerance is not None:
-            metrics["epochs"] = float(epochs)
+            metrics["epochs"] = epoch + 1.0
         if settings.lr_schedule != "constant":
             metrics["outer_lr"] = rate
         return MetaUpdate(meta_params, optimizer_state, before, after or evaluate(meta_params), metrics)
