@@ -20,7 +20,6 @@ from metaloom.flows import cli, recipes, trust
 from metaloom.flows.cli import generated
 from metaloom.flows.cli import train as training
 from metaloom.flows.rollouts.workers import Backend
-from metaloom.flows.views import charts
 
 ROOT = Path(__file__).parents[2]
 PAGES = [name for name in ("README.md", "CONTRIBUTING.md")] + sorted(
@@ -33,20 +32,14 @@ NOT_RUN = 31
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm")]
 
 
-@pytest.fixture(scope="module")
-def drawn() -> dict[str, bytes]:
-    """A chart of each format, as it was drawn first."""
-    return {}
-
-
 def found(name: str) -> list[Block]:
     return [*blocks_of((ROOT / name).read_text(encoding="utf-8"))]
 
 
 @pytest.fixture
-def small(drawn, monkeypatch):
-    """Makes new runs small and charts few; returns the list of settings that take the place of those of the page."""
-    new_config, rendered, forced = recipes.new_config, charts.rendered, []
+def small(monkeypatch):
+    """Makes new runs small, and returns the list of settings that take the place of those of the page."""
+    new_config, forced = recipes.new_config, []
 
     def small_config(recipe, assignments=()):
         algorithm = new_config(recipe, assignments).algorithm.name
@@ -55,13 +48,6 @@ def small(drawn, monkeypatch):
         sizes += [item for item in SMALL_RUNS.get(algorithm, ())[1:] if item.startswith(SIZES)]
         return new_config(recipe, ["iterations=2", *sizes, *assignments, *forced])
 
-    def drawn_once(figure, kind, dpi=160):
-        """Stand for `rendered`; tests/flows/test_report.py draws every chart."""
-        if kind not in drawn:
-            drawn[kind] = rendered(figure, kind, dpi)
-        return drawn[kind]
-
-    monkeypatch.setattr(charts, "rendered", drawn_once)
     monkeypatch.setattr(recipes, "new_config", small_config)
     monkeypatch.setattr(generated, "Backend", lambda threads=1, **others: Backend(workers=0, threads=threads))
     monkeypatch.setattr(training, "_next_steps", lambda folder: f"run {folder}")  # else eight pictures for every run

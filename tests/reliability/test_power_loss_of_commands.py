@@ -1,6 +1,7 @@
 """A power cut while runs are created, packed, thinned, repaired, forked and removed, and after each of these."""
 
 import errno
+import itertools
 import os
 import shutil
 
@@ -113,8 +114,7 @@ def cut_power(request, tmp_path, power_loss, write_points):
     """Acts in a folder, and checks with `holds(folder, ended)` what is left of it by a power cut at any moment.
 
     A sample is the end, where nothing more may be lost, and moments at which most is at stake: before a sync, and when
-    a run or a segment appears. Every second adversary has its turn at the first of these moments, the others at the
-    next, and all of them at the end.
+    a run or a segment appears.
     """
 
     def check(root, act, holds, disk=None, moments=2):
@@ -137,11 +137,7 @@ def cut_power(request, tmp_path, power_loss, write_points):
                 and any(name in APPEARS for _, name, _ in op.entries)
             ]
             chosen = [*syncs[:: len(syncs) // moments + 1], *syncs[-4:], *named, end]
-        every, turns = power_loss.ADVERSARIES, (power_loss.ADVERSARIES[::2], power_loss.ADVERSARIES[1::2])
-        tried = [every if request.param == "all" or length == end else turns[n % 2] for n, length in enumerate(chosen)]
-        for length, adversary in (
-            (length, name) for length, names in zip(chosen, tried, strict=True) for name in names
-        ):
+        for length, adversary in itertools.product(chosen, power_loss.ADVERSARIES):
             content = disk.after_power_cut(length, adversary)
             if (state := (length == end, hash(tuple(content.items())))) in seen:
                 continue
