@@ -236,7 +236,7 @@ def run_digests() -> Callable[[Path], dict[StageRef, str]]:
 
 @pytest.fixture(scope="session")
 def distinct() -> Callable[[Sequence[Path]], list[Path]]:
-    """Leaves out each folder whose files are those of the one before it."""
+    """Drops each folder with the same files as the one before."""
 
     def chosen(folders: Sequence[Path]) -> list[Path]:
         files = [

@@ -247,7 +247,7 @@ def test_a_capacity_of_as_many_digits_is_stored(run, other_machine):
 
 
 def test_only_the_seal_in_a_segments_own_folder_makes_it_whole():
-    """What has a seal is replaced or dropped in the cache, so that no other folder of a run may count."""
+    """The cache replaces or drops a sealed folder as a whole, so a seal anywhere else must not count."""
     segment = "_segments/00000000-00000003"
     others = [f"{segment}/data.zarr/seal.json", "_commits/seal.json", "data.zarr/tasks/seal.json", "seal.json"]
     assert sealed_in([f"{segment}/seal.json", *others]) == {segment}
