@@ -53,6 +53,8 @@ from metaloom.pipeline.types import (
     TaskParams,
 )
 
+LARGEST_NORM = "largest_gradient_norm"  # metric: before rescaling, over the optimizer steps of an iteration
+
 Draws = Callable[[int], np.random.Generator]  # function that returns the random generator for an epoch
 
 
@@ -183,6 +185,11 @@ class MetaLearner(Learner[Step, Steps]):
                 )
                 if not before:
                     before, metrics = values if rows is None else evaluate(meta_params), measured
+                norm, limit = measured["meta_gradient_norm"], settings.max_grad_norm
+                if limit is not None:
+                    metrics[LARGEST_NORM] = max(norm, metrics.get(LARGEST_NORM, 0.0))
+                    scale = np.float32(min(1, limit / norm) if norm else 1)
+                    gradients = {name: value * scale for name, value in gradients.items()}
                 meta_params, optimizer_state = optimizer.step(meta_params, gradients, optimizer_state)
             tolerance, target_kl = settings.tolerance, settings.target_kl
             if tolerance is not None or target_kl is not None:

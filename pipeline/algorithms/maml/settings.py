@@ -89,6 +89,8 @@ class MetaAdam(ScheduledSteps):
     """Stop after an epoch that changes the meta-loss by less than this."""
     target_kl: float | None = later(None, gt=0)
     """Stop after an epoch in which the mean KL from behavior to adapted policies exceeds this, in nats."""
+    max_grad_norm: float | None = later(None, gt=0)
+    """Maximum Euclidean norm of the meta-gradient in each optimizer step; longer gradients are rescaled."""
     optimizer: OptimizerConfig | None = later(None)
     """Optimizer from torch.optim and its options. The default is Adam as in the references, with ε outside the bias
     correction."""

@@ -233,6 +233,7 @@ def test_the_exploration_term_is_credit_times_log_likelihood_before_adaptation(r
         ({"num_minibatches": 2}, {}),
         ({"tolerance": 10.0}, {"num_epochs": 4}),
         ({"target_kl": 1e-9}, {"num_epochs": 4}),
+        ({"max_grad_norm": 1e-9}, {}),
         ({"first_order": True}, {}),
         ({"trainable_inner_lr": True}, {"num_epochs": 2, "outer_lr": 0.5}),
         ({"exploration": True}, {}),
@@ -373,6 +374,35 @@ def test_metrics_are_of_the_epochs_that_were_run_if_the_target_kl_stops_them(on_
     assert metrics == expected
     assert metrics["epochs"] == 2
     assert distance(stopped, two) == 0
+
+
+def test_longer_meta_gradients_are_rescaled_in_every_step(random_steps):
+    steps, settings = random_steps(2), {"optimizer": {"name": "sgd"}, "outer_lr": 0.01, "num_minibatches": 2}
+    learner = build(MAMLVPG(**settings)).initialize(run_seed=0)
+    free, metrics = optimize(MAMLVPG(**settings), steps, learner)
+    unlimited, same = optimize(MAMLVPG(**settings, max_grad_norm=1e3), steps, learner)
+    assert same.pop("largest_gradient_norm") >= metrics["meta_gradient_norm"]
+    assert same == metrics
+    assert distance(unlimited, free) == 0
+    one = {name: value for name, value in settings.items() if name != "num_minibatches"}
+    free, metrics = optimize(MAMLVPG(**one), steps, learner)
+    norm = metrics["meta_gradient_norm"]
+    assert length_of(learner, free) == pytest.approx(0.01 * norm, rel=1e-5)
+    limited, metrics = optimize(MAMLVPG(**one, max_grad_norm=norm / 4), steps, learner)
+    assert metrics["meta_gradient_norm"] == norm  # before rescaling
+    assert length_of(learner, limited) == pytest.approx(0.01 * norm / 4, rel=1e-5)
+    assert metrics["largest_gradient_norm"] == norm
+    for name, start in learner.params.items():
+        quarter = start + (free.params[name] - start) / 4
+        np.testing.assert_allclose(limited.params[name], quarter, rtol=0, atol=1e-7)
+    # Each of the two steps of an epoch is at most 0.01 * 0.1 long.
+    twice, _ = optimize(MAMLVPG(**settings, max_grad_norm=0.1), steps, learner)
+    assert 0.001 < length_of(learner, twice) <= 0.002 * (1 + 1e-4)
+
+
+def length_of(before, after):
+    squares = [np.square(after.params[name] - start, dtype=np.float64).sum() for name, start in before.params.items()]
+    return np.sqrt(sum(squares))
 
 
 def test_tolerance_looks_at_all_samples_when_there_are_minibatches(random_steps):
