@@ -139,21 +139,24 @@ lock: $(READY)  ## resolve requirements.lock again, with torch held at its versi
 	rm -rf build/lock && mkdir -p build
 	grep '^torch==' requirements.lock > build/torch.txt
 	$(BIN)/python -m venv build/lock
+	build/lock/bin/python -m pip install --quiet --upgrade pip
 	build/lock/bin/python -m pip install --only-binary :all: --constraint build/torch.txt --editable '.[dev]'
 	{ sed -n '/^#/p' requirements.lock; \
-	  build/lock/bin/python -m pip freeze --all --exclude-editable --exclude pip | sed 's/+[a-z0-9.]*$$//'; \
+	  build/lock/bin/python -m pip freeze --all --exclude-editable | sed 's/+[a-z0-9.]*$$//'; \
 	  grep '; python_' requirements.lock; } > build/requirements.lock
 	mv build/requirements.lock requirements.lock
 
 # Without the clone's own path, a clone named metaloom hides the package from whoever is in the folder that contains it.
 SITE = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
-# Half of what pip does is compiling, on one processor. Some packages bring templates that are no Python, so that may fail.
+# The pip that comes with Python 3.11 resolves at half the speed of later ones. Half of the rest is compiling, on one
+# processor. Some packages bring templates that are no Python, so that may fail.
 # The stamp is the last thing written, so an interrupted set-up is taken up again by the next call.
 $(READY): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer on PATH. Install one, or name it:" \
 		"make setup PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade --constraint requirements.lock pip
 	$(BIN)/python -m pip install --no-compile --only-binary :all: --constraint requirements.lock --editable '.[dev]'
 	$(BIN)/python -m pip install --no-compile --only-binary :all: --no-deps '$(METAWORLD)'
 	@echo "$(CURDIR)" > "$(SITE)/metaloom.pth"
