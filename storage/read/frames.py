@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from itertools import groupby
+from itertools import groupby, takewhile
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.pipeline.types import EACH_EPISODE, Array
 from metaloom.storage.errors import DamagedRun, IncompatibleFormat, StageMissing, damaged
-from metaloom.storage.format.arrays import ArraySpec
 from metaloom.storage.format.columns import column, column_type
 from metaloom.storage.format.places import argument
 from metaloom.storage.format.records import StageRecord
@@ -155,14 +154,8 @@ def read_metrics(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
     """
     # For segments, read the tables, which contain a row per iteration.
     parts: list[pa.Table] = []
-    live: list[int] = []
     for part, of_part in _by_segment(files, "metrics", iterations or range(1)):
-        if part is None:
-            live += of_part
-        else:
-            parts += [*_live_metrics(files, live), part]
-            live = []
-    parts += _live_metrics(files, live)
+        parts += _live_metrics(files, of_part) if part is None else [part]
     if not parts:
         raise _nothing(files, "no table of metrics")
     table = pa.concat_tables([part.select(parts[0].column_names) for part in parts]).combine_chunks()
@@ -210,7 +203,8 @@ def _entries(files: CommittedFiles, ref: StageRef, columns: Sequence[str] | None
         raise ValueError(f"{ref} has no column {unknown[0]}; available columns: {', '.join(specs)}")
     chosen = {name: specs[name] for name in names}
     arrays = {name: data for name, (data, _) in files.read_arrays(record, [*chosen])[group].items()}
-    shared = _shared([*chosen.values()])
+    leading = zip(*(spec.dims[1:] for spec in chosen.values()), strict=False)
+    shared = tuple(axes[0] for axes in takewhile(lambda axes: len({*axes}) == 1, leading))
     sizes = next(iter(arrays.values())).shape[: len(shared)] if arrays else ()
     real = _real_steps(files, ref, sizes) if shared[:3] == _OF_STEPS else np.ones(sizes, np.bool_)
     if shared[3:]:
@@ -222,16 +216,6 @@ def _entries(files: CommittedFiles, ref: StageRef, columns: Sequence[str] | None
     found |= {name: column(arrays[name][real]) for name in chosen}
     units = {name: {"unit": str(spec.attributes["unit"])} for name, spec in chosen.items() if "unit" in spec.attributes}
     return pa.table(found, pa.schema([pa.field(name, a.type, metadata=units.get(name)) for name, a in found.items()]))
-
-
-def _shared(specs: Sequence[ArraySpec]) -> tuple[str, ...]:
-    """Return the names of the leading axes common to all arrays."""
-    axes: list[str] = []
-    for names in zip(*(spec.dims[1:] for spec in specs), strict=False):
-        if len({*names}) > 1:
-            break
-        axes.append(names[0])
-    return tuple(axes)
 
 
 def _real_steps(files: CommittedFiles, ref: StageRef, sizes: Sequence[int]) -> Array:
