@@ -1,7 +1,7 @@
 """Stages of a run as recorded in run.json, and the stored arrays of each output type."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -273,13 +273,11 @@ def plan_of(path: str, stages: StageTable) -> ArrayPlan | None:
 
 
 def plan_in(stage: StoredStage, name: str) -> ArrayPlan | None:
-    return next((plan for plan in plans_of(stage) if fnmatchcase(name, plan.pattern)), None)
-
-
-def plans_of(stage: StoredStage) -> Sequence[ArrayPlan]:
     if stage.schema is None:
-        return ARRAYS[stage.output]
-    return [ArrayPlan(f.name + ".*" * f.mapping, f.dims, f.unit, f.description) for f in stage.schema.fields]
+        plans = ARRAYS[stage.output]
+    else:
+        plans = (ArrayPlan(f.name + ".*" * f.mapping, f.dims, f.unit, f.description) for f in stage.schema.fields)
+    return next((plan for plan in plans if fnmatchcase(name, plan.pattern)), None)
 
 
 def dims_of(path: str, plan: ArrayPlan | None, axes: int) -> tuple[str, ...]:

@@ -84,12 +84,11 @@ def fork_run(
                     sharing = _Sharing(parent, iteration, folder, progress)
                     sharing.build(capacity, config, config_digest, environment)
                     _place(folder, path)
-                    break
+                    return Fork(path, iteration, *sharing.linked, *sharing.copied)
             except (FileNotFoundError, DamagedRun):
                 # Otherwise packed in the meantime: the files to link have moved.
                 if parent.files.segments.names() == known:
                     raise
-    return Fork(path, iteration, *sharing.linked, *sharing.copied)
 
 
 class _Sharing:

@@ -32,7 +32,6 @@ def unpack_damaged(files: CommittedFiles, session: Session) -> Iterator[str]:
 
 
 def _problems(files: CommittedFiles, folder: Path) -> Iterator[str]:
-    """Yield a line per problem in a segment."""
     try:
         segment = files.segments.open(folder.name)
     except (DamagedRun, NotADirectoryError) as error:

@@ -95,8 +95,7 @@ def verify_run(path: str | Path, progress: Progress = unseen) -> list[Damage]:
     folder = folder_of(path)
     verification = _Verification(folder, follow(folder), progress)
     verification.run()
-    found = verification.found
-    return sorted(found, key=lambda d: (-1 if d.iteration is None else d.iteration, d.stage or "", d.file))
+    return sorted(verification.found, key=lambda d: (-1 if d.iteration is None else d.iteration, d.stage or "", d.file))
 
 
 class _Verification:

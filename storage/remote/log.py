@@ -335,7 +335,11 @@ class RemoteLog:
             about = {n: f.text for n, f in {**self.files, **entry.files}.items() if segment_of(n) == folder}
             texts = {name: text for name, text in about.items() if text is not None}
             place_segment(self.root, self._beside, folder, texts)
-        self._move_copies({file.key: name for name, file in entry.files.items() if entry.is_moved(name)})
+        moved = {file.key: name for name, file in entry.files.items() if entry.is_moved(name)}
+        for name, file in self.files.items() if moved else ():
+            if file.text is None and file.key in moved:  # hard-link the copy to its new name
+                with suppress(FileNotFoundError, FileExistsError):
+                    os.link(self.local_path(name), self.local_path(moved[file.key]))
         for name, file in entry.files.items():
             if file.text is not None:
                 if not _holds(self.local_path(name), file.text.encode()):
@@ -346,13 +350,6 @@ class RemoteLog:
             drop_segment(self.root / folder, self._beside)
         for name in entry.removed:
             self.local_path(name).unlink(missing_ok=True)
-
-    def _move_copies(self, moved: Mapping[str, str]) -> None:
-        """Hard-link moved files in the folder to their new names, which are looked up by object key."""
-        for name, file in self.files.items() if moved else ():
-            if file.text is None and file.key in moved:
-                with suppress(FileNotFoundError, FileExistsError):
-                    os.link(self.local_path(name), self.local_path(moved[file.key]))
 
     def _drop_surplus_segments(self) -> None:
         """Remove segments that a session in this folder wrote but did not commit."""

@@ -293,7 +293,6 @@ def _begin(root: Path, token: str, lock: WriterLock) -> int:
 
 
 def _claim(sessions: Path) -> int:
-    """Claim and return a new session number."""
     names = os.listdir(sessions)
     for name, previous in stray_sessions(sessions, names):
         raise _too_far(sessions / name, f"session {session_number(name)}, while the previous one is {previous}")
@@ -303,10 +302,9 @@ def _claim(sessions: Path) -> int:
     while True:
         try:
             os.close(os.open(sessions / f"{number:06d}.claim", _CREATE, 0o666))
+            return number
         except FileExistsError:
             number += 1
-        else:
-            return number
 
 
 def _too_far(where: Path, found: str) -> DamagedRun:
