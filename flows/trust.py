@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from metaloom import storage
 from metaloom.flows.runs import run_folder
@@ -142,12 +142,9 @@ def strings_in(settings: object) -> Iterator[str]:
     """Yield all strings in nested settings, including mapping keys."""
     if isinstance(settings, str):
         yield settings
-    elif isinstance(settings, Mapping):
-        for pair in cast(Mapping[object, object], settings).items():
-            yield from strings_in(pair)
-    elif isinstance(settings, list | tuple):
-        for value in cast(list[object], settings):
-            yield from strings_in(value)
+    elif isinstance(settings, Mapping | list | tuple):
+        for part in settings.items() if isinstance(settings, Mapping) else settings:
+            yield from strings_in(part)
 
 
 def _places(names: list[str]) -> Places:
