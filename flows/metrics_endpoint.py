@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, make_wsgi_app, start_http_server
@@ -38,7 +37,6 @@ class TrainingMetrics:
         self._running: str | None = None
 
     def stage_started(self, ref: StageRef) -> None:
-        """Record the stage that is running."""
         if self._running is not None:
             self._stage.labels(self._run, self._running).set(0)
         self._running = ref.stage
@@ -93,16 +91,8 @@ def metrics_at(port: int, run: str, observer: Observer) -> Iterator[Observer]:
     except OSError as error:
         raise UsageError(f"--metrics-port {port} cannot be opened ({error.strerror}); use a free port") from None
 
-    def stage_started(ref: StageRef) -> None:
-        metrics.stage_started(ref)
-        observer.stage_started(ref)
-
-    def iteration_done(report: IterationReport) -> None:
-        metrics.iteration_done(report)
-        observer.iteration_done(report)
-
     try:
-        yield replace(observer, stage_started=stage_started, iteration_done=iteration_done)
+        yield observer.after(metrics.stage_started, metrics.iteration_done)
     finally:
         server.shutdown()
         server.server_close()

@@ -38,6 +38,21 @@ class Observer:
     should_stop: Callable[[], bool] = lambda: False  # called before each stage; training stops if it returns True
     reads: bool = False  # True if `iteration_done` reads the run; training then waits until the iteration is stored
 
+    def after(
+        self, stage_started: Callable[[StageRef], object], iteration_done: Callable[[IterationReport], object]
+    ) -> "Observer":
+        """Return an observer that calls these functions before its own."""
+
+        def both_started(ref: StageRef) -> None:
+            stage_started(ref)
+            self.stage_started(ref)
+
+        def both_done(report: IterationReport) -> None:
+            iteration_done(report)
+            self.iteration_done(report)
+
+        return replace(self, stage_started=both_started, iteration_done=both_done)
+
 
 def strict(observer: Observer) -> Observer:
     """Return an observer that also raises StageFault after an iteration whose witness differs or is missing."""

@@ -92,12 +92,10 @@ class RunLog(logging.Handler):
         def stage_started(ref: StageRef) -> None:
             self._place |= {"iteration": ref.iteration, "stage": ref.stage, "step": ref.step}
             self.log_event(logging.DEBUG, "stage begins")
-            observer.stage_started(ref)
 
         def iteration_done(report: IterationReport) -> None:
             i = report.iteration
             self.log_event(logging.INFO, f"iteration {i} ({i + 1} of {report.iterations}) done")
-            observer.iteration_done(report)
 
         def should_stop() -> bool:
             asked = "`metaloom cancel`" if writer.is_asked_to_stop() else None
@@ -106,7 +104,7 @@ class RunLog(logging.Handler):
                 self.log_event(logging.INFO, f"stops at the request of {by}")
             return by is not None
 
-        return replace(observer, stage_started=stage_started, iteration_done=iteration_done, should_stop=should_stop)
+        return replace(observer.after(stage_started, iteration_done), should_stop=should_stop)
 
     def close(self) -> None:
         """Close the log file. Later records are buffered."""

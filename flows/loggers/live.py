@@ -17,7 +17,7 @@ from metaloom.flows.loggers import MODULES, check_loggers, function_named
 from metaloom.flows.observer import IterationReport, Observer
 from metaloom.flows.opened import FinishedIteration
 from metaloom.flows.opened import Run as OpenedRun
-from metaloom.storage import Run, StageMissing, StageRef, location, open_run, url_of
+from metaloom.storage import Run, StageMissing, location, open_run, url_of
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -79,17 +79,9 @@ def logging_to(
     renderer = choose_renderer("auto") if filmed else None
     loggers = _Loggers({name: opener(name) for name in names}, folder, film_every, renderer)
 
-    def stage_started(ref: StageRef) -> None:
-        loggers.open()
-        observer.stage_started(ref)
-
-    def iteration_done(report: IterationReport) -> None:
-        loggers.iteration(report)
-        observer.iteration_done(report)
-
     try:
         reads = observer.reads or any(name not in MODULES for name in names)
-        yield replace(observer, stage_started=stage_started, iteration_done=iteration_done, reads=reads)
+        yield replace(observer.after(lambda ref: loggers.open(), loggers.iteration), reads=reads)
     except BaseException:
         loggers.close(failed=True)
         raise
