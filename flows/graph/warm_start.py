@@ -8,7 +8,7 @@ from metaloom import storage
 from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import plural
 from metaloom.flows.rollouts.rehearsal import settled
-from metaloom.flows.runs import RunAt, run_folder
+from metaloom.flows.runs import RunAt, learner_after, run_folder
 from metaloom.pipeline.algorithms import ALGORITHMS
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings
 from metaloom.pipeline.config.run import RunConfig
@@ -17,7 +17,7 @@ from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.policies import PolicyConfig
 from metaloom.pipeline.policies.config import ActorKind
 from metaloom.pipeline.schema import ConfigError
-from metaloom.pipeline.types import LearnerState, Update
+from metaloom.pipeline.types import LearnerState
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -78,11 +78,10 @@ def as_pinned(asked: RunConfig, stored: RunConfig) -> RunConfig:
 def read_learner(start: WarmStart) -> LearnerState:
     """Return the learner of a pinned warm start; raise UsageError if it has changed since it was pinned."""
     run = storage.open_run(run_folder(start.run))
-    ref = run.learner_ref(len(run.iterations) if start.updates is None else start.updates)
-    _require_same(start, WarmStart(run=start.run, updates=start.updates, digest=run.record(ref).digest))
-    update = run.load(ref)
-    assert isinstance(update, Update)
-    return update.learner
+    updates = len(run.iterations) if start.updates is None else start.updates
+    digest = run.record(run.learner_ref(updates)).digest
+    _require_same(start, WarmStart(run=start.run, updates=start.updates, digest=digest))
+    return learner_after(run, updates)
 
 
 def _require_same_function(config: RunConfig, stored: Mapping[str, Any], where: str) -> None:
