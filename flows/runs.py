@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from operator import index
@@ -115,13 +116,12 @@ def learner_after(run: storage.Run, updates: int) -> LearnerState:
 
 def check_seed(seed: int) -> int:
     """Return a valid seed as a Python integer; raise UsageError if it is invalid."""
-    try:
-        number = index(seed)
-    except TypeError:
-        raise UsageError(f"seed must be an integer from 0 to 2**63 - 1, got {seed!r}") from None
-    if not 0 <= number < 2**63:
-        raise UsageError(f"seed must be an integer from 0 to 2**63 - 1, got {seed}")
-    return number
+    found: object = seed
+    with suppress(TypeError):
+        found = index(seed)
+        if 0 <= found < 2**63:
+            return found
+    raise UsageError(f"seed must be an integer from 0 to 2**63 - 1, got {found!r}")
 
 
 def parse_span(option: str, text: str) -> slice | int:
@@ -203,5 +203,4 @@ def require_one_iteration(run: RunLike, iteration: int | None) -> tuple[Path, in
 
 
 def folders_of(runs: RunLike | Sequence[RunLike]) -> list[Path]:
-    """Return the folders of one or more runs."""
     return [folder_of(run) for run in ([runs] if isinstance(runs, RunLike) else runs)]

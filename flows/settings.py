@@ -4,6 +4,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,13 +43,10 @@ def settings_file(config: RunConfig, form: SettingsFormat) -> str:
     """Return the text of a settings file for `metaloom train` that contains all settings of a run."""
     write, read = _FORMATS[form]
     text = write(config.model_dump(mode="json"))
-    try:
-        same = build_config(read(text)) == config
-    except ValueError:
-        same = False
-    if not same:
-        raise UsageError(f"a {form} file cannot hold these settings; use another --format, such as json")
-    return text
+    with suppress(ValueError):
+        if build_config(read(text)) == config:
+            return text
+    raise UsageError(f"a {form} file cannot hold these settings; use another --format, such as json")
 
 
 def _toml_lines(settings: Mapping[str, Any], *sections: str) -> Iterator[str]:

@@ -29,13 +29,12 @@ def install(*, shell: Shell | None = None, output: Output = None) -> int:
     """
     from cyclopts.completion.detect import ShellDetectionError, detect_shell
 
-    chosen = shell
-    if chosen is None:
+    if shell is None:
         with suppress(ShellDetectionError):
             found = detect_shell()
-            chosen = None if found == "powershell" else found
-    if chosen is None:
+            shell = None if found == "powershell" else found
+    if shell is None:
         raise UsageError("could not detect a supported shell; pass --shell bash, zsh or fish")
-    place = app.install_completion(shell=chosen, output=output, add_to_startup=True)
-    console().out(f"completion for {chosen} is in {place}; {_NEXT[chosen]}")
+    place = app.install_completion(shell=shell, output=output, add_to_startup=True)
+    console().out(f"completion for {shell} is in {place}; {_NEXT[shell]}")
     return 0

@@ -95,7 +95,6 @@ class RunStages:
         self._configs: dict[str, RunConfig] = {json.dumps(run.config, sort_keys=True): self._own}
 
     def order(self, iteration: int) -> list[StageRef]:
-        """Return the stages of an iteration, in the order in which they run."""
         config = self.config(self._run.last_ref(iteration))
         return graph_of(config).order(config, iteration)
 
@@ -117,7 +116,6 @@ class RunStages:
         return self._known[key]
 
     def renew_learners(self) -> None:
-        """Replace all learners with new ones."""
         self._known = {key: stages.with_new_learner() for key, stages in self._known.items()}
 
     def changes(self, ref: StageRef) -> Sequence[str]:
@@ -208,11 +206,8 @@ def changed_since(run: Run, refs: Iterable[StageRef]) -> dict[str, set[int]]:
     Raises:
         ConfigError: a module is not trusted, can no longer be imported, or is incompatible with the settings.
     """
-    first = [run.info, *run.info.get("ancestors", [])]
-    environments = [
-        *(mapping(info.get("environment")) for info in first),
-        *(session.environment for session in run.sessions()),
-    ]
+    environments = [mapping(info.get("environment")) for info in (run.info, *run.info.get("ancestors", []))]
+    environments += [session.environment for session in run.sessions()]
     changed = defaultdict[str, set[int]](set)
     if any(environment.get("plugins") for environment in environments):
         with stages_of_run(run, Backend(workers=0)) as stages:

@@ -138,13 +138,11 @@ def _dimension(key: str, text: str) -> Dimension:
         return Choice(texts)
     low, high, log = given["low"], given["high"], given["log"] is not None
     whole = all(re.fullmatch(_WHOLE, text) for text in (low, high))
-    if whole and max(len(low), len(high)) > 17:
+    if whole and any(len(text) > 17 or abs(int(text)) > _LARGEST_WHOLE for text in (low, high)):
         raise UsageError(f"{found}: integers must be at most {_LARGEST_WHOLE:,}")
     bounds = Range(*((int(low), int(high)) if whole else (float(low), float(high))), log=log, whole=whole)
     if not (isfinite(bounds.low) and isfinite(bounds.high) and isfinite(bounds.high - bounds.low)):
         raise UsageError(f"{found}: the bounds and the distance between them must be finite in float64")
-    if whole and max(abs(bounds.low), abs(bounds.high)) > _LARGEST_WHOLE:
-        raise UsageError(f"{found}: integers must be at most {_LARGEST_WHOLE:,}")
     if bounds.low >= bounds.high:
         raise UsageError(f"{found} is empty; the lower bound must be below the upper one (for one value, use --set)")
     if not whole and bounds.high - bounds.low < _NARROWEST * max(abs(bounds.low), abs(bounds.high)):
