@@ -102,7 +102,6 @@ class RunDataset(Dataset[Item]):
         return PartSampler(self._ends, seed, pool)
 
     def _find(self, iterations: Sequence[int], steps: Steps) -> Iterator[tuple[_Part, int]]:
-        """Yield all parts, each with its number of items."""
         wanted = {*iterations}
         refs = [ref for ref in self._run.refs() if ref.stage == self._stage and ref.iteration in wanted]
         chosen = chosen_steps(steps)

@@ -60,7 +60,6 @@ class UsageSampler:
         self._ends, self._first = [0.0], (0, Counter[str]())
 
     def add(self, run: Run, report: IterationReport) -> None:
-        """Add the measurements of a completed iteration."""
         self._ends.append(report.elapsed_seconds)
         if self.iterations == 1:
             self._first = report.iteration, _sizes(run)

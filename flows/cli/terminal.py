@@ -202,7 +202,6 @@ def view(call: "Call[None]") -> int:
 
 
 def graph(call: "Call[str]") -> int:
-    """Print a graph."""
     drawing = call()
     STATUS.end()
     print(drawing, end="")

@@ -55,7 +55,6 @@ class DryRun:
         return asdict(self) | {"run_bytes": disk, "run_seconds": sample and sample.seconds(self.iterations)}
 
     def table(self) -> Table:
-        """Return the estimate as a table."""
         found, table = self.probe, Table("", "per iteration", "for the run", "available", box=None)
         unknown = "not measured; use --probe" if found is None else "longer than the probe"
         trainer = unknown if found is None else size(found.trainer_bytes)

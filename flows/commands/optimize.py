@@ -111,7 +111,6 @@ class _Again:
     ref: StageRef
 
     def outcome(self, config: RunConfig, settings: tuple[str, ...]) -> Outcome:
-        """Return the result of recomputing the stage with a configuration."""
         stages = self.stages.under(config)
         altered = _Altered(self.run, stages, self.ref.iteration)
         inputs = stages.load_inputs(self.ref, altered)

@@ -77,7 +77,6 @@ def _film(run: Run) -> "Picture":
 
 
 def write(run: Run, folder: Path, *, static: bool = False, film: "Picture | None" = None) -> "ReportFiles":
-    """Write a run's report to a folder and return its files."""
     with system_errors(
         folder,
         required="a folder to write the report to",

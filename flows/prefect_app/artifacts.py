@@ -192,7 +192,6 @@ def iteration_line(report: IterationReport) -> str:
 
 
 def table_of(metrics: Mapping[str, float]) -> list[dict[str, Cell]]:
-    """Return metrics as table rows."""
     return [{"metric": name, "value": shown(value), "standard error": None} for name, value in metrics.items()]
 
 

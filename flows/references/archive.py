@@ -216,7 +216,6 @@ def extract(folder: Path, reference: Reference, path: Path) -> Path:
 
 
 def _scratch() -> AbstractContextManager[Path]:
-    """Return a context manager that yields a temporary folder."""
     return unfinished_folder(Path(gettempdir()), "metaloom-reference", 0o700)
 
 

@@ -134,7 +134,6 @@ class FlightRecorder(RolloutWatch):
         self._move(self._idle)
 
     def close(self) -> None:
-        """Close the recorder and remove its file."""
         self.idle()
         self._report.close()
         self._file.unlink(missing_ok=True)
@@ -243,7 +242,6 @@ def recordings_folder(session: str) -> Path:
 
 
 def remove_recordings(session: str) -> None:
-    """Remove a session's recordings on this machine."""
     shutil.rmtree(recordings_folder(session), ignore_errors=True)
 
 

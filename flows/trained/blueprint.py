@@ -72,7 +72,6 @@ class Blueprint:
         return setup_for(config, self.spaces, lambda rewards: make_env(config.env).sparse_rewards(rewards))
 
     def learner(self) -> AnyLearner:
-        """Return the algorithm's learner."""
         return self.config.algorithm.build(self.setup())
 
     def wrap(self, env: gymnasium.Env[Any, Any]) -> PolicyActions:
@@ -111,7 +110,6 @@ class Blueprint:
         return PolicyActions(inner, self.config.env.action_scale)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the blueprint as JSON data."""
         actions = described_space(self.actions)
         found = {"config": self.config.model_dump(mode="json"), "spaces": asdict(self.spaces), "actions": actions}
         return found if self.parts is None else {**found, "parts": described_parts(self.parts)}

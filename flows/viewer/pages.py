@@ -78,7 +78,6 @@ class Shelf:
             return self._folders
 
     def open(self, name: str) -> OpenRun:
-        """Return the run with this name, opening it if needed."""
         folder = self.folders().get(name)
         if folder is None:
             raise storage.RunNotFound(

@@ -173,7 +173,6 @@ def plain_legend(owner: Axes | Figure, handles: Sequence[Any], labels: Sequence[
 
 
 def style(axes: Axes) -> None:
-    """Apply the common chart style to axes."""
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

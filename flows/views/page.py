@@ -69,7 +69,6 @@ class Page:
     plotly: str = ""  # text of plotly.js, which draws the charts; empty for images and no scripts
 
     def html(self) -> str:
-        """Render the page as an HTML document."""
         tile = '<div class="tile"><b>{}</b><span>{}</span></div>'
         tiles = (tile.format(escape(value), escape(what)) for what, value in self.tiles)
         sections = (

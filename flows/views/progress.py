@@ -125,7 +125,6 @@ class TrainingPanel:
         self._evaluation = ""
 
     def stage_started(self, ref: StageRef) -> None:
-        """Show the stage that is running."""
         self._stage = (ref, self._clock())
 
     def iteration_done(self, report: IterationReport) -> None:
