@@ -8,7 +8,6 @@ from gymnasium.spaces import Discrete
 
 from metaloom.pipeline.envs.answers import RowFault, check_facts, declared_facts, is_ctrl_c
 from metaloom.pipeline.envs.config import EnvConfig
-from metaloom.pipeline.envs.contract import BatchEnv, Fact
 from metaloom.pipeline.envs.registry import make_batch_env, make_env
 from metaloom.pipeline.types import Array
 from metaloom.stages.rollouts.faults import RolloutError, describe, not_finite, problem_of
@@ -37,7 +36,14 @@ def reproduce(env: EnvConfig, about: Mapping[str, Any], arrays: Mapping[str, Arr
             rows = np.arange(len(seeds))
             for t, action in enumerate(actions):
                 env_step = t
-                rows = _step(batch, action, rows, facts)
+                if not len(rows):
+                    break
+                _require_finite("actions", action[rows], "act")
+                result = batch.step(action[rows], rows)
+                _require_finite("observations", result.observations, "step")
+                _require_finite("rewards", np.asarray(sum(result.reward_terms.values())), "step")
+                check_facts(result.facts, facts, rows)
+                rows = rows[~(result.terminated | result.truncated)]
     except BaseException as error:
         if is_ctrl_c(error):
             raise
@@ -46,18 +52,6 @@ def reproduce(env: EnvConfig, about: Mapping[str, Any], arrays: Mapping[str, Arr
         raise RolloutError(describe(described), described, arrays) from error
     finally:
         batch.close()
-
-
-def _step(batch: BatchEnv, action: Array, rows: Array, facts: tuple[Fact, ...]) -> Array:
-    """Step the environments and return the rows whose episodes continue."""
-    if not len(rows):
-        return rows
-    _require_finite("actions", action[rows], "act")
-    result = batch.step(action[rows], rows)
-    _require_finite("observations", result.observations, "step")
-    _require_finite("rewards", np.asarray(sum(result.reward_terms.values())), "step")
-    check_facts(result.facts, facts, rows)
-    return rows[~(result.terminated | result.truncated)]
 
 
 def _require_finite(name: str, values: Array, call: str) -> None:
