@@ -101,11 +101,6 @@ class NetworkSpec:
         activations = self.activation in ("tanh", "relu") and self.output_activation == "identity"
         return self.name == MLP and activations and self.input_scale == 1
 
-    @property
-    def is_image(self) -> bool:
-        """True if observations are images: 3-D arrays, or 2-D arrays of bytes (scale other than 1)."""
-        return is_image(self.input_shape, self.input_scale)
-
 
 class AttentionOptions(Settings):
     """Options of linear-attention."""
@@ -178,7 +173,7 @@ def check_fits(spec: NetworkSpec) -> None:
         )
     if spec.name == CNN:
         convolutions(spec)
-    elif spec.name in BUILT_IN_NETWORKS and spec.is_image:
+    elif spec.name in BUILT_IN_NETWORKS and is_image(shape, spec.input_scale):
         options = _fitting_options(shape)
         others = f" with policy.network_options={options}" if options else ""
         raise ConfigError(
