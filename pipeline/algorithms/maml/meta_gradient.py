@@ -210,6 +210,8 @@ class Leaves:
 def meta_leaves(problem: MetaProblem, meta_params: Mapping[str, Array], chunk: Chunk) -> Leaves:
     """Return a copy of the meta-parameters for each task of a chunk; only learned ones require a gradient."""
     like = chunk.rounds[0].weights
+    policy_params = {name: value for name, value in meta_params.items() if not name.startswith(LOG_INNER_LR)}
+    learned = problem.policy.learned(policy_params)
     leaves = Leaves({}, {}, {})
     for name, value in meta_params.items():
         leaf = to_tensor(np.broadcast_to(value, (len(like), *value.shape)), like.dtype, like.device)
@@ -217,12 +219,8 @@ def meta_leaves(problem: MetaProblem, meta_params: Mapping[str, Array], chunk: C
             leaves.log_inner_lr[name.removeprefix(LOG_INNER_LR)] = leaf
         else:
             leaves.params[name] = leaf
-    learned = problem.policy.learned(leaves.params)
-    for name in meta_params:
-        if name in learned:
-            leaves.learned[name] = leaves.params[name].requires_grad_()
-        elif name.startswith(LOG_INNER_LR):
-            leaves.learned[name] = leaves.log_inner_lr[name.removeprefix(LOG_INNER_LR)].requires_grad_()
+        if name in learned or name.startswith(LOG_INNER_LR):
+            leaves.learned[name] = leaf.requires_grad_()
     return leaves
 
 
