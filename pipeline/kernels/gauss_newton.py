@@ -28,15 +28,10 @@ MAX_KEPT_BYTES = 1 << 30
 
 def fused_gauss_newton_product(at: MetaPoint) -> Product:
     """Return v ↦ G v for the Gauss-Newton matrix G."""
-    problem, params, names = at.problem, at.params, [*at.flat.params]
-
-    def curvature(chunk: Chunk) -> ChunkCurvature:
-        return ChunkCurvature(problem, params, names, chunk)
-
-    sizes = np.cumsum([*at.parallel(partial(ChunkCurvature.num_bytes, problem.policy), at.chunks)])
+    curvature = partial(ChunkCurvature, at.problem, at.params, [*at.flat.params])
+    sizes = np.cumsum([ChunkCurvature.num_bytes(at.problem.policy, chunk) for chunk in at.chunks])
     num_kept = int(np.searchsorted(sizes, MAX_KEPT_BYTES, side="right"))
-    kept = at.parallel(curvature, at.chunks[:num_kept])
-    work = [*kept, *at.chunks[num_kept:]]
+    work = [*at.parallel(curvature, at.chunks[:num_kept]), *at.chunks[num_kept:]]
 
     def product(v: Array) -> Array:
         direction = at.flat.views(v)
@@ -45,8 +40,7 @@ def fused_gauss_newton_product(at: MetaPoint) -> Product:
             known = item if isinstance(item, ChunkCurvature) else curvature(item)
             return known.product(direction)
 
-        parts = list(at.parallel(of_chunk, work))
-        return reduce(add, [at.flat.pack(part) for part in parts]) / at.num_tasks
+        return reduce(add, map(at.flat.pack, at.parallel(of_chunk, work))) / at.num_tasks
 
     return product
 

@@ -79,14 +79,13 @@ def gauss_newton_product(at: MetaPoint) -> Product:
 
 def hessian_product(at: MetaPoint, constraint: Objective) -> Product:
     """Return v ↦ H v = ∇(∇c · v) for the constraint's loss c. The graph is rebuilt for each product to bound memory."""
-    # Do not send all chunks to workers.
-    problem, params, flat = replace(at.problem, objective=constraint), at.params, at.flat
+    problem, flat = replace(at.problem, objective=constraint), at.flat
 
     def product(v: Array) -> Array:
         direction = flat.views(v)
 
         def of_chunk(chunk: Chunk) -> Array:
-            leaves = meta_leaves(problem, params, chunk)
+            leaves = meta_leaves(problem, at.params, chunk)
             learned = [leaves.params[name] for name in flat.params]
             values = objective_values(problem, leaves, chunk, differentiable=not problem.first_order)
             gradients = torch.autograd.grad(values[LOSS].sum(), learned, create_graph=True)
@@ -105,8 +104,7 @@ def difference_product(at: MetaPoint, constraint: Objective, *, scaled: bool) ->
 
     The step is ε = 1e-5 / ‖v‖ if `scaled`, otherwise 1e-5, as in the ProMP code.
     """
-    problem = replace(at.problem, objective=constraint)
-    (dtype,) = at.parallel(chunk_dtype, at.chunks[:1])
+    problem, dtype = replace(at.problem, objective=constraint), chunk_dtype(at.chunks[0])
 
     def gradient(shift: Array) -> Array:
         moved = {name: value.astype(dtype) for name, value in at.params.items()}
