@@ -113,20 +113,19 @@ class Batch:
 
     def sequences(self, which: Array) -> Sequences:
         """Return the trials with these indices, [N'], as sequences."""
-        chosen = torch.from_numpy(which).to(self._device)
-        real = self._places(None if self._real is None else self._real[:, chosen])
+        chosen, real = self._chosen(which)
         parts = (self._actions, self._old_log_prob, self._advantages, self._targets)
         return Sequences(self._inputs[:, chosen], real, *(_rows(part[:, chosen], real) for part in parts))
 
     def recorded(self, which: Array) -> Distribution:
         """Return the behavior policy's distributions [n] for the given trials, in the order of `sequences`."""
-        chosen = torch.from_numpy(which).to(self._device)
-        real = self._places(None if self._real is None else self._real[:, chosen])
+        chosen, real = self._chosen(which)
         return self._policy.recorded({name: _rows(value[:, chosen], real) for name, value in self._behavior.items()})
 
-    @staticmethod
-    def _places(real: Tensor | None) -> Tensor | None:
-        return None if real is None else real.flatten().nonzero().squeeze(-1)
+    def _chosen(self, which: Array) -> tuple[Tensor, Tensor | None]:
+        """Return the indices of trials as a tensor, and those of their real steps (None if all steps are real)."""
+        chosen = torch.from_numpy(which).to(self._device)
+        return chosen, None if self._real is None else self._real[:, chosen].flatten().nonzero().squeeze(-1)
 
     def _tensor(self, values: Array) -> Tensor:
         """Convert an array [N, L, ...] to a tensor with time first."""
