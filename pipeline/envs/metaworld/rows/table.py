@@ -58,16 +58,6 @@ def pick_up(moment: Moment) -> Array:
     return (hamacher(caging, np.where(caging > 0.97, closing(moment), 0)) + caging) / 2
 
 
-def sweep_along(moment: Moment, *, radius: float, slack: float, level: float) -> Array:
-    """Return the reward for caging in the sweep classes, [n]: the pads must be close but need not press.
-
-    `radius` is the object's radius, `slack` the gap between object and pad that still counts as gripping, and `level`
-    the distance in x and z as in `cage_and_grip`, all in m.
-    """
-    caging = hamacher(_between_pads(moment, radius, 0.05), _level_with(moment, level))
-    return (caging + np.where(caging > 0.95, _between_pads(moment, radius, radius + slack), 0)) / 2
-
-
 def _between_pads(moment: Moment, near: float, far: float) -> Array:
     """Return the reward for having both pads between `near` and `far` from the object, each on its own side, [n].
 
@@ -187,8 +177,15 @@ def sweep_into(moment: Moment) -> RowsEvaluation:
 
 
 def _sweep(moment: Moment, target: Array, *, slack: float, level: float) -> RowsEvaluation:
+    """Evaluate sweeping of a cube, for which the pads must be close but need not press.
+
+    `slack` is the gap between cube and pad that still counts as gripping, and `level` the distance in x and z as in
+    `cage_and_grip`, both in m.
+    """
+    radius = 0.02
     distance, in_place = _in_place(moment, target, _RADIUS)
-    swept = sweep_along(moment, radius=0.02, slack=slack, level=level)
+    caging = hamacher(_between_pads(moment, radius, 0.05), _level_with(moment, level))
+    swept = (caging + np.where(caging > 0.95, _between_pads(moment, radius, radius + slack), 0)) / 2
     rewards = np.where(distance < _RADIUS, 10, 2 * swept + 6 * hamacher(swept, in_place))
     near = _gap(moment) <= _NEAR
     return RowsEvaluation(rewards, distance <= _RADIUS, distance, in_place, swept, near, moment.opened > 0)
