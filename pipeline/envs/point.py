@@ -123,9 +123,6 @@ class Point2D(PointRobot, MetaEnv):
     max_action: float = 0.1
     near: float = 0.01
 
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        return np.zeros((num_tasks, 0))
-
     def start(self, rng: np.random.Generator) -> Array:
         return rng.uniform(-2, 2, 2)
 

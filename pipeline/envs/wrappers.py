@@ -236,9 +236,6 @@ class SingleTask(gymnasium.Wrapper[Array, Any, Any, Any], MetaEnv):  # pyright: 
             if not env.has_wrapper_attr("action_components"):
                 self.action_components = action
 
-    def sample_tasks(self, num_tasks: int, rng: np.random.Generator) -> Array:
-        return np.zeros((num_tasks, 0))
-
     def step(self, action: Array) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, returned = self.env.step(action)
         info: Any = returned
