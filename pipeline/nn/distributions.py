@@ -56,7 +56,6 @@ class DiagGaussian(NamedTuple):
         return (self.log_std + 0.5 * (LOG_2PI + 1)).sum(-1)
 
     def detach(self) -> "DiagGaussian":
-        """Return these distributions detached from the autograd graph."""
         return DiagGaussian(self.mean.detach(), self.log_std.detach())
 
 
@@ -74,15 +73,12 @@ class Categorical(NamedTuple):
         return self.log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
     def kl(self, other: "Categorical") -> Tensor:
-        """Return KL(self ‖ other), [...]."""
         return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum(-1)
 
     def entropy(self) -> Tensor:
-        """Return the entropy in nats, [...]."""
         return -(self.log_probs.exp() * self.log_probs).sum(-1)
 
     def detach(self) -> "Categorical":
-        """Return these distributions detached from the autograd graph."""
         return Categorical(self.log_probs.detach())
 
 

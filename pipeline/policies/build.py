@@ -182,7 +182,6 @@ class GaussianPolicy(Policy):
         return DiagGaussian(mean, log_std.clamp(min=math.log(self.config.min_std)).unsqueeze(-2))
 
     def recorded(self, behavior: Mapping[str, Tensor]) -> DiagGaussian:
-        """Rebuild the behavior policy's distributions from recorded arrays."""
         return DiagGaussian(**behavior)
 
 
@@ -201,7 +200,6 @@ class CategoricalPolicy(Policy):
         return Categorical.of_logits(logits)
 
     def recorded(self, behavior: Mapping[str, Tensor]) -> Categorical:
-        """Rebuild the behavior policy's distributions from recorded arrays."""
         return Categorical(**behavior)
 
 
