@@ -45,8 +45,7 @@ def evaluation_tasks(config: "RunConfig", env: MetaEnv, updates: int) -> TaskBat
     """
     asked, source = config.evaluation, _source(config, env, updates)
     rng = generator(EvaluationPlan.of(config).run_seed, "tasks", 0)
-    is_balanced = asked.task_sampling == "balanced"
-    balanced_by = require_classes(env, "evaluation.task_sampling") if is_balanced else None
+    balanced_by = require_classes(env, "evaluation.task_sampling") if asked.task_sampling == "balanced" else None
     if isinstance(source, TaskDistribution):
         if asked.evenly_by is not None:
             raise EnvError(
