@@ -58,7 +58,7 @@ def fits(value: object, annotation: Any) -> bool:
     if origin in (Union, UnionType):
         return any(fits(value, kind) for kind in args)
     if origin is Literal:
-        return any(isinstance(value, type(choice)) and value == choice for choice in args)
+        return any(fits(value, type(choice)) and value == choice for choice in args)
     if origin is Sequence:  # also accepts an array, although that is not a subclass
         indexed = hasattr(value, "__getitem__") and hasattr(value, "__len__")
         listed = indexed and not isinstance(value, str | bytes | Mapping)

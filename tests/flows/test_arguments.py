@@ -26,7 +26,7 @@ SHARE = Annotated[float, "of all", Parameter(validator=(Number(gte=0, lte=1),))]
         (None, (None,), (0, ""), "None"),
         (int | None, (None, 2), ("a", 1.5), "an integer or None"),
         (int | str | None, (None, 2, "a"), (1.5,), "an integer, text or None"),
-        (Literal["a", 1], ("a", 1), ("b", "1", 2), "one of a, 1"),
+        (Literal["a", 1], ("a", 1), ("b", "1", 2, True), "one of a, 1"),
         (
             Sequence[int],
             ([], [1], (1, 2), np.array([1, 2])),
