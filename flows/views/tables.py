@@ -64,7 +64,8 @@ def runs_view(rows: "Rows") -> RenderableType:
     columns = ("run", "started", "environment", "algorithm", ">iterations", ">last return", *rate, ">on disk", "state")
     cells = (
         (
-            *(row["name"], age(row.get("started")), row.get("env", ""), row.get("algorithm", "")),
+            row["name"].replace("\n", r"\n"),  # a folder's name may contain newlines
+            *(age(row.get("started")), row.get("env", ""), row.get("algorithm", "")),
             f"{row['iterations_done']} / {row['iterations']}" if "iterations" in row else "",
             optional(row.get("last_return")),
             *(optional(row.get("last_success_rate")) for _ in rate),
@@ -74,7 +75,7 @@ def runs_view(rows: "Rows") -> RenderableType:
     )
     table = new_table(*columns, rows=cells, drop=("on disk", "algorithm", "environment", "success rate", "started"))
     details = ((row["name"], row.get("writer") or row.get("problem")) for row in rows)
-    return Group(table, *(as_text(f"{name}: {detail}") for name, detail in details if detail))
+    return Group(table, *(as_text(f"{name}: {detail}".replace("\n", r"\n")) for name, detail in details if detail))
 
 
 def run_view(run: Run, *, path: str | None = None, everything: bool = False) -> RenderableType:

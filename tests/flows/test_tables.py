@@ -321,10 +321,10 @@ def test_doctor_shows_what_helps_and_what_failed_in_full_width():
 
 
 def test_names_from_disk_reach_the_terminal_as_text(tmp_path):
-    row = {"name": "[red]x[/red]\x1b[31m", "bytes": 1, "state": "damaged", "problem": "[bold]"}
-    name = "[red]x[/red]\N{REPLACEMENT CHARACTER}[31m"
+    row = {"name": "[red]x[/red]\x1b[31m\ny", "bytes": 1, "state": "damaged", "problem": "[bold]\ny"}
+    name = "[red]x[/red]\N{REPLACEMENT CHARACTER}[31m\\ny"
     assert name in row_with(tables.runs_view([row]), "damaged")
-    assert f"{name}: [bold]" in text_of(tables.runs_view([row]))
+    assert rf"{name}: [bold]\ny" in text_of(tables.runs_view([row]))
 
 
 def test_a_run_tells_which_implementation_computes_its_updates(tmp_path, capsys):
