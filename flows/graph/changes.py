@@ -37,8 +37,8 @@ def machine_changes(run: Run, ref: StageRef) -> Iterator[str]:
     """Yield differences between this process and the one that computed an output, if they may affect the output."""
     then, now = run.info.get("system", {}), system()
     for name in _DECIDES_BITS:
-        before, today = str(then.get(name, "absent")), now[name]
-        if name == "cpu_flags" and name in then:
+        before, today = str(then.get(name) or "absent"), now[name] or "absent"
+        if name == "cpu_flags" and "absent" not in (before, today):
             old, new = {*before.split()}, {*today.split()}
             if old != new:
                 unlike = (("without", old - new), ("with", new - old))

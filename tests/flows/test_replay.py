@@ -146,6 +146,9 @@ def test_other_arithmetic_than_the_runs_is_named_where_bits_differ(stored):
         ("a b c d e f", "b", "a processor without a c d e f"),
         ("b", "c b a", "a processor with a c"),
         ("a z", "z c b d e f g", "a processor without a, with b c d e f and 1 more"),
+        ("absent", "a b", "cpu_flags absent then, a b now"),
+        (None, "a b", "cpu_flags absent then, a b now"),
+        ("a b", "", "cpu_flags a b then, absent now"),
     ],
 )
 def test_another_processor_is_named_by_the_flags_that_only_one_of_them_has(then, now, told, monkeypatch):
