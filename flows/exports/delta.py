@@ -31,13 +31,13 @@ def export_delta(run: Run, folder: Path, done: Export) -> None:
     Tables are partitioned by `run_id`, which does not depend on the run's name or path. The transaction records the
     last exported iteration, so only new ones are appended.
     """
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    foreign = [name for name in names if name not in TABLES]
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    foreign = [path.name for path in paths if path.name not in TABLES or not path.is_dir()]
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()) or foreign:
         raise ExportExists(
             folder,
             found=f"{foreign[0]!r} in it" if foreign else "a link or a file",
-            required=f"a new folder, or one that contains only {', '.join(TABLES)}",
+            required=f"a new folder, or one that contains only the folders {', '.join(TABLES)}",
             action="Choose another --out",
         )
     stages = run.files.table_stages("evaluations")

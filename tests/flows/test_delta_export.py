@@ -160,8 +160,18 @@ def test_folders_of_other_things_are_refused(runs, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
     os.symlink(tmp_path / "mine", tmp_path / "link")
-    for out, found in (("mine", "thesis.tex"), ("mine/thesis.tex", "a link or a file"), ("link", "thesis.tex")):
-        with pytest.raises(ExportExists, match=found):
+    for name in ("file", "dangling"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "file" / "episodes").touch()
+    (tmp_path / "dangling" / "tasks").symlink_to(tmp_path / "nothing")
+    for out, found in (
+        ("mine", "'thesis.tex' in it"),
+        ("mine/thesis.tex", "a link or a file"),
+        ("link", "'thesis.tex' in it"),
+        ("file", "'episodes' in it"),
+        ("dangling", "'tasks' in it"),
+    ):
+        with pytest.raises(ExportExists, match=f"^.*{out}: {found}; expected .* the folders episodes, .*--out$"):
             export(run, tmp_path / out, "delta")
     assert [*tmp_path.joinpath("mine").iterdir()] == [tmp_path / "mine" / "thesis.tex"]
 
