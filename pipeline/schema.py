@@ -212,6 +212,7 @@ class ByName(Generic[S]):
         found = (load(path) for path in self.plugins.builtin.values())
         builtin: dict[Any, None] = dict.fromkeys(cls for cls in found if issubclass(cls, self.base))
         shown = handler(core_schema.union_schema([TypeAdapter(cls).core_schema for cls in builtin]))
-        names = "|".join([".+:.+", *self.plugins.names()[len(self.plugins.builtin) :]])
-        custom = {"type": "object", "properties": {"name": {"pattern": f"^({names})$"}}, "required": ["name"]}
+        installed = self.plugins.names()[len(self.plugins.builtin) :]
+        names = [{"pattern": "^.+:.+$"}, *({"const": name} for name in installed)]
+        custom = {"type": "object", "properties": {"name": {"anyOf": names}}, "required": ["name"]}
         return {"anyOf": [*shown.get("anyOf", [shown]), custom]}

@@ -8,6 +8,7 @@ import types
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from metaloom.pipeline.algorithms import ALGORITHMS
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings
@@ -101,7 +102,7 @@ def installed(own):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[metaloom.algorithms]\n"
-        + "".join(f"{name} = own_plugins:Still\n" for name in ("still", "idle", "calm", "quiet", "bare"))
+        + "".join(f"{name} = own_plugins:Still\n" for name in ("still", "idle", "calm", "quiet", "bare", "v1.2", "a(b"))
         + "[metaloom.baselines]\nhalved = own_plugins:Halved\n"
     )
 
@@ -139,7 +140,16 @@ def test_an_installed_package_brings_names_of_its_own():
     assert (config.algorithm.name, path_of(type(config.algorithm))) == ("still", "own_plugins:Still")
     assert config.baseline.build().fit_predict(0, [[[2.0]]], 1) == [[[0.2]]]
     assert build_config(config.model_dump(mode="json")) == config
-    assert [*ALGORITHMS.builtin, "bare", "calm", "idle", "quiet", "still"] == ALGORITHMS.names()
+    assert [*ALGORITHMS.builtin, "a(b", "bare", "calm", "idle", "quiet", "still", "v1.2"] == ALGORITHMS.names()
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("name", "valid"), [("v1.2", True), ("v1-2", False), ("a(b", True), ("m:A", True), (":A", False)]
+)
+def test_the_schema_allows_the_names_of_installed_packages_and_no_others(name, valid):
+    schema, about = RunConfig.model_json_schema(), {"env": {"name": "point-corner"}, "algorithm": {"name": name}}
+    assert Draft202012Validator(schema).is_valid(about) == valid
 
 
 @pytest.mark.usefixtures("own")
