@@ -11,6 +11,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path, PurePosixPath
 from tempfile import gettempdir
 from typing import Any
@@ -28,7 +29,9 @@ from metaloom.storage import Run, argument
 from metaloom.storage.errors import damaged, system_errors
 from metaloom.storage.format.files import locked, make_folders, read_file, replace_file
 from metaloom.storage.format.places import check_run_name
+from metaloom.storage.format.segments import FOLDER as SEGMENTS
 from metaloom.storage.read.info import mapping
+from metaloom.storage.read.verify import may_belong
 from metaloom.storage.unfinished import unfinished_folder
 
 _PATH = re.compile(r"/|~|\.\.?/")  # start of a local path; environment names never begin with these characters
@@ -138,8 +141,8 @@ def add(path: Path, folder: Path, name: str | None = None, *, learners: int = 20
         )
     with _writing(folder), _scratch() as place:
         copied = place / name
-        shutil.copytree(path, copied, ignore=_left_out)
         try:
+            shutil.copytree(path, copied, ignore=partial(_left_out, path))
             with storage.open_writer(copied) as writer:
                 writer.thin(writer.run.iterations)
                 writer.thin_learners(learners)
@@ -262,13 +265,17 @@ def _known_without(name: str, folder: Path) -> list[Reference]:
     return known
 
 
-def _left_out(folder: str, names: Sequence[str]) -> set[str]:
-    """Return the files in a run's folder that must not be copied. Reject links, whose targets would be published."""
+def _left_out(run: Path, folder: str, names: Sequence[str]) -> set[str]:
+    """Return the files in a run's folder to omit. Reject foreign files, and links, whose targets would be published."""
     left_out = {"_operator", "_quarantine", "writer.lock"} & {*names}
     for name in {*names} - left_out:
         mode = os.lstat(place := Path(folder) / name).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise UsageError(f"{place} is neither a file nor a folder, so it does not belong to the run; move it away")
+        relative = place.relative_to(run).as_posix()
+        # Files in segments are checked in the copy.
+        if stat.S_ISREG(mode) and not (relative.startswith(f"{SEGMENTS}/") or may_belong(relative, None)):
+            raise damaged(place, "does not belong to the run")
     return left_out
 
 

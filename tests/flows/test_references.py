@@ -467,15 +467,21 @@ def test_what_a_link_in_a_run_leads_to_is_not_published(made, tmp_path, name):
     assert not (tmp_path / "more").exists()
 
 
-def test_what_is_no_file_or_no_part_of_a_run_is_refused_in_one_line(made, tmp_path, capsys):
+def test_what_is_no_file_or_no_part_of_a_run_is_refused_in_one_line(made, tmp_path, capsys, monkeypatch):
     odd = Path(shutil.copytree(made / "tiny", tmp_path / "odd"))
     os.mkfifo(odd / "pipe")
     assert command(["reference", "add", str(odd), "--to", str(tmp_path / "more")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     (odd / "pipe").unlink()
-    (odd / "notes.txt").write_text("mine")
-    with pytest.raises(storage.DamagedRun, match=f"{odd}/notes.txt: does not belong.*`metaloom verify {odd}`"):
-        add(odd, tmp_path / "more")
+    copied, copy = [], shutil.copyfile
+    monkeypatch.setattr("shutil.copyfile", lambda *paths, **options: copied.append(paths[0].name) or copy(*paths))
+    for place in (odd, odd / "tables" / "metrics"):
+        (place / "notes.txt").write_text("mine")
+        with pytest.raises(storage.DamagedRun, match=f"{place}/notes.txt: does not belong.*`metaloom verify {odd}`"):
+            add(odd, tmp_path / "more")
+        (place / "notes.txt").unlink()
+    assert "00000000.parquet" in copied
+    assert "notes.txt" not in copied
 
 
 def test_damage_is_told_of_the_run_and_not_of_the_copy_that_goes_away(made, tmp_path):
