@@ -107,6 +107,10 @@ def no_worker_seconds() -> float:
 log: logging.Logger = logging.getLogger(__name__)
 # If a connection is lost during a write, this logger prints a traceback besides our own message.
 logging.getLogger("distributed.batched").setLevel(logging.WARNING)
+# The same for a client that is closed while it reconnects.
+logging.getLogger("distributed.client").addFilter(
+    lambda record: not (record.exc_info and record.exc_info[0] is asyncio.CancelledError)
+)
 
 T = TypeVar("T")
 
@@ -165,15 +169,8 @@ class Connection:
     def _reopen(self, where: str, lost: Exception) -> None:
         most, began = max(_BACK_SECONDS, no_worker_seconds()), time.monotonic()
         log.warning("%s: the Dask scheduler is gone; waiting up to %.0f s for it to come back", where, most)
-        # Suppress Dask's traceback about a client closed while reconnecting.
-        logger = logging.getLogger("distributed.client")
-        level = logger.level
-        logger.setLevel(logging.CRITICAL)
-        try:
-            with suppress(OSError):  # such as a connection that does not close in time
-                self._opened.close()
-        finally:
-            logger.setLevel(level)
+        with suppress(OSError):  # such as a connection that does not close in time
+            self._opened.close()
         while True:
             try:
                 self._open()

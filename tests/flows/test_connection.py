@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import dask.config
 import pytest
-from distributed import Client
+from distributed import Client, LocalCluster
 from distributed.batched import BatchedSend
 from distributed.comm import CommClosedError
 
@@ -108,6 +108,18 @@ def test_a_connection_that_is_lost_during_a_write_is_not_logged_with_a_traceback
     written = asyncio.Event()
     with caplog.at_level(logging.INFO):
         asyncio.run(send())
+    assert "Traceback" not in caplog.text
+
+
+def test_a_client_that_is_closed_while_it_reconnects_is_not_logged_with_a_traceback(caplog):
+    async def close_meanwhile():
+        async with LocalCluster(n_workers=0, asynchronous=True, dashboard_address=None) as scheduler:
+            client = await Client(scheduler.scheduler_address, asynchronous=True, timeout=10)
+        while client.status != "connecting":
+            await asyncio.sleep(0.01)
+        await client.close()
+
+    asyncio.run(close_meanwhile())
     assert "Traceback" not in caplog.text
 
 
