@@ -126,6 +126,8 @@ class _Again:
         stages, asked = self.stages.under(config), " ".join(settings) or "the settings of the run"
         for ref in stages.upstream(self.ref):
             if stages.graph[ref.stage].samples and not self.run.contains(ref):
+                if ref in self.stages.order(ref.iteration):
+                    self.run.record(ref)  # raises StageMissing
                 raise UsageError(
                     f"{asked}: {self.ref} reads the episodes of inner step {ref.step}, which are not stored; "
                     f"use at most {self.stages.config.algorithm.adaptation_steps} inner steps, as in the run"

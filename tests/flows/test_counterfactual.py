@@ -15,7 +15,7 @@ from metaloom.flows.rollouts.workers import Backend, LocalWorkers
 from metaloom.flows.sweeps.space import parse_grid
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.pipeline.types import Samples
-from metaloom.storage import StageRef
+from metaloom.storage import StageMissing, StageRef
 
 SERIAL = Backend(workers=0)
 
@@ -174,6 +174,11 @@ def test_an_algorithm_that_needs_more_than_is_stored_is_refused_by_what_is_missi
 def test_what_would_need_sampling_or_another_learner_is_refused(stored, changes, message):
     with pytest.raises(UsageError, match=message):
         optimize(stored, 1, changes)
+
+
+def test_an_iteration_that_is_not_stored_is_named(stored):
+    with pytest.raises(StageMissing, match=r"collect_rollouts\(i=9, k=0\) is not stored"):
+        optimize(stored, 9)
 
 
 def test_settings_that_do_not_exist_are_refused_before_anything_is_computed(stored, monkeypatch):
