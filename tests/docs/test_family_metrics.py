@@ -23,7 +23,7 @@ def test_the_metrics_of_a_meta_update_are_documented(pytestconfig, algorithm):
     page = (pytestconfig.rootpath / "docs/algorithms/README.md").read_text(encoding="utf-8")
     table = page.split("\n### Metrics\n")[1].split("\n| name | meaning |\n")[1].split("\n\n")[0]
     found = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split(" | ")[0])}
-    options = {"trainable_inner_lr": True, "lr_schedule": "LinearLR", "gradient_noise": True}
+    options = {"trainable_inner_lr": True, "lr_schedule": "LinearLR", "gradient_noise": True, "max_grad_norm": 1.0}
     if algorithm is DiceMAML:  # whose loss has nothing to tolerate
         found -= {"epochs"}
     else:

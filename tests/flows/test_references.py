@@ -480,8 +480,9 @@ def test_what_is_no_file_or_no_part_of_a_run_is_refused_in_one_line(made, tmp_pa
         with pytest.raises(storage.DamagedRun, match=f"{place}/notes.txt: does not belong.*`metaloom verify {odd}`"):
             add(odd, tmp_path / "more")
         (place / "notes.txt").unlink()
-    assert "00000000.parquet" in copied
     assert "notes.txt" not in copied
+    add(odd, tmp_path / "more")
+    assert "run.json" in copied
 
 
 def test_damage_is_told_of_the_run_and_not_of_the_copy_that_goes_away(made, tmp_path):
