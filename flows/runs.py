@@ -27,6 +27,8 @@ def runs_root() -> Path:
 
 def run_folder(name_or_path: str | Path) -> Path:
     """Return the folder that a name or path refers to, which need not exist."""
+    if isinstance(name_or_path, str) and (at := re.fullmatch("([^/@]+)@(latest|best|-?[0-9]+)", name_or_path)):
+        raise UsageError(f"{name_or_path}: expected a run without an iteration; use {at[1]}")
     return storage.run_path(name_or_path, runs_root())
 
 

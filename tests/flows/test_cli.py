@@ -134,6 +134,7 @@ def test_every_command_has_a_help_text_with_an_example(name, capsys):
         (["replay", "nothing-here@1"], "nothing-here"),
         (["replay", "x@last"], "last"),
         (["replay", f"x@{'9' * 5000}"], "after the @"),
+        (["report", "x@2"], "x@2: expected a run without an iteration; use x"),
         (["train", "promp-point-corner", "--run", "x", "--set", "iterations=true"], "expected an integer, got True"),
         (["train", "promp-point-corner", "--run", "x", "--workers", "2", "--scheduler", "tcp://x:1"], "one of them"),
         (
