@@ -188,7 +188,7 @@ class MetaLearner(Learner[Step, Steps]):
                 norm, limit = measured["meta_gradient_norm"], settings.max_grad_norm
                 if limit is not None:
                     metrics[LARGEST_NORM] = max(norm, metrics.get(LARGEST_NORM, 0.0))
-                    scale = np.float32(min(1, limit / norm) if norm else 1)
+                    scale = np.float32(limit / max(norm, limit))
                     gradients = {name: value * scale for name, value in gradients.items()}
                 meta_params, optimizer_state = optimizer.step(meta_params, gradients, optimizer_state)
             tolerance, target_kl = settings.tolerance, settings.target_kl
