@@ -16,6 +16,8 @@ from metaloom.pipeline.types import LearnerState, Update
 
 RunLike = str | Path | storage.Run  # opened run, or a run's path, URL or name in the runs folder
 
+_ITERATION = "latest|best|-?[0-9]{1,8}"  # pattern of what may follow the @
+
 
 def runs_root() -> Path:
     """Return the runs folder: $METALOOM_RUNS, or `runs` in the working directory if the variable is empty or not set.
@@ -27,7 +29,7 @@ def runs_root() -> Path:
 
 def run_folder(name_or_path: str | Path) -> Path:
     """Return the folder that a name or path refers to, which need not exist."""
-    if isinstance(name_or_path, str) and (at := re.fullmatch("([^/@]+)@(latest|best|-?[0-9]+)", name_or_path)):
+    if isinstance(name_or_path, str) and (at := re.fullmatch(f"([^/@]+)@({_ITERATION})", name_or_path)):
         raise UsageError(f"{name_or_path}: expected a run without an iteration; use {at[1]}")
     return storage.run_path(name_or_path, runs_root())
 
@@ -186,7 +188,7 @@ class RunAt:
         name, at, iteration = text.rpartition("@")
         if not at or "/" in iteration:  # the "@" belongs to the path
             return cls(run_folder(text), None)
-        if not re.fullmatch("latest|best|-?[0-9]{1,8}", iteration):
+        if not re.fullmatch(_ITERATION, iteration):
             raise UsageError(
                 f"{text}: got {iteration!r} after the @; expected an iteration, `best` or `latest`, as in {name}@12"
             )

@@ -134,6 +134,7 @@ class FlightRecorder(RolloutWatch):
         self._move(self._idle)
 
     def close(self) -> None:
+        """Close the recorder and remove its file."""
         self.idle()
         self._report.close()
         self._file.unlink(missing_ok=True)

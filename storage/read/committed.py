@@ -202,6 +202,7 @@ class CommittedFiles:
         return sorted(i for entry in entries if (i := marked_iteration(entry.name)) is not None)
 
     def thinned_iterations(self) -> list[int]:
+        """Return the iterations that are at least partly thinned, in order."""
         packed = {i for segment in self.segments.all(refresh=True) for i in self.packed_markers(segment)}
         # An iteration's marker overrides its segment's marker, and may be empty.
         live = {i for i in self.live_markers() if self.segments.about(i) is None or self.thinned(i)}

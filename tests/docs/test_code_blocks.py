@@ -38,7 +38,7 @@ def found(name: str) -> list[Block]:
 
 @pytest.fixture
 def small(monkeypatch):
-    """Makes new runs small, and returns the list of settings that take the place of those of the page."""
+    """Shrinks new runs, and returns the list of settings that override those on the page."""
     new_config, forced = recipes.new_config, []
 
     def small_config(recipe, assignments=()):

@@ -123,7 +123,7 @@ class Batch:
         return self._policy.recorded({name: _rows(value[:, chosen], real) for name, value in self._behavior.items()})
 
     def _chosen(self, which: Array) -> tuple[Tensor, Tensor | None]:
-        """Return the indices of trials as a tensor, and those of their real steps (None if all steps are real)."""
+        """Return trial indices as a tensor, and the flat indices of their real steps, or None if every step is real."""
         chosen = torch.from_numpy(which).to(self._device)
         return chosen, None if self._real is None else self._real[:, chosen].flatten().nonzero().squeeze(-1)
 
