@@ -32,7 +32,8 @@ import psutil
 from sampling import open_loop
 
 from metaloom import storage
-from metaloom.flows.commands.train import StageCall, direct, run_once, stages_of
+from metaloom.flows.graph.loop import StageCall, direct, run_once
+from metaloom.flows.graph.run_stages import stages_of
 from metaloom.flows.graph.runner import Runner
 from metaloom.flows.recipes import load_settings
 from metaloom.flows.rollouts.workers import Backend, code_digest

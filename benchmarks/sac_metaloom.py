@@ -9,7 +9,8 @@ import sac_reference as reference
 import sac_settings as same
 
 from metaloom import storage
-from metaloom.flows.commands.train import IterationReport, Observer, train
+from metaloom.flows.commands.train import train
+from metaloom.flows.observer import IterationReport, Observer
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.run import RunConfig, build_config
 from metaloom.pipeline.types import EpisodeBatch

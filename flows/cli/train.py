@@ -26,7 +26,8 @@ from metaloom.pipeline.shown import printable
 from metaloom.storage import InvalidRunName, argument, location, open_run
 
 if TYPE_CHECKING:
-    from metaloom.flows.commands.train import Observer, TrainResult
+    from metaloom.flows.graph.loop import TrainResult
+    from metaloom.flows.observer import Observer
     from metaloom.flows.opened import Run, Runs
     from metaloom.flows.results.sweep import SweepObserver, SweepResult
     from metaloom.flows.sweeps.stored import Sweep

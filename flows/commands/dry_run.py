@@ -12,11 +12,12 @@ from typing import Any
 from rich.table import Table
 
 from metaloom import storage
-from metaloom.flows.commands.train import IterationReport, Observer, train
+from metaloom.flows.commands.train import train
 from metaloom.flows.estimate import most_steps, refusal_of
 from metaloom.flows.formatting import count, duration, plural, short_time, size
 from metaloom.flows.graph.check import check_graph
 from metaloom.flows.graph.warm_start import pinned
+from metaloom.flows.observer import IterationReport, Observer
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.usage import Sample, UsageSampler, most_memory
 from metaloom.pipeline.config.run import RunConfig

@@ -34,7 +34,7 @@ from metaloom.pipeline.lazy import installed
 from metaloom.storage import check_new_run, open_run
 
 if TYPE_CHECKING:
-    from metaloom.flows.commands.train import Training, TrainResult
+    from metaloom.flows.graph.loop import Training, TrainResult
     from metaloom.flows.opened import FinishedIteration, Run
     from metaloom.pipeline.config.run import RunConfig
 

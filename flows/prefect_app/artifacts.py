@@ -24,8 +24,8 @@ from prefect.events import emit_event
 from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from metaloom import storage
-from metaloom.flows.commands.train import IterationReport
 from metaloom.flows.formatting import adaptation_returns, duration, finite, number, plural, speed, stage_name
+from metaloom.flows.observer import IterationReport
 from metaloom.flows.prefect_app.reports import address_of
 from metaloom.flows.results.class_returns import classes_text, headline_returns, named_estimates
 from metaloom.flows.results.evaluation import EvaluationOutcome

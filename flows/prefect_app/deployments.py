@@ -28,12 +28,15 @@ from prefect.states import Cancelled, Completed, Failed
 from pydantic import Field
 
 from metaloom import storage
-from metaloom.flows.commands.train import Observer, StageCall, config_of, recorded, resume, train
+from metaloom.flows.commands.train import recorded, resume, train
 from metaloom.flows.formatting import plural
+from metaloom.flows.graph.loop import StageCall
+from metaloom.flows.graph.run_stages import config_of
 from metaloom.flows.graph.tables import stage_names
 from metaloom.flows.graph.warm_start import as_pinned
 from metaloom.flows.loggers import MODULES
 from metaloom.flows.loggers.live import logging_to
+from metaloom.flows.observer import Observer
 from metaloom.flows.operations import operations
 from metaloom.flows.prefect_app.artifacts import TrainingPage, publish_evaluation, publish_replay
 from metaloom.flows.prefect_app.flow_runs import STAGE_SECONDS

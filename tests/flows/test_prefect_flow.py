@@ -15,7 +15,7 @@ from prefect.utilities.schema_tools import is_valid_schema, validate
 from prefect.utilities.schema_tools.validation import ValidationError
 
 from metaloom import storage
-from metaloom.flows.commands.train import IterationReport
+from metaloom.flows.observer import IterationReport
 from metaloom.flows.prefect_app import artifacts as prefect_page
 from metaloom.flows.prefect_app import deployments
 from metaloom.flows.prefect_app.artifacts import (

@@ -12,8 +12,9 @@ from rich.console import Console
 
 from metaloom import storage
 from metaloom.flows import cli
-from metaloom.flows.commands.train import IterationReport, train
+from metaloom.flows.commands.train import train
 from metaloom.flows.interrupt import Stop
+from metaloom.flows.observer import IterationReport
 from metaloom.flows.results.sweep import RunOutcome, SweepObserver
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.flows.sweeps.stored import PlannedRun

@@ -9,7 +9,8 @@ import psutil
 import pytest
 
 from metaloom import storage
-from metaloom.flows.commands.train import IterationReport, Observer, resume, train
+from metaloom.flows.commands.train import resume, train
+from metaloom.flows.observer import IterationReport, Observer
 from metaloom.flows.rollouts.workers import Backend
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.storage import StageRef
