@@ -107,7 +107,8 @@ def _probe(config: RunConfig, backend: Backend) -> Probe:
             if sampler.iterations > 1:
                 sample = sampler.sample(run)
 
-        train(short, folder / "run", backend=backend, observer=Observer(iteration_done=note, should_stop=enough))
+        observer = Observer(iteration_done=note, should_stop=enough, reads=True)  # sizes need whole iterations
+        train(short, folder / "run", backend=backend, observer=observer)
         if sampler.iterations and find_spec("matplotlib"):  # charts also take memory
             from metaloom.flows.views.report import write_report
 
