@@ -465,7 +465,8 @@ def disk_view(usage: DiskUsage) -> RenderableType:
     for use, path in zip(uses, paths, strict=True):
         known = size(use.thinning) if not use.problem else ""
         note = use.problem or (f"{size(use.only_remote)} not in the cache" if use.only_remote else "")
-        table.add_row(use.name, size(use.num_bytes), size(use.shared), known, size(bytes_freed([path])), note)
+        name, freed = use.name.replace("\n", r"\n"), size(bytes_freed([path]))
+        table.add_row(name, size(use.num_bytes), size(use.shared), known, freed, note)
     table.add_section()
     table.add_row("together", size(bytes_together(paths)))
     parts: list[RenderableType] = [table] if uses else []
@@ -474,7 +475,7 @@ def disk_view(usage: DiskUsage) -> RenderableType:
         for what, sizes in (("group", use.groups), ("stage", use.stages), ("iteration", ranges)):
             if sizes:
                 rows = ((name, size(num_bytes)) for name, num_bytes in sizes.items())
-                parts += [heading(f"{use.name}, by {what}"), new_table(what, ">size", rows=rows)]
+                parts += [heading(f"{use.name}, by {what}".replace("\n", r"\n")), new_table(what, ">size", rows=rows)]
     if leftovers:
         left = f"{plural(len(leftovers), 'interrupted removal')}, {size(bytes_together(leftovers))}"
         parts.append(as_text(f"{left}: `metaloom rm` finishes the removal", "yellow"))

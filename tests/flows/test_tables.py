@@ -325,6 +325,10 @@ def test_names_from_disk_reach_the_terminal_as_text(tmp_path):
     name = "[red]x[/red]\N{REPLACEMENT CHARACTER}[31m\\ny"
     assert name in row_with(tables.runs_view([row]), "damaged")
     assert rf"{name}: [bold]\ny" in text_of(tables.runs_view([row]))
+    use = DiskUse(str(row["name"]), "run", num_bytes=1, only_remote=0, shared=0, stages={"adapt": 1})
+    shown = text_of(tables.disk_view(DiskUsage([use], [tmp_path / "run"], [], details=True)))
+    assert f"\n {name} " in shown
+    assert f"{name}, by stage" in shown
 
 
 def test_a_run_tells_which_implementation_computes_its_updates(tmp_path, capsys):
