@@ -1,4 +1,4 @@
-"""A reader of the formats metaloom/1 and metaloom/2 in NumPy, pyarrow and the standard library, without Metaloom.
+"""A reader of the formats metaloom/1 to metaloom/3 in NumPy, pyarrow and the standard library, without Metaloom.
 
     python independent_reader.py runs/first
 
@@ -39,7 +39,7 @@ def render(document, indented=False):
 def history(run):
     """The records of all stored outputs. Positions may only be missing where a later session knew of the loss."""
     info, sha256 = read_document(run / "run.json", indented=True)
-    assert info["format"] in ("metaloom/1", "metaloom/2")
+    assert info["format"] in ("metaloom/1", "metaloom/2", "metaloom/3")
     begins, previous = {info.get("first_sequence", 0): sha256}, None
     for ancestor in reversed(info.get("ancestors", [])):  # a fork has records of the runs that it was made from
         if ancestor["first_sequence"] < min(begins):

@@ -367,7 +367,7 @@ class Run(StoredOutputs):
         return late.read_tables(self.files, "tasks", self.select(iterations))
 
     def metrics(self, iterations: Iterations = None) -> "pa.Table":
-        """Read one row per iteration with its metrics."""
+        """Read one row per iteration with its metrics; null where a fork's parent, or the fork, lacks a metric."""
         return late.read_metrics(self.files, self.select(iterations))
 
     def evaluations(self, iterations: Iterations = None) -> "pa.Table":

@@ -23,6 +23,8 @@ from metaloom.flows.runs import updates_at
 from metaloom.flows.trust import trust_run
 from metaloom.pipeline.config.input import ConfigError, override
 from metaloom.pipeline.config.run import RunConfig, build_config
+from metaloom.pipeline.dataflow.graph import WITNESS
+from metaloom.pipeline.envs import REPRODUCED
 from metaloom.pipeline.envs.answers import declared_facts
 from metaloom.pipeline.envs.config import EnvConfig
 from metaloom.pipeline.envs.registry import make_env
@@ -54,7 +56,9 @@ def fork(
         raise ConfigError(f"iterations must be at least {iteration}, where the fork begins, got {new.iterations}")
     with stages_of(new, Backend(workers=0), partial(check_sizes, new)) as stages:
         require_stored_outputs(run, stages.graph)
-        problem = next(_misfits(run, iteration, old, stages), None)
+        problem, new_metrics = next(_misfits(run, iteration, old, stages), None), False
+        if not problem and iteration and _of_updates(config_of(run, run.last_ref(iteration - 1))) != _of_updates(new):
+            problem, new_metrics = _changed_update(run, iteration, stages)
         facts = environment(stages)
         if problem:
             raise ConfigError(f"{problem.rstrip('.')}. A fork continues its parent's iterations; train a new run")
@@ -69,6 +73,7 @@ def fork(
         config_digest=new.digest(),
         capacity=new.iterations,
         environment=facts,
+        new_metrics=new_metrics,
         progress=on_progress,
     )
     trust_run(made.path)
@@ -107,10 +112,10 @@ def _misfits(run: Run, iteration: int, old: RunConfig, stages: Runner) -> Iterat
     fresh = _expect(stages.run(stages.graph.learner_ref(0), {}))
     stored = _expect(run.load(run.learner_ref(iteration)))
     yield from _differences("the learner", _forms(stored.learner), _forms(fresh.learner))
+    if iteration and new.stop is not None:
+        new.stop.met([run[iteration - 1].metrics()])  # raises ConfigError for a metric that the parent lacks
     if new.evaluation.every is not None:
         yield from _changed_evaluation(run, iteration, stages)
-    if iteration and old.algorithm != new.algorithm:
-        yield from _changed_metrics(run, iteration, stages)
 
 
 def _changed_evaluation(run: Run, iteration: int, stages: Runner) -> Iterator[str]:
@@ -147,20 +152,27 @@ def _interface(config: EnvConfig) -> dict[str, Any]:
         env.close()
 
 
-def _changed_metrics(run: Run, iteration: int, stages: Runner) -> Iterator[str]:
-    """Yield descriptions of how the last shared update's arrays and metrics would change with the new settings."""
+def _of_updates(config: RunConfig) -> tuple[object, ...]:
+    """Return the settings that determine which arrays and metrics an update has."""
+    return config.algorithm, config.baseline, config.processing, config.metrics, config.env.witness
+
+
+def _changed_update(run: Run, iteration: int, stages: Runner) -> tuple[str | None, bool]:
+    """Recompute the last shared update with the new settings; return a misfit, and whether its metrics have changed."""
     ref = run.last_ref(iteration - 1)
     try:
         with stages_of_run(run, Backend(workers=0)) as parents:  # its batches may have been thinned
-            update = _expect(stages.compute(ref, Recomputed(run, parents)))
+            inputs = stages.load_inputs(ref, Recomputed(run, parents), witness=False)
+            update = _expect(stages.run(ref, inputs))
     except storage.StoreError:
         raise
     except (ValueError, LookupError, ArithmeticError) as error:
-        yield f"algorithm: cannot update from the batches of iteration {iteration - 1}: {describe_error(error)}"
-        return
-    stored = _expect(run.load(ref))
-    yield from _differences("the learner", _forms(stored.learner), _forms(update.learner))
-    yield from _differences("the metrics", dict.fromkeys(stored.metrics, ""), dict.fromkeys(update.metrics, ""))
+        return f"algorithm: cannot update from the batches of iteration {iteration - 1}: {describe_error(error)}", False
+    names, stored = {*update.metrics}, _expect(run.load(ref))
+    if WITNESS[0] in stages.graph.inputs(stages.config, ref):
+        names.add(REPRODUCED)
+    misfit = next(_differences("the learner", _forms(stored.learner), _forms(update.learner)), None)
+    return misfit, names != {*stored.metrics}
 
 
 def _expect(value: object) -> Update:

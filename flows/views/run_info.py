@@ -64,7 +64,7 @@ def _witness(run: Run) -> dict[str, int] | None:
         return None
     if REPRODUCED not in table.column_names:
         return None
-    reproduced = table[REPRODUCED].to_numpy()
+    reproduced = table[REPRODUCED].drop_null().to_numpy()
     return {"replayed": len(reproduced), "reproduced": int(reproduced.sum())}
 
 

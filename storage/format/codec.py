@@ -102,7 +102,7 @@ def encode(stages: StageTable, ref: StageRef, value: Value) -> list[Piece]:
     if stages[ref.stage].ends_iteration:
         names = sorted(value.metrics)
         metrics = np.array([value.metrics[_checked_name(ref, name)] for name in names], np.float64)
-        return [*pieces, Piece(f"{METRICS_GROUP}/values", ref.iteration, metrics, METRICS, {"names": names})]
+        return [*pieces, Piece(stages.metrics_array(ref.iteration), ref.iteration, metrics, METRICS, {"names": names})]
     if value.metrics:
         raise _mismatch(ref, f"{len(value.metrics)} metrics", "none: no iteration has begun")
     return pieces
@@ -125,7 +125,7 @@ def decode(stage: StoredStage, group: str, groups: Mapping[str, Stored]) -> Valu
     kind = KINDS[stage.output]
     if kind is Update:
         learner = LearnerState(**{name: _unpack(arrays, name, leading=0) for name in _LEARNER_FIELDS})
-        values, about = groups.get(METRICS_GROUP, {}).get("values", (np.zeros(0), {"names": []}))
+        values, about = next(iter(groups.get(METRICS_GROUP, {}).values()), (np.zeros(0), {"names": []}))
         return Update(learner, dict(zip(about["names"], values.tolist(), strict=True)))
     if kind is TaskParams:
         return TaskParams(_unpack(arrays, "params", leading=1))

@@ -13,8 +13,10 @@ from metaloom.storage.format.files import parse_sealed, read_sealed, render, sea
 
 SCHEMA = "metaloom/1"  # schema of records, markers and sessions, which is the same in all run formats
 
-FORMATS = ("metaloom/1", "metaloom/2")
-"""Run formats, as named in run.json; new runs use the last one. The second added shards and segments."""
+FORMAT = "metaloom/2"  # format of new runs
+
+FORMATS = ("metaloom/1", FORMAT, "metaloom/3")
+"""Run formats, as named in run.json. The second added shards and segments, the third forks with other metrics."""
 
 MOST_SESSIONS = 10**9
 _TOKEN = re.compile(r"[0-9a-f]{16}")

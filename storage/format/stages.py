@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from operator import index
 from typing import Any
 
 from metaloom.pipeline import types
@@ -48,13 +49,16 @@ class StoredStage:
 class StageTable(StageOrder):
     """Stages of a run in data-flow order. One of them outputs the first learner, and another ends each iteration.
 
+    `metrics_since` lists the iterations where a fork's settings changed the metrics of its parent.
+
     Raises ValueError if names are not unique, a group is not a valid folder name, or either of these two stages is
     missing or not unique.
     """
 
-    def __init__(self, stages: Iterable[StoredStage]) -> None:
+    def __init__(self, stages: Iterable[StoredStage], metrics_since: Iterable[int] = ()) -> None:
         self.stages: tuple[StoredStage, ...] = tuple(stages)
         self._by_name = {stage.name: stage for stage in self.stages}
+        self.metrics_since: tuple[int, ...] = tuple(map(index, metrics_since))
         if wrong := [stage.group for stage in self.stages if not _GROUP.fullmatch(stage.group)]:
             raise ValueError(
                 f"got the group {wrong[0]!r}; expected lowercase letters, digits and _, with {STEP} at the end"
@@ -120,6 +124,11 @@ class StageTable(StageOrder):
     def group_of(self, ref: StageRef) -> str:
         return self[ref.stage].group.replace(STEP, str(ref.step))
 
+    def metrics_array(self, iteration: int) -> str:
+        """Return the path of the array with an iteration's metrics."""
+        since = max((first for first in self.metrics_since if first <= iteration), default=0)
+        return f"{METRICS_GROUP}/values" + (f"_{since}" if since else "")
+
     def row_of(self, ref: StageRef) -> int:
         # The update of iteration i computes the learner that iteration i + 1 starts from.
         return ref.iteration + self[ref.stage].ends_iteration
@@ -138,7 +147,7 @@ class StageTable(StageOrder):
     def of(cls, info: Mapping[str, Any]) -> "StageTable":
         """Return the stage table in a run.json. Earlier versions had two fixed tables and did not record them."""
         if "stages" in info:
-            return cls(_stored_stage(**stage) for stage in info["stages"])
+            return cls((_stored_stage(**stage) for stage in info["stages"]), info.get("metrics_since", ()))
         return EARLIER[info.get("last_stage", ON_POLICY.last)]
 
 
@@ -267,7 +276,7 @@ def plan_of(path: str, stages: StageTable) -> ArrayPlan | None:
     """Return the plan of the array at a path below `data.zarr`, or None if it belongs to no stage."""
     group, _, name = path.partition("/")
     if group == METRICS_GROUP:
-        return METRICS if name == METRICS.pattern else None
+        return METRICS if name.partition("_")[0] == METRICS.pattern else None
     stage = stages.writing(group)
     return None if stage is None else plan_in(stage, name)
 

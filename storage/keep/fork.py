@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from metaloom.storage.errors import DamagedRun, RunExists, damaged
+from metaloom.storage.errors import DamagedRun, IncompatibleFormat, RunExists, damaged
 from metaloom.storage.format.files import make_folder, make_folders, sync_file, sync_folder
 from metaloom.storage.format.places import check_path, folder_of, url_of
-from metaloom.storage.format.records import StageRecord, has_shards
+from metaloom.storage.format.records import FORMATS, StageRecord, has_shards
 from metaloom.storage.format.segments import FOLDER as SEGMENTS
 from metaloom.storage.format.segments import join, segment_name
 from metaloom.storage.format.sessions import Head, read_session, sessions_in
@@ -58,17 +58,27 @@ def fork_run(
     config_digest: str,
     capacity: int,
     environment: Mapping[str, Any],
+    new_metrics: bool = False,
     progress: Progress = unseen,
 ) -> Fork:
     """Create a run that shares another run's iterations before `iteration` and continues with a new configuration.
 
     Files are shared by hard links, so they survive thinning or deletion of the parent. Outputs thinned in the parent
-    are thinned in the fork. The parent may still be written. Other arguments and errors are as in `create_run`.
+    are thinned in the fork. The parent may still be written. With `new_metrics`, the fork's own iterations may have
+    other metrics than the parent's. Other arguments and errors are as in `create_run`.
 
     Raises:
         StageMissing: the parent has fewer complete iterations.
+        IncompatibleFormat: the parent's format does not allow new metrics.
     """
     path = check_path(folder_of(path))
+    if new_metrics and not has_shards(parent.info):
+        raise IncompatibleFormat(
+            parent.location,
+            found=f"settings that change the metrics of a run of format {parent.info['format']}",
+            required="the metrics of the parent, since every iteration of this format has the same",
+            action="Choose settings with the same metrics, or train a new run",
+        )
     if iteration:
         parent.select(iteration - 1)
     parent.record(parent.learner_ref(iteration))
@@ -81,7 +91,7 @@ def fork_run(
                 with _workshop(path) as folder:
                     follow(path)
                     check_free(path)
-                    sharing = _Sharing(parent, iteration, folder, progress)
+                    sharing = _Sharing(parent, iteration, folder, progress, new_metrics=new_metrics)
                     sharing.build(capacity, config, config_digest, environment)
                     _place(folder, path)
                     return Fork(path, iteration, *sharing.linked, *sharing.copied)
@@ -97,8 +107,9 @@ class _Sharing:
     `_records` are the shared outputs that are in no segment, or in the segment `_cut`, of which only a part is shared.
     """
 
-    def __init__(self, parent: Run, iteration: int, folder: Path, progress: Progress) -> None:
+    def __init__(self, parent: Run, iteration: int, folder: Path, progress: Progress, *, new_metrics: bool) -> None:
         self._parent = parent
+        self._metrics_since = [i for i in parent.stages.metrics_since if i < iteration] + [iteration] * new_metrics
         self._files = files = parent.files
         self._iteration = iteration
         self._folder = folder
@@ -152,7 +163,8 @@ class _Sharing:
             "ancestors": [*parent.info.get("ancestors", []), as_ancestor(parent.info)],
             "first_sequence": newest.sequence + 1,
             # Arrays keep the parent's format.
-            "format": parent.info["format"],
+            "format": FORMATS[-1] if self._metrics_since else parent.info["format"],
+            **({"metrics_since": self._metrics_since} if self._metrics_since else {}),
         }
 
     def _share_sessions(self) -> None:

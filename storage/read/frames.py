@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from itertools import groupby, takewhile
+from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
@@ -150,6 +151,20 @@ def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> 
 def read_metrics(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
     """Read one row of metrics per iteration. Raises StageMissing if the run has no complete iteration.
 
+    If a fork has other metrics than its parent, the table has a column for each, null in the other's iterations.
+    """
+    table = metrics_of(files, iterations)
+    if firsts := files.stages.metrics_since:
+        stored = [i for i in (0, *firsts) if files.contains(files.stages.last_ref(i))]
+        schema = pa.unify_schemas([table.schema, *(metrics_of(files, [i]).schema for i in stored)])
+        names = ["iteration", *sorted({*schema.names} - {"iteration"})]
+        table = pa.concat_tables([schema.empty_table(), table], promote_options="default").select(names)
+    return table.combine_chunks()
+
+
+def metrics_of(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
+    """Read one row per iteration, as `read_metrics` does, with the metrics of these iterations only.
+
     Arrays are read rather than tables, because opening a Parquet file takes longer than reading its only row.
     """
     # For segments, read the tables, which contain a row per iteration.
@@ -158,7 +173,7 @@ def read_metrics(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
         parts += _live_metrics(files, of_part) if part is None else [part]
     if not parts:
         raise _nothing(files, "no table of metrics")
-    table = pa.concat_tables([part.select(parts[0].column_names) for part in parts]).combine_chunks()
+    table = pa.concat_tables(parts, promote_options="default")
     return table if iterations else table[:0]
 
 
@@ -366,20 +381,20 @@ def _arrays(files: CommittedFiles, ref: StageRef, names: Collection[str], tasks:
 
 
 def _live_metrics(files: CommittedFiles, iterations: Sequence[int]) -> list[pa.Table]:
-    found: dict[int, Array] = {}
-    names: Sequence[str] = ()
+    found: list[tuple[Sequence[str], int, Array]] = []
     if any(files.stages.last_ref(i) in files.thinned(i) for i in iterations):  # metrics were removed with the learner
         return [part for i in iterations for part in _live_parts(files, "metrics", i)]
     for i in (i for i in iterations if files.contains(files.stages.last_ref(i))):
         record = files.record(files.stages.last_ref(i))
-        for chunk in (chunk for chunk in record.chunks if chunk.array == "metrics/values"):
-            found[i], attributes = files.read_row(record, chunk)
-            names = attributes["names"]
-    if not found:
-        return []
-    values = np.stack([*found.values()]).T.copy()
-    numbers = {"iteration": np.array([*found], np.int32), **dict(zip(names, values, strict=True))}
-    return [pa.table({name: column(array) for name, array in numbers.items()})]
+        for chunk in (chunk for chunk in record.chunks if chunk.array == files.stages.metrics_array(i)):
+            values, attributes = files.read_row(record, chunk)
+            found.append((attributes["names"], i, values))
+    parts: list[pa.Table] = []
+    for names, group in groupby(found, key=itemgetter(0)):
+        _, numbers, rows = zip(*group, strict=True)
+        arrays = zip(["iteration", *names], [np.array(numbers, np.int32), *np.stack(rows).T.copy()], strict=True)
+        parts.append(pa.table({name: column(array) for name, array in arrays}))
+    return parts
 
 
 def _by_segment(

@@ -12,7 +12,7 @@ from metaloom.storage.format.arrays import group_document
 from metaloom.storage.format.files import make_folder, render, sealed, sync_folder
 from metaloom.storage.format.places import argument, check_path, folder_of, location
 from metaloom.storage.format.provenance import system, utc, versions
-from metaloom.storage.format.records import FORMATS
+from metaloom.storage.format.records import FORMAT
 from metaloom.storage.format.sessions import INFO_COPY
 from metaloom.storage.format.stages import ON_POLICY, StageTable
 from metaloom.storage.remote.log import follow
@@ -77,7 +77,7 @@ def new_info(
     """Return the content of a new run's run.json; `origin` describes the run that it was forked from, if any."""
     return sealed(
         {
-            "format": FORMATS[-1],
+            "format": FORMAT,
             "id": str(uuid.uuid4()),
             "config": dict(config),
             "config_digest": config_digest,

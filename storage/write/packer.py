@@ -11,6 +11,7 @@ The order of the steps makes an interruption at any moment safe:
 import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from metaloom.pipeline.dataflow.refs import StageRef
@@ -96,8 +97,9 @@ class Packer:
         newest = max((i for i in live if last(i) in self._digests), default=0)
         due = (i for i in live if i + keep <= newest and last(i) in self._digests)
         done = [i for i in due if not self._files.segments.about(i)]
-        for part in ranges(done):
-            yield from (part[start : start + SIZE] for start in range(0, len(part), SIZE))
+        for _, group in groupby(done, self._files.stages.metrics_array):  # a segment's rows have the same metrics
+            for part in ranges([*group]):
+                yield from (part[start : start + SIZE] for start in range(0, len(part), SIZE))
 
     def _pack(self, iterations: range) -> None:
         root = self._files.root

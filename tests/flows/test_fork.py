@@ -3,8 +3,11 @@
 import shutil
 import sys
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
+import metaloom
 from metaloom import storage
 from metaloom.flows.cli import run as command
 from metaloom.flows.commands.fork import _list, fork
@@ -12,6 +15,7 @@ from metaloom.flows.commands.replay import replay
 from metaloom.flows.commands.thin import thin
 from metaloom.flows.commands.train import resume, train
 from metaloom.flows.rollouts.workers import Backend
+from metaloom.flows.views.history import load_history
 from metaloom.pipeline.config.input import ConfigError
 from metaloom.storage import StageRef
 
@@ -103,10 +107,43 @@ def test_another_algorithm_can_go_on_where_learner_and_metrics_fit(tmp_path, tin
     assert storage.verify_run(tmp_path / "child") == []
 
 
-def test_another_algorithm_is_refused_for_its_metrics_before_anything_is_sampled(tmp_path, tiny_config):
+def test_a_fork_may_lose_metrics_of_its_parent_and_gain_others(tmp_path, tiny_config, digests):
     train(tiny_config(algorithm={"name": "maml-vpg", "tasks_per_chunk": 2}), tmp_path / "vpg", backend=SERIAL)
-    with pytest.raises(ConfigError, match=r"the metrics of the parent would lose .* and gain "):
-        fork(tmp_path / "vpg", 1, tmp_path / "child", ["algorithm=maml-ppo"])
+    falling = ["algorithm.lr_schedule=exponential", "algorithm.lr_decay=0.9"]
+    fork(tmp_path / "vpg", 1, tmp_path / "ppo", ["algorithm=maml-ppo", *falling])
+    resume(tmp_path / "ppo", iterations=3, backend=SERIAL)
+    constant = ["algorithm.lr_schedule=constant", "algorithm.lr_decay=1", "algorithm.max_grad_norm=1"]
+    fork(tmp_path / "ppo", 2, tmp_path / "again", [*constant, "iterations=4"])
+    resume(tmp_path / "again", backend=SERIAL)
+    run, parent = storage.open_run(tmp_path / "again"), storage.open_run(tmp_path / "vpg")
+    names = [{*run[i].metrics()} for i in run.iterations]
+    assert run.metrics(slice(0, 1)).column_names == run.metrics().column_names == run.metrics(()).column_names
+    assert names[0] == {*parent[0].metrics()}
+    assert names[2] == names[3] == names[1] - {"outer_lr"} | {"largest_gradient_norm"}
+    assert (names[1] - names[0], names[0] - names[1]) == ({"clip_fraction", "outer_lr"}, set())
+    for name in {*run.metrics().column_names} - {"iteration"}:
+        held = [run[i].metrics().get(name) for i in run.iterations]
+        assert run.metrics()[name].to_pylist() == held
+    assert storage.verify_run(tmp_path / "again") == []
+    assert all(outcome.identical for i in run.iterations for outcome in replay(tmp_path / "again", i))
+    before, table = digests(tmp_path / "again"), run.metrics()
+    with storage.open_writer(tmp_path / "again") as writer:
+        assert writer.pack() == [range(1), range(1, 2), range(2, 3)]
+    packed = storage.open_run(tmp_path / "again")
+    assert (digests(tmp_path / "again"), packed.metrics()) == (before, table)
+    assert storage.verify_run(tmp_path / "again") == []
+    metaloom.export(tmp_path / "again", to="parquet", out=tmp_path / "exported")
+    written = pq.read_table(tmp_path / "exported" / "metrics.parquet")
+    assert written.equals(table)
+    assert np.isnan(load_history(packed).metrics["largest_gradient_norm"]).tolist() == [True, True, False, False]
+
+
+def test_a_run_of_the_first_format_keeps_its_metrics_in_forks(tmp_path, tiny_config, monkeypatch):
+    monkeypatch.setattr("metaloom.storage.write.creation.FORMAT", "metaloom/1")
+    train(tiny_config(), tmp_path / "old", backend=SERIAL)
+    with pytest.raises(storage.IncompatibleFormat, match="change the metrics of a run of format metaloom/1"):
+        fork(tmp_path / "old", 1, tmp_path / "child", ["algorithm.max_grad_norm=1"])
+    assert not (tmp_path / "child").exists()
 
 
 def test_before_the_first_iteration_even_sizes_can_change(parent, tmp_path):

@@ -164,7 +164,7 @@ OBSERVATIONS = "data.zarr/rollouts_0/observations"
 def forge(tmp_path, creation, put, make_batches, monkeypatch):
     """Makes a run whose first observations have another compressed payload, and records that agree with it."""
     # Where a row is one chunk; what is changed in a shard, its table of parts tells (test_shards.py).
-    monkeypatch.setattr("metaloom.storage.write.creation.FORMATS", ("metaloom/1",))
+    monkeypatch.setattr("metaloom.storage.write.creation.FORMAT", "metaloom/1")
 
     def make(change):
         with storage.create_run(tmp_path / "run", capacity=1, **creation) as writer:
@@ -349,9 +349,9 @@ def test_a_run_json_of_other_outputs_than_any_version_has_is_refused(make_run):
 
 def test_a_run_of_a_newer_format_is_refused_politely(make_run):
     path = make_run(1)
-    rewrite(path / "run.json", lambda document: document.update(format="metaloom/3"))
+    rewrite(path / "run.json", lambda document: document.update(format="metaloom/9"))
     for use in (storage.open_run, storage.open_writer, storage.verify_run):
-        with pytest.raises(storage.IncompatibleFormat, match="metaloom/3"):
+        with pytest.raises(storage.IncompatibleFormat, match="metaloom/9"):
             use(path)
 
 

@@ -262,7 +262,7 @@ def test_a_fork_shares_shards(run, tmp_path):
 def test_a_run_that_began_without_shards_goes_on_without_them_and_so_do_its_forks(
     tmp_path, put, make_batches, creation, monkeypatch
 ):
-    monkeypatch.setattr("metaloom.storage.write.creation.FORMATS", ("metaloom/1",))
+    monkeypatch.setattr("metaloom.storage.write.creation.FORMAT", "metaloom/1")
     batches = make_batches(**SIZES)
     with storage.create_run(tmp_path / "run", capacity=3, **creation) as writer:
         put(writer, batches.iteration(0))

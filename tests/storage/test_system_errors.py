@@ -269,7 +269,7 @@ def test_a_disk_that_stores_other_bytes_ends_a_packing_and_loses_nothing(make_ru
 
 
 def test_a_run_of_the_first_format_is_not_packed(tmp_path, creation, put, make_batches, monkeypatch):
-    monkeypatch.setattr("metaloom.storage.write.creation.FORMATS", ("metaloom/1",))
+    monkeypatch.setattr("metaloom.storage.write.creation.FORMAT", "metaloom/1")
     batches = make_batches(B=1, E=1, T=2)
     with storage.create_run(tmp_path / "run", capacity=2, **creation) as writer:
         put(writer, [*batches.iteration(0), *batches.iteration(1)])
