@@ -89,6 +89,9 @@ def files_of(paths: Iterable[str]) -> dict[str, Path]:
         if file is not None:
             files[path] = file
             helpers |= _modules_beside(file, module)
+        named = path.partition(":")[0]
+        if module != named and (source := inspect.getsourcefile(import_module(path))):  # it may alter what it imports
+            helpers |= _modules_beside(Path(source).resolve(), named)
     of_plugins = {*files.values()}
     return files | {name: file for name, file in helpers.items() if file not in of_plugins}
 

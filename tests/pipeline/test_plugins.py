@@ -289,6 +289,14 @@ def test_the_files_of_plug_ins_are_recorded_and_compared(own):
     assert changed_sources({}, {"own_plugins:Still": "of a run that another plug-in goes on with"}) == []
 
 
+def test_a_module_that_imports_a_plug_in_from_elsewhere_counts_with_it(own, monkeypatch):
+    texts = {"own_names": "from own_plugins import Halved as Other\nimport own_extra\n", "own_extra": "X = 1\n"}
+    for name, text in texts.items():
+        (own / f"{name}.py").write_text(text)
+    found = plugin_sources(build_config(settings(baseline="own_names:Other")))
+    assert {name: found[name] for name in texts} == {name: sha256(text) for name, text in texts.items()}
+
+
 @pytest.mark.usefixtures("own")
 def test_modules_beside_a_plug_in_count_with_it_and_others_do_not(own, monkeypatch):
     files = {
