@@ -280,6 +280,7 @@ class Run(StoredOutputs):
 
         Raises StageMissing if the index is beyond the run's target.
         """
+        (iteration,) = whole_numbers(iteration, "iteration")
         if iteration < 0:
             (iteration,) = self.select(iteration)
         elif iteration >= self.capacity:
@@ -293,7 +294,7 @@ class Run(StoredOutputs):
         return len(self.iterations)
 
     def select(self, iterations: Iterations) -> Sequence[int]:
-        """Resolve a selection to complete iterations; negative indices count from the end.
+        """Resolve a selection to complete iterations, each once, in ascending order; negative ones count from the end.
 
         Raises ValueError if an index is not an integer, and StageMissing if an iteration is not complete.
         """
@@ -307,7 +308,7 @@ class Run(StoredOutputs):
         for asked, i in zip(numbers, found, strict=True):
             if i not in complete:
                 raise self._incomplete(asked)
-        return found
+        return sorted({*found})
 
     def steps(
         self,

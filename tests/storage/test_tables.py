@@ -129,6 +129,12 @@ def test_every_table_can_be_had_for_some_iterations(run, selection, chosen):
         assert table.schema.field("iteration").type == pa.int32()
 
 
+def test_every_table_has_each_iteration_once_and_in_order(make_run):
+    run = storage.open_run(make_run(3))
+    for read in (run.steps, run.episodes, run.tasks, run.metrics):
+        assert read([2, 0, -1, 0]).equals(read([0, 2]))
+
+
 def test_iterations_that_are_not_complete_are_refused_or_left_out(make_run, put, batches):
     path = make_run(1, capacity=3)
     with storage.open_writer(path) as writer:
