@@ -436,7 +436,8 @@ def find_runs(root: Path) -> list[Path]:
     """
     url = url_of(root)
     if url is None:
-        folders = [entry for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
+        with system_errors(root, required="a folder that can be read", action="Check its permissions and its disk"):
+            folders = [entry for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
         written = {folder: when for folder in folders if (when := _written(folder)) is not None}
         return sorted(written, key=lambda folder: written[folder], reverse=True)
     folders = (folder_of(f"{url}/{name}") for name in ObjectFolder(url).folders())

@@ -18,6 +18,7 @@ from metaloom.pipeline.shown import ConfigError, error_text
 from metaloom.storage import Run, StageRef
 from metaloom.storage.format.settings import changed
 from metaloom.storage.read.committed import bytes_in
+from metaloom.storage.read.info import mapping
 
 
 def run_info(run: Run) -> dict[str, Any]:
@@ -56,7 +57,7 @@ def run_info(run: Run) -> dict[str, Any]:
 
 def _witness(run: Run) -> dict[str, int] | None:
     """Return the counts of replayed and reproduced witness episodes; None if there are none or they are unreadable."""
-    if not (run.config["env"].get("witness") and run.iterations):
+    if not (mapping(run.config.get("env")).get("witness") and run.iterations):
         return None
     try:
         table = run.metrics()

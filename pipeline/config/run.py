@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -178,13 +178,17 @@ def build_config(settings: Mapping[str, Any]) -> RunConfig:
 
 def build_stored(settings: Mapping[str, Any]) -> RunConfig:
     """Build a stored run's RunConfig. Fields that its version did not have keep the old behavior; see build_config."""
-    section = settings.get("algorithm")
-    if not isinstance(section, dict) or "name" not in section:
-        raise ConfigError(f"algorithm: expected algorithm settings with a name, got {section!r}")
-    if section["name"] in ALGORITHMS.builtin:
-        section = {**ALGORITHMS.find(section["name"], AlgorithmSettings).before(), **section}
-    env = {**EnvConfig.before(), **settings["env"]}
-    config = build_config({**settings, "algorithm": section, "env": env})
+
+    def named(section: str) -> dict[str, Any]:
+        given = settings.get(section)
+        if not isinstance(given, dict) or "name" not in given:
+            raise ConfigError(f"{section}: expected {section} settings with a name, got {given!r}")
+        return cast(dict[str, Any], given)
+
+    algorithm, env = named("algorithm"), {**EnvConfig.before(), **named("env")}
+    if algorithm["name"] in ALGORITHMS.builtin:
+        algorithm = {**ALGORITHMS.find(algorithm["name"], AlgorithmSettings).before(), **algorithm}
+    config = build_config({**settings, "algorithm": algorithm, "env": env})
     if config.algorithm.trial is None or "remembered" in settings.get("evaluation", {}):
         return config
     return config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"remembered": "drawn"})})

@@ -160,6 +160,7 @@ class Unlearned(ProMP):
         (lambda: A2C(critic_network_options={"x": 1}), "options is {'x': 1} but critic_network is not set"),
         (lambda: EnvConfig(name="a:B", observed=(0, 1, 0)), r"got \[0, 1, 0\]; each index may appear only once"),
         (lambda: build_stored({"algorithm": "promp"}), "expected algorithm settings with a name, got 'promp'"),
+        (lambda: build_stored({"algorithm": {"name": "promp"}, "env": []}), "expected env settings with a name, got "),
         (lambda: build_stored({"algorithm": {"num_epochs": 1}}), "with a name, got {'num_epochs': 1}"),
         (lambda: config(algorithm=3), "expected the name of an algorithm, or a mapping that contains a name"),
         (lambda: config(algorithm={"num_epochs": 1}), "expected the name of an algorithm, or a mapping that contains"),
