@@ -22,6 +22,7 @@ from metaloom.flows.rollouts.local_cluster import local_client
 from metaloom.flows.rollouts.supervised import check_worker, fingerprint, require_versions
 from metaloom.flows.rollouts.workers import Backend, SamplerSpec, usable_cores
 from metaloom.pipeline.arithmetic import acting_facts
+from metaloom.pipeline.schema import ConfigError
 
 _WAIT_SECONDS = 1.0
 _NO_WORKER_SECONDS = 60.0
@@ -188,7 +189,7 @@ class Connection:
 @contextmanager
 def connected(backend: Backend, spec: SamplerSpec, session: str) -> Iterator[Connection]:
     """Yield a connection to the backend's scheduler or to local processes; it is closed after the block."""
-    if backend.scheduler:
+    if backend.scheduler is not None:
         connect = partial(_client, backend.scheduler, spec)
     else:
         connect = partial(local_client, backend.workers or 0, backend.retries or 0, session)
@@ -296,6 +297,8 @@ def _require_same_code(client: Client, spec: SamplerSpec) -> None:
             continue
         if isinstance(answer, ImportError):
             raise _cannot_import(answer) from None
+        if isinstance(answer, ConfigError):
+            raise WorkersError(f"the Dask worker at {worker} cannot load the run's plug-ins: {answer}") from None
         if isinstance(answer, Exception):
             raise answer
         versions, machine_code[worker] = answer
