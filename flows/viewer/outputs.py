@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from metaloom.flows.errors import UsageError
 from metaloom.flows.formatting import (
     adaptation_label,
     dotted,
@@ -20,6 +21,7 @@ from metaloom.flows.formatting import (
 )
 from metaloom.flows.results.class_returns import classes_of
 from metaloom.flows.runs import require_iteration
+from metaloom.flows.viewer.values import require_modest
 from metaloom.flows.views.diagrams import Arrow, Box, draw
 from metaloom.flows.views.run_info import (
     arrays_of,
@@ -56,7 +58,7 @@ def either(read: Callable[[], Mapping[str, Any] | None]) -> Mapping[str, Any] | 
     """Return the result of `read`; if the data cannot be read, return the reason under `problem`."""
     try:
         return read()
-    except StoreError as problem:
+    except (StoreError, UsageError) as problem:
         return {"problem": error_text(problem)}
 
 
@@ -97,8 +99,10 @@ def _positions(
     lengths = run.lengths(ref)
     tasks, (place, shares) = [*range(min(len(lengths), MOST_TASKS))], share
     count = lengths.shape[1] // shares
+    group = run.stages.group_of(ref)
+    require_modest(run.files.spec(f"{group}/observations"), tasks)
     first, arrays = place * count, run.files.read_arrays(run.record(ref), ("observations",), tasks)
-    observations = arrays[run.stages.group_of(ref)]["observations"][0]
+    observations = arrays[group]["observations"][0]
 
     def path(b: int, e: int) -> list[list[float | None]]:
         return [numbers(observations[b, e, : lengths[b, e] + 1, column]) for column in columns]
@@ -117,6 +121,8 @@ def _policies(run: Run, iteration: int) -> dict[str, Any] | None:
     refs = [ref for ref in run.refs_of([iteration]) if ref.stage == stage]
     if not refs:
         return None
+    for chunk in (chunk for ref in refs for chunk in run.record(ref).chunks):
+        require_modest(run.files.spec(chunk.array), None)
     adapted = map(run.load, refs)
     params = [without_normalization(value.params) for value in adapted if isinstance(value, TaskParams)]
     start: Mapping[str, Array] | None = None

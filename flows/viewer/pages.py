@@ -291,7 +291,14 @@ def serve(place: Path, port: int, announce: Callable[[str], None]) -> None:
 def run_server(app: ASGIApp, listening: socket.socket) -> None:
     """Serve requests on a socket until Ctrl-C."""
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="off", ws="none", server_header=False, loop="asyncio"
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        loop="asyncio",
+        timeout_graceful_shutdown=1,  # a browser may have stopped reading
     )
     with suppress(KeyboardInterrupt):  # uvicorn raises it again when it ends
         uvicorn.Server(config).run(sockets=[listening])

@@ -1,5 +1,6 @@
 """Values of stored arrays for the page: slices of arrays, and the course of episodes."""
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -58,6 +59,8 @@ def slice_of(
 
 def episode(run: Run, ref: StageRef, task: int, index: int) -> dict[str, Any]:
     """Return all stored values of an episode over time, including those of processed samples."""
+    if "lengths" not in run.record(ref).arrays:
+        raise UsageError(f"{ref} has no episodes; choose a stage that samples")
     lengths = run.lengths(ref)
     B, E = lengths.shape
     if not (0 <= task < B and 0 <= index < E and lengths[task, index]):
@@ -118,7 +121,7 @@ def _signals(run: Run, ref: StageRef, task: int, index: int, length: int) -> lis
         name = chunk.array.partition("/")[2]
         if spec.dims[1:4] not in _BY_STEP or name == "mask":
             continue
-        _require_modest(spec, [task])
+        require_modest(spec, [task])
         values = run.files.read_row(run.record(ref), chunk, [task])[0][0, index]
         values = values[: length + (spec.dims[3] == "t_with_final")]
         if values.size > MOST_NUMBERS:
@@ -141,7 +144,7 @@ def _read(run: Run, ref: StageRef, chunk: StoredFile, task: int | None) -> Array
     """Return an array as float64, for one task or all, with NaN after the end of each episode."""
     tasks = None if task is None else [task]
     spec = run.files.spec(chunk.array)
-    _require_modest(spec, tasks)
+    require_modest(spec, tasks)
     values = run.files.read_row(run.record(ref), chunk, tasks)[0].astype(np.float64)
     if spec.dims[1:4] in _BY_STEP:
         # Lengths are unknown if they were thinned or the run has no rollouts.
@@ -156,11 +159,12 @@ def _read(run: Run, ref: StageRef, chunk: StoredFile, task: int | None) -> Array
     return values
 
 
-def _require_modest(spec: ArraySpec, tasks: Sequence[int] | None) -> None:
+def require_modest(spec: ArraySpec, tasks: Sequence[int] | None) -> None:
     """Raise UsageError if a read would take too much memory. Only the requested tasks of a sharded array are read."""
     parts = 1 if tasks is None or not spec.sharded else spec.shape[0] // len(tasks)
-    if spec.raw_bytes > MOST_BYTES * parts:
+    num_bytes = max(spec.raw_bytes, 8 * math.prod(spec.shape))  # values become float64
+    if num_bytes > MOST_BYTES * parts:
         raise UsageError(
-            f"the array takes {spec.raw_bytes:,} bytes, more than the {MOST_BYTES:,} that this page can read; in "
+            f"the array takes {num_bytes:,} bytes, more than the {MOST_BYTES:,} that this page can read; in "
             "Python, use metaloom.open_run(...)"
         )
