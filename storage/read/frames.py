@@ -135,8 +135,8 @@ def read_tables(files: CommittedFiles, name: str, iterations: Sequence[int]) -> 
     if not parts and iterations and name == "evaluations":
         raise StageMissing(
             files.root,
-            found="no evaluation is stored",
-            required="a run trained with evaluation.every",
+            found="no evaluation of these iterations is stored",
+            required="iterations evaluated in training, as set by evaluation.every",
             action=f"`metaloom evaluate {argument(files.root)}` evaluates it now",
         )
     if not parts:
