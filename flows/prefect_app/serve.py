@@ -166,19 +166,15 @@ def _require_password(address: Address) -> None:
 
 def _listening(address: Address) -> socket.socket:
     """Return a socket that listens on an address; raise ServeError if the port cannot be used."""
-    port, listening = address.port, socket.socket()
+    port = address.port
     try:
-        # Ignore lingering connections to an earlier server.
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((address.host, port))
-        listening.listen(socket.SOMAXCONN)
+        # It ignores lingering connections to an earlier server.
+        return socket.create_server((address.host, port), backlog=socket.SOMAXCONN)
     except OSError as error:
-        listening.close()
         raise ServeError(
-            f"port {port} of {address.host} cannot be used ({error}). If another Prefect server runs there, stop "
-            f"it, or use another port: metaloom serve --port {4300 if port in (4200, 4201) else port + 2}"
+            f"port {port} cannot be used: {error.strerror}. If another Prefect server runs there, stop it, or "
+            f"use another port: metaloom serve --port {4300 if port in (4200, 4201) else port + 2}"
         ) from None
-    return listening
 
 
 def _prepare(folder: Path, address: Address, found: Mapping[str, Any], password: str | None) -> str:

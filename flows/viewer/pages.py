@@ -275,15 +275,11 @@ def serve(place: Path, port: int, announce: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C; `announce` receives its address."""
     shelf, token = Shelf(place), secrets.token_urlsafe(24)
     app = viewer_app(shelf, token)
-    with socket.socket() as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind((ADDRESS, port))
-        except OSError as error:
-            raise UsageError(
-                f"--port {port}: {error.strerror}; use a free port on {ADDRESS}. 0 selects any free port"
-            ) from None
-        listening.listen()  # so that the recipient of the address can connect immediately
+    try:
+        listening = socket.create_server((ADDRESS, port))
+    except OSError as error:
+        raise UsageError(f"--port {port}: {error.strerror}; use a free port. 0 selects any free port") from None
+    with listening:  # it already listens, so that the recipient of the address can connect immediately
         announce(f"http://{ADDRESS}:{listening.getsockname()[1]}/{token}/")
         run_server(app, listening)
 
