@@ -17,7 +17,6 @@ from prefect.artifacts import (
     create_markdown_artifact,
     create_progress_artifact,
     create_table_artifact,
-    update_progress_artifact,
 )
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.events import emit_event
@@ -57,8 +56,7 @@ class TrainingPage:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock, self._logger = folder.resolve(), clock, get_run_logger()
         self._updated: dict[str, float] = {}
-        self._progress: UUID | None = None
-        self._curve: UUID | None = None
+        self._created: dict[str, UUID] = {}
         self._is_troubled, self._quiet_until = False, -math.inf
 
     def open(self, also: Callable[[], None] = lambda: None) -> None:
@@ -112,7 +110,8 @@ class TrainingPage:
     def _show(self, report: IterationReport) -> None:
         last = report.iteration + 1 >= report.iterations
         if last or self._is_due("progress", PROGRESS_SECONDS):
-            self._publish_progress(report)
+            percent = 100 * (report.iteration + 1) / report.iterations
+            self._publish("progress", create_progress_artifact, percent, iteration_line(report))
         if last or self._is_due("metrics", METRICS_SECONDS):
             key, rows = artifact_key("metrics", self._folder.name), [*table_of(report.metrics), *_class_table(report)]
             when = f"iteration {report.iteration}, {duration(report.elapsed_seconds)} after the start"
@@ -127,26 +126,19 @@ class TrainingPage:
             self._updated[what] = now
         return due
 
-    def _publish_progress(self, report: IterationReport) -> None:
-        percent, description = 100 * (report.iteration + 1) / report.iterations, iteration_line(report)
-        if self._progress is None:
-            key = artifact_key("progress", self._folder.name)
-            created = create_progress_artifact(percent, key=key, description=description)
-            assert isinstance(created, UUID), "only callers in an event loop get a coroutine"
-            self._progress = created
-        else:
-            update_progress_artifact(self._progress, percent, description=description)
-
     def _publish_curve(self) -> None:
-        image, description = curve_of(storage.open_run(self._folder)), "Learning curve"
-        if self._curve is None:
-            key = artifact_key("curve", self._folder.name)
-            created = create_image_artifact(image, key=key, description=description)
-            assert isinstance(created, UUID), "only callers in an event loop get a coroutine"
-            self._curve = created
-        else:
+        image = curve_of(storage.open_run(self._folder))
+        self._publish("curve", create_image_artifact, image, "Learning curve")
+
+    def _publish(self, what: str, create: Callable[..., object], data: float | str, description: str) -> None:
+        """Create an artifact, or update the one that this flow run has already created."""
+        if (known := self._created.get(what)) is not None:
             with get_client(sync_client=True) as client:
-                client.update_artifact(self._curve, ArtifactUpdate(data=image, description=description))
+                client.update_artifact(known, ArtifactUpdate(data=data, description=description))
+            return
+        created = create(data, key=artifact_key(what, self._folder.name), description=description)
+        assert isinstance(created, UUID), "only callers in an event loop get a coroutine"
+        self._created[what] = created
 
     def _publish_summary(self, report: ReportFiles | None) -> None:
         name, about = self._folder.name, "Location of the run, and commands to inspect it"

@@ -7,13 +7,12 @@ This module must not import annotations from __future__, because Prefect builds 
 objects.
 """
 
-import functools
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from threading import Event, Timer, current_thread, main_thread
 from types import FrameType
@@ -328,7 +327,7 @@ def settings_for(folder: Path, stored: RunConfig | None, asked: RunRequest) -> R
     )
 
 
-@functools.cache
+@cache
 def _stage_task(stage: str) -> Task[..., object]:
     # The store already caches and keeps results; doing so in Prefect as well costs time.
     @task(name=stage, task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)

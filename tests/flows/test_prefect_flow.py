@@ -89,8 +89,7 @@ class Recorder:
         self.shown: list[tuple] = []
         self.now = 0.0
         self.events: list[dict] = []
-        kinds = ("create_image", "create_link", "create_markdown", "create_progress", "create_table", "update_progress")
-        for kind in kinds:
+        for kind in ("create_image", "create_link", "create_markdown", "create_progress", "create_table"):
             monkeypatch.setattr(prefect_page, f"{kind}_artifact", self._recording(kind))
         monkeypatch.setattr(prefect_page, "curve_of", lambda run: "data:image/png;base64,")
         monkeypatch.setattr(prefect_page, "get_client", lambda **options: nullcontext(self))
@@ -108,8 +107,13 @@ class Recorder:
         return record
 
     def update_artifact(self, id, artifact):
-        assert (id, artifact.data) == (UUID(int=1), "data:image/png;base64,")
-        self.calls.append("update_image")
+        assert id == UUID(int=1)
+        if isinstance(artifact.data, float):
+            self.calls.append("update_progress")
+            self.shown.append((id, artifact.data))
+        else:
+            assert artifact.data == "data:image/png;base64,"
+            self.calls.append("update_image")
 
     def page(self) -> TrainingPage:
         return TrainingPage(FOLDER, clock=lambda: self.now)
