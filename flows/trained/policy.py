@@ -126,7 +126,7 @@ class TrainedPolicy(Acting):
     ) -> None:
         self.state = state
         self.particle = particle
-        self._adapted = params is not None
+        self.adapted: bool = params is not None  # True if the policy has adapted
         if params is None:
             # SVPG assigns its policies to tasks in turn.
             params = blueprint.learner().acting_params(state, particle + 1).slice(particle, particle + 1)
@@ -136,7 +136,7 @@ class TrainedPolicy(Acting):
     def __repr__(self) -> str:
         config = self.blueprint.config
         steps = f" by {plural(len(self._rounds), 'step')}" if self._rounds else ""
-        adapted = f", adapted{steps}" if self._adapted else ""
+        adapted = f", adapted{steps}" if self.adapted else ""
         tasks = f", {self.num_tasks} tasks" if self.num_tasks > 1 else ""
         n = config.algorithm.num_policies
         particle = f", particle {self.particle} of {n}" if n > 1 else ""
@@ -151,18 +151,13 @@ class TrainedPolicy(Acting):
         return self._params.params
 
     @property
-    def adapted(self) -> bool:
-        """True if the policy has adapted."""
-        return self._adapted
-
-    @property
     def unadapted(self) -> "TrainedPolicy":
         """The policy before any adaptation."""
         return TrainedPolicy(self.blueprint, self.state, seed=self.seed, particle=self.particle)
 
     def task(self, b: int) -> "TrainedPolicy":
         """Return the policy for task b; for unadapted SVPG, the policy of particle b, which acts in task b."""
-        count = self.num_tasks if self._adapted else self.blueprint.config.algorithm.num_policies
+        count = self.num_tasks if self.adapted else self.blueprint.config.algorithm.num_policies
         if not -count <= b < count:
             raise IndexError(f"task {b} is out of range; expected 0 to {count - 1}")
         b %= count
@@ -212,7 +207,7 @@ class TrainedPolicy(Acting):
         config = self.blueprint.config
         if not config.algorithm.adapts:
             raise UsageError(f"{config.algorithm.name} does not adapt; use the policy as it is")
-        if self._adapted and not self._rounds:
+        if self.adapted and not self._rounds:
             raise UsageError(
                 "the policy was saved after it had adapted, without its episodes; use `policy.unadapted.adapt`"
             )
@@ -293,7 +288,7 @@ class TrainedPolicy(Acting):
         config, setup = self.blueprint.config, self.blueprint.setup()
         learner, params = config.algorithm.build(setup), self._params
         if B > 1 and self.num_tasks == 1:
-            if self._adapted:
+            if self.adapted:
                 raise UsageError(f"got episodes of {B} tasks; expected those of the task the policy adapted to")
             params = learner.acting_params(self.state, B)
         rounds = [*self._rounds, batch]
