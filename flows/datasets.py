@@ -54,12 +54,9 @@ class RunDataset(Dataset[Item]):
         if unit not in get_args(Unit):
             raise UsageError(f"unit must be one of {', '.join(get_args(Unit))}, got {unit!r}")
         self.unit, self._run, self._stage = unit, run, run.stages.named("rollouts")
-        self._parts: list[_Part] = []
-        counts = [0]
-        for part, count in self._find(run.select(iterations), steps):
-            self._parts.append(part)
-            counts.append(count)
-        self._ends = np.cumsum(counts)
+        found = [*self._find(run.select(iterations), steps)]
+        self._parts = [part for part, _ in found]
+        self._ends = np.cumsum([0, *(count for _, count in found)])
         self._cache: OrderedDict[_Part, dict[str, Array]] = OrderedDict()
 
     def __repr__(self) -> str:
