@@ -10,7 +10,7 @@ import time
 import tomllib
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stderr
+from contextlib import closing, redirect_stderr
 from importlib import import_module, metadata
 from io import StringIO
 from pathlib import Path
@@ -120,12 +120,9 @@ def check_memory(available_bytes: float | None = None) -> Check:
 
 def check_physics() -> Check:
     """Check MuJoCo's batched simulation by stepping two half-cheetahs once."""
-    env = make_batch_env(EnvConfig(name="half-cheetah-dir"), 2, 1)
-    try:
+    with closing(make_batch_env(EnvConfig(name="half-cheetah-dir"), 2, 1)) as env:
         env.reset(np.array([[1.0], [-1.0]]), np.array([1, 2], np.uint64))
         outcome = env.step(np.zeros((2, env.action_size)), np.arange(2))
-    finally:
-        env.close()
     if np.isfinite(outcome.observations).all():
         return Check("physics", "ok", f"MuJoCo {metadata.version('mujoco')}, batched step works", "mujoco.batch")
     return Check("physics", "fail", "a batched step returned NaN", "finite numbers", REBUILD)
@@ -273,10 +270,8 @@ def check_environment(config: EnvConfig) -> list[Check]:
     batch: BatchEnv | None = None
     try:
         batch = make_batch_env(config, ROWS)
-        try:  # in this process, where errors can be read
+        with closing(batch):  # in this process, where errors can be read
             answers = Rehearsal(config, STEPS).play(batch, range(ROWS))
-        finally:
-            batch.close()
     except Exception as error:
         if batch is None and isinstance(error, EnvError):  # a wrong name or option, with a remedy
             return [Check("episodes", "fail", str(error), "an environment that can be created")]

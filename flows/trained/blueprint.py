@@ -1,6 +1,7 @@
 """Description of a trained policy: everything that the policy needs from its run besides parameters."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -44,13 +45,10 @@ class Blueprint:
     @classmethod
     def of(cls, config: RunConfig) -> "Blueprint":
         """Return the policy blueprint for a run with this configuration."""
-        env = make_env(config.env)
-        try:
+        with closing(make_env(config.env)) as env:
             assert isinstance(env, PolicyActions)
             parts = None if isinstance(env.unflattened, Box) else env.unflattened
             return cls(config, spaces_of(env), taken_space(env), parts)
-        finally:
-            env.close()
 
     @property
     def action_map(self) -> AnyActionMap:
