@@ -277,7 +277,7 @@ def read_parts(descriptor: int, spec: ArraySpec, where: Path, *, size: int, crc:
     tail = count * (_TABLE_BYTES + _INDEX_BYTES) + CRC_BYTES
     if (found := os.fstat(descriptor).st_size) != size:
         raise damaged(where, f"holds {found} bytes, but {size} were committed")
-    raw = _pread(descriptor, tail, size - tail, where)
+    raw = pread(descriptor, tail, size - tail, where)
     index = raw[count * _TABLE_BYTES : -CRC_BYTES]
     if crc32c(raw[:-CRC_BYTES]) != crc or raw[-CRC_BYTES:] != crc_of(index):
         raise damaged(where, "its table of parts differs from the committed one")
@@ -306,12 +306,13 @@ def decode_parts(descriptor: int, parts: Iterable[ShardPart], spec: ArraySpec, w
 
 
 def _read_part(descriptor: int, part: ShardPart, where: Path) -> bytes:
-    raw = _pread(descriptor, part.size, part.offset, where)
+    raw = pread(descriptor, part.size, part.offset, where)
     check_chunk(raw, where, size=part.size, crc=part.crc)
     return raw
 
 
-def _pread(descriptor: int, size: int, offset: int, where: Path) -> bytes:
+def pread(descriptor: int, size: int, offset: int, where: Path) -> bytes:
+    """Read part of an open file. Raises DamagedRun if the system rejects the read or the offset is negative."""
     if offset < 0:
         raise damaged(where, "too short for a shard of its array")
     try:

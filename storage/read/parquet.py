@@ -42,7 +42,7 @@ def open_records(raw: bytes, where: Path) -> pq.ParquetFile:
     try:
         schema = pq.ParquetFile(pa.BufferReader(raw)).schema
         _check_kinds(schema, where, (*_NUMBERS, _TEXT))
-        parquet = pq.ParquetFile(pa.BufferReader(raw), read_dictionary=[column.name for column in _columns(schema)])
+        parquet = pq.ParquetFile(pa.BufferReader(raw), read_dictionary=schema.names)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise damaged(where, f"not a table ({error})") from None
     about = parquet.metadata
@@ -57,10 +57,8 @@ def read_columns(
 ) -> list[list[object]]:
     """Read the named columns of a file of records, for all rows or one row group."""
     try:
-        if group is None:
-            table = parquet.read([*names], use_threads=False)
-        else:
-            table = parquet.read_row_group(group, [*names], use_threads=False)
+        groups = range(parquet.num_row_groups) if group is None else [group]
+        table = parquet.read_row_groups([*groups], [*names], use_threads=False)
         return [_values(table.column(name), where) for name in names]
     except (pa.ArrowException, KeyError, OSError, ValueError) as error:  # invalid text raises ValueError
         raise damaged(where, f"not a table of records ({error})") from None
@@ -79,13 +77,9 @@ def _values(column: pa.ChunkedArray, where: Path) -> list[object]:
     return column.cast(pa.string()).to_pylist()
 
 
-def _columns(schema: pq.ParquetSchema) -> list[pq.ColumnSchema]:
-    return [schema.column(n) for n in range(len(schema))]
-
-
 def _check_kinds(schema: pq.ParquetSchema, where: Path, kinds: Sequence[str]) -> None:
     # A few bytes may expand to a list or text of any length.
-    for column in _columns(schema):
+    for column in schema:
         if column.physical_type not in kinds or column.max_repetition_level:
             kind = "lists" if column.max_repetition_level else column.physical_type
             raise damaged(where, f"has the column {column.name!r} of {kind}, not of one of {', '.join(kinds)}")

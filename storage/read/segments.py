@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from metaloom.pipeline.dataflow.refs import StageRef
 from metaloom.storage.errors import DamagedRun, damaged
-from metaloom.storage.format.arrays import ArraySpec
+from metaloom.storage.format.arrays import ArraySpec, pread
 from metaloom.storage.format.files import folder_entries, open_file, read_file
 from metaloom.storage.format.records import StageRecord, parse_record
 from metaloom.storage.format.segments import (
@@ -94,25 +94,18 @@ class Segment:
             file = self._at(path, open_file)
         except FileNotFoundError as error:
             raise self.gone(error, path) from None
-        try:
-            descriptor = file.fileno()
-            size = os.fstat(descriptor).st_size
+        with file:
+            size = os.fstat(file.fileno()).st_size
             begin = size - index_size(array.rows)
             if begin < 0:
                 raise damaged(path, f"holds {size} bytes, fewer than its index needs")
-            index = os.pread(descriptor, size - begin, begin)
+            index = pread(file.fileno(), size - begin, begin, path)
             place = place_in_shard(index, row - array.first_row, path)
             if place is None:
                 raise FileNotFoundError(path)
             if place[1] > limit or sum(place) > begin:
                 raise damaged(path, "its index points beyond the end of its data")
-            return os.pread(descriptor, place[1], place[0])
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise damaged(path, error.strerror or "cannot be read") from error
-        finally:
-            file.close()
+            return pread(file.fileno(), place[1], place[0], path)
 
     def table(self, name: str) -> "pa.Table | None":
         """Return the segment's rows of a derived table, or None if it has none."""
