@@ -7,10 +7,9 @@ not part of the run's content and may be deleted.
 import json
 import logging
 import os
-import stat
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
@@ -21,6 +20,7 @@ from metaloom.flows.formatting import plural
 from metaloom.flows.observer import IterationReport, Observer
 from metaloom.pipeline.shown import MOST_ROWS, Row, Shown, printable
 from metaloom.storage import RunWriter, StageRef, StoreError
+from metaloom.storage.format.files import open_file
 from metaloom.storage.write.holder import FOLDER, operator_folder
 
 NAME = "log.jsonl"
@@ -203,20 +203,18 @@ class LogLine:
     @classmethod
     def parse(cls, raw: str) -> "LogLine | None":
         """Return the line that a JSON object describes, or None if it is truncated or invalid."""
-        try:
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
             fields = json.loads(raw)
             time, level, message = (printable(fields[name]) for name in ("time", "level", "message"))
             return cls(time, level, message, fields)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return None
+        return None
 
     @property
     def ref(self) -> StageRef | None:
         """Stage that was running; None before the first stage."""
-        try:
-            return StageRef(int(self.fields["iteration"]), str(self.fields["stage"]), int(self.fields["step"]))
-        except (KeyError, TypeError, ValueError):
-            return None
+        with suppress(KeyError, TypeError, ValueError):
+            return StageRef.parse(self.fields)
+        return None
 
     def is_at_least(self, level: str) -> bool:
         """Return True if the line's level is at least this level, or unknown."""
@@ -264,13 +262,7 @@ class LogReader:
 
 def _read(path: Path, offset: int = 0) -> tuple[int, bytes]:
     """Return a regular file's inode and its bytes after an offset, or 0 and no bytes if there is no such file."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            return 0, b""
-        with os.fdopen(descriptor, "rb") as file:
-            file.seek(offset)
-            return os.fstat(file.fileno()).st_ino, file.read(_MOST_READ)
-    except OSError:
-        return 0, b""
+    with suppress(OSError, StoreError), open_file(path) as file:
+        file.seek(offset)
+        return os.fstat(file.fileno()).st_ino, file.read(_MOST_READ) or b""
+    return 0, b""
