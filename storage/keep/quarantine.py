@@ -6,7 +6,6 @@ covered by the run's records, so `verify` ignores it, and it may be deleted at a
 
 import io
 import math
-import secrets
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from metaloom.storage.errors import DamagedRun, StoreError, system_errors
 from metaloom.storage.format.files import read_file, read_sealed, render, sealed
 from metaloom.storage.format.provenance import utc
 from metaloom.storage.format.records import SCHEMA
+from metaloom.storage.unfinished import unfinished_folder
 
 FOLDER = "_quarantine"
 _ABOUT = "about.json"
@@ -67,9 +67,7 @@ def put_in_quarantine(
         if root.is_symlink():
             raise _foreign(root, "a symbolic link")
         root.mkdir(exist_ok=True)
-        part = root / f".{secrets.token_hex(4)}.part"
-        part.mkdir()
-        try:
+        with unfinished_folder(root, folder.name) as part:
             for n, array in enumerate(arrays.values()):
                 with (part / _file_name(n)).open("wb") as file:
                     np.lib.format.write_array(file, np.asarray(array, order="C"), version=(1, 0), allow_pickle=False)
@@ -80,8 +78,6 @@ def put_in_quarantine(
             if folder.exists():
                 shutil.rmtree(folder)
             part.rename(folder)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
     return folder
 
 
