@@ -109,11 +109,8 @@ def open_writer(
             raise linked(links[0])
         session = begin_session(path, take_over=take_over)
         try:
-            return _run_writer(path, session, capacity, repair=repair, retention=retention)
-        except FileNotFoundError as error:  # a later writer may have removed the file
-            reason = session.explain(error)
-            session.close()
-            raise reason from error
+            with session.explained():  # a later writer may have removed the file
+                return _run_writer(path, session, capacity, repair=repair, retention=retention)
         except BaseException:
             session.close()
             raise

@@ -12,7 +12,8 @@ one closes the folder of the earlier one, or the earlier one sees the later one'
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,28 +95,22 @@ class Session:
         """
         paths: list[Path] = []
         descriptors: list[int] = []
-        try:
+        with self.explained(), ExitStack() as opened:
             for content in contents:
                 paths.append(self._next_part())
                 descriptors.append(_create(paths[-1], content))
+                opened.callback(os.close, descriptors[-1])
             for descriptor in descriptors:
                 os.fsync(descriptor)
-        except FileNotFoundError as error:
-            raise self.explain(error) from error
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
         return paths
 
     def replace(self, parts: Sequence[Path], targets: Sequence[Path]) -> None:
         """Move written files to their targets, replacing leftovers of interrupted sessions."""
-        try:
+        with self.explained():
             for part, target in zip(parts, targets, strict=True):
                 os.replace(part, target)
             for folder in {target.parent for target in targets}:  # may be the session's own
                 sync_folder(folder)
-        except FileNotFoundError as error:
-            raise self.explain(error) from error
         self._note(targets)
 
     def put(self, contents: Mapping[Path, Content]) -> None:
@@ -125,10 +120,8 @@ class Session:
     def publish(self, content: bytes, target: Path) -> None:
         """Create a file atomically and durably. Raises FileExistsError if the path exists."""
         (part,) = self.write_aside([(content,)])
-        try:
+        with self.explained():
             os.link(part, target)
-        except FileNotFoundError as error:
-            raise self.explain(error) from error
         sync_folder(target.parent)
         part.unlink(missing_ok=True)
         self._note([target])
@@ -142,20 +135,16 @@ class Session:
         for path in paths:
             part = self._next_part()
             self._note([path])
-            try:
+            with suppress(FileNotFoundError), self.explained():
                 # Rename it into the session's folder, so that a superseded writer cannot remove a later one's files.
                 os.rename(path, part)
-            except FileNotFoundError as error:
-                if not self.folder.is_dir():
-                    raise self.explain(error) from error
-                continue
-            _discard(part)
+                _discard(part)
 
     def write_folder(self, contents: Iterable[tuple[str, Content]]) -> Path:
         """Write a folder of files durably into the session's folder, one file at a time, and return its path."""
         part = self._next_part()
         folders = [part]
-        try:
+        with self.explained():
             part.mkdir()
             for name, content in contents:
                 path = part / name
@@ -170,16 +159,12 @@ class Session:
                     os.close(descriptor)
             for folder in reversed(folders):
                 sync_folder(folder)
-        except FileNotFoundError as error:
-            raise self.explain(error) from error
         return part
 
     def place_folder(self, part: Path, target: Path) -> None:
         """Move a written folder to its target, which must not exist."""
-        try:
+        with self.explained():
             os.rename(part, target)
-        except FileNotFoundError as error:
-            raise self.explain(error) from error
         sync_folder(target.parent)
         if self.remote is not None:
             self._note(path for path in target.rglob("*") if path.is_file())
@@ -188,12 +173,9 @@ class Session:
         """Hard-link files to additional paths through the session's folder, skipping missing files."""
         for path, target in paths.items():
             part = self._next_part()
-            try:
+            with suppress(FileNotFoundError), self.explained():
                 os.link(path, part)
                 os.replace(part, target)
-            except FileNotFoundError as error:
-                if not self.folder.is_dir():
-                    raise self.explain(error) from error
             # POSIX: renaming to another link of the same file does nothing and leaves both.
             part.unlink(missing_ok=True)
             if self.remote is not None:  # the object exists even if its local copy does not
@@ -239,9 +221,15 @@ class Session:
         self._parts += 1
         return self.folder / f"{self._parts:08d}.part"
 
-    def explain(self, error: OSError) -> Exception:
-        """Return FencedOut for a missing file if a later session has begun, otherwise the error."""
-        return error if self.folder.is_dir() else fenced_out(self.root, self.number)
+    @contextmanager
+    def explained(self) -> Generator[None]:
+        """Within the block, raise FencedOut for a missing file if a later session has begun, otherwise the error."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            if self.folder.is_dir():
+                raise
+            raise fenced_out(self.root, self.number) from error
 
 
 def begin_session(root: Path, *, take_over: bool) -> Session:
@@ -253,19 +241,15 @@ def begin_session(root: Path, *, take_over: bool) -> Session:
     token = secrets.token_hex(8)
     lock = acquire_lock(root / "writer.lock", token, take_over=take_over)
     remote: RemoteSession | None = None
-    try:
+    with ExitStack() as undo:
+        undo.callback(lock.release)
         if log := RemoteLog.of(root):
             remote = RemoteSession.begin(log, token, take_over=take_over)
+            undo.callback(remote.end)
         session = Session(root, _begin(root, token, lock), token, lock, remote)
         if log:
             session.follow(log)
-    except BaseException:
-        try:
-            if remote is not None:
-                remote.end()
-        finally:
-            lock.release()
-        raise
+        undo.pop_all()  # the session has begun
     return session
 
 
