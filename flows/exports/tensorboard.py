@@ -1,5 +1,6 @@
 """Export to TensorBoard events, as the logger writes them during training. Needs the extra `tensorboard`."""
 
+from contextlib import closing
 from pathlib import Path
 
 from metaloom.flows.exports import ExportFormat
@@ -15,14 +16,12 @@ def export_tensorboard(run: Run, folder: Path, done: Export, *, iterations: Iter
     """Write each iteration's scalars and histograms, with the iteration's end as wall time."""
     events, reports = EventFile(run, folder), StoredReports(run)
     chosen = run.select(iterations)
-    try:
+    with closing(events):
         for i in chosen:
             done.progress(done.iterations, len(chosen))
             record = run.record(run.last_ref(i))
             done.rows += events.iteration(reports.of(i), seconds_of(record.started, 0.0) + record.seconds)
             done.iterations += 1
-    finally:
-        events.close()
 
 
 FORMAT = ExportFormat(export_tensorboard)
