@@ -15,11 +15,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
-from urllib.request import ProxyHandler, build_opener
 from uuid import UUID
 
+import httpx
 import psutil
-from httpx import HTTPError
 from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
@@ -48,7 +47,7 @@ LOOK_SECONDS = 1.0
 # Longer than the 30 s that Prefect gives a cancelled flow run to end by itself.
 CANCEL_SECONDS = 40.0
 # Errors of Prefect's client for a server that is unreachable or too busy.
-_AWAY = (HTTPError, PrefectException, RuntimeError)
+_AWAY = (httpx.HTTPError, PrefectException, RuntimeError)
 
 
 class Caretaker:
@@ -271,11 +270,9 @@ def _wait(
 
 def _answers(address: Address) -> bool:
     # Bypass any proxy in the environment, since a proxy cannot reach this machine's loopback interface.
-    try:
-        with build_opener(ProxyHandler({})).open(f"{address.api}/health", timeout=2) as answer:
-            return answer.status == 200
-    except OSError:
-        return False
+    with suppress(httpx.HTTPError):
+        return httpx.get(f"{address.api}/health", timeout=2, trust_env=False).status_code == 200
+    return False
 
 
 def _end_runs(
