@@ -73,13 +73,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
     The i-th smallest of m, counted from 0, is multiplied by m - i and raised to at least the previous adjusted one.
     """
-    order = np.argsort(p_values, kind="stable")
-    adjusted = [0.0] * len(p_values)
-    largest = 0.0
-    for i, place in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - i) * p_values[place]))
-        adjusted[place] = largest
-    return adjusted
+    values, m = np.array(p_values), len(p_values)
+    order = np.argsort(values, kind="stable")
+    adjusted = np.empty(m)
+    adjusted[order] = np.maximum.accumulate(np.minimum((m - np.arange(m)) * values[order], 1))
+    return adjusted.tolist()
 
 
 def _standardized(scores: Scores) -> Scores:
