@@ -8,6 +8,7 @@ numbers.
 import json
 import math
 import re
+from contextlib import suppress
 from typing import Any, cast
 
 import yaml
@@ -20,10 +21,8 @@ def parse(text: str) -> JsonValue:
     Raises ValueError if the text is neither, contains a tag, a date, a duplicate key or a value that contains itself,
     or has too many values after its aliases are expanded.
     """
-    try:
+    with suppress(ValueError, RecursionError):
         return json.loads(text, object_pairs_hook=_mapping)
-    except (ValueError, RecursionError):
-        pass
     try:
         # Round-trip through JSON, so that aliases do not share objects.
         return json.loads(json.dumps(_load(text)))

@@ -82,7 +82,8 @@ def _class_tasks(name: str, generator: Any) -> Tasks:
     tasks: list[tuple[float, ...]] = []
     for _ in range(GOALS_PER_CLASS):
         env.reset()
-        tasks.append((float(CLASSES.index(name)), *padded(env._last_rand_vec).tolist()))
+        goal = np.pad(env._last_rand_vec, (0, GOAL_SIZE - len(env._last_rand_vec)))
+        tasks.append((float(CLASSES.index(name)), *goal.tolist()))
     env.close()
     return tuple(tasks)
 
@@ -92,8 +93,3 @@ def _draw(env: Any, generator: Any) -> Array:
     space = env._random_reset_space
     env._last_rand_vec = generator.uniform(space.low, space.high, size=space.low.size)
     return env._last_rand_vec
-
-
-def padded(goal: Array) -> Array:
-    """Return a goal padded with zeros, [GOAL_SIZE] float64."""
-    return np.concatenate([goal, np.zeros(GOAL_SIZE - len(goal))])
