@@ -111,7 +111,6 @@ def stop_on_interrupt(again: Callable[[], str]) -> Iterator[Stop]:
                     os.write(2, f"\nfinishing the current stage; {stop.how}\n".encode())
 
     def abandon(number: int, frame: FrameType | None) -> None:
-        del number, frame
         if _can_be_abandoned:
             signal.setitimer(signal.ITIMER_REAL, 0)
             raise StageAbandoned

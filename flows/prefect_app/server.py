@@ -45,7 +45,6 @@ def lock_at_once() -> None:
     async def begin_immediately(
         self: AioSqliteConfiguration, session: AsyncSession, with_for_update: bool = False
     ) -> AsyncIterator[AsyncSessionTransaction]:
-        del with_for_update
         async with begin(self, session, with_for_update=True) as transaction:
             await session.connection()  # begins the transaction
             # Nested transactions must not lock: a request that reads through another session would wait for itself.
