@@ -289,12 +289,13 @@ def test_the_files_of_plug_ins_are_recorded_and_compared(own):
     assert changed_sources({}, {"own_plugins:Still": "of a run that another plug-in goes on with"}) == []
 
 
-def test_a_module_that_imports_a_plug_in_from_elsewhere_counts_with_it(own, monkeypatch):
+def test_a_module_that_imports_a_plug_in_from_elsewhere_counts_with_it(own):
     texts = {"own_names": "from own_plugins import Halved as Other\nimport own_extra\n", "own_extra": "X = 1\n"}
     for name, text in texts.items():
         (own / f"{name}.py").write_text(text)
-    found = plugin_sources(build_config(settings(baseline="own_names:Other")))
-    assert {name: found[name] for name in texts} == {name: sha256(text) for name, text in texts.items()}
+    expected = {"own_names:Other": OWN, **texts}
+    assert sources.sources_of(["own_names:Other"]) == {name: sha256(text) for name, text in expected.items()}
+    del sys.modules["own_names"]
 
 
 @pytest.mark.usefixtures("own")
