@@ -19,8 +19,16 @@ from distributed.comm import CommClosedError
 
 import metaloom.flows.rollouts.connection
 from metaloom.flows.errors import WorkersError
-from metaloom.flows.rollouts.connection import Connection, NobodyThere, PausedWorkers, connected
+from metaloom.flows.rollouts.connection import (
+    Connection,
+    NobodyThere,
+    PausedWorkers,
+    _require_same_code,
+    connected,
+)
 from metaloom.flows.rollouts.workers import Backend, SamplerSpec
+from metaloom.pipeline.config.run import build_config
+from metaloom.pipeline.schema import ConfigError
 
 ABSENT = NobodyThere("no Dask scheduler answers")
 
@@ -68,6 +76,18 @@ def repeated(scheduler: FakeScheduler, *ends: Any) -> Any:
     with ExitStack() as opened:
         connection = Connection(scheduler.connect, opened)
         return connection.repeat_where_lost(work_that(connection, ends), "iteration 3")
+
+
+def test_an_empty_address_is_refused_before_anything_is_started():
+    spec = cast(SamplerSpec, None)
+    with pytest.raises(NobodyThere, match="no Dask scheduler answers at "), connected(Backend(scheduler=""), spec, ""):
+        pytest.fail("it connected")
+
+
+def test_a_worker_that_cannot_load_a_plug_in_is_named():
+    client = cast(Client, SimpleNamespace(run=lambda *given, **how: {"tcp://w:1": ConfigError("no module own")}))
+    with pytest.raises(WorkersError, match=r"the Dask worker at tcp://w:1 cannot load .*plug-ins: no module own"):
+        _require_same_code(client, SamplerSpec.of(build_config({"env": "point-corner", "algorithm": "promp"}), 1))
 
 
 @pytest.mark.parametrize("error", [ValueError("of the work"), WorkersError("told already")])

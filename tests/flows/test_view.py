@@ -252,6 +252,19 @@ def test_an_array_that_would_fill_the_memory_is_refused_before_it_is_read(viewer
     assert "more than the 100 that this page can read" in answer.json()["problem"]
 
 
+def test_what_would_fill_the_memory_is_left_out_of_the_page_of_adaptation(viewer, monkeypatch):
+    monkeypatch.setattr("metaloom.flows.viewer.values.MOST_BYTES", 100)
+    found = viewer.get("run", "tiny", "adaptation", 2)
+    for part in ("ways", "policies"):
+        assert "more than the 100 that this page can read" in found[part]["problem"]
+
+
+def test_an_output_without_episodes_is_not_called_damaged(viewer):
+    answer = viewer.api("run", "tiny", "episode", 2, "adapt", 0, task=0, episode=0)
+    assert (answer.status_code, answer.json()["kind"]) == (422, "UsageError")
+    assert "adapt(i=2, k=0) has no episodes" in answer.json()["problem"]
+
+
 def test_an_episode_of_more_numbers_than_a_page_shows_says_so(viewer, monkeypatch):
     monkeypatch.setattr("metaloom.flows.viewer.values.MOST_NUMBERS", 1)
     found = viewer.get("run", "tiny", "episode", 2, *ROLLOUTS, task=3, episode=1)

@@ -268,6 +268,12 @@ def test_a_disk_that_stores_other_bytes_ends_a_packing_and_loses_nothing(make_ru
     assert storage.verify_run(path) == []
 
 
+def test_a_runs_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "iterdir", lambda path: os.listdir(os.fspath(path) + "/nothing"))
+    with pytest.raises(storage.StorageFailed, match=r"No such file or directory: .*a folder that can be read"):
+        storage.find_runs(tmp_path)
+
+
 def test_a_run_of_the_first_format_is_not_packed(tmp_path, creation, put, make_batches, monkeypatch):
     monkeypatch.setattr("metaloom.storage.write.creation.FORMAT", "metaloom/1")
     batches = make_batches(B=1, E=1, T=2)

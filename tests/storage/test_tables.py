@@ -159,6 +159,12 @@ def test_iterations_that_are_not_complete_are_refused_or_left_out(make_run, put,
             run[i]
 
 
+@pytest.mark.parametrize("wrong", [1.5, "1", True])
+def test_an_iteration_that_is_no_integer_is_refused(run, wrong):
+    with pytest.raises(ValueError, match="iteration must be an integer"):
+        run[wrong]
+
+
 def test_an_inner_step_that_does_not_exist_is_refused_as_such(run):
     with pytest.raises(
         storage.StageMissing, match=r"k=7\) is not stored, and iteration 0 is complete; .*of the iteration: 0, 1\."
