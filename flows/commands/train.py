@@ -1,4 +1,4 @@
-"""The training loop of new and resumed runs, from the first missing stage to the last."""
+"""Training of new runs, and resuming of stored ones; `flows/graph/loop.py` has the loop."""
 
 import logging
 from collections.abc import Callable, Sequence

@@ -89,6 +89,11 @@ def optional(value: float | None) -> str:
     return "-" if value is None else number(value)
 
 
+def one_line(text: str) -> str:
+    """Return a text with its newlines escaped; the name of a run's folder may contain some."""
+    return text.replace("\n", r"\n")
+
+
 def as_text(value: object, style: str = "") -> Text:
     """Convert a value to rich text, in which [brackets] are not read as markup."""
     if isinstance(value, Text):

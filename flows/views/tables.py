@@ -28,7 +28,7 @@ from metaloom.flows.formatting import (
 from metaloom.flows.results.class_returns import OFFICIAL, class_rows, success_rows
 from metaloom.flows.results.disk import DiskUsage, bytes_freed, bytes_together
 from metaloom.flows.runs import require_settings
-from metaloom.flows.views.parts import as_text, fact_grid, heading, new_table, optional
+from metaloom.flows.views.parts import as_text, fact_grid, heading, new_table, one_line, optional
 from metaloom.flows.views.run_info import changed_settings, iteration_info, run_info
 from metaloom.pipeline.estimation.statistics import BALANCED
 from metaloom.pipeline.shown import printable
@@ -64,7 +64,7 @@ def runs_view(rows: "Rows") -> RenderableType:
     columns = ("run", "started", "environment", "algorithm", ">iterations", ">last return", *rate, ">on disk", "state")
     cells = (
         (
-            row["name"].replace("\n", r"\n"),  # a folder's name may contain newlines
+            one_line(row["name"]),
             *(age(row.get("started")), row.get("env", ""), row.get("algorithm", "")),
             f"{row['iterations_done']} / {row['iterations']}" if "iterations" in row else "",
             optional(row.get("last_return")),
@@ -75,7 +75,7 @@ def runs_view(rows: "Rows") -> RenderableType:
     )
     table = new_table(*columns, rows=cells, drop=("on disk", "algorithm", "environment", "success rate", "started"))
     details = ((row["name"], row.get("writer") or row.get("problem")) for row in rows)
-    return Group(table, *(as_text(f"{name}: {detail}".replace("\n", r"\n")) for name, detail in details if detail))
+    return Group(table, *(as_text(one_line(f"{name}: {detail}")) for name, detail in details if detail))
 
 
 def run_view(run: Run, *, path: str | None = None, everything: bool = False) -> RenderableType:
@@ -465,8 +465,8 @@ def disk_view(usage: DiskUsage) -> RenderableType:
     for use, path in zip(uses, paths, strict=True):
         known = size(use.thinning) if not use.problem else ""
         note = use.problem or (f"{size(use.only_remote)} not in the cache" if use.only_remote else "")
-        name, freed = use.name.replace("\n", r"\n"), size(bytes_freed([path]))
-        table.add_row(name, size(use.num_bytes), size(use.shared), known, freed, note)
+        freed = size(bytes_freed([path]))
+        table.add_row(one_line(use.name), size(use.num_bytes), size(use.shared), known, freed, note)
     table.add_section()
     table.add_row("together", size(bytes_together(paths)))
     parts: list[RenderableType] = [table] if uses else []
@@ -475,7 +475,7 @@ def disk_view(usage: DiskUsage) -> RenderableType:
         for what, sizes in (("group", use.groups), ("stage", use.stages), ("iteration", ranges)):
             if sizes:
                 rows = ((name, size(num_bytes)) for name, num_bytes in sizes.items())
-                parts += [heading(f"{use.name}, by {what}".replace("\n", r"\n")), new_table(what, ">size", rows=rows)]
+                parts += [heading(one_line(f"{use.name}, by {what}")), new_table(what, ">size", rows=rows)]
     if leftovers:
         left = f"{plural(len(leftovers), 'interrupted removal')}, {size(bytes_together(leftovers))}"
         parts.append(as_text(f"{left}: `metaloom rm` finishes the removal", "yellow"))

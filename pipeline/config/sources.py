@@ -7,6 +7,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from metaloom.pipeline.algorithms.contract import AlgorithmSettings
 from metaloom.pipeline.config.run import RunConfig
@@ -90,8 +91,8 @@ def files_of(paths: Iterable[str]) -> dict[str, Path]:
             files[path] = file
             helpers |= _modules_beside(file, module)
         named = path.partition(":")[0]
-        if module != named and (source := inspect.getsourcefile(import_module(path))):  # it may alter what it imports
-            helpers |= _modules_beside(Path(source).resolve(), named)
+        if module != named and (source := _source_file(import_module(path), path)):  # it may alter what it imports
+            helpers |= _modules_beside(source, named)
     of_plugins = {*files.values()}
     return files | {name: file for name, file in helpers.items() if file not in of_plugins}
 
@@ -102,16 +103,20 @@ def _written_in(path: str) -> tuple[str, Path | None]:
     # Objects such as a Graph do not record where they were made.
     has_file = inspect.isclass(found) or inspect.isfunction(found)
     module = found.__module__ if has_file else path.partition(":")[0]
+    return module, _source_file(found if has_file else import_module(path), path)
+
+
+def _source_file(found: Any, path: str) -> Path | None:
     try:
-        file = inspect.getsourcefile(found if has_file else import_module(path))
+        file = inspect.getsourcefile(found)
     except TypeError:
-        return module, None
+        return None
     if file is not None and not Path(file).is_file():
         raise ConfigError(
             f"{file}, from which {path} was imported, no longer exists; a run records the digest of this file, so "
             "restore it or restart Python"
         )
-    return module, None if file is None else Path(file).resolve()
+    return None if file is None else Path(file).resolve()
 
 
 def _modules_beside(file: Path, module: str) -> dict[str, Path]:

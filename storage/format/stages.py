@@ -276,7 +276,7 @@ def plan_of(path: str, stages: StageTable) -> ArrayPlan | None:
     """Return the plan of the array at a path below `data.zarr`, or None if it belongs to no stage."""
     group, _, name = path.partition("/")
     if group == METRICS_GROUP:
-        return METRICS if name.partition("_")[0] == METRICS.pattern else None
+        return METRICS if re.fullmatch(rf"{METRICS.pattern}(_[0-9]+)?", name) else None
     stage = stages.writing(group)
     return None if stage is None else plan_in(stage, name)
 

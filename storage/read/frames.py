@@ -153,16 +153,16 @@ def read_metrics(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
 
     If a fork has other metrics than its parent, the table has a column for each, null in the other's iterations.
     """
-    table = metrics_of(files, iterations)
+    table = _metrics_of(files, iterations)
     if firsts := files.stages.metrics_since:
         stored = [i for i in (0, *firsts) if files.contains(files.stages.last_ref(i))]
-        schema = pa.unify_schemas([table.schema, *(metrics_of(files, [i]).schema for i in stored)])
+        schema = pa.unify_schemas([table.schema, *(_metrics_of(files, [i]).schema for i in stored)])
         names = ["iteration", *sorted({*schema.names} - {"iteration"})]
         table = pa.concat_tables([schema.empty_table(), table], promote_options="default").select(names)
     return table.combine_chunks()
 
 
-def metrics_of(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
+def _metrics_of(files: CommittedFiles, iterations: Sequence[int]) -> pa.Table:
     """Read one row per iteration, as `read_metrics` does, with the metrics of these iterations only.
 
     Arrays are read rather than tables, because opening a Parquet file takes longer than reading its only row.
